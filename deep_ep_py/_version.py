@@ -1,0 +1,3 @@
+"""The version, here alone; packaging reads it without importing the package."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,252 @@
+"""Compiles the C++ extension in its variants, by g++ (or clang++) alone. Used by setup.py and by scripts/run_tests.py.
+
+Objects are rebuilt when their source, a header they include (compiler depfiles) or their command line changed. Results are
+renamed into place, so a process that has the old extension loaded keeps it, and a lock per variant lets builds overlap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE_ROOT = ROOT / "csrc"
+
+COMMON_FLAGS = (
+    # Kernels view rows as 16-byte vectors whatever their element type is; CUDA compilers allow that, so must the host's.
+    "-fno-strict-aliasing",
+    "-std=c++20",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    # The same sources carry `#pragma unroll` for NVRTC.
+    "-Wno-unknown-pragmas",
+)
+# 32 lanes, and copies made lane by lane so that every schedule of a copy can be seen.
+EXACT_DEFINES = ("-DDEEP_EP_WARP=32", "-DDEEP_EP_COPY_PER_LANE=1")
+TSAN_DEFINES = (*EXACT_DEFINES, "-DDEEP_EP_TSAN=1")
+# vptr needs type information that hidden visibility and pybind11's own checks do not give.
+ASAN_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
+# The executor switches the sanitizer's fibers itself, which instrumented code cannot do.
+TSAN_UNINSTRUMENTED = "cpu/executor"
+
+
+class BuildError(RuntimeError):
+    """A compiler is missing or has refused a file; the message is for people."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One build of the extension, `deep_ep_py/_C_<name>`."""
+
+    name: str
+    compiler: str  # "g++" or "clang++": the family, found by find_gcc or find_clang
+    flags: tuple[str, ...]
+    link_flags: tuple[str, ...] = ()
+    instrument: tuple[str, ...] = ()  # for every file except those under `uninstrumented`
+    uninstrumented: str = ""
+
+    @property
+    def module(self) -> str:
+        return f"_C_{self.name}"
+
+
+VARIANTS = {
+    v.name: v
+    for v in (
+        Variant("fast", "g++", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
+        Variant("exact", "g++", ("-O2", "-g", *EXACT_DEFINES)),
+        Variant("asan", "g++", ("-O1", "-g", *EXACT_DEFINES, *ASAN_FLAGS), link_flags=ASAN_FLAGS),
+        Variant(
+            "tsan",
+            "clang++",
+            ("-O1", "-g", "-fno-omit-frame-pointer", "-Wno-pass-failed", *TSAN_DEFINES),
+            link_flags=("-fsanitize=thread", "-shared-libsan"),
+            instrument=("-fsanitize=thread",),
+            uninstrumented=TSAN_UNINSTRUMENTED,
+        ),
+    )
+}
+
+
+def variants_from_env() -> list[Variant]:
+    """The variants that `DEEP_EP_BUILDS` (comma separated, default "fast", "all" for all four) asks for."""
+    text = os.environ.get("DEEP_EP_BUILDS", "") or "fast"
+    names = list(VARIANTS) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in VARIANTS]
+    if unknown:
+        raise BuildError(f"DEEP_EP_BUILDS names {unknown}, which is not among {list(VARIANTS)}")
+    return [VARIANTS[name] for name in dict.fromkeys(names)]
+
+
+def find_gcc() -> list[str]:
+    """The command of the C++ compiler for the g++ variants: `CXX`, else g++, else c++."""
+    candidates = [os.environ.get("CXX", ""), "g++", "c++"]
+    for candidate in candidates:
+        command = shlex.split(candidate)
+        if command and shutil.which(command[0]):
+            return command
+    raise BuildError("no C++ compiler found: install g++ (10 or newer), or name one in CXX")
+
+
+def find_clang() -> list[str] | None:
+    """The command of a clang++ for the ThreadSanitizer variant, or None."""
+    candidates = [os.environ.get("CLANGXX", ""), *(f"clang++-{n}" for n in range(19, 13, -1)), "clang++"]
+    for candidate in candidates:
+        command = shlex.split(candidate)
+        if command and shutil.which(command[0]):
+            return command
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    return None
+
+
+NO_CLANG = (
+    "no clang++ found for the ThreadSanitizer build: install clang (Debian: clang-19 libclang-rt-19-dev), or "
+    "`pip install ziglang`, or name one in CLANGXX"
+)
+
+
+def find_compiler(variant: Variant) -> list[str]:
+    """The command of the variant's compiler; raises BuildError with advice if there is none."""
+    if variant.compiler == "g++":
+        return find_gcc()
+    command = find_clang()
+    if command is None:
+        raise BuildError(NO_CLANG)
+    return command
+
+
+def job_count() -> int:
+    """Compilers run at once: `DEEP_EP_JOBS`, else the cores this process may use, at most 8."""
+    return int(os.environ.get("DEEP_EP_JOBS", "0")) or min(len(os.sched_getaffinity(0)), 8)
+
+
+def extension_suffix() -> str:
+    return sysconfig.get_config_var("EXT_SUFFIX")
+
+
+def _python_flags() -> list[str]:
+    import pybind11
+
+    return ["-isystem", pybind11.get_include(), "-isystem", sysconfig.get_path("include")]
+
+
+def _dependencies(depfile: Path) -> list[Path] | None:
+    try:
+        text = depfile.read_text()
+    except OSError:
+        return None
+    names = text.replace("\\\n", " ").partition(":")[2]
+    return [Path(re.sub(r"\\(.)", r"\1", name)) for name in re.findall(r"(?:\\.|\S)+", names)]
+
+
+def _is_current(target: Path, command: list[str], inputs: list[Path] | None) -> bool:
+    stamp = target.with_name(target.name + ".cmd")
+    if inputs is None or not target.exists() or not stamp.exists() or stamp.read_text() != shlex.join(command):
+        return False
+    built = target.stat().st_mtime_ns
+    return all(path.exists() and path.stat().st_mtime_ns <= built for path in inputs)
+
+
+def _run(command: list[str], target: Path) -> None:
+    """Runs `command` (which lacks `-o`), then moves its result to `target`, dated by the start of the run.
+
+    The date is what makes an edit during the compilation count as newer.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    started = time.time_ns()
+    temporary = target.with_name(target.name + f".tmp{os.getpid()}")
+    result = subprocess.run([*command, "-o", str(temporary)], cwd=ROOT, capture_output=True, text=True)
+    if result.returncode != 0:
+        temporary.unlink(missing_ok=True)
+        raise BuildError(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    if result.stderr.strip():
+        print(result.stderr, file=sys.stderr)
+    os.utime(temporary, ns=(started, started))
+    temporary.replace(target)
+    target.with_name(target.name + ".cmd").write_text(shlex.join(command))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def compile_flags(variant: Variant, source: Path) -> list[str]:
+    """The flags `source` (relative to csrc/) is compiled with."""
+    flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
+    if not (variant.uninstrumented and source.as_posix().startswith(variant.uninstrumented + "/")):
+        flags += variant.instrument
+    if source.parts[0] == "python":  # nothing below the bindings may include Python.h
+        flags += [f"-DDEEP_EP_MODULE={variant.module}", *_python_flags()]
+    return flags
+
+
+def build(variant: Variant, target: Path, objects: Path, verbose: bool = True) -> bool:
+    """Brings `target`, the variant's shared library, up to date; `objects` is its folder of intermediate files.
+
+    Returns whether anything was compiled or linked.
+    """
+    compiler = find_compiler(variant)
+    sources = sorted(path.relative_to(SOURCE_ROOT) for path in SOURCE_ROOT.rglob("*.cpp"))
+    if not sources:
+        raise BuildError(f"no sources under {SOURCE_ROOT}")
+
+    def compile_one(source: Path) -> tuple[Path, bool]:
+        output = objects / source.with_suffix(".o")
+        depfile = output.with_suffix(".d")
+        flags = compile_flags(variant, source)
+        path = (SOURCE_ROOT / source).relative_to(ROOT)
+        command = [*compiler, *flags, "-MMD", "-MF", str(depfile), "-c", str(path)]
+        inputs = _dependencies(depfile)
+        if _is_current(output, command, inputs and [ROOT / path for path in inputs]):
+            return output, False
+        if verbose:
+            print(f"[{variant.name}] {path}", flush=True)
+        _run(command, output)
+        return output, True
+
+    with _locked(objects / ".lock"):
+        with ThreadPoolExecutor(job_count()) as pool:
+            futures = [pool.submit(compile_one, source) for source in sources]
+            try:
+                results = [future.result() for future in futures]
+            except BuildError:
+                pool.shutdown(cancel_futures=True)
+                raise
+        outputs = [output for output, _ in results]
+        linked = objects / target.name
+        command = [*compiler, "-shared", "-pthread", *variant.link_flags, *map(str, outputs), "-ldl"]
+        changed = not _is_current(linked, command, outputs)
+        if changed:
+            if verbose:
+                print(f"[{variant.name}] link {target.name}", flush=True)
+            _run(command, linked)
+        if changed or not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
+            shutil.copy2(linked, temporary)
+            temporary.replace(target)
+    return changed or any(compiled for _, compiled in results)
+
+

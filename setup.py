@@ -1,0 +1,49 @@
+"""Builds deep_ep_py: pure Python plus one torch-free extension, compiled by g++ alone (scripts/native_build.py).
+
+`DEEP_EP_BUILDS` names the variants to build, "fast" by default; `python setup.py build_ext --inplace` is incremental.
+"""
+
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import native_build  # noqa: E402
+
+
+class BuildNative(build_ext):
+    """Hands each extension, one per variant, to native_build."""
+
+    def build_extension(self, ext: Extension) -> None:
+        variant = native_build.VARIANTS[ext.name.rpartition("_")[2]]
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        objects = Path(self.build_temp).resolve() / variant.name
+        try:
+            native_build.build(variant, target, objects)
+        except native_build.BuildError as error:
+            raise CompileError(str(error)) from None
+
+
+class BuildPython(build_py):
+    """Puts csrc/ into the wheel as deep_ep_py/csrc: kernels are compiled from it at run time."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for source in sorted(native_build.SOURCE_ROOT.rglob("*.h")):
+            target = Path(self.build_lib) / "deep_ep_py" / "csrc" / source.relative_to(native_build.SOURCE_ROOT)
+            self.mkpath(str(target.parent))
+            self.copy_file(str(source), str(target))
+
+
+setup(
+    ext_modules=[Extension(f"deep_ep_py.{v.module}", sources=[]) for v in native_build.variants_from_env()],
+    cmdclass={"build_ext": BuildNative, "build_py": BuildPython},
+)
