@@ -1,0 +1,23 @@
+"""What the tests know about the build under test: its name and how much of each suite it can afford."""
+
+from __future__ import annotations
+
+import os
+
+BUILD = os.environ.get("DEEP_EP_BUILD", "fast")
+SANITIZED = BUILD in ("tsan", "asan")
+
+# Every named case runs all schedules and block counts where values are what is tested; the sanitizers look at
+# each access, which costs ten times as much, and see a race in (nearly) any schedule.
+SCHEDULES = {"fast": 20, "exact": 20, "tsan": 2, "asan": 2}[BUILD]
+BLOCK_COUNTS = {"fast": (1, 2, 5), "exact": (1, 2, 5), "tsan": (2,), "asan": (2,)}[BUILD]
+FABRICS = ("peer", "weak")
+
+# Schedules of a protocol test, and examples of a hypothesis test.
+PROTOCOL_SCHEDULES = {"fast": 10, "exact": 6, "tsan": 2, "asan": 2}[BUILD]
+EXAMPLES = {"fast": 150, "exact": 50, "tsan": 8, "asan": 8}[BUILD]
+
+
+def schedules(count: int = SCHEDULES) -> range:
+    """Seeds of `count` random schedules. Seed 0 means first in, first out, so they begin at 1."""
+    return range(1, count + 1)

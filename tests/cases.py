@@ -1,0 +1,153 @@
+"""The named cases: sizes and routings at which a dispatch or a combine could go wrong.
+
+They are as small as the case allows, for each runs under many schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from oracle import Workload
+
+# Enough transient memory that no named case works in rounds because of it, unless it asks to.
+AMPLE = 1 << 20
+
+Routing = Callable[["Case", int, int, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload's shape and the Buffer it runs on."""
+
+    name: str
+    ranks: int
+    tokens: int | tuple[int, ...]  # per rank
+    hidden: int = 64
+    topk: int = 4
+    experts: int = 16
+    routing: str = "uniform"
+    fabric: str | None = None  # None: runs over each of builds.FABRICS
+    num_nvl_bytes: int = AMPLE
+    arena_bytes: int | None = None
+    expert_alignment: int = 1
+    max_blocks: int = 5  # many ranks: fewer blocks keep the count of fibers in hand
+
+    def tokens_of(self, rank: int) -> int:
+        return self.tokens if isinstance(self.tokens, int) else self.tokens[rank]
+
+
+def _distinct(scores: Tensor, topk: int) -> Tensor:
+    return scores.topk(topk, dim=1).indices if len(scores) else torch.zeros(0, topk, dtype=torch.int64)
+
+
+def _uniform(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    return _distinct(torch.rand(tokens, case.experts, generator=random), case.topk)
+
+
+def _skewed(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    """Experts are chosen with a probability that falls as 1 / (e + 1)."""
+    noise = -torch.log(-torch.log(torch.rand(tokens, case.experts, generator=random).clamp(1e-6, 1 - 1e-6)))
+    return _distinct(noise - torch.log(torch.arange(1.0, case.experts + 1)), case.topk)
+
+
+def _one_rank(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    """Every selection of every token is an expert of the last rank, so each row carries duplicates of its rank."""
+    mine = case.experts // case.ranks
+    return case.experts - mine + _distinct(torch.rand(tokens, mine, generator=random), case.topk)
+
+
+def _two_ranks(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    """A token's experts lie on its own rank and the next, several on each."""
+    mine = case.experts // case.ranks
+    local = _distinct(torch.rand(tokens, 2 * mine, generator=random), case.topk)
+    return (rank * mine + local) % case.experts
+
+
+def _own_rank(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    mine = case.experts // case.ranks
+    return rank * mine + _distinct(torch.rand(tokens, mine, generator=random), case.topk)
+
+
+def _first_half(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    """The ranks of the second half receive nothing, though they send."""
+    return _distinct(torch.rand(tokens, case.experts // 2, generator=random), case.topk)
+
+
+def _holes(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    chosen = _uniform(case, rank, tokens, random)
+    return torch.where(torch.rand(chosen.shape, generator=random) < 0.5, -1, chosen)
+
+
+def _void(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    return torch.full((tokens, case.topk), -1)
+
+
+def _everywhere(case: Case, rank: int, tokens: int, random: torch.Generator) -> Tensor:
+    """One expert on each of the first `topk` ranks, in an order of the token's own."""
+    mine = case.experts // case.ranks
+    order = _distinct(torch.rand(tokens, case.topk, generator=random), case.topk)
+    return order * mine + torch.randint(mine, order.shape, generator=random)
+
+
+ROUTINGS: dict[str, Routing] = {
+    "uniform": _uniform,
+    "skewed": _skewed,
+    "one_rank": _one_rank,
+    "two_ranks": _two_ranks,
+    "own_rank": _own_rank,
+    "first_half": _first_half,
+    "holes": _holes,
+    "void": _void,
+    "everywhere": _everywhere,
+}
+
+
+def build(case: Case, seed: int = 1) -> Workload:
+    """Draw a case's inputs."""
+    random = torch.Generator().manual_seed(seed)
+    x, topk_idx, topk_weights = [], [], []
+    for rank in range(case.ranks):
+        tokens = case.tokens_of(rank)
+        x.append(torch.randn(tokens, case.hidden, generator=random).to(torch.bfloat16))
+        topk_idx.append(ROUTINGS[case.routing](case, rank, tokens, random))
+        topk_weights.append(torch.rand(tokens, case.topk, generator=random))
+    return Workload(case.experts, x, topk_idx, topk_weights)
+
+
+CASES = [
+    Case("uniform", ranks=4, tokens=12, topk=4),
+    Case("one_rank_alone", ranks=1, tokens=7, topk=2, experts=4),
+    Case("two_ranks", ranks=2, tokens=9, topk=2, experts=4),
+    Case("three_ranks", ranks=3, tokens=8, topk=3, experts=9),
+    Case("sixteen_ranks", ranks=16, tokens=4, topk=8, experts=32, hidden=16, max_blocks=3),
+    Case("sixty_four_ranks", ranks=64, tokens=2, topk=4, experts=64, hidden=8, max_blocks=3),
+    Case("all_to_one_rank", ranks=4, tokens=10, topk=4, routing="one_rank"),
+    Case("to_own_rank", ranks=4, tokens=10, topk=2, routing="own_rank"),
+    Case("ranks_that_send_nothing", ranks=4, tokens=(0, 11, 0, 3)),
+    Case("ranks_that_receive_nothing", ranks=4, tokens=8, topk=4, routing="first_half"),
+    Case("uneven_tokens", ranks=4, tokens=(1, 33, 7, 2), routing="skewed"),
+    Case("no_tokens_at_all", ranks=3, tokens=0, experts=6, topk=2),
+    Case("unrouted_selections", ranks=4, tokens=12, routing="holes"),
+    Case("nothing_routed", ranks=4, tokens=5, routing="void"),
+    Case("several_experts_on_one_rank", ranks=4, tokens=9, topk=6, routing="two_ranks"),
+    Case("skewed", ranks=4, tokens=14, topk=3, routing="skewed"),
+    Case("hidden_of_one_piece", ranks=3, tokens=9, hidden=8, experts=6, topk=2),
+    Case("hidden_24", ranks=2, tokens=9, hidden=24, experts=6, topk=2),
+    Case("hidden_40", ranks=2, tokens=9, hidden=40, experts=6, topk=2),
+    Case("hidden_1096", ranks=2, tokens=5, hidden=1096, experts=6, topk=2),
+    Case("topk_1", ranks=4, tokens=10, topk=1),
+    Case("topk_8_of_8_ranks", ranks=8, tokens=5, topk=8, experts=16, hidden=16, routing="everywhere", max_blocks=3),
+    Case("topk_32", ranks=4, tokens=4, topk=32, experts=64),
+    Case("experts_2048", ranks=2, tokens=6, topk=8, experts=2048, hidden=16),
+    Case("aligned_counts", ranks=2, tokens=9, topk=2, experts=6, expert_alignment=16),
+    Case("rounds_without_arena", ranks=4, tokens=12, arena_bytes=0),
+    Case("rounds_small_region", ranks=2, tokens=300, hidden=8, topk=2, experts=4, num_nvl_bytes=1 << 16, arena_bytes=0),
+    Case("combine_in_blocks", ranks=2, tokens=300, hidden=8, topk=2, experts=4, num_nvl_bytes=1 << 16),
+    Case("some_pairs_weak", ranks=4, tokens=12, fabric="mixed"),
+    Case("some_pairs_weak_rounds", ranks=4, tokens=12, fabric="mixed", arena_bytes=0),
+]
+BY_NAME = {case.name: case for case in CASES}

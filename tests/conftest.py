@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from builds import BUILD, EXAMPLES
+
+# No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
+# found once stays found.
+settings.register_profile(
+    "deep_ep_py",
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("deep_ep_py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "processes: starts processes of its own (torchrun)")
+
+
+def pytest_report_header() -> str:
+    return f"deep_ep_py build: {BUILD}"
+
+
+@pytest.fixture(scope="session")
+def build() -> str:
+    """The name of the build under test: fast, exact, tsan or asan."""
+    return BUILD
+
+
+@pytest.fixture(scope="session")
+def workers() -> Path:
+    """Where the scripts lie that tests run under torchrun."""
+    return Path(__file__).parent / "workers"

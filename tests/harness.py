@@ -1,0 +1,157 @@
+"""Runs workloads on the library, on ranks that are threads of this process, and checks what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from deep_ep_py.testing import run_ranks
+from torch import Tensor
+
+import deep_ep_py as deep_ep
+import oracle
+from builds import PROTOCOL_SCHEDULES, schedules
+from cases import Case, build
+from oracle import Received, Workload
+
+
+def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.Buffer:
+    """Make a case's Buffer on the calling rank."""
+    options = {"num_nvl_bytes": case.num_nvl_bytes, "arena_bytes": case.arena_bytes, **options}
+    return deep_ep.Buffer(group, fabric=fabric, **options)
+
+
+def dispatch_arguments(work: Workload, rank: int, **options: Any) -> dict[str, Any]:
+    """The keyword arguments of a rank's dispatch, its layout from the oracle: for tests of anything but the layout."""
+    layout = oracle.layout(work.topk_idx[rank], work.num_experts, work.num_ranks)
+    return {
+        "x": work.x[rank],
+        "topk_idx": work.topk_idx[rank],
+        "topk_weights": work.topk_weights[rank],
+        "num_tokens_per_rank": layout.num_tokens_per_rank,
+        "is_token_in_rank": layout.is_token_in_rank,
+        "num_tokens_per_expert": layout.num_tokens_per_expert,
+        **options,
+    }
+
+
+def as_received(results: Sequence[Any]) -> Received:
+    """Name the results of a dispatch that was not cached."""
+    x, topk_idx, topk_weights, counts, handle, _ = results
+    prefix, channel, recv_channel, src_idx, _, send_head = handle
+    return Received(
+        x=x,
+        topk_idx=topk_idx,
+        topk_weights=topk_weights,
+        num_tokens_per_expert=counts,
+        src_rank=None,
+        src_idx=src_idx,
+        rank_prefix_matrix=prefix,
+        channel_prefix_matrix=channel,
+        recv_channel_prefix_matrix=recv_channel,
+        send_head=send_head,
+    )
+
+
+@dataclass(frozen=True)
+class Expert:
+    """What the experts hand to combine on every rank, and what must come of it."""
+
+    x: list[Tensor]
+    topk_weights: list[Tensor]
+    biases: list[tuple[Tensor, ...]]
+    expected: dict[int, list[oracle.Combined]]  # by number of biases
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A workload with everything that must come back from it. Made once, run under many schedules."""
+
+    case: Case
+    work: Workload
+    received: list[Received]
+    expert: Expert
+
+    @staticmethod
+    def of(case: Case, seed: int = 1) -> Trial:
+        return Trial.of_workload(case, build(case, seed), seed)
+
+    @staticmethod
+    def of_workload(case: Case, work: Workload, seed: int = 1) -> Trial:
+        received = oracle.dispatch(work, case.expert_alignment)
+        # Rows that have nothing to do with what was dispatched, so that a row in the wrong place is seen.
+        random = torch.Generator().manual_seed(seed + 1000)
+        x = [torch.randn(part.x.shape, generator=random).to(torch.bfloat16) for part in received]
+        weights = [torch.rand(part.topk_weights.shape, generator=random) for part in received]
+        biases = [
+            tuple(torch.randn(own.shape, generator=random).to(torch.bfloat16) for _ in range(2)) for own in work.x
+        ]
+        tokens = [len(own) for own in work.x]
+        expected = {
+            count: oracle.combine(received, tokens, x, weights, [both[:count] for both in biases]) for count in range(3)
+        }
+        return Trial(case, work, received, Expert(x, weights, biases, expected))
+
+    def combine(
+        self, buffer: deep_ep.Buffer, rank: int, handle: Any, biases: int = 0, weights: bool = True, **options: Any
+    ):
+        """Combine the expert outputs on the calling rank."""
+        bias: Any = self.expert.biases[rank][:biases]
+        bias = (None, *bias, bias)[biases] if biases < 2 else bias
+        topk_weights = self.expert.topk_weights[rank] if weights else None
+        return buffer.combine(self.expert.x[rank], handle, topk_weights=topk_weights, bias=bias, **options)
+
+    def check_dispatch(self, rank: int, results: Sequence[Any]) -> None:
+        oracle.check_received(as_received(results), self.received[rank])
+
+    def check_cached(self, rank: int, results: Sequence[Any]) -> None:
+        assert all(part is None for part in results[1:5]), "a cached dispatch returns nothing but rows and an event"
+        wrong = oracle.difference("recv_x", results[0], self.received[rank].x)
+        assert wrong is None, wrong
+
+    def check_combine(self, rank: int, results: Sequence[Any], biases: int = 0, weights: bool = True) -> None:
+        combined_x, combined_weights, _ = results
+        assert (combined_weights is not None) == weights
+        oracle.check_combined(combined_x, combined_weights, self.expert.expected[biases][rank])
+
+
+def round_trip(buffer: deep_ep.Buffer, rank: int, trial: Trial, blocks: int, biases: int | None = None) -> None:
+    """One layout, dispatch, cached dispatch and combine on the calling rank, all checked."""
+    work, config = trial.work, deep_ep.Config(num_sms=blocks)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(work.topk_idx[rank], work.num_experts)
+    results = buffer.dispatch(
+        work.x[rank],
+        topk_idx=work.topk_idx[rank],
+        topk_weights=work.topk_weights[rank],
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        expert_alignment=trial.case.expert_alignment,
+        config=config,
+    )
+    trial.check_dispatch(rank, results)
+    handle = results[4]
+    biases = blocks % 3 if biases is None else biases
+    trial.check_combine(rank, trial.combine(buffer, rank, handle, biases, config=config), biases)
+    trial.check_cached(rank, buffer.dispatch(work.x[rank], handle=handle, config=config))
+    trial.check_combine(rank, trial.combine(buffer, rank, handle, weights=False, config=config), weights=False)
+
+
+def under_schedules(ranks: int, fn: Callable[..., Any], *args: Any, count: int = PROTOCOL_SCHEDULES) -> list[Any]:
+    """Run `fn(group, *args)` on each rank under `count` schedules and return each run's results; a failure names its
+    seed."""
+    results = []
+    for seed in schedules(count):
+        try:
+            results.append(run_ranks(ranks, fn, *args, seed=seed))
+        except BaseException as error:
+            # An exception's notes are of a later Python than the oldest we support.
+            raise AssertionError(f"schedule {seed} of {fn.__qualname__}{args[1:]}: {error}") from error
+    return results
+
+
+def barrier(group: Any) -> None:
+    """Wait for all ranks, by the group alone: no Buffer takes part."""
+    group.barrier().wait()

@@ -1,0 +1,189 @@
+"""What dispatch and combine must return, in plain torch, for all ranks at once.
+
+It shares no code with the library, and no idea either: rows are gathered by boolean masks, not placed by prefix sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The inputs of one dispatch on every rank; lists are indexed by rank."""
+
+    num_experts: int
+    x: list[Tensor]  # bf16 [T_r, H]
+    topk_idx: list[Tensor]  # int64 [T_r, K], -1: no expert
+    topk_weights: list[Tensor]  # fp32 [T_r, K]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.x)
+
+    @property
+    def experts_per_rank(self) -> int:
+        return self.num_experts // self.num_ranks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one rank's get_dispatch_layout returns."""
+
+    num_tokens_per_rank: Tensor  # int32 [R]
+    num_tokens_per_expert: Tensor  # int32 [E]
+    is_token_in_rank: Tensor  # bool [T, R]
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one rank's dispatch returns."""
+
+    x: Tensor  # [T_recv, H], sorted by source rank, then token
+    topk_idx: Tensor  # int64 [T_recv, K], local expert or -1
+    topk_weights: Tensor  # fp32 [T_recv, K], 0 where the index is -1
+    num_tokens_per_expert: list[int]
+    src_rank: Tensor  # int32 [T_recv]
+    src_idx: Tensor  # int32 [T_recv], the token's index at its source
+    rank_prefix_matrix: Tensor  # int32 [R, R], [i][j] = tokens that ranks <= i send to rank j
+    channel_prefix_matrix: Tensor  # int32 [R, 1], tokens this rank sends to each rank
+    recv_channel_prefix_matrix: Tensor  # int32 [R, 1], where the only channel begins among a source's rows
+    send_head: Tensor  # int32 [T, R], index among this rank's tokens for r, or -1
+
+
+@dataclass(frozen=True)
+class Combined:
+    """What one rank's combine returns, and how far from the exact sum it may be."""
+
+    x: Tensor  # bf16 [T, H], in the stated order of summation
+    topk_weights: Tensor  # fp32 [T, K]
+    exact: Tensor  # float64 [T, H]
+    tolerance: Tensor  # float64 [T, H]
+
+
+def layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> Layout:
+    """Count one rank's tokens per rank and per expert."""
+    per_rank = num_experts // num_ranks
+    chosen = topk_idx.unsqueeze(-1) == torch.arange(num_experts)  # [T, K, E]
+    in_rank = chosen.any(dim=1).reshape(len(topk_idx), num_ranks, per_rank).any(dim=2)
+    return Layout(in_rank.sum(0).int(), chosen.sum((0, 1)).int(), in_rank)
+
+
+def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
+    """Return what every rank receives."""
+    ranks = range(work.num_ranks)
+    layouts = [layout(work.topk_idx[r], work.num_experts, work.num_ranks) for r in ranks]
+    sent = torch.stack([one.num_tokens_per_rank for one in layouts])  # [source, destination]
+    per_expert = torch.stack([one.num_tokens_per_expert for one in layouts]).sum(0)
+    received = []
+    for rank in ranks:
+        tokens = [layouts[source].is_token_in_rank[:, rank].nonzero().flatten() for source in ranks]
+        first = rank * work.experts_per_rank
+        idx = torch.cat([work.topk_idx[source][tokens[source]] for source in ranks])
+        weights = torch.cat([work.topk_weights[source][tokens[source]] for source in ranks])
+        local = (idx >= first) & (idx < first + work.experts_per_rank)
+        counts = per_expert[first : first + work.experts_per_rank].tolist()
+        mine = layouts[rank].is_token_in_rank
+        received.append(
+            Received(
+                x=torch.cat([work.x[source][tokens[source]] for source in ranks]),
+                topk_idx=torch.where(local, idx - first, -1),
+                topk_weights=torch.where(local, weights, 0.0),
+                num_tokens_per_expert=[-(-count // expert_alignment) * expert_alignment for count in counts],
+                src_rank=torch.cat([torch.full_like(tokens[source], source) for source in ranks]).int(),
+                src_idx=torch.cat(tokens).int(),
+                rank_prefix_matrix=sent.cumsum(0).int(),
+                channel_prefix_matrix=sent[rank].reshape(-1, 1),
+                recv_channel_prefix_matrix=torch.zeros(work.num_ranks, 1, dtype=torch.int32),
+                send_head=torch.where(mine, mine.cumsum(0) - 1, -1).int(),
+            )
+        )
+    return received
+
+
+def combine(
+    received: Sequence[Received],
+    num_tokens: Sequence[int],
+    x: Sequence[Tensor],
+    topk_weights: Sequence[Tensor],
+    bias: Sequence[Sequence[Tensor]] | None = None,
+) -> list[Combined]:
+    """Return every rank's sums of the rows `x[rank]` that belong to its tokens.
+
+    The stated order, in fp32: ((0 + the row of the lowest rank) + that of the next ...) + bias 0 + bias 1, rounded
+    once."""
+    combined = []
+    for owner, tokens in enumerate(num_tokens):
+        hidden, topk = x[owner].shape[1], topk_weights[owner].shape[1]
+        total = torch.zeros(tokens, hidden)
+        weights = torch.zeros(tokens, topk)
+        exact = torch.zeros(tokens, hidden, dtype=torch.float64)
+        magnitude = torch.zeros_like(exact)
+        terms = torch.zeros(tokens, 1, dtype=torch.float64)
+        for rank, rows in enumerate(received):
+            mine = rows.src_rank == owner
+            token = rows.src_idx[mine].long()
+            part = x[rank][mine]
+            total[token] = total[token] + part.float()
+            weights[token] = weights[token] + topk_weights[rank][mine]
+            exact[token] += part.double()
+            magnitude[token] += part.double().abs()
+            terms[token] += 1
+        for part in bias[owner] if bias is not None else ():
+            total = total + part.float()
+            exact += part.double()
+            magnitude += part.double().abs()
+            terms += 1
+        tolerance = exact.abs() * 2.0**-8 + terms * 2.0**-23 * magnitude
+        combined.append(Combined(total.to(torch.bfloat16), weights, exact, tolerance))
+    return combined
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same bits (so -0.0 is not 0.0, and a NaN equals itself)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    kind = {2: torch.int16, 4: torch.int32}.get(a.element_size()) if a.is_floating_point() else None
+    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind)) if kind else torch.equal(a, b)
+
+
+def difference(name: str, got: Tensor, expected: Tensor) -> str | None:
+    """Return None where the bits agree, else one line that says what is wrong and where first."""
+    if same_bits(got, expected):
+        return None
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"{name}: {got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
+    wrong = (got != expected).nonzero()
+    if len(wrong) == 0:
+        return f"{name}: equal values with other bits"
+    at = tuple(wrong[0].tolist())
+    return f"{name}{list(at)} is {got[at]}, expected {expected[at]} ({len(wrong)} of {got.numel()} elements differ)"
+
+
+def check_received(got: Received, expected: Received) -> None:
+    """Assert that a dispatch is bit-exact, naming each part that is not. Parts that are None were not asked for."""
+    wrong = []
+    for part in fields(Received):
+        value, wanted = getattr(got, part.name), getattr(expected, part.name)
+        if value is None:
+            continue
+        if isinstance(wanted, Tensor):
+            wrong.append(difference(part.name, value, wanted))
+        elif value != wanted:
+            wrong.append(f"{part.name} is {value}, expected {wanted}")
+    assert not any(wrong), "; ".join(filter(None, wrong))
+
+
+def check_combined(x: Tensor, topk_weights: Tensor | None, expected: Combined) -> None:
+    """Assert that a combine is within its bound of the exact sum and has the bits of the stated order."""
+    assert x.shape == expected.exact.shape, f"combined_x has shape {tuple(x.shape)}"
+    excess = (x.double() - expected.exact).abs() - expected.tolerance
+    assert not (excess > 0).any(), f"combined_x is off by {excess.max().item():.3g} more than the bound allows"
+    wrong = [difference("combined_x", x, expected.x)]
+    if topk_weights is not None:
+        wrong.append(difference("combined_topk_weights", topk_weights, expected.topk_weights))
+    assert not any(wrong), "; ".join(filter(None, wrong))

@@ -1,0 +1,89 @@
+"""What hypothesis draws: workloads, Buffers, programs of operations, schedules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from builds import BLOCK_COUNTS
+from cases import ROUTINGS, Case
+
+MAX_RANKS = 6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a program. `pick` chooses among the handles there are, `keep` holds on to the output."""
+
+    kind: str  # "dispatch", "cached" or "combine"
+    pick: int
+    blocks: int
+    keep: bool
+    biases: int
+    weights: bool
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A Buffer, the workloads it serves, and in which order."""
+
+    fabric: str
+    regions: int
+    arena_bytes: int | None
+    cases: tuple[Case, ...]
+    seed: int  # of the workloads' contents
+    program: tuple[Step, ...]
+    schedule: int
+
+
+@st.composite
+def cases(draw: st.DrawFn, ranks: int) -> Case:
+    """Draw a workload's shape for a given number of ranks."""
+    routing = draw(st.sampled_from(sorted(ROUTINGS)))
+    per_rank = draw(st.integers(1, 4))
+    # The routings that stay within a part of the experts need `topk` experts there.
+    limit = {
+        "one_rank": per_rank,
+        "own_rank": per_rank,
+        "two_ranks": min(2, ranks) * per_rank,
+        "first_half": per_rank * ranks // 2,
+        "everywhere": ranks,
+    }.get(routing, per_rank * ranks)
+    return Case(
+        "drawn",
+        ranks=ranks,
+        tokens=tuple(draw(st.lists(st.integers(0, 20), min_size=ranks, max_size=ranks))),
+        hidden=8 * draw(st.sampled_from([1, 2, 3, 5, 8, 17, 33])),
+        topk=draw(st.integers(1, max(1, min(8, limit)))),
+        experts=per_rank * ranks,
+        routing=routing if limit else "uniform",
+        expert_alignment=draw(st.sampled_from([1, 1, 8])),
+    )
+
+
+steps = st.builds(
+    Step,
+    kind=st.sampled_from(["dispatch", "cached", "combine", "combine"]),
+    pick=st.integers(0, 7),
+    blocks=st.sampled_from(BLOCK_COUNTS),
+    keep=st.booleans(),
+    biases=st.integers(0, 2),
+    weights=st.booleans(),
+)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """Draw one to three workloads of one Buffer and a program over them, with the schedule it runs under."""
+    ranks = draw(st.integers(1, MAX_RANKS))
+    return Scenario(
+        fabric=draw(st.sampled_from(["peer", "weak", "mixed"])),
+        regions=draw(st.integers(2, 3)),
+        # By default, all outputs fit; with none, all dispatches work in rounds; with little, some do.
+        arena_bytes=draw(st.sampled_from([None, 0, 1 << 13, 1 << 15])),
+        cases=tuple(draw(st.lists(cases(ranks), min_size=1, max_size=3))),
+        seed=draw(st.integers(0, 2**16)),
+        program=tuple(draw(st.lists(steps, min_size=1, max_size=10))),
+        schedule=draw(st.integers(1, 2**31)),
+    )

@@ -1,0 +1,182 @@
+"""A bad argument is a ValueError or TypeError that names it, what it was and what was expected; then all is as
+before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from deep_ep_py.testing import run_ranks
+
+import deep_ep_py as deep_ep
+from cases import Case
+from harness import Trial, dispatch_arguments, make_buffer
+
+CASE = Case("arguments", ranks=2, tokens=6, hidden=64, topk=2, experts=8)
+TRIAL = Trial.of(CASE)
+BF16, I32, I64, F32 = torch.bfloat16, torch.int32, torch.int64, torch.float32
+
+Bad = tuple[str, Any, str, str]  # argument, value, what the message says it was, what was expected
+
+LAYOUT: list[Bad] = [
+    ("topk_idx", torch.zeros(6, 2, dtype=I32), "int32", "int64"),
+    ("topk_idx", torch.zeros(6, dtype=I64), r"\(6,\)|1", "2"),
+    ("topk_idx", torch.zeros(6, 33, dtype=I64), "33", "32"),
+    ("topk_idx", [[0, 1]], "list", "[Tt]ensor"),
+    ("topk_idx", torch.full((6, 2), 8), "8", "7|8"),
+    ("num_experts", 7, "7", "2"),
+    ("num_experts", 0, "0", "2"),
+    ("num_experts", 4096, "4096", "2048"),
+    ("num_experts", "8", "str", "int"),
+]
+
+DISPATCH: list[Bad] = [
+    ("x", torch.zeros(6, 64), "float32", "bfloat16"),
+    ("x", torch.zeros(6, 60, dtype=BF16), "60|120", "8|16"),
+    ("x", torch.zeros(64, dtype=BF16), r"\(64,\)|1", "2"),
+    ("x", None, "None", "[Tt]ensor"),
+    ("topk_idx", torch.zeros(6, 2, dtype=I32), "int32", "int64"),
+    ("topk_idx", torch.zeros(5, 2, dtype=I64), "5", "6"),
+    ("topk_weights", torch.zeros(6, 2, dtype=BF16), "bfloat16", "float32"),
+    ("topk_weights", torch.zeros(6, 3), "3", "2"),
+    ("topk_weights", None, "None", "topk_idx"),
+    ("is_token_in_rank", torch.zeros(6, 2, dtype=I32), "int32", "bool"),
+    ("is_token_in_rank", torch.zeros(6, 3, dtype=torch.bool), "3", "2"),
+    ("is_token_in_rank", None, "None", "handle|[Tt]ensor"),
+    ("num_tokens_per_rank", torch.zeros(2, dtype=I64), "int64", "int32"),
+    ("num_tokens_per_rank", torch.zeros(3, dtype=I32), "3", "2"),
+    ("num_tokens_per_rank", None, "None", "handle|[Tt]ensor"),
+    ("num_tokens_per_expert", torch.zeros(7, dtype=I32), "7", "2"),
+    ("num_tokens_per_expert", torch.zeros(8), "float32", "int32"),
+    ("num_tokens_per_expert", None, "None", "handle|[Tt]ensor"),
+    ("expert_alignment", 0, "0", "1|positive"),
+    ("num_worst_tokens", -1, "-1", "0"),
+    ("config", 20, "int", "Config"),
+    ("previous_event", 1, "int", "EventOverlap"),
+    ("handle", (1, 2, 3), "3", "6"),
+]
+
+COMBINE: list[Bad] = [
+    ("x", torch.zeros(3, 64, dtype=BF16), "3", "rows|received"),
+    ("x", TRIAL.expert.x[0].float(), "float32", "bfloat16"),
+    ("x", None, "None", "[Tt]ensor"),
+    ("topk_weights", torch.zeros(1, 2), "1", ""),
+    ("topk_weights", TRIAL.expert.topk_weights[0].double(), "float64", "float32"),
+    ("bias", torch.zeros(6, 32, dtype=BF16), "32", "64"),
+    ("bias", torch.zeros(6, 64), "float32", "bfloat16"),
+    ("bias", (torch.zeros(6, 64, dtype=BF16),) * 3, "3", "2|two"),
+    ("handle", None, "None", "handle"),
+    ("config", 20, "int", "Config"),
+]
+
+BUFFER: list[Bad] = [
+    ("group", None, "None", "group"),
+    ("num_nvl_bytes", -1, "-1", ""),
+    ("num_nvl_bytes", "1 MiB", "str", "int"),
+    ("num_nvl_bytes", 128, "128", r"\d{3,}"),
+    ("arena_bytes", -4096, "-4096", ""),
+    ("regions", 0, "0", "1|2"),
+    ("timeout", 0, "0", ""),
+    ("timeout", -3.0, "-3", ""),
+    ("fabric", "ether", "ether", "peer"),
+    ("device", "abacus", "abacus", "cpu"),
+]
+
+
+def names(bad: list[Bad]) -> list[str]:
+    return [f"{argument}-{number}" for number, (argument, *_) in enumerate(bad)]
+
+
+def check_refused(call: Callable[[], Any], bad: Bad) -> None:
+    argument, _, was, expected = bad
+    with pytest.raises((ValueError, TypeError)) as info:
+        call()
+    message = str(info.value)
+    assert argument in message, message
+    for part in (was, expected):
+        assert re.search(part, message), f"{part!r} is not in {message!r}"
+
+
+def check_still_works(buffer: deep_ep.Buffer) -> None:
+    results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+    TRIAL.check_dispatch(buffer.rank, results)
+    TRIAL.check_combine(buffer.rank, TRIAL.combine(buffer, buffer.rank, results[4]))
+
+
+@pytest.mark.parametrize("bad", LAYOUT, ids=names(LAYOUT))
+def test_layout(bad: Bad) -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer")
+        good = {"topk_idx": TRIAL.work.topk_idx[buffer.rank], "num_experts": CASE.experts}
+        check_refused(lambda: buffer.get_dispatch_layout(**{**good, bad[0]: bad[1]}), bad)
+        check_still_works(buffer)
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("bad", DISPATCH, ids=names(DISPATCH))
+def test_dispatch(bad: Bad) -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer")
+        arguments = dispatch_arguments(TRIAL.work, buffer.rank, **{bad[0]: bad[1]})
+        if bad[0] == "handle":
+            arguments = {"x": arguments["x"], "handle": bad[1]}
+        check_refused(lambda: buffer.dispatch(**arguments), bad)
+        check_still_works(buffer)
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("bad", COMBINE, ids=names(COMBINE))
+def test_combine(bad: Bad) -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer")
+        handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))[4]
+        arguments = {"x": TRIAL.expert.x[buffer.rank], "handle": handle, bad[0]: bad[1]}
+        check_refused(lambda: buffer.combine(**arguments), bad)
+        check_still_works(buffer)
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("bad", BUFFER, ids=names(BUFFER))
+def test_buffer(bad: Bad) -> None:
+    def on_each_rank(group: Any) -> None:
+        arguments = {"group": group, "num_nvl_bytes": CASE.num_nvl_bytes, bad[0]: bad[1]}
+        check_refused(lambda: deep_ep.Buffer(arguments.pop("group"), **arguments), bad)
+        check_still_works(make_buffer(group, CASE, "peer"))
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        ({"num_sms": 0}, "num_sms"),
+        ({"num_sms": -2}, "num_sms"),
+        ({"num_sms": "2"}, "num_sms"),
+        ({"num_max_nvl_chunked_send_tokens": 256, "num_max_nvl_chunked_recv_tokens": 256}, "num_max_nvl_chunked"),
+        ({"num_max_rdma_chunked_send_tokens": 200, "num_max_rdma_chunked_recv_tokens": 256}, "num_max_rdma_chunked"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_config(arguments: dict[str, Any], argument: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=argument):
+        deep_ep.Config(**arguments)
+
+
+def test_one_rank_alone_may_be_wrong() -> None:
+    """A bad argument is found before anything is launched, so the peers do not hear of it and the rank may try
+    again."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "weak")
+        if buffer.rank == 1:
+            with pytest.raises((ValueError, TypeError), match="x"):
+                buffer.dispatch(**dispatch_arguments(TRIAL.work, 1, x=torch.zeros(6, 64)))
+        check_still_works(buffer)
+
+    run_ranks(2, on_each_rank, seed=1)

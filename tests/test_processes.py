@@ -1,0 +1,58 @@
+"""Ranks as processes, started by torchrun as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builds import BUILD, SANITIZED
+
+pytestmark = pytest.mark.processes
+
+SIZES = [2] if SANITIZED else [2, 4, 8]
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()} if Path("/dev/shm").is_dir() else set()
+
+
+def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    """Run a worker script on `ranks` processes of the build under test and return what became of it."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        str(script),
+        *arguments,
+    ]
+    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "DEEP_EP_BUILD": BUILD,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--arena-bytes=0",), ("--fabric=weak",)], ids=["direct", "rounds", "weak"])
+@pytest.mark.parametrize("ranks", SIZES)
+def test_round_trip(workers: Path, ranks: int, arguments: tuple[str, ...]) -> None:
+    before = shared_memory()
+    done = torchrun(workers / "round_trip.py", ranks, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() <= before, "processes have left shared memory behind"
+
+
+def test_a_process_that_dies(workers: Path) -> None:
+    before = shared_memory()
+    done = torchrun(workers / "peer_dies.py", 3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"rank {rank} raised" in done.stdout for rank in range(2)), done.stdout + done.stderr
+    assert shared_memory() <= before, "processes have left shared memory behind"

@@ -1,0 +1,87 @@
+"""P4: nobody stores into a region before its owner has freed it from the use before; everyone frees exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from builds import FABRICS
+from cases import BY_NAME, Case
+from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
+
+
+@pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rank_that_runs_ahead(fabric: str, arena_bytes: int | None) -> None:
+    """Three ranks queue two laps of all regions before the fourth has begun its first operation. Were a rank to wait
+    for its own words only, its third operation would store into a region that the fourth has not looked at yet."""
+    trials = [Trial.of(BY_NAME["uniform"], seed=1), Trial.of(BY_NAME["uniform"], seed=2)]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trials[0].case, fabric, arena_bytes=arena_bytes)
+        rank = buffer.rank
+        handles = [buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for trial in trials]
+        if rank == 3:
+            barrier(group)
+        queued = [
+            (trials[n % 2], trials[n % 2].combine(buffer, rank, handles[n % 2], async_finish=True)) for n in range(5)
+        ]
+        if rank != 3:
+            barrier(group)
+        for trial, results in queued:
+            results[2].current_stream_wait()
+            trial.check_combine(rank, results)
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize(
+    "name", ["ranks_that_send_nothing", "ranks_that_receive_nothing", "all_to_one_rank", "to_own_rank"]
+)
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_sources_with_no_rows(fabric: str, name: str) -> None:
+    """Pairs that exchange no rows still free and wait for each other: a rank that freed only those it had received
+    from would leave the rest waiting in the next lap, or let them into a region still being read."""
+    idle, busy = Trial.of(BY_NAME[name]), Trial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, idle.case, fabric)
+        for trial in (idle, idle, idle, busy, idle, busy, busy):
+            results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+            trial.check_dispatch(buffer.rank, results)
+            trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, results[4]))
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_an_offer_nobody_needs(fabric: str, arena_bytes: int | None) -> None:
+    """No rank sends a row, yet every receiver offers its (empty) output, and the offers must have arrived before the
+    region is freed. Otherwise one that is late lands in the region's next use, where it names an output that is long
+    gone."""
+    empty, full = Trial.of(BY_NAME["nothing_routed"]), Trial.of(BY_NAME["all_to_one_rank"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, empty.case, fabric, arena_bytes=arena_bytes)
+        for trial in (empty, full, empty, empty, full, full, empty):
+            results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+            trial.check_dispatch(buffer.rank, results)
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_one_rank_alone_frees_its_region(fabric: str) -> None:
+    """A rank is its own peer: the rule holds for its own region too."""
+    trial = Trial.of(Case("alone", ranks=1, tokens=5, topk=2, experts=2))
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, fabric)
+        for _ in range(6):
+            results = buffer.dispatch(**dispatch_arguments(trial.work, 0))
+            trial.check_dispatch(0, results)
+            trial.check_combine(0, trial.combine(buffer, 0, results[4]))
+
+    under_schedules(1, on_each_rank)

@@ -1,0 +1,91 @@
+"""P10: outputs come from the arena while it lasts; an operation that finds it full takes rounds."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from cases import Case
+from harness import Trial, dispatch_arguments, make_buffer, under_schedules
+
+# Each rank receives 40 rows of 512 bytes.
+CASE = Case("arena", ranks=2, tokens=20, hidden=256, topk=2, experts=2)
+TRIAL = Trial.of(CASE)
+ROOM_FOR_TWO = 60 << 10
+
+
+def test_full_then_freed() -> None:
+    """Outputs that are kept fill the arena; dropped, they make room again."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer", arena_bytes=ROOM_FOR_TWO)
+
+        def dispatch() -> Any:
+            results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+            TRIAL.check_dispatch(buffer.rank, results)
+            return results
+
+        def staged() -> int:
+            return buffer.stats()["staged"]
+
+        kept = [dispatch(), dispatch()]
+        assert staged() == 0
+        kept.append(dispatch())
+        assert staged() == 1, "the third output finds the arena full"
+        for results in kept:
+            TRIAL.check_dispatch(buffer.rank, results)
+        del kept[0], results
+        gc.collect()
+        kept.append(dispatch())
+        assert staged() == 1, "the fourth takes the place of the first"
+        for results in kept:
+            TRIAL.check_dispatch(buffer.rank, results)
+
+    under_schedules(2, on_each_rank)
+
+
+def test_a_view_keeps_its_output() -> None:
+    """One row that the caller holds keeps the whole output from being given to peers to store into."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer", arena_bytes=ROOM_FOR_TWO)
+        row = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))[0][17]
+        before = row.clone()
+        gc.collect()
+        for _ in range(4):
+            buffer.dispatch(TRIAL.work.x[buffer.rank] * 2, **{k: v for k, v in arguments(buffer).items() if k != "x"})
+        assert row.equal(before)
+
+    def arguments(buffer: Any) -> dict[str, Any]:
+        return dispatch_arguments(TRIAL.work, buffer.rank)
+
+    under_schedules(2, on_each_rank)
+
+
+def test_an_output_larger_than_the_arena() -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer", arena_bytes=1 << 12)
+        for _ in range(3):
+            results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+            TRIAL.check_dispatch(buffer.rank, results)
+            TRIAL.check_combine(buffer.rank, TRIAL.combine(buffer, buffer.rank, results[4]))
+        assert buffer.stats()["staged"] >= 3
+
+    under_schedules(2, on_each_rank)
+
+
+def test_a_queued_operation_holds_what_it_touches() -> None:
+    """The caller drops input and output of a call that still runs: neither may be given to another operation before
+    it has ended."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer", arena_bytes=ROOM_FOR_TWO)
+        rank = buffer.rank
+        handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))[4]
+        for _ in range(3):
+            buffer.dispatch(TRIAL.work.x[rank] * 2, handle=handle, async_finish=True)
+            TRIAL.combine(buffer, rank, handle, async_finish=True)
+            gc.collect()
+            TRIAL.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)))
+
+    under_schedules(2, on_each_rank)

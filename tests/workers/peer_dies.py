@@ -1,0 +1,37 @@
+"""Runs under torchrun: the last rank's process ends in the middle; the others must raise, not hang, and say whom they
+waited for."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch.distributed as dist
+
+import deep_ep_py as deep_ep
+from cases import Case
+from harness import Trial, dispatch_arguments, make_buffer
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    case = Case("dies", ranks, 12, hidden=64, topk=2, experts=2 * ranks)
+    trial = Trial.of(case)
+    buffer = make_buffer(dist.group.WORLD, case, "peer", timeout=5.0)
+    trial.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(trial.work, rank)))
+    dist.barrier()
+    if rank == ranks - 1:
+        os._exit(0)
+    try:
+        buffer.dispatch(**dispatch_arguments(trial.work, rank))
+    except deep_ep.DeepEPError as error:
+        assert f"rank {ranks - 1}" in str(error), str(error)
+        print(f"rank {rank} raised {type(error).__name__}", flush=True)
+    else:
+        sys.exit("a dispatch without the last rank has returned")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

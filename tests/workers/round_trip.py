@@ -1,0 +1,40 @@
+"""Runs under torchrun: a few layers' dispatch and combine between processes, checked against the oracle."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+
+import torch.distributed as dist
+
+from cases import Case
+from harness import Trial, dispatch_arguments, make_buffer, round_trip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fabric", default="peer")
+    parser.add_argument("--arena-bytes", type=int)
+    options = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    case = Case("processes", ranks, tuple(10 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
+    buffer = make_buffer(dist.group.WORLD, case, options.fabric, arena_bytes=options.arena_bytes)
+    assert buffer.rank == rank and buffer.group_size == ranks
+    trials = [Trial.of(case, seed) for seed in (1, 2, 3)]
+    kept = []
+    for turn, blocks in enumerate((1, 2, 5, 2)):
+        trial = trials[turn % 3]
+        round_trip(buffer, rank, trial, blocks)
+        kept.append((trial, buffer.dispatch(**dispatch_arguments(trial.work, rank))))
+    del buffer
+    gc.collect()
+    # Outputs live in memory that the peers map: it stays although this rank's Buffer, and soon its peers, are gone.
+    for trial, results in kept:
+        trial.check_dispatch(rank, results)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
