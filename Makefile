@@ -1,11 +1,55 @@
-# Every target sets itself up. `make` alone lists them.
+# Every target sets itself up: the first one makes $(VENV), with a torch that $(PYTHON) can import or else with its own.
 PYTHON ?= python3
 VENV ?= .venv
+ARGS ?=
+
 PY := $(VENV)/bin/python
+SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
+TESTS := $(PY) scripts/run_tests.py
+FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help build clean
-help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+.PHONY: help venv build demo test test-fast lint format races asan bench compile-report clean
 
-build: ## compile the extension in place (DEEP_EP_BUILDS=fast,exact,asan,tsan)
-	$(PY) setup.py -q build_ext --inplace
+help: ## this list
+	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
+	@grep -E '^[a-z-]+:.* ## ' Makefile | sed -E 's/:.* ## /\t/' | expand -t 18 | sed 's/^/  /'
+
+venv: ## make the virtual environment, if it is missing or pyproject.toml has changed
+	@$(SETUP)
+
+build: venv ## compile the extension in place (DEEP_EP_BUILDS=fast,exact,asan,tsan or all; default fast)
+	@$(PY) setup.py --quiet build_ext --inplace
+
+demo: venv ## a MoE layer on 8 ranks: dispatch, experts, combine; checked, timed, plotted
+	@$(PY) setup.py --quiet build_ext --inplace
+	$(PY) -m deep_ep_py.examples.moe_demo $(ARGS)
+
+test: venv ## lint, then every test in the four builds (20 minutes at most on 2 cores)
+	@$(TESTS) $(ARGS)
+
+test-fast: venv ## the tests in the fast and the exact build
+	@$(TESTS) fast exact $(ARGS)
+
+races: venv ## the tests under ThreadSanitizer, after it has found the planted races (needs clang)
+	@$(TESTS) races $(ARGS)
+
+asan: venv ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(TESTS) asan $(ARGS)
+
+lint: venv ## ruff, clang-format, mypy
+	@$(TESTS) lint $(ARGS)
+
+format: venv ## rewrite the sources as lint wants them
+	$(PY) -m ruff check --quiet --fix-only .
+	$(PY) -m ruff format --quiet .
+	$(VENV)/bin/clang-format -i $(FORMATTED)
+
+bench: venv ## dispatch and combine against memcpy and gloo: a table, a plot, JSON
+	@$(PY) setup.py --quiet build_ext --inplace
+	$(PY) -m deep_ep_py bench $(ARGS)
+
+compile-report: venv ## registers, shared memory and spills of every kernel, by NVRTC
+	$(PY) -m deep_ep_py compile --all --arch sm_90a $(ARGS)
+
+clean: ## remove what was built; the virtual environment stays
+	rm -rf build dist *.egg-info deep_ep_py/_C_*.so .pytest_cache .mypy_cache .ruff_cache

@@ -1,14 +1,14 @@
 """Compiles the C++ extension in its variants, by g++ (or clang++) alone. Used by setup.py and by scripts/run_tests.py.
 
-Objects are rebuilt when their source, a header they include (compiler depfiles) or their command line changed. Results are
-renamed into place, so a process that has the old extension loaded keeps it, and a lock per variant lets builds overlap.
+Objects are rebuilt when their source, a header they include (compiler depfiles) or their command line changed. Results
+are renamed into place, so a process that has the old extension loaded keeps it, and a lock per variant lets builds
+overlap.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import re
 import shlex
@@ -22,11 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import toolchain
+from toolchain import BuildError, Clang
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_ROOT = ROOT / "csrc"
 
 COMMON_FLAGS = (
-    # Kernels view rows as 16-byte vectors whatever their element type is; CUDA compilers allow that, so must the host's.
+    # Kernels view rows as 16-byte vectors whatever their element type is; CUDA compilers allow that, so must this.
     "-fno-strict-aliasing",
     "-std=c++20",
     "-fPIC",
@@ -47,20 +50,16 @@ ASAN_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-f
 TSAN_UNINSTRUMENTED = "cpu/executor"
 
 
-class BuildError(RuntimeError):
-    """A compiler is missing or has refused a file; the message is for people."""
-
-
 @dataclass(frozen=True)
 class Variant:
     """One build of the extension, `deep_ep_py/_C_<name>`."""
 
     name: str
-    compiler: str  # "g++" or "clang++": the family, found by find_gcc or find_clang
     flags: tuple[str, ...]
     link_flags: tuple[str, ...] = ()
     instrument: tuple[str, ...] = ()  # for every file except those under `uninstrumented`
     uninstrumented: str = ""
+    clang: bool = False
 
     @property
     def module(self) -> str:
@@ -70,16 +69,15 @@ class Variant:
 VARIANTS = {
     v.name: v
     for v in (
-        Variant("fast", "g++", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
-        Variant("exact", "g++", ("-O2", "-g", *EXACT_DEFINES)),
-        Variant("asan", "g++", ("-O1", "-g", *EXACT_DEFINES, *ASAN_FLAGS), link_flags=ASAN_FLAGS),
+        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
+        Variant("exact", ("-O2", "-g", *EXACT_DEFINES)),
+        Variant("asan", ("-O1", "-g", *EXACT_DEFINES, *ASAN_FLAGS), link_flags=ASAN_FLAGS),
         Variant(
             "tsan",
-            "clang++",
             ("-O1", "-g", "-fno-omit-frame-pointer", "-Wno-pass-failed", *TSAN_DEFINES),
-            link_flags=("-fsanitize=thread", "-shared-libsan"),
             instrument=("-fsanitize=thread",),
             uninstrumented=TSAN_UNINSTRUMENTED,
+            clang=True,
         ),
     )
 }
@@ -95,42 +93,21 @@ def variants_from_env() -> list[Variant]:
     return [VARIANTS[name] for name in dict.fromkeys(names)]
 
 
-def find_gcc() -> list[str]:
-    """The command of the C++ compiler for the g++ variants: `CXX`, else g++, else c++."""
-    candidates = [os.environ.get("CXX", ""), "g++", "c++"]
-    for candidate in candidates:
-        command = shlex.split(candidate)
-        if command and shutil.which(command[0]):
-            return command
-    raise BuildError("no C++ compiler found: install g++ (10 or newer), or name one in CXX")
+def find_clang() -> Clang:
+    """The clang++ of the ThreadSanitizer build; raises BuildError with advice if there is none."""
+    clang = toolchain.find_clang(ROOT / "build")
+    if clang is None:
+        raise BuildError(toolchain.NO_CLANG)
+    return clang
 
 
-def find_clang() -> list[str] | None:
-    """The command of a clang++ for the ThreadSanitizer variant, or None."""
-    candidates = [os.environ.get("CLANGXX", ""), *(f"clang++-{n}" for n in range(19, 13, -1)), "clang++"]
-    for candidate in candidates:
-        command = shlex.split(candidate)
-        if command and shutil.which(command[0]):
-            return command
-    if importlib.util.find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "c++"]
-    return None
-
-
-NO_CLANG = (
-    "no clang++ found for the ThreadSanitizer build: install clang (Debian: clang-19 libclang-rt-19-dev), or "
-    "`pip install ziglang`, or name one in CLANGXX"
-)
-
-
-def find_compiler(variant: Variant) -> list[str]:
-    """The command of the variant's compiler; raises BuildError with advice if there is none."""
-    if variant.compiler == "g++":
-        return find_gcc()
-    command = find_clang()
-    if command is None:
-        raise BuildError(NO_CLANG)
-    return command
+def find_compiler(variant: Variant) -> tuple[list[str], tuple[str, ...]]:
+    """The command that compiles and links the variant, and the flags of its link."""
+    if not variant.clang:
+        return toolchain.find_gcc(), variant.link_flags
+    clang = find_clang()
+    clang.make_runtime()
+    return [*clang.command, *clang.flags], clang.link_flags
 
 
 def job_count() -> int:
@@ -207,7 +184,7 @@ def build(variant: Variant, target: Path, objects: Path, verbose: bool = True) -
 
     Returns whether anything was compiled or linked.
     """
-    compiler = find_compiler(variant)
+    compiler, link_flags = find_compiler(variant)
     sources = sorted(path.relative_to(SOURCE_ROOT) for path in SOURCE_ROOT.rglob("*.cpp"))
     if not sources:
         raise BuildError(f"no sources under {SOURCE_ROOT}")
@@ -236,7 +213,7 @@ def build(variant: Variant, target: Path, objects: Path, verbose: bool = True) -
                 raise
         outputs = [output for output, _ in results]
         linked = objects / target.name
-        command = [*compiler, "-shared", "-pthread", *variant.link_flags, *map(str, outputs), "-ldl"]
+        command = [*compiler, "-shared", "-pthread", *link_flags, *map(str, outputs), "-ldl"]
         changed = not _is_current(linked, command, outputs)
         if changed:
             if verbose:
@@ -248,5 +225,3 @@ def build(variant: Variant, target: Path, objects: Path, verbose: bool = True) -
             shutil.copy2(linked, temporary)
             temporary.replace(target)
     return changed or any(compiled for _, compiled in results)
-
-

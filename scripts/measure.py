@@ -1,0 +1,89 @@
+"""Runs a command and measures its time and the memory of all its processes together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one command cost."""
+
+    exit_code: int  # 128 + n for a death by signal n
+    seconds: float
+    peak_bytes: int
+
+
+def _children() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = defaultdict(list)
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended
+                continue
+            children[int(fields[1])].append(int(folder.name))
+    return children
+
+
+def _proportional_bytes(pid: int) -> int:
+    """The process's memory, each shared page divided by the number of processes that share it."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def tree_bytes(root: int) -> int:
+    """The memory of a process and all its descendants."""
+    children = _children()
+    pending, total = [root], 0
+    while pending:
+        pid = pending.pop()
+        total += _proportional_bytes(pid)
+        pending += children[pid]
+    return total
+
+
+def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str] | None = None) -> Measured:
+    """Runs `command` with `environment` added to this process's own.
+
+    The peak is that of the whole tree, sampled, or of its largest single process, exact, whichever is larger.
+    """
+    started = time.monotonic()
+    process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **(environment or {})})
+    done = threading.Event()
+    samples = [0]
+
+    def sample() -> None:
+        while not done.wait(SAMPLE_SECONDS):
+            samples.append(tree_bytes(process.pid))
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        raise
+    finally:
+        done.set()
+        sampler.join()
+    code = os.waitstatus_to_exitcode(status)
+    process.returncode = code
+    return Measured(
+        code if code >= 0 else 128 - code, time.monotonic() - started, max(*samples, usage.ru_maxrss * 1024)
+    )

@@ -1,0 +1,217 @@
+"""Runs the parts of `make test`, one after another, and sums them up.
+
+    python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
+
+A part is lint, compile (the report of the GPU kernels), or a build's tests: fast, exact, asan, races; without any named,
+all of them. With pytest arguments a part runs what they select: `run_tests.py races -- tests/test_layout.py -k empty`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import measure
+import native_build
+import sanitizers
+import toolchain
+
+ROOT = native_build.ROOT
+REPORTS = ROOT / "build" / "reports"
+PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_sanitizers", "-rsfE", "--durations=5", "--durations-min=5"]
+
+# What pytest is given for each build. A sanitizer that ends the process writes to stderr itself: asan does not capture it.
+SUITES = {
+    "fast": ("fast", []),
+    "exact": ("exact", ["-m", "not once"]),
+    "asan": ("asan", ["-m", "not once", "--capture=sys"]),
+    "races": ("tsan", ["-m", "not once"]),
+}
+COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
+PARTS = ("lint", "compile", *SUITES)
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass
+class Result:
+    """One line of the summary."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)  # by reason
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+    def run(self, command: list[str], environment: dict[str, str] | None = None) -> int:
+        """Runs one command of the part and returns its exit code."""
+        measured = measure.run(command, ROOT, environment)
+        self.seconds += measured.seconds
+        self.peak_bytes = max(self.peak_bytes, measured.peak_bytes)
+        return measured.exit_code
+
+    def check(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> bool:
+        """Runs a command that passes or fails as a whole."""
+        code = self.run(command, environment)
+        self.passed += code == 0
+        self.failed += code != 0
+        if code:
+            self.notes.append(f"{name}: exit code {code}")
+        return code == 0
+
+    def skip(self, reason: str) -> None:
+        self.skipped[reason] += 1
+        console.print(f"[yellow]{self.name} skipped: {reason}")
+
+
+def heading(text: str) -> None:
+    console.rule(f"[bold]{text}")
+
+
+def lint() -> Result:
+    """The style and type checks."""
+    heading("lint")
+    result = Result("lint")
+    folders = (ROOT / "csrc", ROOT / "tests" / "native")
+    native = sorted(
+        str(path.relative_to(ROOT)) for f in folders for path in f.rglob("*.*") if path.suffix in (".h", ".cpp")
+    )
+    clang_format = str(Path(sys.executable).with_name("clang-format"))
+    result.check("ruff format", [sys.executable, "-m", "ruff", "format", "--check", "--quiet", "--diff", "."])
+    result.check("ruff check", [sys.executable, "-m", "ruff", "check", "--quiet", "."])
+    result.check("clang-format", [clang_format, "--dry-run", "-Werror", *native])
+    result.check("mypy", [sys.executable, "-m", "mypy"])
+    return result
+
+
+def compile_report() -> Result:
+    """The kernels' registers, shared memory and spills, as NVRTC says."""
+    result = Result("compile")
+    for architecture in COMPILE_ARCHITECTURES:
+        heading(f"kernels for {architecture}")
+        command = [sys.executable, "-m", "deep_ep_py", "compile", "--all", "--arch", architecture]
+        result.check(architecture, command, {"DEEP_EP_BUILD": "fast"})
+    return result
+
+
+def build(names: list[str]) -> Result:
+    """Compiles the named variants in place."""
+    heading(f"build {', '.join(names)}")
+    result = Result("build")
+    for name in names:
+        command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+        result.check(name, command, {"DEEP_EP_BUILDS": name})
+    return result
+
+
+def read_junit(path: Path, result: Result) -> bool:
+    """Adds a pytest report's counts; False where pytest did not live to write it."""
+    if not path.exists():
+        return False
+    for case in ElementTree.parse(path).iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            result.failed += 1
+        elif skipped is not None:
+            result.skipped[skipped.get("message", "no reason given")] += 1
+        else:
+            result.passed += 1
+    return True
+
+
+def suite(part: str, arguments: list[str]) -> Result:
+    """The pytest run of one build."""
+    name, selection = SUITES[part]
+    heading(f"{part}: tests in the {name} build")
+    result = Result(part)
+    junit, current = REPORTS / f"{part}.xml", REPORTS / f"{part}.current"
+    for path in (junit, current):
+        path.unlink(missing_ok=True)
+    environment = sanitizers.environment(native_build.VARIANTS[name])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]))
+    environment["DEEP_EP_CURRENT_TEST"] = str(current)
+    code = result.run([*PYTEST, f"--junitxml={junit}", *(arguments or selection)], environment)
+    reported = read_junit(junit, result)
+    if code and not (reported and result.failed):
+        result.failed += 1
+        where = f", in or after {current.read_text()}" if current.exists() else ""
+        result.notes.append(f"pytest ended with exit code {code}{where}")
+    return result
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count else ""
+
+
+def summarize(results: list[Result]) -> int:
+    """Prints the table, every skip's reason and the closing line; returns the exit code."""
+    heading("summary")
+    table = Table(box=box.SIMPLE)
+    for column in ("part", "passed", "failed", "skipped", "time", "peak memory"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
+    skipped = sum(r.skipped.total() for r in results)
+    seconds, peak = sum(r.seconds for r in results), max(r.peak_bytes for r in results)
+    rows = [(r.name, r.passed, r.failed, r.skipped.total(), r.seconds, r.peak_bytes) for r in results]
+    for row in (*rows, ("total", passed, failed, skipped, seconds, peak)):
+        table.add_row(*map(str, row[:4]), f"{row[4]:.0f} s", gigabytes(row[5]), style="red" if row[2] else "")
+    console.print(table)
+    cores = len(os.sched_getaffinity(0))
+    console.print(
+        f"Python {platform.python_version()}, {cores} cores. Memory: all processes of a part together, sampled."
+    )
+    for result in results:
+        for reason, count in result.skipped.items():
+            console.print(f"skipped in {result.name}, {count} times: {reason}", markup=False)
+        for note in result.notes:
+            console.print(f"FAILED in {result.name}: {note}", style="red", markup=False)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parts, pytest_arguments = arguments[:split] or list(PARTS), arguments[split + 1 :]
+    if unknown := [part for part in parts if part not in PARTS]:
+        sys.exit(f"{__doc__}\nno such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    os.chdir(ROOT)
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    results = [lint()] if "lint" in parts else []
+    races = None
+    if "races" in parts and toolchain.find_clang(ROOT / "build") is None:
+        races = Result("races")
+        races.skip(toolchain.NO_CLANG)
+        parts = [part for part in parts if part != "races"]
+    builds = [SUITES[part][0] for part in parts if part in SUITES]
+    if "compile" in parts and "fast" not in builds:
+        builds.insert(0, "fast")
+    if builds:
+        results.append(build(builds))
+        if results[-1].failed:
+            return summarize(results)
+    if "compile" in parts:
+        results.append(compile_report())
+    results += [suite(part, pytest_arguments) for part in parts if part in SUITES]
+    return summarize([*results, races] if races else results)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (toolchain.BuildError, subprocess.CalledProcessError) as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

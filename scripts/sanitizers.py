@@ -1,0 +1,53 @@
+"""The environment in which Python must start to load a variant of the extension.
+
+As a program it prints it: `env $(python scripts/sanitizers.py tsan) python -m pytest tests/...`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import native_build
+import toolchain
+
+# CPython and torch free little at exit, so leaks mean nothing here.
+ASAN_OPTIONS = "detect_leaks=0"
+UBSAN_OPTIONS = "halt_on_error=1:print_stacktrace=1"
+TSAN_OPTIONS = "exitcode=66"
+
+
+def _file_of(compiler: list[str], name: str) -> str:
+    path = subprocess.check_output([*compiler, f"-print-file-name={name}"], text=True).strip()
+    if not Path(path).is_absolute():
+        raise toolchain.BuildError(f"{compiler[0]} has no {name}")
+    return path
+
+
+def _with_user_options(name: str, ours: str) -> dict[str, str]:
+    theirs = os.environ.get(name)
+    return {name: f"{ours}:{theirs}" if theirs else ours}
+
+
+def environment(variant: native_build.Variant) -> dict[str, str]:
+    """The variables to set, beside the present ones, before Python starts."""
+    result = {"DEEP_EP_BUILD": variant.name}
+    if variant.name == "asan":
+        # libstdc++ too: ASan looks for __cxa_throw when it starts, and Python brings none.
+        gcc = toolchain.find_gcc()
+        result["LD_PRELOAD"] = f"{_file_of(gcc, 'libasan.so')}:{_file_of(gcc, 'libstdc++.so.6')}"
+        result |= _with_user_options("ASAN_OPTIONS", ASAN_OPTIONS)
+        result |= _with_user_options("UBSAN_OPTIONS", UBSAN_OPTIONS)
+    elif variant.name == "tsan":
+        clang = native_build.find_clang()
+        symbolizer = f":external_symbolizer_path={clang.symbolizer}" if clang.symbolizer else ""
+        result["LD_PRELOAD"] = str(clang.runtime)
+        result |= _with_user_options("TSAN_OPTIONS", TSAN_OPTIONS + symbolizer)
+    return result
+
+
+if __name__ == "__main__":
+    for name, value in environment(native_build.VARIANTS[sys.argv[1]]).items():
+        print(f"{name}={value}")

@@ -1,0 +1,81 @@
+"""Makes the virtual environment that every make target uses. Run by the user's Python; needs nothing but it.
+
+A torch that this Python can import is used as it is; otherwise one is installed. Does nothing when the environment is
+ready and pyproject.toml has not changed since. An environment that exists is completed, never replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "torch==2.13.0"
+
+
+def run(*command: str | Path) -> None:
+    print("+", *command, flush=True)
+    subprocess.run([str(part) for part in command], cwd=ROOT, check=True)
+
+
+def imports(python: Path, module: str) -> bool:
+    return subprocess.run([python, "-c", f"import {module}"], cwd=ROOT, capture_output=True).returncode == 0
+
+
+def torch_folder() -> Path | None:
+    """The folder on sys.path that holds this Python's torch, if there is one and it works."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None or not imports(Path(sys.executable), "torch"):
+        return None
+    return Path(spec.origin).parent.parent
+
+
+def create(venv: Path) -> None:
+    folder = torch_folder()
+    system = ["--system-site-packages"] if folder else []
+    try:
+        run(sys.executable, "-m", "venv", *system, venv)
+    except subprocess.CalledProcessError:
+        sys.exit(f"cannot create {venv}: on Debian and Ubuntu, install python3-venv")
+    python = venv / "bin" / "python"
+    if folder and not imports(python, "torch"):
+        # This Python is itself an environment: its packages are not the system's, so name them.
+        site = subprocess.check_output(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True
+        )
+        Path(site.strip(), "outer_torch.pth").write_text(f"{folder}\n")
+
+
+def complete(venv: Path) -> None:
+    python = venv / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    if not imports(python, "torch"):
+        run(*pip, TORCH)
+    run(*pip, "setuptools>=77", "pybind11>=2.12")
+    run(*pip, "--no-build-isolation", "--editable", ".[test]")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("venv", type=Path)
+    venv = Path(os.path.abspath(parser.parse_args().venv))
+    wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    stamp = venv / ".ready"
+    with Path(f"{venv}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        if not (venv / "bin" / "python").exists():
+            create(venv)
+        complete(venv)
+        stamp.write_text(wanted)
+
+
+if __name__ == "__main__":
+    main()

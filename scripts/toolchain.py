@@ -1,0 +1,90 @@
+"""Finds the compilers: g++ for the extension, a clang++ for its ThreadSanitizer build."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CLANG_VERSIONS = range(21, 13, -1)
+NO_CLANG = (
+    "no clang++ with a ThreadSanitizer runtime found: install one (Debian: clang-19 libclang-rt-19-dev), "
+    "or `pip install ziglang`, or name one in CLANGXX"
+)
+
+
+class BuildError(RuntimeError):
+    """A compiler is missing or has refused a file; the message is for people."""
+
+
+@dataclass(frozen=True)
+class Clang:
+    """A clang++ that can build for ThreadSanitizer."""
+
+    command: list[str]
+    runtime: Path  # the shared runtime to preload; for zig it exists once make_runtime has run
+    flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ("-fsanitize=thread", "-shared-libsan")
+    symbolizer: str | None = None
+
+    @property
+    def is_zig(self) -> bool:
+        return "ziglang" in self.command
+
+    def make_runtime(self) -> None:
+        """Links the preloaded runtime where the compiler brings it as an archive alone, which is zig's case."""
+        if not self.is_zig or self.runtime.exists():
+            return
+        self.runtime.parent.mkdir(parents=True, exist_ok=True)
+        source = self.runtime.with_suffix(".cpp")
+        source.write_text("int read_through(const int* p) { return *p; }\n")  # what refers to the runtime pulls it in
+        temporary = self.runtime.with_suffix(f".tmp{os.getpid()}")
+        command = [*self.command, "-fPIC", "-O1", "-shared", "-fsanitize=thread", str(source), "-o", str(temporary)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise BuildError(f"{shlex.join(command)}\n{result.stderr}")
+        temporary.replace(self.runtime)
+
+
+def _commands(*candidates: str) -> list[list[str]]:
+    commands = [shlex.split(candidate) for candidate in candidates]
+    return [command for command in commands if command and shutil.which(command[0])]
+
+
+def find_gcc() -> list[str]:
+    """The command of the C++ compiler for every variant but tsan: `CXX`, else g++, else c++."""
+    for command in _commands(os.environ.get("CXX", ""), "g++", "c++"):
+        return command
+    raise BuildError("no C++ compiler found: install g++ (11 or newer), or name one in CXX")
+
+
+def _runtime(command: list[str]) -> Path | None:
+    for name in (f"libclang_rt.tsan-{platform.machine()}.so", "libclang_rt.tsan.so"):
+        result = subprocess.run([*command, f"-print-file-name={name}"], capture_output=True, text=True)
+        path = Path(result.stdout.strip())
+        if result.returncode == 0 and path.is_absolute() and path.exists():
+            return path
+    return None
+
+
+def find_clang(build_folder: Path) -> Clang | None:
+    """A clang++ with ThreadSanitizer: `CLANGXX`, the system's newest, else the one in pip's ziglang, else None."""
+    names = [os.environ.get("CLANGXX", ""), *(f"clang++-{version}" for version in CLANG_VERSIONS), "clang++"]
+    for command in _commands(*names):
+        if runtime := _runtime(command):
+            return Clang(command, runtime)
+    if importlib.util.find_spec("ziglang"):
+        return Clang(
+            [sys.executable, "-m", "ziglang", "c++"],
+            build_folder / "tsan_runtime" / "libtsan_zig.so",
+            flags=("-fno-sanitize=undefined",),  # zig's default
+            link_flags=(),  # its runtime is preloaded; a second copy inside the extension must not be
+            symbolizer=shutil.which("addr2line"),  # others are C++ programs, which this runtime's preloading breaks
+        )
+    return None
