@@ -2,8 +2,8 @@
 
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
-A part is lint, compile (the report of the GPU kernels), or a build's tests: fast, exact, asan, races; without any named,
-all of them. With pytest arguments a part runs what they select: `run_tests.py races -- tests/test_layout.py -k empty`.
+A part is lint, compile (the report of the GPU kernels), or a build's tests: fast, exact, asan, races; if none is named,
+all run. With pytest arguments a part runs what they select: `run_tests.py races -- tests/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = native_build.ROOT
 REPORTS = ROOT / "build" / "reports"
 PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_sanitizers", "-rsfE", "--durations=5", "--durations-min=5"]
 
-# What pytest is given for each build. A sanitizer that ends the process writes to stderr itself: asan does not capture it.
+# What pytest is given for each build. A sanitizer that ends the process writes to stderr itself: asan leaves that be.
 SUITES = {
     "fast": ("fast", []),
     "exact": ("exact", ["-m", "not once"]),
