@@ -1,0 +1,41 @@
+#include "cpu/kernel_table.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "kernels/combine.h"
+#include "kernels/dispatch.h"
+#include "kernels/layout.h"
+#include "kernels/notify.h"
+
+namespace deep_ep::cpu {
+namespace {
+
+template <class Args, void (*kKernel)(const Args)>
+void call(const void* args) {
+    kKernel(*static_cast<const Args*>(args));
+}
+
+struct Named {
+    const char* name;
+    Entry entry;
+};
+
+constexpr Named kKernels[] = {
+    {"layout", call<LayoutArgs, layout<RuntimeShape>>},
+    {"notify", call<NotifyArgs, notify<RuntimeShape>>},
+    {"notify_cached", call<NotifyCachedArgs, notify_cached>},
+    {"dispatch", call<DispatchArgs, dispatch<RuntimeShape>>},
+    {"combine", call<CombineArgs, combine<RuntimeShape>>},
+};
+
+}  // namespace
+
+Entry find_kernel(const char* name) {
+    for (const Named& kernel : kKernels) {
+        if (std::string(kernel.name) == name) return kernel.entry;
+    }
+    throw std::out_of_range(std::string("no kernel named ") + name);
+}
+
+}  // namespace deep_ep::cpu

@@ -1,0 +1,11 @@
+// The kernels, compiled for the CPU, by name.
+#pragma once
+
+#include "cpu/executor/executor.h"
+
+namespace deep_ep::cpu {
+
+// Throws std::out_of_range for a name that is none.
+Entry find_kernel(const char* name);
+
+}  // namespace deep_ep::cpu

@@ -1,0 +1,39 @@
+#include "cpu/launcher.h"
+
+#include <atomic>
+
+#include "cpu/executor/executor.h"
+#include "cpu/kernel_table.h"
+#include "device/device.h"
+
+namespace deep_ep::cpu {
+namespace {
+
+int next_stream() {
+    static std::atomic<int> streams{0};
+    return streams.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+CpuLauncher::CpuLauncher(int rank) : rank_(rank), stream_(next_stream()) {}
+
+uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args, size_t args_bytes) {
+    Launch launch{};
+    launch.name = kernel;
+    launch.rank = rank_;
+    launch.stream = stream_;
+    launch.blocks = blocks;
+    launch.threads = warps * device::kWarpSize;
+    launch.shared_bytes = shared_bytes;
+    launch.entry = find_kernel(kernel);
+    launch.args = args;
+    launch.args_bytes = args_bytes;
+    return Executor::get().launch(launch);
+}
+
+bool CpuLauncher::finished(uint64_t serial) const { return Executor::get().finished(serial); }
+
+void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) { Executor::get().wait(ready, what); }
+
+}  // namespace deep_ep::cpu

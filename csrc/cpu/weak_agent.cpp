@@ -1,0 +1,92 @@
+#include "cpu/weak_agent.h"
+
+#include <algorithm>
+
+#include "cpu/executor/executor.h"
+#include "device/device.h"
+
+namespace deep_ep::cpu {
+namespace {
+
+using device::Scope;
+
+constexpr uint32_t kInFlight = 16;      // puts that may overtake each other
+constexpr uint32_t kMostDelay = 8;      // switch points a step may be put off by
+constexpr u64 kCutBytes = 64;      // pieces are cut into so many bytes, or a few cuts where they are long
+constexpr uint32_t kMostCuts = 16;      // per put
+
+// A part of a put that is copied at once.
+struct Cut {
+    const uint8_t* source;
+    uint8_t* target;
+    u64 bytes;
+};
+
+struct Put {
+    fabric::WeakCommand command;
+    Cut cuts[kMostCuts];
+    uint32_t left;
+};
+
+// Plain 16-byte accesses, so that sanitizers see them. The reader's side is ordered by the add that follows.
+void carry(const Cut& cut) {
+    struct alignas(16) Line {
+        u64 words[2];
+    };
+    for (u64 at = 0; at < cut.bytes; at += sizeof(Line)) {
+        *reinterpret_cast<Line*>(cut.target + at) = *reinterpret_cast<const Line*>(cut.source + at);
+    }
+}
+
+}  // namespace
+
+WeakAgent::WeakAgent(int rank, std::vector<uint8_t*> heaps) : heaps_(std::move(heaps)), local_(heaps_[static_cast<size_t>(rank)]) {
+    agent_ = Executor::get().add_agent(rank, "weak fabric", [this] { serve(); });
+}
+
+WeakAgent::~WeakAgent() { Executor::get().remove_agent(agent_); }
+
+void WeakAgent::serve() {
+    Executor& executor = Executor::get();
+    const auto random = [&executor](uint32_t bound) { return static_cast<uint32_t>(executor.random() % bound); };
+    Put puts[kInFlight];
+    uint32_t flying = 0;
+    u64 taken = 0;
+    const auto next_ready = [&] {
+        // Pairs with the posting thread's release: the command, and what its warp has built in the heap, are visible.
+        return device::load_acquire<Scope::kSystem>(&queue_.commands[taken % fabric::WeakQueue::kCapacity].ready) == taken + 1;
+    };
+    for (;;) {
+        if (flying == 0) wait_until(next_ready, "weak fabric: a put");
+        while (flying < kInFlight && next_ready()) {
+            Put& put = puts[flying++];
+            put.command = queue_.commands[taken % fabric::WeakQueue::kCapacity];
+            // Gives the slot back to posting threads, which acquire `taken`.
+            device::store_release<Scope::kSystem>(&queue_.taken, ++taken);
+            put.left = 0;
+            for (uint32_t i = 0; i < put.command.count; ++i) {
+                const fabric::Piece& piece = put.command.pieces[i];
+                const u64 share = piece.bytes / (kMostCuts / fabric::kMaxPieces) / kCutBytes * kCutBytes + kCutBytes;
+                for (u64 at = 0; at < piece.bytes; at += share) {
+                    put.cuts[put.left++] = {local_ + piece.source + at, heaps_[put.command.to] + piece.target + at,
+                                            std::min(share, piece.bytes - at)};
+                }
+            }
+        }
+        for (uint32_t delay = random(kMostDelay); delay != 0; --delay) yield();
+        // One step of one put: a cut, or, when all are copied, the signal.
+        Put& put = puts[random(flying)];
+        if (put.left != 0) {
+            std::swap(put.cuts[random(put.left)], put.cuts[put.left - 1]);
+            carry(put.cuts[--put.left]);
+            continue;
+        }
+        // The receiver acquires the word and then reads this put's pieces; of other puts it learns nothing.
+        device::add_release<Scope::kSystem>(reinterpret_cast<u64*>(heaps_[put.command.to] + put.command.word_offset), wire::kUnit);
+        // The sender acquires this and may then write the pieces' source again.
+        device::add_release<Scope::kSystem>(&put.command.completion->completed, 1ull);
+        put = puts[--flying];
+    }
+}
+
+}  // namespace deep_ep::cpu

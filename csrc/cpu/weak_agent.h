@@ -1,0 +1,32 @@
+// The agent behind fabric/weak.h: carries out puts late, in pieces, out of order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fabric/weak.h"
+#include "host/network.h"
+
+namespace deep_ep::cpu {
+
+// Owns a rank's queue and the fiber that serves it.
+class WeakAgent final : public host::Network {
+  public:
+    // `heaps`: every rank's heap as mapped in this process.
+    WeakAgent(int rank, std::vector<uint8_t*> heaps);
+    ~WeakAgent() override;
+    WeakAgent(const WeakAgent&) = delete;
+    WeakAgent& operator=(const WeakAgent&) = delete;
+
+    fabric::WeakQueue* weak_queue() override { return &queue_; }
+
+  private:
+    void serve();
+
+    fabric::WeakQueue queue_{};
+    const std::vector<uint8_t*> heaps_;
+    const uint8_t* const local_;
+    int agent_ = -1;
+};
+
+}  // namespace deep_ep::cpu

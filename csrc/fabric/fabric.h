@@ -1,0 +1,54 @@
+// put_signal and its neighbours (PROTOCOL P5), over whatever fabric reaches the peer.
+//
+//   address(peers, to, offset)       where that rank's heap is mapped here, else null
+//   signal(...)                      one thread, after the block's barrier: publishes all stores the block made to `to`
+//   put_signal(...)                  warp-collective: pieces, then the signal. Promises nothing about any other put
+//   quiet(...)                       one thread: own memory that puts of this operation read from may be written again
+//
+// A waiter is the operation that pays for blocking: `bool wait_word(Phase, peer, const u64* word, u64 target)`.
+#pragma once
+
+#include "fabric/peer.h"
+#include "fabric/weak.h"
+
+namespace deep_ep::fabric {
+
+DEEP_EP_DEVICE bool mapped(const Peers& peers, u32 to) { return peers.base[to] != nullptr; }
+
+DEEP_EP_DEVICE u8* address(const Peers& peers, u32 to, u64 offset) {
+    return mapped(peers, to) ? peers.base[to] + offset : nullptr;
+}
+
+// One thread. Stores through address() by threads that met this one at a barrier are released with it.
+template <class Waiter>
+DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, u64 word_offset) {
+    if (mapped(peers, to)) {
+        peer::signal(peers, to, word_offset);
+        return true;
+    }
+    return weak::post(peers, waiter, completion, to, nullptr, 0, word_offset);
+}
+
+// Warp-collective. What the pieces hold was written by this warp, or before a barrier it has passed.
+template <class Waiter>
+DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces, u32 count,
+                               u64 word_offset) {
+    if (mapped(peers, to)) {
+        peer::put_signal(peers, to, pieces, count, word_offset);
+        return true;
+    }
+    __syncwarp();   // all lanes' stores into the pieces come before lane 0's release of the command
+    int posted = 1;
+    if (device::lane() == 0) posted = weak::post(peers, waiter, completion, to, pieces, count, word_offset);
+    return __shfl_sync(device::kFullMask, posted, 0) != 0;
+}
+
+// One thread, after all posting threads of the operation have been joined. The agent adds to `completed` (release, system) when it has
+// read a put's pieces.
+template <class Waiter>
+DEEP_EP_DEVICE bool quiet(Waiter& waiter, Completion& completion) {
+    const u64 posted = device::load_relaxed<device::Scope::kDevice>(&completion.posted);
+    return waiter.wait_word(wire::Phase::kQuiet, -1, &completion.completed, posted);
+}
+
+}  // namespace deep_ep::fabric

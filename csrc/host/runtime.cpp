@@ -1,0 +1,234 @@
+#include "host/runtime.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/combine.h"
+#include "kernels/dispatch.h"
+#include "kernels/layout.h"
+
+namespace deep_ep::host {
+namespace {
+
+// Warps per block. Combine needs two: where rows go in chunks, some send while the others sum.
+constexpr unsigned kWarps = 4;
+
+// Outputs above this are stored past the caches: they would only push out what is still needed.
+constexpr uint64_t kStreamingBytes = 4ull << 20;
+
+wire::ChunkFormat dispatch_format(const Sizes& sizes) {
+    return {sizes.row_bytes, sizes.topk * static_cast<u32>(sizeof(i64)), sizes.topk * static_cast<u32>(sizeof(float)), sizeof(i32)};
+}
+wire::ChunkFormat combine_format(const Sizes& sizes) { return {sizes.row_bytes, 0, sizes.topk * static_cast<u32>(sizeof(float)), 0}; }
+
+RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
+
+// FNV-1a over what all ranks must agree on.
+uint64_t hash_arguments(std::initializer_list<uint64_t> values) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (const uint64_t value : values) {
+        for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xff)) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+template <class T>
+T* pointer(uint64_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+}  // namespace
+
+wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
+    return {static_cast<u32>(options.ranks), static_cast<u32>(options.regions), options.region_bytes, options.arena_bytes};
+}
+
+Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
+                 std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network)
+    : options_(options),
+      heaps_(std::move(heaps)),
+      arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes, options.poison)),
+      launcher_(std::move(launcher)),
+      mapped_(heaps_.size(), nullptr),
+      base_(heap_layout(options).words(), 0),
+      network_(std::move(network)) {
+    for (size_t r = 0; r < heaps_.size(); ++r) {
+        if (options_.mapped[r]) mapped_[r] = heaps_[r]->base();
+    }
+    context_.peers.rank = static_cast<u32>(options_.rank);
+    context_.peers.ranks = static_cast<u32>(options_.ranks);
+    context_.peers.local = reinterpret_cast<u8*>(heap_base(options_.rank));
+    context_.peers.base = mapped_.data();
+    context_.peers.weak = network_ ? network_->weak_queue() : nullptr;
+    context_.peers.heap = heap_layout(options_);
+    context_.timeout_ns = options_.timeout_ns;
+    context_.base = base_.data();
+    context_.generation = 1;
+    context_.has_remote = options_.has_remote;
+    if (options_.poison) {
+        const wire::HeapLayout& heap = context_.peers.heap;
+        std::memset(context_.peers.local + heap.regions_offset(), kPoison, heap.arena_offset() - heap.regions_offset());
+    }
+}
+
+wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
+    return wire::RegionLayout::fit(static_cast<u32>(options_.ranks), experts, options_.has_remote, format, options_.region_bytes);
+}
+
+uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
+    const u32 ranks = static_cast<u32>(options_.ranks);
+    const u32 rows = wire::RegionLayout::kMinChunkRows;
+    const wire::RegionLayout dispatch{ranks, sizes.experts, options_.has_remote, rows, dispatch_format(sizes)};
+    const wire::RegionLayout combine{ranks, 0, options_.has_remote, rows, combine_format(sizes)};
+    return std::max(dispatch.bytes(), combine.bytes());
+}
+
+void Runtime::launch(Call* call, const char* kernel, unsigned blocks, size_t shared_bytes, const void* args, size_t bytes) {
+    const uint64_t serial = launcher_->launch(kernel, blocks, kWarps, shared_bytes, args, bytes);
+    if (call != nullptr) {
+        call->serial = serial;
+    } else {
+        launcher_->wait([this, serial] { return launcher_->finished(serial); }, kernel);
+    }
+}
+
+void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
+                     uint64_t is_token_in_rank, unsigned blocks) {
+    LayoutArgs args{};
+    args.shape = shape_of(sizes, options_.ranks);
+    args.tokens = sizes.tokens;
+    args.experts = sizes.experts;
+    args.topk_idx = pointer<const i64>(topk_idx);
+    args.tokens_per_rank = pointer<i32>(tokens_per_rank);
+    args.tokens_per_expert = pointer<i32>(tokens_per_expert);
+    args.is_token_in_rank = pointer<u8>(is_token_in_rank);
+    launch(nullptr, "layout", blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args, sizeof(args));
+}
+
+std::shared_ptr<Call> Runtime::open(const char* kind) {
+    auto call = std::make_shared<Call>();
+    call->kind = kind;
+    calls_.push_back(call);
+    return call;
+}
+
+std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert, const Plan& plan,
+                                      uint64_t rows_to_rank, unsigned blocks) {
+    auto call = open("dispatch");
+    call->rows_per_expert.assign(sizes.experts / static_cast<u32>(options_.ranks), 0);
+    NotifyArgs args{};
+    args.call = call_args(*call);
+    args.shape = shape_of(sizes, options_.ranks);
+    args.layout = region_layout(sizes.experts, dispatch_format(sizes));
+    args.arguments = hash_arguments({sizes.row_bytes, sizes.topk, sizes.experts});
+    args.tokens = sizes.tokens;
+    args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
+    args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
+    args.plan = plan;
+    args.rows_to_rank = pointer<i32>(rows_to_rank);
+    args.rows_per_expert = call->rows_per_expert.data();
+    launch(call.get(), "notify", blocks, 0, &args, sizeof(args));
+    return call;
+}
+
+std::shared_ptr<Call> Runtime::notify_cached(const char* kind) {
+    auto call = open(kind);
+    const NotifyCachedArgs args{call_args(*call)};
+    launch(call.get(), "notify_cached", 1, 0, &args, sizeof(args));
+    return call;
+}
+
+wire::Offer Runtime::offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const {
+    wire::Offer offer{};
+    offer.rows = rows;
+    const auto inside = [&](uint64_t address, uint64_t bytes_per_row) {
+        return address == 0 || arena_->contains(pointer<const void>(address), rows * bytes_per_row);
+    };
+    const uint64_t x = combining ? tensors.x : tensors.recv_x;
+    const uint64_t idx = combining ? 0 : tensors.recv_topk_idx;
+    const uint64_t weights = combining ? tensors.topk_weights : tensors.recv_topk_weights;
+    const uint64_t src_idx = combining ? 0 : tensors.recv_src_idx;
+    // Nothing is stored into, or loaded from, an output without rows: it may lie anywhere.
+    offer.visible = rows == 0 || (inside(x, sizes.row_bytes) && inside(idx, sizes.topk * sizeof(i64)) &&
+                                  inside(weights, sizes.topk * sizeof(float)) && inside(src_idx, sizeof(i32)));
+    if (offer.visible == 0 || rows == 0) return offer;
+    offer.x = offset_of(x);
+    offer.topk_idx = offset_of(idx);
+    offer.topk_weights = offset_of(weights);
+    offer.src_idx = offset_of(src_idx);
+    return offer;
+}
+
+bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
+                       unsigned blocks) {
+    DispatchArgs args{};
+    args.call = call_args(call);
+    args.shape = shape_of(sizes, options_.ranks);
+    args.layout = region_layout(cached ? 0 : sizes.experts, dispatch_format(sizes));
+    args.tokens = sizes.tokens;
+    args.experts_per_rank = sizes.experts / static_cast<u32>(options_.ranks);
+    args.streaming = static_cast<uint64_t>(rows) * sizes.row_bytes > kStreamingBytes;
+    args.x = pointer<const u8>(tensors.x);
+    args.topk_idx = pointer<const i64>(tensors.topk_idx);
+    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.plan = plan;
+    args.offer = offer(tensors, sizes, rows, false);
+    args.recv_x = pointer<u8>(tensors.recv_x);
+    args.recv_topk_idx = pointer<i64>(tensors.recv_topk_idx);
+    args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
+    args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
+    launch(&call, "dispatch", blocks, dispatch_shared_bytes(args.shape.ranks_, kWarps), &args, sizeof(args));
+    return args.offer.visible != 0;
+}
+
+bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, unsigned blocks) {
+    CombineArgs args{};
+    args.call = call_args(call);
+    args.shape = shape_of(sizes, options_.ranks);
+    args.layout = region_layout(0, combine_format(sizes));
+    args.tokens = sizes.tokens;
+    args.x = pointer<const u8>(tensors.x);
+    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.src_idx = pointer<const i32>(tensors.recv_src_idx);
+    args.plan = plan;
+    args.offer = offer(tensors, sizes, rows, true);
+    args.combined_x = pointer<u8>(tensors.recv_x);
+    args.combined_weights = pointer<float>(tensors.recv_topk_weights);
+    args.bias[0] = pointer<const u8>(tensors.bias0);
+    args.bias[1] = pointer<const u8>(tensors.bias1);
+    launch(&call, "combine", blocks, combine_shared_bytes(args.shape.ranks_, kWarps), &args, sizeof(args));
+    return args.offer.visible != 0;
+}
+
+void Runtime::wait_counts(const Call& call) {
+    const auto ready = [&] {
+        // Pairs with notify's release: the counts are visible. A call that failed ends without them.
+        return __atomic_load_n(&call.outcome.counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
+    };
+    launcher_->wait(ready, "counts of a dispatch");
+}
+
+void Runtime::wait(const Call& call) {
+    launcher_->wait([&] { return finished(call); }, call.kind);
+}
+
+void Runtime::retire(const std::shared_ptr<Call>& call) { calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end()); }
+
+void Runtime::drain() {
+    const auto left = [this] {
+        return __atomic_load_n(&context_.farewell.completed, __ATOMIC_ACQUIRE) == __atomic_load_n(&context_.farewell.posted, __ATOMIC_RELAXED);
+    };
+    if (!left()) launcher_->wait(left, "last puts of a Buffer");
+}
+
+void Runtime::abort(uint32_t reason) {
+    const uint64_t word = wire::abort_word(context_.generation, reason, static_cast<uint32_t>(options_.rank));
+    for (const auto& heap : heaps_) {
+        // Any rank may store here and the last one wins; kernels poll it and need nothing else to be visible with it.
+        __atomic_store_n(pointer<uint64_t>(reinterpret_cast<uint64_t>(heap->base())), word, __ATOMIC_RELEASE);
+    }
+}
+
+uint64_t Runtime::abort_word() const { return __atomic_load_n(pointer<uint64_t>(heap_base(options_.rank)), __ATOMIC_ACQUIRE); }
+
+}  // namespace deep_ep::host

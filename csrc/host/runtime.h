@@ -1,0 +1,111 @@
+// The host's half of a Buffer: device state, and the launches of each operation. No tensors: addresses and sizes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "host/arena.h"
+#include "host/heap.h"
+#include "host/launcher.h"
+#include "host/network.h"
+#include "kernels/args.h"
+
+namespace deep_ep::host {
+
+struct BufferOptions {
+    int rank;
+    int ranks;
+    int regions;
+    uint64_t region_bytes;
+    uint64_t arena_bytes;
+    uint64_t timeout_ns;
+    bool poison;                    // fill outputs with a pattern before they are written
+    bool has_remote;                // some pair of ranks of the Buffer is not mapped
+    std::vector<bool> mapped;       // per peer: reached by loads and stores, else by the weak fabric
+};
+
+// One call of a collective: what its kernels share, and what they tell the host.
+struct Call {
+    const char* kind;
+    Ticket ticket{};
+    wire::Outcome outcome{};
+    std::vector<int32_t> rows_per_expert;   // written by notify
+    uint64_t serial = 0;                    // of its latest launch
+};
+
+// Addresses of what a dispatch reads and writes; 0 where a tensor is not given. See kernels/args.h for the shapes.
+struct Tensors {
+    uint64_t x = 0, topk_idx = 0, topk_weights = 0;
+    uint64_t recv_x = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
+    uint64_t bias0 = 0, bias1 = 0;
+};
+
+// Sizes that kernels specialise on, and the tokens of this call.
+struct Sizes {
+    uint32_t tokens;
+    uint32_t row_bytes;
+    uint32_t topk;      // 0: no top-k
+    uint32_t experts;   // 0: not known here
+};
+
+class Runtime {
+  public:
+    Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
+            std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network);
+
+    static wire::HeapLayout heap_layout(const BufferOptions& options);
+    // Bytes of one region that a dispatch or combine of these sizes needs at the least.
+    uint64_t least_region_bytes(const Sizes& sizes) const;
+
+    void layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert, uint64_t is_token_in_rank,
+                unsigned blocks);
+    std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert, const Plan& plan,
+                                 uint64_t rows_to_rank, unsigned blocks);
+    // An operation whose counts are known: cached dispatch, combine.
+    std::shared_ptr<Call> notify_cached(const char* kind);
+    // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who are mapped.
+    bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached, unsigned blocks);
+    bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, unsigned blocks);
+
+    // Until the counts of a dispatch are there, or the call has ended without.
+    void wait_counts(const Call& call);
+    // Until all launched kernels of the call have ended.
+    void wait(const Call& call);
+    bool finished(const Call& call) const { return launcher_->finished(call.serial); }
+
+    // A call whose kernels have ended well.
+    void retire(const std::shared_ptr<Call>& call);
+    // Until the puts that no operation waits for have left; before a rank goes away in good order.
+    void drain();
+
+    // Tells every rank, this one included, that this rank has failed (P15).
+    void abort(uint32_t reason);
+    uint64_t abort_word() const;
+
+    const std::shared_ptr<Arena>& arena() const { return arena_; }
+    const BufferOptions& options() const { return options_; }
+    uint32_t generation() const { return context_.generation; }
+    uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
+
+  private:
+    void launch(Call* call, const char* kernel, unsigned blocks, size_t shared_bytes, const void* args, size_t bytes);
+    wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
+    wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
+    uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
+    CallArgs call_args(Call& call) { return {&context_, &call.ticket, &call.outcome}; }
+
+    std::shared_ptr<Call> open(const char* kind);
+
+    const BufferOptions options_;
+    const std::vector<std::shared_ptr<Heap>> heaps_;
+    const std::shared_ptr<Arena> arena_;
+    const std::unique_ptr<Launcher> launcher_;
+    std::vector<u8*> mapped_;         // Context::peers.base
+    std::vector<u64> base_;           // Context::base
+    Context context_{};
+    std::vector<std::shared_ptr<Call>> calls_;   // kept until retired: a failed one for good, agents may still hold its addresses
+    const std::unique_ptr<Network> network_;     // last, so that it stops first
+};
+
+}  // namespace deep_ep::host

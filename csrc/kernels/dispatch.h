@@ -1,0 +1,213 @@
+// dispatch: every token's row goes to every rank that holds one of its experts.
+//
+// Where the receiver has offered its output, rows are stored straight into their final places. Else they go in chunks through the
+// receiver's region, and the receiver places them. Waits, in this order, so that no cycle can form (P11):
+//
+//   free of every rank      given at the end of an earlier operation
+//   offers of mapped ranks  sent right after `free`, behind no other wait
+//   chunk, next             polled by warps that serve many streams and block on none
+//   data                    behind the senders' direct stores, which wait for nothing but offers
+#pragma once
+
+#include "kernels/args.h"
+#include "kernels/offers.h"
+#include "kernels/operation.h"
+#include "kernels/staging.h"
+
+namespace deep_ep {
+
+// What a block keeps in dynamic shared memory about each rank as a destination.
+struct DispatchTarget {
+    u8* x;               // where this rank's first row goes, null where rows go in chunks
+    i64* topk_idx;
+    float* topk_weights;
+    i32* src_idx;
+};
+
+// Per warp: the rows one token goes to.
+struct DispatchRows {
+    u8** x;              // [ranks]
+    u32* rank;           // [ranks]
+};
+
+constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps) {
+    return ranks * static_cast<u32>(sizeof(DispatchTarget)) + warps * ranks * static_cast<u32>(sizeof(u8*) + sizeof(u32)) +
+           stream_progress_bytes(ranks);
+}
+
+// Localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
+DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, u32 k, i64* idx, float* weights) {
+    const u64 from = static_cast<u64>(token) * topk + k;
+    const i64 local = args.topk_idx[from] - static_cast<i64>(destination) * args.experts_per_rank;
+    const bool here = local >= 0 && local < static_cast<i64>(args.experts_per_rank);
+    idx[k] = here ? local : -1;
+    weights[k] = here ? args.topk_weights[from] : 0.0f;
+}
+
+// The block: where this rank's rows begin at each destination.
+template <class Shape>
+DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Shape& shape, DispatchTarget* targets) {
+    const u32 ranks = shape.ranks(), topk = shape.topk();
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        DispatchTarget target{};
+        if (const wire::Offer* offer = await_offer(args.layout, op, r)) {
+            const u64 start = op.rank() == 0 ? 0 : args.plan.rank_prefix[(op.rank() - 1) * ranks + r];
+            u8* heap = fabric::address(op.peers(), r, 0);
+            target.x = heap + offer->x + start * shape.row_bytes();
+            target.topk_idx = reinterpret_cast<i64*>(heap + offer->topk_idx) + start * topk;
+            target.topk_weights = reinterpret_cast<float*>(heap + offer->topk_weights) + start * topk;
+            target.src_idx = reinterpret_cast<i32*>(heap + offer->src_idx) + start;
+        }
+        targets[r] = target;
+    }
+    return op.meet();
+}
+
+// A warp: stores a share of the tokens straight into the outputs. Walks tokens, not destinations: a row is read once while all its
+// copies are written.
+template <class Shape>
+DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, const DispatchTarget* targets, DispatchRows rows) {
+    const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
+    const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
+    const u32 first = static_cast<u32>(static_cast<u64>(args.tokens) * warp / warps);
+    const u32 end = static_cast<u32>(static_cast<u64>(args.tokens) * (warp + 1) / warps);
+    const u32 lanes_below = (1u << device::lane()) - 1;
+    for (u32 token = first; token < end; ++token) {
+        const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
+        u32 count = 0;
+        for (u32 base = 0; base < ranks; base += device::kWarpSize) {
+            const u32 r = base + device::lane();
+            const bool goes = r < ranks && targets[r].x != nullptr && token_row[r] >= 0;
+            const u32 mask = __ballot_sync(device::kFullMask, goes);
+            if (goes) {
+                const u32 slot = count + __popc(mask & lanes_below);
+                rows.x[slot] = targets[r].x + static_cast<u64>(token_row[r]) * row_bytes;
+                rows.rank[slot] = r;
+            }
+            count += __popc(mask);
+        }
+        __syncwarp();   // the list is complete
+        device::warp_copy_to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
+        for (u32 i = device::lane(); args.topk_idx != nullptr && i < count * topk; i += device::kWarpSize) {
+            const u32 r = rows.rank[i / topk];
+            const u64 to = static_cast<u64>(token_row[r]) * topk;
+            store_topk(args, topk, token, r, i % topk, targets[r].topk_idx + to, targets[r].topk_weights + to);
+        }
+        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < count; i += device::kWarpSize) {
+            const u32 r = rows.rank[i];
+            targets[r].src_idx[token_row[r]] = static_cast<i32>(token);
+        }
+        __syncwarp();   // the list has been read
+    }
+}
+
+// Fills and places the chunks of dispatch. See staging.h for the traffic.
+template <class Shape>
+struct DispatchChunks {
+    static constexpr bool kReceives = true;
+    const DispatchArgs& args;
+    Shape shape;
+    u32 rank;
+
+    DEEP_EP_DEVICE u32 rows_between(u32 from, u32 to) const {
+        const i32* prefix = args.plan.rank_prefix;
+        return prefix[from * shape.ranks() + to] - (from == 0 ? 0 : prefix[(from - 1) * shape.ranks() + to]);
+    }
+    // A stream without rows still sends one chunk, its header (P7).
+    DEEP_EP_DEVICE u32 chunks(u32 from, u32 to) const {
+        const u32 chunks = wire::ceil_div(rows_between(from, to), args.layout.chunk_rows);
+        return chunks != 0 ? chunks : 1;
+    }
+    DEEP_EP_DEVICE u32 sent_chunks(u32 to) const { return chunks(rank, to); }
+    DEEP_EP_DEVICE u32 received_chunks(u32 from) const { return chunks(from, rank); }
+
+    // A warp: the rows of a chunk, as [first, first + rows) of this rank's rows for `to`.
+    DEEP_EP_DEVICE void rows_of(u32 to, u32 chunk, u32& first, u32& rows) const {
+        first = chunk * args.layout.chunk_rows;
+        const u32 left = rows_between(rank, to) - first;
+        rows = left < args.layout.chunk_rows ? left : args.layout.chunk_rows;
+    }
+
+    // A warp: writes the rows behind the header at `message`.
+    DEEP_EP_DEVICE void fill(u8* message, u32 to, u32 first, u32 rows) const {
+        const wire::ChunkFormat& format = args.layout.format;
+        const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
+        const i32* tokens = args.plan.row_token + static_cast<u64>(to) * args.tokens + first;
+        auto* idx = reinterpret_cast<i64*>(message + format.topk_idx_offset(rows));
+        auto* weights = reinterpret_cast<float*>(message + format.topk_weights_offset(rows));
+        auto* src_idx = reinterpret_cast<i32*>(message + format.src_idx_offset(rows));
+        for (u32 i = 0; i < rows; ++i) {
+            device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
+                              args.x + static_cast<u64>(tokens[i]) * row_bytes, row_bytes);
+        }
+        for (u32 i = device::lane(); args.topk_idx != nullptr && i < rows * topk; i += device::kWarpSize) {
+            const u32 row = i / topk;
+            store_topk(args, topk, tokens[row], to, i % topk, idx + row * topk, weights + row * topk);
+        }
+        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
+    }
+
+    // A warp: places a chunk's rows in this rank's output.
+    DEEP_EP_DEVICE void place(const u8* message, u32 from, u32 first, u32 rows) const {
+        const wire::ChunkFormat& format = args.layout.format;
+        const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
+        const u64 start = first + (from == 0 ? 0 : args.plan.rank_prefix[(from - 1) * shape.ranks() + rank]);
+        const auto* idx = reinterpret_cast<const i64*>(message + format.topk_idx_offset(rows));
+        const auto* weights = reinterpret_cast<const float*>(message + format.topk_weights_offset(rows));
+        const auto* src_idx = reinterpret_cast<const i32*>(message + format.src_idx_offset(rows));
+        device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(), static_cast<u64>(rows) * row_bytes);
+        for (u32 i = device::lane(); args.topk_idx != nullptr && i < rows * topk; i += device::kWarpSize) {
+            args.recv_topk_idx[start * topk + i] = idx[i];
+            args.recv_topk_weights[start * topk + i] = weights[i];
+        }
+        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < rows; i += device::kWarpSize) {
+            args.recv_src_idx[start + i] = src_idx[i];
+        }
+    }
+};
+
+// Any grid of whole warps.
+template <class Shape>
+DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    if (!op.enter() || !op.await_free()) return;
+    const auto shape = Shape::of(args.shape);
+    const u32 ranks = shape.ranks(), warps = device::warps();
+
+    auto* targets = reinterpret_cast<DispatchTarget*>(shared);
+    auto* row_addresses = reinterpret_cast<u8**>(targets + ranks);
+    auto* row_ranks = reinterpret_cast<u32*>(row_addresses + warps * ranks);
+    auto* progress = row_ranks + warps * ranks;
+
+    if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
+    if (!find_targets(args, op, shape, targets)) return;
+    store_tokens(args, shape, targets, {row_addresses + device::warp() * ranks, row_ranks + device::warp() * ranks});
+
+    // All blocks' rows are stored: one signal per mapped receiver, rows or none.
+    if (op.last_block(kStored)) {
+        for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+            if (targets[r].x != nullptr) op.signal(r, wire::kData);
+        }
+    }
+
+    const DispatchChunks<Shape> chunks{args, shape, op.rank()};
+    const auto sends = [&](u32 to) { return targets[to].x == nullptr; };
+    const auto receives = [&](u32 from) { return args.offer.visible == 0 || !fabric::mapped(op.peers(), from); };
+    serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(), gridDim.x * warps);
+    if (!op.meet() || !op.last_block(kFinished)) return;
+
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (!receives(r)) op.wait_signal(Phase::kData, wire::kData, r, 1);
+    }
+    if (!op.meet()) return;
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (fabric::mapped(op.peers(), r)) op.consume(wire::kOffer, r, 1);
+        if (!receives(r)) op.consume(wire::kData, r, 1);
+        consume_stream(op, r, sends(r) ? chunks.sent_chunks(r) : 0, receives(r) ? chunks.received_chunks(r) : 0);
+    }
+    op.finish();
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,131 @@
+// notify: the first kernel of an operation. Takes its number; in a dispatch that is not cached, also finds each token's row at each
+// destination and exchanges counts, so that every rank knows where every source's rows begin in every receiver.
+#pragma once
+
+#include "kernels/args.h"
+#include "kernels/operation.h"
+
+namespace deep_ep {
+
+// A warp: numbers this rank's tokens for `destination` in token order. No atomics: the same result on every run.
+DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination) {
+    const u32 lanes_below = (1u << device::lane()) - 1;
+    u32 count = 0;
+    for (u32 first = 0; first < args.tokens; first += device::kWarpSize) {
+        const u32 token = first + device::lane();
+        const u64 entry = static_cast<u64>(token) * ranks + destination;
+        const bool goes = token < args.tokens && args.is_token_in_rank[entry] != 0;
+        const u32 mask = __ballot_sync(device::kFullMask, goes);
+        const u32 row = count + __popc(mask & lanes_below);
+        if (token < args.tokens) args.plan.token_row[entry] = goes ? static_cast<i32>(row) : -1;
+        if (goes) args.plan.row_token[static_cast<u64>(destination) * args.tokens + row] = static_cast<i32>(token);
+        count += __popc(mask);
+    }
+    return count;
+}
+
+// The block: builds this rank's message in its own region and puts it to every rank.
+DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    const wire::RegionLayout& layout = args.layout;
+    const u32 experts_per_rank = layout.experts / ranks;
+    u8* message = op.local_region() + layout.notify_send();
+    if (threadIdx.x == 0) {
+        wire::NotifyHeader header{};
+        header.operation = op.number();
+        header.arguments = args.arguments;
+        header.generation = op.context().generation;
+        header.tokens = args.tokens;
+        header.source = op.rank();
+        *reinterpret_cast<wire::NotifyHeader*>(message) = header;
+    }
+    i32* rows_to_rank = reinterpret_cast<i32*>(message + sizeof(wire::NotifyHeader));
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) rows_to_rank[r] = args.rows_to_rank[r];
+    for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < layout.experts; e += blockDim.x) {
+        u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
+        reinterpret_cast<i32*>(slice)[e % experts_per_rank] = args.tokens_per_expert[e];
+    }
+    if (!op.meet()) return;   // the whole block's stores come before each warp's put
+
+    const u64 source = op.region_offset() + layout.notify_send();
+    const u64 target = op.region_offset() + layout.notify_row(op.rank());
+    const u64 common = layout.notify_common_bytes(), slice = layout.expert_counts_bytes();
+    for (u32 r = device::warp(); r < ranks; r += device::warps()) {
+        const fabric::Piece pieces[] = {{source, target, common}, {source + common + r * slice, target + common, slice}};
+        op.put_signal(r, wire::kNotify, pieces, slice != 0 ? 2 : 1);
+    }
+}
+
+// The block: waits for all ranks' messages and checks that they are of this very operation.
+DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
+        const auto& header = *reinterpret_cast<const wire::NotifyHeader*>(op.local_region() + args.layout.notify_row(r));
+        if (header.operation != op.number()) {
+            op.fail(wire::kMismatch, Phase::kNotify, static_cast<i32>(r), op.number(), header.operation);
+        } else if (header.arguments != args.arguments) {
+            op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), args.arguments, header.arguments);
+        }
+        args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
+        op.consume(wire::kNotify, r, 1);
+    }
+    return op.meet();
+}
+
+// The block: where every source's rows end in every receiver, and what this rank receives.
+DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) {
+    const u8* rows = op.local_region();
+    for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
+        i32 sum = 0;
+        for (u32 from = 0; from < ranks; ++from) {
+            const u8* row = rows + args.layout.notify_row(from) + sizeof(wire::NotifyHeader);
+            sum += reinterpret_cast<const i32*>(row)[to];
+            args.plan.rank_prefix[from * ranks + to] = sum;
+        }
+        if (to == op.rank()) args.call.outcome->total_rows = sum;
+    }
+    for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < args.layout.experts / ranks; e += blockDim.x) {
+        i32 sum = 0;
+        for (u32 from = 0; from < ranks; ++from) {
+            const u8* row = rows + args.layout.notify_row(from) + args.layout.notify_common_bytes();
+            sum += reinterpret_cast<const i32*>(row)[e];
+        }
+        args.rows_per_expert[e] = sum;
+    }
+}
+
+// Any grid; the last block to finish scanning exchanges the counts.
+template <class Shape>
+DEEP_EP_KERNEL void notify(const NotifyArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    if (!op.enter()) return;
+    const u32 ranks = Shape::of(args.shape).ranks();
+
+    const u32 first = blockIdx.x * device::warps() + device::warp();
+    for (u32 r = first; r < ranks; r += gridDim.x * device::warps()) {
+        const u32 rows = scan_destination(args, ranks, r);
+        if (device::lane() == 0) args.rows_to_rank[r] = static_cast<i32>(rows);
+    }
+    if (!op.last_block(kCounted)) return;
+
+    if (threadIdx.x == 0) op.take_number();
+    __syncthreads();
+    op.read_number();
+    if (!op.await_free()) return;
+    send_counts(args, op, ranks);
+    if (!receive_counts(args, op, ranks)) return;
+    make_plan(args, op, ranks);
+    __syncthreads();
+    // The host polls this flag; with it come the counts.
+    if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
+}
+
+// First kernel of an operation whose counts are known. One block.
+DEEP_EP_KERNEL void notify_cached(const NotifyCachedArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    if (!op.enter()) return;
+    if (threadIdx.x == 0) op.take_number();
+}
+
+}  // namespace deep_ep

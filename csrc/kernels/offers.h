@@ -1,0 +1,31 @@
+// Offers: where a rank has put its output (dispatch), or its published rows (combine), told to every rank that is mapped (P9, P12).
+#pragma once
+
+#include "kernels/operation.h"
+
+namespace deep_ep {
+
+// One thread per mapped rank: tells it where this rank's output lies (P9).
+DEEP_EP_DEVICE void send_offers(const wire::RegionLayout& layout, wire::Offer offer, Operation& op, u32 ranks) {
+    offer.operation = op.number();
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (!fabric::mapped(op.peers(), r) || op.failed()) continue;
+        // Read by rank r's blocks after they acquire the signal; this thread's store precedes its own release.
+        *reinterpret_cast<wire::Offer*>(fabric::address(op.peers(), r, op.region_offset() + layout.offer(op.rank()))) = offer;
+        op.signal(r, wire::kOffer);
+    }
+}
+
+// One thread per rank: waits for its offer, if it makes one. Null: rows to or from it go in chunks.
+DEEP_EP_DEVICE const wire::Offer* await_offer(const wire::RegionLayout& layout, Operation& op, u32 r) {
+    if (!fabric::mapped(op.peers(), r)) return nullptr;
+    if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return nullptr;
+    const auto* offer = reinterpret_cast<const wire::Offer*>(op.local_region() + layout.offer(r));
+    if (offer->operation != op.number()) {
+        op.fail(wire::kMismatch, Phase::kOffer, static_cast<i32>(r), op.number(), offer->operation);
+        return nullptr;
+    }
+    return offer->visible != 0 ? offer : nullptr;
+}
+
+}  // namespace deep_ep

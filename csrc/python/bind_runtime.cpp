@@ -1,0 +1,144 @@
+// Heaps, calls and the runtime of a Buffer.
+#include <pybind11/stl.h>
+
+#include "cpu/launcher.h"
+#include "cpu/weak_agent.h"
+#include "host/dlpack.h"
+#include "host/runtime.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace deep_ep::python {
+namespace {
+
+using host::BufferOptions;
+using host::Call;
+using host::Heap;
+using host::Runtime;
+using host::Sizes;
+using host::Tensors;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+std::unique_ptr<Runtime> make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps) {
+    const auto own = heaps.at(static_cast<size_t>(options.rank));
+    std::unique_ptr<host::Network> network;
+    for (const bool mapped : options.mapped) {
+        if (mapped || network) continue;
+        std::vector<uint8_t*> bases;
+        for (const auto& heap : heaps) bases.push_back(heap->base());
+        network = std::make_unique<cpu::WeakAgent>(options.rank, std::move(bases));
+    }
+    return std::make_unique<Runtime>(options, own, std::move(heaps), std::make_unique<cpu::CpuLauncher>(options.rank), std::move(network));
+}
+
+void delete_capsule(PyObject* capsule) {
+    // A consumer renames the capsule and deletes the tensor itself.
+    if (!PyCapsule_IsValid(capsule, "dltensor")) return;
+    auto* tensor = static_cast<host::DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    tensor->deleter(tensor);
+}
+
+py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, uint8_t code, uint8_t bits) {
+    host::DLManagedTensor* tensor = host::make_tensor(runtime.arena(), shape, {code, bits, 1});
+    if (tensor == nullptr) return py::none();
+    return py::reinterpret_steal<py::object>(PyCapsule_New(tensor, "dltensor", delete_capsule));
+}
+
+Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uint64_t source_tokens) {
+    return {reinterpret_cast<i32*>(token_row), reinterpret_cast<i32*>(row_token), reinterpret_cast<i32*>(rank_prefix),
+            reinterpret_cast<i32*>(source_tokens)};
+}
+
+void bind_heap(py::module_& m) {
+    py::class_<Heap, std::shared_ptr<Heap>>(m, "Heap")
+        .def_static("make_plain", &Heap::make_plain, py::arg("bytes"))
+        .def_static("make_shared", &Heap::make_shared, py::arg("bytes"))
+        .def_static("map", &Heap::map, py::arg("descriptor"), py::arg("bytes"))
+        .def("close_descriptor", &Heap::close_descriptor)
+        .def_property_readonly("descriptor", &Heap::descriptor)
+        .def_property_readonly("bytes", &Heap::bytes)
+        .def_property_readonly("base", [](const Heap& heap) { return reinterpret_cast<uint64_t>(heap.base()); });
+}
+
+void bind_call(py::module_& m) {
+    py::class_<wire::Failure>(m, "Failure")
+        .def_readonly("reason", &wire::Failure::reason)
+        .def_property_readonly("phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
+        .def_readonly("peer", &wire::Failure::peer)
+        .def_readonly("expected", &wire::Failure::expected)
+        .def_readonly("seen", &wire::Failure::seen);
+    py::class_<Call, std::shared_ptr<Call>>(m, "Call")
+        .def_property_readonly("kind", [](const Call& call) { return call.kind; })
+        .def_property_readonly("operation", [](const Call& call) { return call.outcome.operation; })
+        .def_property_readonly("counts_ready", [](const Call& call) { return call.outcome.counts_ready != 0; })
+        .def_property_readonly("total_rows", [](const Call& call) { return call.outcome.total_rows; })
+        .def_readonly("rows_per_expert", &Call::rows_per_expert)
+        .def_property_readonly("failure", [](const Call& call) { return call.outcome.failure; });
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+    bind_heap(m);
+    bind_call(m);
+    m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
+    m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
+    m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
+    m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
+
+    py::class_<Sizes>(m, "Sizes")
+        .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts) {
+                 return Sizes{tokens, row_bytes, topk, experts};
+             }),
+             py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"));
+    py::class_<Tensors>(m, "Tensors")
+        .def(py::init<>())
+        .def_readwrite("x", &Tensors::x)
+        .def_readwrite("topk_idx", &Tensors::topk_idx)
+        .def_readwrite("topk_weights", &Tensors::topk_weights)
+        .def_readwrite("recv_x", &Tensors::recv_x)
+        .def_readwrite("recv_topk_idx", &Tensors::recv_topk_idx)
+        .def_readwrite("recv_topk_weights", &Tensors::recv_topk_weights)
+        .def_readwrite("recv_src_idx", &Tensors::recv_src_idx)
+        .def_readwrite("bias0", &Tensors::bias0)
+        .def_readwrite("bias1", &Tensors::bias1);
+    py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"), py::arg("rank_prefix"),
+                                    py::arg("source_tokens"));
+    py::class_<BufferOptions>(m, "BufferOptions")
+        .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes, uint64_t timeout_ns, bool poison,
+                         bool has_remote, std::vector<bool> mapped) {
+                 return BufferOptions{rank, ranks, regions, region_bytes, arena_bytes, timeout_ns, poison, has_remote, std::move(mapped)};
+             }),
+             py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"), py::arg("arena_bytes"),
+             py::arg("timeout_ns"), py::arg("poison"), py::arg("has_remote"), py::arg("mapped"));
+    m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
+
+    py::class_<Runtime>(m, "Runtime")
+        .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"))
+        .def("least_region_bytes", &Runtime::least_region_bytes)
+        .def("layout", &Runtime::layout, NoGil())
+        .def("notify", &Runtime::notify, NoGil())
+        .def("notify_cached", [](Runtime& runtime, bool combining) { return runtime.notify_cached(combining ? "combine" : "dispatch"); })
+        .def("dispatch", &Runtime::dispatch, NoGil())
+        .def("combine", &Runtime::combine, NoGil())
+        .def("wait_counts", &Runtime::wait_counts, NoGil())
+        .def("wait", &Runtime::wait, NoGil())
+        .def("finished", &Runtime::finished)
+        .def("retire", &Runtime::retire)
+        .def("drain", &Runtime::drain, NoGil())
+        .def("abort", &Runtime::abort)
+        .def("abort_word", &Runtime::abort_word)
+        .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"))
+        .def("arena_contains",
+             [](const Runtime& runtime, uint64_t address, uint64_t bytes) {
+                 return runtime.arena()->contains(reinterpret_cast<const void*>(address), bytes);
+             })
+        .def_property_readonly("arena_bytes", [](const Runtime& runtime) { return runtime.arena()->bytes(); })
+        .def_property_readonly("arena_used", [](const Runtime& runtime) { return runtime.arena()->used(); })
+        .def("heap_offset",
+             [](const Runtime& runtime, uint64_t address) { return address - runtime.heap_base(runtime.options().rank); })
+        .def("peer_base", &Runtime::heap_base);
+}
+
+}  // namespace deep_ep::python

@@ -1,0 +1,105 @@
+// Messages between ranks and how an operation lays them out in its region. Parts of a message are 16-byte aligned.
+#pragma once
+
+#include "wire/heap_layout.h"
+#include "wire/types.h"
+
+namespace deep_ep::wire {
+
+// First part of a notify message. Followed by i32 rows_to_rank[ranks] (the source's whole row of counts) and
+// i32 rows_to_expert[experts of the receiver].
+struct NotifyHeader {
+    u64 operation;
+    u64 arguments;    // hash of what all ranks must agree on: kind of call, experts, row bytes, top-k
+    u32 generation;
+    u32 tokens;       // tokens of the source: how many rounds its combine takes
+    u32 source;
+    u32 reserved[9];
+};
+static_assert(sizeof(NotifyHeader) == 64, "notify header");
+
+// An offer (P9, P12): where the sender of this message has put a tensor group of the operation, so that its receiver may store into it
+// (dispatch: the output) or load from it (combine: the published rows). Offsets are into the sender's heap.
+struct Offer {
+    u64 operation;
+    u64 x;
+    u64 topk_idx;
+    u64 topk_weights;
+    u64 src_idx;
+    u32 visible;      // 0: not peer-visible memory; rows go through the region, chunk by chunk
+    u32 rows;
+    u64 reserved[2];
+};
+static_assert(sizeof(Offer) == 64, "offer");
+
+// First part of a chunk: rows [first, first + rows) of what its source sends to its destination.
+struct ChunkHeader {
+    u64 operation;
+    u32 source;
+    u32 first;
+    u32 rows;
+    u32 reserved[11];
+};
+static_assert(sizeof(ChunkHeader) == 64, "chunk header");
+
+// Which parts the rows of a chunk have, in this order, and the bytes of each per row. 0: the part is absent.
+struct ChunkFormat {
+    u32 x_bytes;
+    u32 topk_idx_bytes;
+    u32 topk_weights_bytes;
+    u32 src_idx_bytes;
+
+    constexpr u64 x_offset() const { return sizeof(ChunkHeader); }
+    constexpr u64 topk_idx_offset(u32 rows) const { return x_offset() + static_cast<u64>(rows) * x_bytes; }
+    constexpr u64 topk_weights_offset(u32 rows) const {
+        return topk_idx_offset(rows) + align_up(static_cast<u64>(rows) * topk_idx_bytes, kPieceBytes);
+    }
+    constexpr u64 src_idx_offset(u32 rows) const {
+        return topk_weights_offset(rows) + align_up(static_cast<u64>(rows) * topk_weights_bytes, kPieceBytes);
+    }
+    constexpr u64 bytes(u32 rows) const {
+        return src_idx_offset(rows) + align_up(static_cast<u64>(rows) * src_idx_bytes, kPieceBytes);
+    }
+};
+
+// How an operation lays itself out inside its region (P2). Both ends compute it from what all ranks know: Buffer and shape.
+struct RegionLayout {
+    u32 ranks;
+    u32 experts;       // 0: the operation exchanges no counts
+    u32 has_remote;    // some pair of ranks of this Buffer is not load/store-reachable: messages are built in the sender's own region
+    u32 chunk_rows;    // rows per chunk, 0: does not fit
+    ChunkFormat format;
+
+    // The most a chunk may hold. More rows amortise the handshake; fewer start the receiver earlier.
+    static constexpr u32 kMaxChunkRows = 128;
+    // The least a region must hold: kSlots * kMinChunkRows = 64 rows per source (P9).
+    static constexpr u32 kMinChunkRows = 16;
+
+    constexpr u64 rank_counts_bytes() const { return align_up(static_cast<u64>(ranks) * sizeof(i32), kPieceBytes); }
+    constexpr u64 expert_counts_bytes() const { return align_up(static_cast<u64>(experts / ranks) * sizeof(i32), kPieceBytes); }
+    constexpr u64 notify_common_bytes() const { return sizeof(NotifyHeader) + rank_counts_bytes(); }
+    constexpr u64 notify_row_bytes() const { return notify_common_bytes() + expert_counts_bytes(); }
+    // Offsets into the region. Received messages come first, one place per source.
+    constexpr u64 notify_row(u32 source) const { return source * notify_row_bytes(); }
+    constexpr u64 offer(u32 source) const { return notify_row(ranks) + source * sizeof(Offer); }
+    constexpr u64 chunk_bytes() const { return format.bytes(chunk_rows); }
+    constexpr u64 chunk(u32 source, u32 slot) const { return offer(ranks) + (source * kSlots + slot) * chunk_bytes(); }
+    // Messages under construction, where the wire takes them from this rank's memory.
+    constexpr u64 notify_send() const { return chunk(ranks, 0); }
+    // The part common to all receivers once, then each receiver's expert counts.
+    constexpr u64 notify_send_bytes() const { return notify_common_bytes() + ranks * expert_counts_bytes(); }
+    constexpr u64 chunk_send(u32 destination, u32 slot) const {
+        return notify_send() + notify_send_bytes() + (destination * kSlots + slot) * chunk_bytes();
+    }
+    constexpr u64 bytes() const { return chunk_send(has_remote ? ranks : 0, 0); }
+
+    // The layout with the most rows per chunk that fits; chunk_rows = 0 where not even the least does.
+    static constexpr RegionLayout fit(u32 ranks, u32 experts, u32 has_remote, ChunkFormat format, u64 region_bytes) {
+        RegionLayout layout{ranks, experts, has_remote, kMaxChunkRows, format};
+        while (layout.chunk_rows >= kMinChunkRows && layout.bytes() > region_bytes) --layout.chunk_rows;
+        if (layout.chunk_rows < kMinChunkRows) layout.chunk_rows = 0;
+        return layout;
+    }
+};
+
+}  // namespace deep_ep::wire

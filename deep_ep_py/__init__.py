@@ -1,0 +1,28 @@
+"""GPU-initiated communication for mixture-of-experts layers: dispatch and combine, a drop-in for `deep_ep.Buffer`."""
+
+from ._version import __version__
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ImportError("deep_ep_py needs PyTorch, and does not choose a build of it for you: `pip install torch` first") from error
+
+from .buffer import Buffer
+from .config import Config
+from .errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
+from .events import EventHandle, EventOverlap
+
+topk_idx_t = torch.int64
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "DeadlockError",
+    "DeepEPError",
+    "DeepEPTimeout",
+    "EventHandle",
+    "EventOverlap",
+    "SimtError",
+    "__version__",
+    "topk_idx_t",
+]

@@ -1,0 +1,117 @@
+"""Checks what callers pass, before anything is launched. Every error names the argument, its value and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .config import Config
+
+ROW_ALIGNMENT = 16
+"""Bytes: rows are moved in pieces of one vector access."""
+MAX_TOPK = 32
+MAX_EXPERTS = 2048
+MAX_RANKS = 64
+MAX_BYTES = 1 << 44
+"""Of a Buffer: more is a mistake."""
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        layout = "" if value.is_contiguous() else ", not contiguous"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}{layout}"
+    return repr(value)
+
+
+def tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> torch.Tensor:
+    """Check a tensor; None in `shape` stands for any extent."""
+    wanted = f"{str(dtype).removeprefix('torch.')}[{', '.join('any' if n is None else str(n) for n in shape)}], contiguous, on cpu"
+    message = f"{name}={_describe(value)}: expected {wanted}"
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(message)
+    if value.dtype != dtype or value.device.type != "cpu":
+        raise TypeError(message)
+    extents_fit = len(value.shape) == len(shape) and all(
+        want is None or want == have for want, have in zip(shape, value.shape, strict=True)
+    )
+    if not extents_fit or not value.is_contiguous():
+        raise ValueError(message)
+    return value
+
+
+def rows(name: str, value: Any, count: int | None = None) -> torch.Tensor:
+    """Check a tensor of bf16 rows."""
+    if isinstance(value, tuple):
+        raise TypeError(f"{name}=a tuple of {len(value)}: expected a bfloat16 tensor; FP8 rows with scales are not supported yet")
+    value = tensor(name, value, torch.bfloat16, (count, None))
+    row_bytes = value.shape[1] * value.element_size()
+    if row_bytes == 0 or row_bytes % ROW_ALIGNMENT:
+        raise ValueError(f"{name}={_describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes, got {row_bytes}")
+    return value
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """Check an int within [low, high]."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: expected an int")
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value}: expected {low} to {high}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: expected a bool")
+    return value
+
+
+def experts(num_experts: Any, ranks: int) -> int:
+    """Check a number of experts against the ranks they are spread over."""
+    num_experts = integer("num_experts", num_experts, 1, MAX_EXPERTS)
+    if num_experts % ranks:
+        raise ValueError(f"num_experts={num_experts}: expected a multiple of the {ranks} ranks")
+    return num_experts
+
+
+def topk_idx(value: Any, num_experts: int, tokens: int | None = None) -> torch.Tensor:
+    """Check expert ids: int64 [tokens, top-k], -1 or below `num_experts`."""
+    value = tensor("topk_idx", value, torch.int64, (tokens, None))
+    if not 1 <= value.shape[1] <= MAX_TOPK:
+        raise ValueError(f"topk_idx={_describe(value)}: expected 1 to {MAX_TOPK} experts per token")
+    if value.numel():
+        low, high = (int(bound) for bound in torch.aminmax(value))
+        if low < -1 or high >= num_experts:
+            raise ValueError(f"topk_idx: ids from {low} to {high}, expected -1 to {num_experts - 1}")
+    return value
+
+
+def config(value: Any, default_blocks: int) -> int:
+    """Check a Config, and return the blocks it asks for."""
+    if value is None:
+        return default_blocks
+    if not isinstance(value, Config):
+        raise TypeError(f"config={value!r}: expected a Config")
+    return value.num_sms
+
+
+def biases(value: Any, shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    """Check combine's bias: None, a tensor or two."""
+    if value is None:
+        return ()
+    given = value if isinstance(value, tuple) else (value,)
+    if len(given) > 2:
+        raise ValueError(f"bias=a tuple of {len(given)}: expected at most 2 tensors")
+    return tuple(tensor("bias", bias, torch.bfloat16, shape) for bias in given if bias is not None)
+
+
+def overlap(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> None:
+    """Check V1's stream arguments."""
+    from .events import EventOverlap
+
+    if previous_event is not None and not isinstance(previous_event, EventOverlap):
+        raise TypeError(f"previous_event={previous_event!r}: expected an EventOverlap")
+    flag("async_finish", async_finish)
+    if flag("allocate_on_comm_stream", allocate_on_comm_stream) and (previous_event is None or not async_finish):
+        raise ValueError("allocate_on_comm_stream=True: expected together with previous_event and async_finish=True")

@@ -1,0 +1,453 @@
+"""The Buffer: dispatch and combine among the ranks of a group."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from . import arguments
+from .bootstrap import Bootstrap, exchange_heaps, make_bootstrap
+from .config import Config
+from .errors import DeepEPError, DeepEPTimeout
+from .events import EventHandle, EventOverlap
+from .handles import DispatchHandle
+from .native import BUILD, C
+from .operations import CPU_BLOCKS, PendingCombine, PendingDispatch
+
+FABRICS = ("peer", "weak", "mixed")
+
+
+def _default_arena_bytes(ranks: int) -> int:
+    """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory // (2 * ranks) // 4096 * 4096
+
+
+def _reached(fabric: str, rank: int, peer: int) -> bool:
+    """Tell whether `peer`'s heap is used by loads and stores. The same from both sides."""
+    if rank == peer or fabric == "peer":
+        return True
+    return fabric == "mixed" and (rank + peer) % 2 == 0
+
+
+class Buffer:
+    """Expert-parallel communication among the ranks of one machine, in normal mode.
+
+    The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and issue its
+    operations in the same order.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        The ranks. Under `deep_ep_py.testing.run_ranks`, the group it passes.
+    num_nvl_bytes : int
+        Bytes for rows and counts in transit. At least 64 rows per rank and region; a multiple of 128.
+    num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, enable_shrink
+        As in DeepEP, for other modes than this version has: `low_latency_mode` and `enable_shrink` must be False, the others are
+        accepted and have no effect inside a node.
+    explicitly_destroy : bool
+        `destroy()` will be called; otherwise the Buffer goes with its last reference.
+    comm : mpi4py.MPI.Comm, optional
+        Used where `group` is None.
+    device : torch.device or str, optional
+        Default: CUDA where there is one, else the CPU. This version has the CPU only.
+    fabric : {"peer", "weak", "mixed"}, optional
+        How ranks reach each other. "peer" (default): loads and stores. "weak": for tests, an agent that delays, cuts and reorders;
+        "mixed": some pairs one, some the other.
+    arena_bytes : int, optional
+        Shared memory that outputs come from. Where it is full, rows go through `num_nvl_bytes` in rounds: same result, slower.
+        Default: half the machine's memory, shared among the ranks; pages that are not touched cost nothing.
+    timeout : float
+        Seconds after which a wait inside a kernel gives up.
+    regions : int
+        Operations that may be open at once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument. Also where ranks disagree about what must be the same.
+    """
+
+    num_sms: int = 20
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+        *,
+        device: torch.device | str | None = None,
+        fabric: str | None = None,
+        arena_bytes: int | None = None,
+        timeout: float = 100.0,
+        regions: int = 2,
+    ) -> None:
+        self._check_constructor(num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, device, fabric, arena_bytes, timeout)
+        bootstrap = make_bootstrap(group, comm)
+        arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
+        self.group = group if group is not None else comm
+        self.rank, self.group_size = bootstrap.rank, bootstrap.size
+        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
+        self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
+        self.timeout = float(timeout)
+        self.regions = arguments.integer("regions", regions, 1, 16)
+        self.device = torch.device("cpu")
+        self._fabric = fabric or "peer"
+        self._arena_bytes = _default_arena_bytes(self.group_size) if arena_bytes is None else arena_bytes // 4096 * 4096
+        self._agree(bootstrap)
+        self.runtime = self._make_runtime(bootstrap)
+        self._issued = 0
+        self._open: set[int] = set()
+        self._broken: DeepEPError | None = None
+        self._stats = dict.fromkeys(("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds"), 0)
+
+    @staticmethod
+    def _check_constructor(
+        num_nvl_bytes: Any,
+        num_rdma_bytes: Any,
+        low_latency_mode: Any,
+        enable_shrink: Any,
+        device: Any,
+        fabric: Any,
+        arena_bytes: Any,
+        timeout: Any,
+    ) -> None:
+        for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
+            if arguments.integer(name, value, 0, arguments.MAX_BYTES) % 128:
+                raise ValueError(f"{name}={value}: expected a multiple of 128")
+        for name, value in (("low_latency_mode", low_latency_mode), ("enable_shrink", enable_shrink)):
+            if arguments.flag(name, value):
+                raise ValueError(f"{name}=True: expected False, low-latency mode does not exist yet")
+        if fabric is not None and fabric not in FABRICS:
+            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(FABRICS)}")
+        if arena_bytes is not None:
+            arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+            raise TypeError(f"timeout={timeout!r}: expected seconds")
+        if not 0 < timeout < 1e6:
+            raise ValueError(f"timeout={timeout!r}: expected more than 0 and less than 1e6 seconds")
+        chosen = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if chosen.type != "cpu":
+            raise ValueError(f"device={chosen}: expected cpu, CUDA tensors are not supported yet")
+
+    def _agree(self, bootstrap: Bootstrap) -> None:
+        """Refuse ranks that were started differently before they share memory."""
+        from ._version import __version__
+
+        mine = {
+            "version": __version__,
+            "build": BUILD,
+            "num_nvl_bytes": self.num_nvl_bytes,
+            "arena_bytes": self._arena_bytes,
+            "fabric": self._fabric,
+            "regions": self.regions,
+        }
+        for peer, theirs in enumerate(bootstrap.all_gather(mine)):
+            for name, value in mine.items():
+                if theirs[name] != value:
+                    raise ValueError(f"{name}={value!r} on rank {self.rank}: expected the same on all ranks, rank {peer} has {theirs[name]!r}")
+
+    def _make_runtime(self, bootstrap: Bootstrap) -> Any:
+        ranks = range(self.group_size)
+        options = C.BufferOptions(
+            rank=self.rank,
+            ranks=self.group_size,
+            regions=self.regions,
+            region_bytes=self.num_nvl_bytes // self.regions // 128 * 128,
+            arena_bytes=self._arena_bytes,
+            timeout_ns=int(self.timeout * 1e9),
+            poison=bootstrap.in_process,
+            has_remote=any(not _reached(self._fabric, i, j) for i in ranks for j in ranks),
+            mapped=[_reached(self._fabric, self.rank, peer) for peer in ranks],
+        )
+        heap_bytes = C.heap_bytes(options)
+        heap = C.Heap.make_plain(heap_bytes) if bootstrap.in_process else C.Heap.make_shared(heap_bytes)
+        runtime = C.Runtime(options, exchange_heaps(bootstrap, heap))
+        bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
+        return runtime
+
+    # --- operations ---------------------------------------------------------------------------------------------------------------
+
+    def get_dispatch_layout(
+        self,
+        topk_idx: torch.Tensor,
+        num_experts: int,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
+        """Count which ranks and experts the tokens go to. Local: no communication.
+
+        Parameters
+        ----------
+        topk_idx : torch.Tensor
+            int64 [tokens, top-k]: expert ids, -1 for none.
+        num_experts : int
+            Experts of all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
+        previous_event, async_finish, allocate_on_comm_stream
+            As in DeepEP. On a CPU the call has ended when it returns.
+
+        Returns
+        -------
+        num_tokens_per_rank : torch.Tensor
+            int32 [ranks].
+        num_tokens_per_rdma_rank : None
+            There is one node.
+        num_tokens_per_expert : torch.Tensor
+            int32 [num_experts].
+        is_token_in_rank : torch.Tensor
+            bool [tokens, ranks].
+        event : EventOverlap
+        """
+        self._check_usable()
+        arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
+        num_experts = arguments.experts(num_experts, self.group_size)
+        topk_idx = arguments.topk_idx(topk_idx, num_experts)
+        tokens, topk = topk_idx.shape
+        per_rank = torch.zeros(self.group_size, dtype=torch.int32)
+        per_expert = torch.zeros(num_experts, dtype=torch.int32)
+        in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool)
+        sizes = C.Sizes(tokens, 0, topk, num_experts)
+        outputs = (per_rank.data_ptr(), per_expert.data_ptr(), in_rank.data_ptr())
+        self.runtime.layout(sizes, topk_idx.data_ptr(), *outputs, CPU_BLOCKS)
+        return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle())
+
+    def dispatch(self, x: torch.Tensor, handle: DispatchHandle | None = None, **options: Any) -> tuple[Any, ...]:
+        """Send every token to the ranks that hold its experts.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            bfloat16 [tokens, hidden]; rows of a multiple of 16 bytes.
+        handle : DispatchHandle, optional
+            Of an earlier dispatch: send along the same routes again (cached dispatch). Then no layout and no top-k is given.
+        num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert : torch.Tensor
+            From `get_dispatch_layout`.
+        topk_idx : torch.Tensor, optional
+            int64 [tokens, top-k]: travels with the tokens.
+        topk_weights : torch.Tensor, optional
+            float32 [tokens, top-k]; together with `topk_idx`.
+        expert_alignment : int
+            The returned counts per expert are rounded up to multiples of it.
+        config : Config, optional
+            `num_sms` blocks.
+        num_tokens_per_rdma_rank, num_worst_tokens, previous_event, async_finish, allocate_on_comm_stream
+            As in DeepEP. `num_worst_tokens` must be 0 in this version.
+
+        Returns
+        -------
+        recv_x : torch.Tensor
+            bfloat16 [rows, hidden], sorted by source rank, then token.
+        recv_topk_idx : torch.Tensor or None
+            int64 [rows, top-k]: local expert ids, -1 for experts of other ranks.
+        recv_topk_weights : torch.Tensor or None
+            float32 [rows, top-k]: 0 where the id is -1.
+        num_recv_tokens_per_expert_list : list of int or None
+            Rows for each local expert.
+        handle : DispatchHandle or None
+            For `combine` and for cached dispatches; None from a cached one.
+        event : EventOverlap
+
+        Raises
+        ------
+        DeepEPTimeout
+            If a peer did not do its part in time.
+        DeepEPError
+            If another rank failed, or this Buffer has before.
+        """
+        return self._begin_dispatch(x, handle, **options).finish()
+
+    def _begin_dispatch(self, x: torch.Tensor, handle: DispatchHandle | None = None, **options: Any) -> PendingDispatch:
+        """Start a dispatch: this rank's counts are on their way. `finish()` does the rest."""
+        self._check_usable()
+        return PendingDispatch.begin(self, x, handle, **options)
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        handle: DispatchHandle,
+        topk_weights: torch.Tensor | None = None,
+        bias: torch.Tensor | tuple[torch.Tensor | None, ...] | None = None,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Bring the rows back to the tokens' owners and sum them: the reverse of the dispatch that `handle` is from.
+
+        A plain sum: apply the gate's weights to the rows before. Summed in fp32 in the order of the ranks, then the biases, and rounded
+        once; so the result does not depend on timing.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            bfloat16 [rows, hidden], in the order of `recv_x`. Where it is `recv_x` itself, or lies in it, the owners read it in place.
+        handle : DispatchHandle
+            Of the dispatch.
+        topk_weights : torch.Tensor, optional
+            float32 [rows, top-k], summed likewise.
+        bias : torch.Tensor or tuple, optional
+            One or two bfloat16 [tokens, hidden], added to the sums.
+        config : Config, optional
+            `num_sms` blocks.
+        previous_event, async_finish, allocate_on_comm_stream
+            As in DeepEP.
+
+        Returns
+        -------
+        combined_x : torch.Tensor
+            bfloat16 [tokens, hidden].
+        combined_topk_weights : torch.Tensor or None
+            float32 [tokens, top-k].
+        event : EventOverlap
+
+        Raises
+        ------
+        DeepEPTimeout, DeepEPError
+            As `dispatch`.
+        """
+        self._check_usable()
+        arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
+        return PendingCombine.begin(self, x, handle, topk_weights, bias, config).finish()
+
+    # --- life ---------------------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        """Count what this Buffer has done.
+
+        Returns
+        -------
+        dict
+            `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went straight between user
+            tensors, `rounds`: those that went through the Buffer for want of shared memory; `arena_bytes`, `arena_used`.
+        """
+        return {**self._stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}
+
+    def abort(self) -> None:
+        """Tell every rank that this one has failed: their calls on this Buffer raise at once instead of waiting for it."""
+        if self.runtime is not None and self._broken is None:
+            self._break("the Buffer was aborted")
+
+    def destroy(self) -> None:
+        """Give back what the Buffer holds. Not collective; outputs live on."""
+        if self.runtime is not None and self._broken is None:
+            self.runtime.drain()
+        self.runtime = None
+
+    def __enter__(self) -> Buffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Destroy the Buffer; after an exception, tell the other ranks first."""
+        if kind is not None:
+            self.abort()
+        self.destroy()
+
+    # --- V1's static methods --------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def set_num_sms(new_num_sms: int) -> None:
+        """Set the blocks of `get_dispatch_config` and `get_combine_config`; an even number."""
+        if arguments.integer("new_num_sms", new_num_sms, 2, 1024) % 2:
+            raise ValueError(f"new_num_sms={new_num_sms}: expected an even number")
+        Buffer.num_sms = new_num_sms
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Tell whether FP8 rows are supported; not yet."""
+        return False
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """Record an event on the current stream."""
+        return EventOverlap(EventHandle())
+
+    @staticmethod
+    def get_dispatch_config(num_ranks: int) -> Config:
+        """Return the default Config of a dispatch among `num_ranks` ranks."""
+        arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_RANKS)
+        return Config(Buffer.num_sms)
+
+    @staticmethod
+    def get_combine_config(num_ranks: int) -> Config:
+        """Return the default Config of a combine among `num_ranks` ranks."""
+        return Buffer.get_dispatch_config(num_ranks)
+
+    # --- for the operations ----------------------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        if self._broken is not None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer is broken since: {self._broken}") from self._broken
+
+    def _break(self, why: str) -> None:
+        self._broken = DeepEPError(f"rank {self.rank}: {why}")
+        self.runtime.abort(C.EXCEPTION)
+
+    def _open_operation(self) -> int:
+        """Count a new operation; refuse it where the last use of its region is still open."""
+        operation, before = self._issued, self._issued - self.regions
+        if before in self._open:
+            raise DeepEPError(
+                f"rank {self.rank}: operation {operation} needs the region of operation {before}, which is still open; "
+                f"finish that one first, or make the Buffer with regions={self.regions + 1} or more"
+            )
+        self._issued += 1
+        self._open.add(operation)
+        self._stats["operations"] += 1
+        return operation
+
+    def _check_room(self, sizes: Any, row_bytes: int) -> None:
+        needed = self.runtime.least_region_bytes(sizes) * self.regions
+        if needed > self.num_nvl_bytes:
+            needed = (needed + 127 * self.regions + 127) // 128 * 128
+            raise ValueError(
+                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes among {self.group_size} ranks"
+            )
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make an output that peers can see; an ordinary tensor where it is empty or the arena is full."""
+        if 0 not in shape:
+            capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype])
+            if capsule is not None:
+                return torch.from_dlpack(capsule)
+        return torch.empty(shape, dtype=dtype)
+
+    def _check_ended(self, call: Any) -> None:
+        """Raise what a call failed of, and tell the other ranks."""
+        failure = call.failure
+        if failure.reason == 0:
+            return
+        error: DeepEPError
+        if failure.reason == C.TIMEOUT:
+            error = DeepEPTimeout(
+                self.rank, call.kind, failure.phase, failure.peer, failure.expected, failure.seen, self.timeout
+            )
+        elif failure.reason == C.ABORTED:
+            error = DeepEPError(f"rank {self.rank}: {call.kind} ended because rank {failure.peer} failed; it was in: {failure.phase}")
+        else:
+            error = DeepEPError(
+                f"rank {self.rank}: {call.kind} does not match that of rank {failure.peer}: other operation, experts, hidden size or "
+                f"top-k ({failure.phase}: expected {failure.expected:#x}, got {failure.seen:#x})"
+            )
+        self._broken = error
+        if failure.reason != C.ABORTED:
+            self.runtime.abort(failure.reason)
+        raise error
+
+
+_DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}

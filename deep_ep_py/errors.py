@@ -1,0 +1,41 @@
+"""What the library raises besides `ValueError` and `TypeError` for bad arguments."""
+
+from __future__ import annotations
+
+
+class DeepEPError(RuntimeError):
+    """An operation failed, or a Buffer is used after one did."""
+
+
+class DeepEPTimeout(DeepEPError):
+    """A bounded wait inside a kernel ran out.
+
+    Attributes
+    ----------
+    rank : int
+        The rank that waited.
+    kernel : str
+        The call it was in: "dispatch" or "combine".
+    phase : str
+        What it waited for.
+    peer : int
+        The rank that should have ended the wait, -1 where it was none.
+    expected, seen : int
+        The value of the signal word that would have ended the wait, and its value at the end.
+    """
+
+    def __init__(self, rank: int, kernel: str, phase: str, peer: int, expected: int, seen: int, seconds: float) -> None:
+        self.rank, self.kernel, self.phase, self.peer = rank, kernel, phase, peer
+        self.expected, self.seen = expected, seen
+        super().__init__(
+            f"rank {rank} gave up in {kernel} after {seconds:g} s: waited for {phase} of rank {peer}, "
+            f"expected {expected}, saw {seen}"
+        )
+
+
+class DeadlockError(RuntimeError):
+    """Nothing in a world of rank threads could ever run again; the message lists who waits where."""
+
+
+class SimtError(RuntimeError):
+    """A kernel broke a rule of the SIMT machine on the CPU; the message names rule and line."""

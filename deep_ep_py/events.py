@@ -1,0 +1,63 @@
+"""V1's events. On a CPU a call has ended when it returns, so its event has always happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+
+class EventHandle:
+    """An event recorded on the current stream when it is made."""
+
+    def current_stream_wait(self) -> None:
+        """Make the current stream wait for the event."""
+
+
+class EventOverlap:
+    """An event with the tensors that must live until it has happened.
+
+    Parameters
+    ----------
+    event : EventHandle, optional
+        The event; None: it has happened.
+    extra_tensors : tuple of torch.Tensor, optional
+        Kept alive with this object.
+    """
+
+    def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+        self._hooks: list[Callable[[], None]] = []
+
+    def register_hook_after_wait(self, hook: Callable[[], None]) -> None:
+        """Call `hook` once, after the next wait."""
+        self._hooks.append(hook)
+
+    def current_stream_wait(self, release_handle: bool = False) -> None:
+        """Make the current stream wait for the event.
+
+        Parameters
+        ----------
+        release_handle : bool
+            Drop the event and the tensors afterwards.
+        """
+        if self.event is not None:
+            self.event.current_stream_wait()
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook()
+        if release_handle:
+            self.event = None
+            self.extra_tensors = None
+
+    def __call__(self, release_handle: bool = False) -> None:
+        self.current_stream_wait(release_handle)
+
+    def __enter__(self) -> EventOverlap:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.current_stream_wait()
