@@ -1,0 +1,30 @@
+"""`python -m deep_ep_py COMMAND`."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+# A command's module is imported when it is called for: each needs packages that the others do not.
+_COMMANDS = {"bench": "deep_ep_py.bench.cli", "compile": "deep_ep_py.cli_compile"}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name]).command
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Dispatch and combine for mixture-of-experts models."""
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m deep_ep_py")

@@ -1,0 +1,128 @@
+"""The command line of the benchmark."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from deep_ep_py.bench import config as limits
+from deep_ep_py.bench.config import BenchConfig, CapabilityError
+from deep_ep_py.bench.launch import launch, torchrun_rank, under_torchrun
+from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, plot_report
+from deep_ep_py.bench.progress import BenchProgress, make_console
+from deep_ep_py.bench.results import report as make_report
+from deep_ep_py.bench.tables import print_report
+from deep_ep_py.bench.worker import run_bench
+
+_DEFAULTS = BenchConfig()
+_DEFAULT_PLOT = Path("out/bench.png")
+
+
+def _split_sizes(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
+    del context, option
+    try:
+        return tuple(dict.fromkeys(int(part) for value in values for part in value.split(",")))
+    except ValueError as error:
+        raise click.BadParameter("expected whole numbers: --tokens 128 --tokens 4096, or --tokens 128,4096") from error
+
+
+def _split_names(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    del context, option
+    return tuple(dict.fromkeys(part for value in values for part in value.split(",") if part))
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option("--mode", type=click.Choice(limits.MODES), default=_DEFAULTS.mode)
+@click.option("--device", type=click.Choice(limits.DEVICES), default=_DEFAULTS.device, help="Where kernels run.")
+@click.option("--ranks", type=int, default=None, help="Ranks in all.  [default: 8, or torchrun's]")
+@click.option("--nodes", type=int, default=_DEFAULTS.nodes, help="Nodes they are spread over.")
+@click.option(
+    "--tokens",
+    multiple=True,
+    callback=_split_sizes,
+    default=[",".join(map(str, _DEFAULTS.tokens))],
+    help="Tokens per rank; several sizes: repeat it, or separate them by commas.",
+)
+@click.option("--hidden", type=int, default=_DEFAULTS.hidden, help="Elements of a row.")
+@click.option("--topk", type=int, default=_DEFAULTS.topk, help="Experts each token chooses.")
+@click.option("--experts", type=int, default=_DEFAULTS.experts, help="Experts in all.")
+@click.option("--dtype", type=click.Choice(limits.DTYPES), default=_DEFAULTS.dtype, help="Of the rows.")
+@click.option("--routing", type=click.Choice(limits.ROUTINGS), default=_DEFAULTS.routing, help="How tokens choose.")
+@click.option("--seed", type=int, default=_DEFAULTS.seed)
+@click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    callback=_split_names,
+    metavar="NAME",
+    help=f"Measure this next to ours: {', '.join(limits.BASELINES)}. Repeat it, or separate names by commas.",
+)
+@click.option("--iterations", type=int, default=_DEFAULTS.iterations, help="Timed iterations.")
+@click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Iterations before them.")
+@click.option("--chain", type=int, default=_DEFAULTS.chain, help="Pairs that run back to back in a sample of `pair`.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"Write the picture (PNG) here.  [default: {_DEFAULT_PLOT}]",
+)
+@click.option("--no-plot", is_flag=True, help="Write no picture.")
+@click.option("--corrupt", type=click.Choice(limits.CORRUPTIBLE), default=None, hidden=True)
+def command(ranks: int | None, json_file: Path | None, plot_file: Path | None, no_plot: bool, **options: Any) -> None:
+    """Time dispatch and combine, check them against an oracle, and compare with baselines.
+
+    Starts the ranks itself, as processes pinned to cores; under torchrun it uses torchrun's. The exit code is 1 where
+    a result is wrong.
+    """
+    bench_config = BenchConfig(ranks=ranks or _default_ranks(), **options)
+    try:
+        bench_config.validate()
+    except (ValueError, CapabilityError) as error:
+        raise click.UsageError(str(error)) from error
+    if plot_file is not None and not can_plot():
+        raise click.UsageError(f"--plot: {INSTALL_HINT}")
+    console = make_console(quiet=torchrun_rank() != 0)
+    report = _measure(bench_config, console)
+    print_report(report, console)
+    if torchrun_rank() == 0:
+        _write(report, json_file, None if no_plot else plot_file or _DEFAULT_PLOT, console)
+    if not report["verified"]:
+        raise SystemExit(1)
+
+
+def _default_ranks() -> int:
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else _DEFAULTS.ranks
+
+
+def _measure(bench_config: BenchConfig, console: Console) -> dict[str, Any]:
+    try:
+        with BenchProgress(console) as progress:
+            sizes = launch(run_bench, bench_config.ranks, (bench_config,), progress.on_event)
+    except ProcessRaisedException as error:
+        raise click.ClickException(f"a rank failed\n{error}") from error
+    except ProcessExitedException as error:
+        raise click.ClickException(f"a rank ended unexpectedly: {error}") from error
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return make_report(bench_config, sizes)
+
+
+def _write(report: dict[str, Any], json_file: Path | None, plot_file: Path | None, console: Console) -> None:
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"report: {json_file}")
+    if plot_file is None:
+        return
+    if can_plot():
+        plot_report(report, plot_file)
+        console.print(f"picture: {plot_file}")
+    else:
+        console.print(f"no picture: {INSTALL_HINT}")

@@ -1,0 +1,126 @@
+"""What a benchmark run is asked to measure, and what it cannot measure yet."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deep_ep_py.bench.routing import require_groups
+
+MODES = ("normal", "low-latency")
+DEVICES = ("cpu", "cuda")
+DTYPES = ("bf16", "fp8")
+ROUTINGS = ("uniform", "deepseek", "skewed")
+BASELINES = ("memcpy", "gloo_bare", "gloo")
+CORRUPTIBLE = ("dispatch", "combine")
+
+MAX_RANKS, MAX_TOPK, MAX_EXPERTS = 64, 32, 2048
+ROW_ALIGNMENT = 16
+BF16_BYTES = 2
+
+
+class CapabilityError(RuntimeError):
+    """The library does not have what was asked for: a mode, a device, or a dtype that is not there yet."""
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """One run of the benchmark.
+
+    Parameters
+    ----------
+    mode, device, dtype, routing
+        One of `MODES`, `DEVICES`, `DTYPES` and `ROUTINGS`.
+    ranks, nodes
+        Number of ranks, and of nodes they are spread over.
+    tokens
+        The sizes to measure, in tokens per rank.
+    hidden, topk, experts
+        Elements of a row, experts that each token chooses, experts in all.
+    seed
+        Seeds the rows, the routings and the weights of every iteration.
+    baselines
+        Names from `BASELINES`, measured in the same run.
+    iterations, warmup
+        Timed iterations, and iterations before them that are not timed.
+    chain
+        How many dispatch -> combine pairs run back to back in one sample of `pair`.
+    corrupt
+        For tests: change one element of this operation's result in the last timed iteration; the run must then say
+        that it is not verified.
+    """
+
+    mode: str = "normal"
+    device: str = "cpu"
+    ranks: int = 8
+    nodes: int = 1
+    tokens: tuple[int, ...] = (128, 1024, 4096)
+    hidden: int = 7168
+    topk: int = 8
+    experts: int = 256
+    dtype: str = "bf16"
+    routing: str = "uniform"
+    seed: int = 0
+    baselines: tuple[str, ...] = ()
+    iterations: int = 15
+    warmup: int = 3
+    chain: int = 4
+    corrupt: str | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's row."""
+        return self.hidden * BF16_BYTES
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for a report."""
+        return asdict(self)
+
+    def validate(self) -> None:
+        """Check the values.
+
+        Raises
+        ------
+        ValueError
+            A value that can never work.
+        CapabilityError
+            A value that makes sense and is not supported yet.
+        """
+        for name, choices in (("mode", MODES), ("device", DEVICES), ("dtype", DTYPES), ("routing", ROUTINGS)):
+            _require(getattr(self, name) in choices, name, getattr(self, name), "one of " + ", ".join(choices))
+        for baseline in self.baselines:
+            _require(baseline in BASELINES, "baseline", baseline, "one of " + ", ".join(BASELINES))
+        _require(self.corrupt in (None, *CORRUPTIBLE), "corrupt", self.corrupt, "one of " + ", ".join(CORRUPTIBLE))
+        _require(1 <= self.ranks <= MAX_RANKS, "ranks", self.ranks, f"between 1 and {MAX_RANKS}")
+        _require(bool(self.tokens) and min(self.tokens) >= 1, "tokens", self.tokens, "one or more sizes of at least 1")
+        _require(
+            self.hidden >= 1 and self.row_bytes % ROW_ALIGNMENT == 0,
+            "hidden",
+            self.hidden,
+            f"such that a row is a multiple of {ROW_ALIGNMENT} bytes (a multiple of {ROW_ALIGNMENT // BF16_BYTES})",
+        )
+        experts_ok = 1 <= self.experts <= MAX_EXPERTS and self.experts % self.ranks == 0
+        _require(experts_ok, "experts", self.experts, f"a multiple of ranks ({self.ranks}), at most {MAX_EXPERTS}")
+        topk_limit = min(MAX_TOPK, self.experts)
+        _require(1 <= self.topk <= topk_limit, "topk", self.topk, f"between 1 and {topk_limit}")
+        if self.routing == "deepseek":
+            require_groups(self.experts, self.topk)
+        for name in ("iterations", "chain", "nodes"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
+        self._require_capabilities()
+
+    def _require_capabilities(self) -> None:
+        if self.device != "cpu":
+            raise CapabilityError("--device cuda: kernels run on the CPU only so far; use --device cpu")
+        if self.mode != "normal":
+            raise CapabilityError("--mode low-latency: only normal mode exists so far; use --mode normal")
+        if self.nodes != 1:
+            raise CapabilityError(f"--nodes {self.nodes}: ranks inside one node only so far; use --nodes 1")
+        if self.dtype != "bf16":
+            raise CapabilityError("--dtype fp8: rows are BF16 only so far; use --dtype bf16")
+
+
+def _require(holds: bool, name: str, value: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"--{name} is {value}; expected {expected}")

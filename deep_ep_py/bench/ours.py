@@ -1,0 +1,107 @@
+"""The library's calls, as a user makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.inputs import Inputs
+
+if TYPE_CHECKING:
+    from deep_ep_py import Buffer
+
+# What each timed call covers; goes into the report.
+OPS = {
+    "layout_notify": "get_dispatch_layout and the first part of a dispatch: count exchange and the host's wait for the "
+    "totals. The rest of that dispatch is not timed",
+    "dispatch": "get_dispatch_layout and dispatch with top-k ids and weights, as a layer calls them: layout, notify, "
+    "output allocation and the rows",
+    "combine": "combine of the received tensor itself, which lies in memory that all ranks have mapped",
+    "combine_private": "combine of an expert output that lies in ordinary memory of its rank",
+    "pair": "one period of back-to-back dispatch (with layout and notify) -> combine of the received tensor",
+}
+_ARENA_SLACK = 64 << 20
+
+
+class Ours:
+    """Dispatch and combine through a `Buffer`.
+
+    Parameters
+    ----------
+    config
+        The run.
+    inputs
+        This rank's inputs.
+    group
+        All ranks.
+    """
+
+    def __init__(self, config: BenchConfig, inputs: Inputs, group: dist.ProcessGroup) -> None:
+        import deep_ep_py as deep_ep
+
+        self._config, self._inputs = config, inputs
+        self.buffer: Buffer = deep_ep.Buffer(
+            group,
+            num_nvl_bytes=deep_ep.Buffer.get_dispatch_config(config.ranks).get_nvl_buffer_size_hint(
+                config.row_bytes, config.ranks
+            ),
+            device="cpu",
+            arena_bytes=2 * inputs.max_received * config.row_bytes + _ARENA_SLACK,
+        )
+        self.recv_x: torch.Tensor = torch.empty(0)
+        self.recv_topk_idx: torch.Tensor | None = None
+        self.recv_topk_weights: torch.Tensor | None = None
+        self.tokens_per_expert: list[int] = []
+        self.combined_x: torch.Tensor = torch.empty(0)
+        self._handle: Any = None
+        self._pending: Any = None
+
+    def layout_notify(self) -> None:
+        """Layout and count exchange; `finish_dispatch` does the rest."""
+        self._pending = self.buffer._begin_dispatch(self._inputs.x, **self._layout())
+        self.buffer.runtime.wait_counts(self._pending.call)
+
+    def finish_dispatch(self) -> None:
+        """End the dispatch that `layout_notify` began, and forget what it brought."""
+        self._pending.finish()
+        self._pending = None
+
+    def dispatch(self) -> None:
+        """Layout and dispatch; the results stay in this object."""
+        self.recv_x, self.recv_topk_idx, self.recv_topk_weights, self.tokens_per_expert, self._handle, _ = (
+            self.buffer.dispatch(self._inputs.x, **self._layout())
+        )
+
+    def combine(self) -> None:
+        """Sum the received rows at their owners."""
+        self.combined_x, _, _ = self.buffer.combine(self.recv_x, self._handle)
+
+    def combine_private(self) -> None:
+        """Sum the expert outputs at their owners."""
+        self.combined_x, _, _ = self.buffer.combine(self._inputs.expert_out, self._handle)
+
+    def pairs(self) -> None:
+        """As many dispatch -> combine pairs as the run chains, with nothing between them."""
+        for _ in range(self._config.chain):
+            self.dispatch()
+            self.combine()
+
+    def release(self) -> None:
+        """Let go of the received tensors, so that the next dispatch finds their memory free and warm."""
+        self.recv_x, self.recv_topk_idx, self.recv_topk_weights = torch.empty(0), None, None
+        self._handle = None
+
+    def _layout(self) -> dict[str, Any]:
+        """Return what dispatch takes besides x."""
+        topk_idx, topk_weights = self._inputs.topk_idx, self._inputs.topk_weights
+        per_rank, _, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(topk_idx, self._config.experts)
+        return {
+            "topk_idx": topk_idx,
+            "topk_weights": topk_weights,
+            "num_tokens_per_rank": per_rank,
+            "is_token_in_rank": in_rank,
+            "num_tokens_per_expert": per_expert,
+        }

@@ -1,0 +1,117 @@
+"""From measured series to the report: a plain dict, the content of the JSON file."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from deep_ep_py.bench.baselines import BASELINE_NOTES
+from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.machine import describe_machine
+from deep_ep_py.bench.ours import OPS
+from deep_ep_py.bench.timing import BOUNDARY, summary
+
+BYTES_NOTE = (
+    "Logical bytes: one row per (token, destination rank) pair, the own rank included, all ranks together; mean over "
+    "the timed iterations. layout_notify: a 4-byte count per (source, destination rank) and per (source, expert). "
+    "GB/s are 10^9 bytes of these per second of the median."
+)
+RATIO_NOTE = (
+    "Median time of the baseline over median time of ours: above 1, ours is faster. combine_private is held against "
+    "the baselines' combine; a baseline's pair is its dispatch and combine of the same iteration added up."
+)
+_COUNT_BYTES = 4
+BASELINE_OP = {"dispatch": "dispatch", "combine": "combine", "combine_private": "combine", "pair": "pair"}
+
+
+def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
+    """Assemble the report of a run.
+
+    Parameters
+    ----------
+    config
+        The run.
+    sizes
+        What `worker.run_bench` returned.
+
+    Returns
+    -------
+    dict
+        `config`, then `ops`, `baselines`, `ratios` and `checks` of the largest size, then `sizes` with the same for
+        every size, and `verified` over all of them.
+    """
+    results = [_size_report(config, size) for size in sizes]
+    largest = max(results, key=lambda result: int(result["tokens"]))
+    described = {
+        **config.as_dict(),
+        "tokens": largest["tokens"],
+        "all_tokens": [result["tokens"] for result in results],
+        "machine": describe_machine(),
+        "timing": BOUNDARY,
+        "notes": {
+            "ops": OPS,
+            "baselines": {name: BASELINE_NOTES[name] for name in config.baselines},
+            "bytes": BYTES_NOTE,
+            "ratios": RATIO_NOTE,
+        },
+    }
+    headline = {key: largest[key] for key in ("ops", "baselines", "ratios", "checks")}
+    verified = all(result["verified"] for result in results)
+    return {"config": described, **headline, "sizes": results, "verified": verified}
+
+
+def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
+    series = dict(size["series"])
+    series["pair"] = [milliseconds / config.chain for milliseconds in series.pop("pairs")]
+    rows = statistics.mean(size["rows"])
+    payload = round(rows * config.row_bytes)
+    counts = _COUNT_BYTES * config.ranks * (config.ranks + config.experts)
+    logical_bytes = {"layout_notify": counts, "pair": 2 * payload}
+    ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in OPS}
+    baselines = {name: _baseline_report(series, name, variants) for name, variants in size["variants"].items()}
+    ratios = {
+        op: {name: baseline[of]["ms"] / ops[op]["ms"]["median"] for name, baseline in baselines.items()}
+        for op, of in BASELINE_OP.items()
+    }
+    return {
+        "tokens": size["tokens"],
+        "rows": round(rows),
+        "ops": ops,
+        "baselines": baselines,
+        "ratios": ratios,
+        "checks": size["checks"],
+        "late_starts": size["late_starts"],
+        "verified": all(not errors for errors in size["checks"].values()),
+    }
+
+
+def _op_report(config: BenchConfig, milliseconds: list[float], logical_bytes: int) -> dict[str, Any]:
+    times = summary(milliseconds)
+    rate = logical_bytes / times["median"] / 1e6
+    return {
+        "ms": times,
+        "bytes": logical_bytes,
+        "logical_gb_per_s": rate,
+        "logical_gb_per_s_per_rank": rate / config.ranks,
+    }
+
+
+def _baseline_report(series: dict[str, list[float]], name: str, variants: tuple[str, ...]) -> dict[str, Any]:
+    chosen = {op: _fastest(series, f"{name}.{op}", variants) for op in ("dispatch", "combine")}
+    pair = [sum(parts) for parts in zip(*(times for times, _ in chosen.values()), strict=True)]
+    result = {op: _baseline_op(times) | variant for op, (times, variant) in chosen.items()}
+    return result | {"pair": _baseline_op(pair)}
+
+
+def _fastest(
+    series: dict[str, list[float]], prefix: str, variants: tuple[str, ...]
+) -> tuple[list[float], dict[str, Any]]:
+    """Return the series with the least median, and which one that is where there are several."""
+    medians = {variant: statistics.median(series[f"{prefix}.{variant}"]) for variant in variants}
+    best = min(medians, key=medians.__getitem__)
+    return series[f"{prefix}.{best}"], {"variant": best, "variants_ms": medians} if len(variants) > 1 else {}
+
+
+def _baseline_op(milliseconds: list[float]) -> dict[str, Any]:
+    times = summary(milliseconds)
+    return {"ms": times["median"], "ms_min": times["min"], "ms_max": times["max"]}

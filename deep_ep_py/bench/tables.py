@@ -1,0 +1,70 @@
+"""A report as a table for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from deep_ep_py.bench.results import BASELINE_OP
+
+
+def print_report(report: dict[str, Any], console: Console) -> None:
+    """Print one table per size, and whether the results were right.
+
+    Parameters
+    ----------
+    report
+        What `results.report` returned.
+    console
+        Where to print.
+    """
+    config = report["config"]
+    console.print(
+        f"{config['ranks']} ranks on {config['machine']['cores']} cores, hidden {config['hidden']} {config['dtype']}, "
+        f"top-{config['topk']} of {config['experts']} experts, {config['routing']} routing, seed {config['seed']}; "
+        f"median (min .. max) of {config['iterations']} iterations, slowest rank"
+    )
+    for size in report["sizes"]:
+        console.print(_size_table(size))
+    _print_checks(report, console)
+
+
+def _size_table(size: dict[str, Any]) -> Table:
+    title = f"{size['tokens']} tokens per rank, {size['rows']} rows in all"
+    caption = "×: baseline time over ours, above 1 ours is faster; GB/s: logical bytes, all ranks together"
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("operation")
+    table.add_column("ms", justify="right")
+    table.add_column("min .. max", justify="right")
+    table.add_column("GB/s", justify="right")
+    for name in size["baselines"]:
+        table.add_column(f"{name} ms (×)", justify="right")
+    for op, result in size["ops"].items():
+        times = result["ms"]
+        row = [op, f"{times['median']:.2f}", f"{times['min']:.2f} .. {times['max']:.2f}"]
+        row.append(f"{result['logical_gb_per_s']:.1f}")
+        row += [_baseline_cell(size, op, name, baseline) for name, baseline in size["baselines"].items()]
+        table.add_row(*row)
+    return table
+
+
+def _baseline_cell(size: dict[str, Any], op: str, name: str, baseline: dict[str, Any]) -> str:
+    if op not in BASELINE_OP:
+        return ""
+    ratio = size["ratios"][op][name]
+    color = "green" if ratio >= 1 else "yellow"
+    return f"{baseline[BASELINE_OP[op]]['ms']:.2f} ([bold {color}]{ratio:.2f}[/])"
+
+
+def _print_checks(report: dict[str, Any], console: Console) -> None:
+    for size in report["sizes"]:
+        for name, errors in size["checks"].items():
+            for error in errors:
+                console.print(f"[red]{size['tokens']} tokens, {name}: {error}[/]")
+    if report["verified"]:
+        console.print("[green]verified[/]: all elements of the last timed iteration match the oracle")
+    else:
+        console.print("[red]NOT verified[/]: the results above are wrong")

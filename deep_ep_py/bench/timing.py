@@ -1,0 +1,100 @@
+"""One time per iteration for all ranks together."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+BOUNDARY = (
+    "All ranks of the node start together: they agree on an instant and sleep until it. A sample is the time from the "
+    "first rank's start to the slowest rank's return, on the node's one monotonic clock; the figure is the median over "
+    "the timed iterations. Host work of the call (Python, launches, waiting for counts) is inside."
+)
+# Longer than the agreement takes to reach the last rank, also with several ranks to a core.
+_MARGIN_NS = 12_000_000
+_LATE_NS = 1_000_000
+
+
+class Stopwatch:
+    """Times calls that all ranks make together.
+
+    Parameters
+    ----------
+    group
+        The ranks, all of one node: their monotonic clocks are one clock.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._samples: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self._late = 0
+        self.recording = False
+        """Whether samples are kept: not while warming up."""
+
+    def time(self, name: str, call: Callable[[], T]) -> T:
+        """Start a call together with the other ranks and time it.
+
+        Parameters
+        ----------
+        name
+            The series that the sample belongs to.
+        call
+            What to time.
+
+        Returns
+        -------
+        object
+            What the call returns.
+        """
+        instant = torch.tensor([time.monotonic_ns() + _MARGIN_NS])
+        gc.disable()
+        try:
+            dist.all_reduce(instant, op=dist.ReduceOp.MAX, group=self._group)
+            start = int(instant.item())
+            time.sleep(max(0, start - time.monotonic_ns()) / 1e9)
+            begin = time.monotonic_ns()
+            result = call()
+            end = time.monotonic_ns()
+        finally:
+            gc.enable()
+        if self.recording:
+            self._samples[name].append((begin, end))
+            self._late += begin - start > _LATE_NS
+        return result
+
+    def series(self) -> dict[str, list[float]]:
+        """Gather the samples of all ranks.
+
+        Returns
+        -------
+        dict
+            For each name the milliseconds of each iteration, the same on every rank.
+        """
+        spans: dict[str, list[float]] = {}
+        for name, samples in self._samples.items():
+            first, last = torch.tensor(samples, dtype=torch.int64).unbind(dim=1)
+            first, last = first.contiguous(), last.contiguous()
+            dist.all_reduce(first, op=dist.ReduceOp.MIN, group=self._group)
+            dist.all_reduce(last, op=dist.ReduceOp.MAX, group=self._group)
+            spans[name] = ((last - first).to(torch.float64) / 1e6).tolist()
+        return spans
+
+    def late_starts(self) -> int:
+        """Return how many samples a rank began more than a millisecond after the agreed instant, over all ranks."""
+        late = torch.tensor([self._late])
+        dist.all_reduce(late, group=self._group)
+        return int(late.item())
+
+
+def summary(milliseconds: list[float]) -> dict[str, float]:
+    """Return the median, the least and the largest of a series."""
+    return {"median": statistics.median(milliseconds), "min": min(milliseconds), "max": max(milliseconds)}

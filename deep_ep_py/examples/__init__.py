@@ -1,0 +1,1 @@
+"""Examples: `python -m deep_ep_py.examples.moe_demo`."""

@@ -1,0 +1,99 @@
+"""The same layer in one process, and how far the distributed one may be from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from deep_ep_py.examples.moe_layer import Experts, Gate
+
+BOUND = (
+    "|got - exact| <= 2^-8 (|exact| + S) + 2^-16 max over the token's elements of S; "
+    "S: sum over ranks of |the contribution of its experts|"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """How the distributed layer's output compares with the layer in one process."""
+
+    max_abs_error: float
+    max_rel_error: float
+    """Relative to the largest element of the exact output."""
+    calc_diff: float
+    """1 - 2 sum(xy) / sum(x^2 + y^2) in float64, the measure that DeepEP's tests use."""
+    of_bound: float
+    """The largest error as a part of its bound: the check passes below 1."""
+
+    @property
+    def passed(self) -> bool:
+        """Say whether every element is inside its bound."""
+        return self.of_bound <= 1
+
+
+def reference(
+    tokens_of_ranks: list[torch.Tensor], gate: Gate, num_experts: int, intermediate: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the layer for all tokens with all experts, without any communication.
+
+    Parameters
+    ----------
+    tokens_of_ranks
+        Each rank's tokens.
+    gate
+        The layer's gate.
+    num_experts, intermediate, seed
+        Make the experts.
+
+    Returns
+    -------
+    exact : torch.Tensor
+        float64 [all tokens, hidden].
+    magnitude : torch.Tensor
+        The sum over ranks of the absolute value of each rank's contribution; the bound needs it.
+    """
+    x = torch.cat(tokens_of_ranks)
+    # Rank by rank, as the ranks do: a product of another shape may round differently and turn a close choice around.
+    choices = [gate(part) for part in tokens_of_ranks]
+    topk_idx, topk_weights = (torch.cat(parts) for parts in zip(*choices, strict=True))
+    exact = torch.zeros(x.shape, dtype=torch.float64)
+    magnitude = torch.zeros_like(exact)
+    local_experts = num_experts // len(tokens_of_ranks)
+    for first in range(0, num_experts, local_experts):
+        experts = Experts(first, local_experts, x.size(1), intermediate, seed)
+        contribution = experts(x, topk_idx - first, topk_weights).to(torch.float64)
+        exact += contribution
+        magnitude += contribution.abs_()
+    return exact, magnitude
+
+
+def compare(got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> Check:
+    """Compare all elements.
+
+    A rank's contribution is rounded to BF16 before it travels, and the sum once more: at most 2^-8 of either. The last
+    term leaves room for float32 sums in another order, and for the product of the two roundings.
+
+    Parameters
+    ----------
+    got
+        BF16, the distributed layer's output for all tokens.
+    exact, magnitude
+        From `reference`.
+
+    Returns
+    -------
+    Check
+    """
+    values = got.to(torch.float64)
+    error = (values - exact).abs()
+    bound = (exact.abs() + magnitude) * 2.0**-8 + magnitude.amax(dim=1, keepdim=True) * 2.0**-16
+    diff = 1 - 2 * (values * exact).sum() / (values.square() + exact.square()).sum()
+    # 0/0 where a token has no contribution at all: no error, no part of the bound. A NaN in `got` must not pass.
+    of_bound = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=float("inf"))
+    return Check(
+        max_abs_error=float(error.max()),
+        max_rel_error=float(error.max() / exact.abs().max()),
+        calc_diff=float(diff),
+        of_bound=float(of_bound.max()),
+    )

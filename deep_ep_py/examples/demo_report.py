@@ -1,0 +1,121 @@
+"""What the demo shows when it is done."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from deep_ep_py.bench.plots import INSTALL_HINT, can_plot
+from deep_ep_py.bench.timing import summary
+from deep_ep_py.examples.demo_check import BOUND
+
+if TYPE_CHECKING:
+    from deep_ep_py.examples.moe_demo import DemoConfig
+
+_COLORS = {"gate": "#9aa5b1", "layout": "#4c9f70", "dispatch": "#0b6e4f", "experts": "#9aa5b1", "combine": "#0b6e4f"}
+
+
+def print_demo(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
+    """Print the times, what moved, and the check.
+
+    Parameters
+    ----------
+    figures
+        What rank 0 returned.
+    config
+        The demo's sizes.
+    console
+        Where to print.
+    """
+    _print_times(figures, config, console)
+    _print_movement(figures, config, console)
+    check = figures["check"]
+    console.print(
+        f"against the same layer in one process: max abs error {check.max_abs_error:.3g}, relative to the largest "
+        f"element {check.max_rel_error:.3g}, calc_diff {check.calc_diff:.3g}"
+    )
+    verdict = "[green]passed[/]" if check.passed else "[red]FAILED[/]"
+    console.print(f"{verdict}: the largest error is {check.of_bound:.2f} of its bound")
+    console.print(f"  {BOUND}", style="dim")
+
+
+def _print_times(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
+    title = f"one MoE layer, slowest of {config.ranks} ranks, {config.steps} runs"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("phase", "median ms", "min", "max"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for name, milliseconds in figures["phases"].items():
+        times = summary(milliseconds)
+        table.add_row(name, *(f"{times[key]:.2f}" for key in ("median", "min", "max")))
+    console.print(table)
+
+
+def _print_movement(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
+    rows, tokens = sum(figures["rows"]), config.ranks * config.tokens
+    megabytes = rows * config.hidden * 2 / 1e6
+    console.print(
+        f"{tokens} tokens of hidden {config.hidden}, top-{config.topk} of {config.experts} experts: {rows} rows moved "
+        f"({rows / tokens:.2f} per token, {megabytes:.0f} MB each way); busiest over mean: "
+        f"rank {_imbalance(figures['rows']):.2f}, expert {_imbalance(figures['tokens_per_expert']):.2f}"
+    )
+
+
+def _imbalance(loads: list[int]) -> float:
+    return max(loads) / statistics.mean(loads)
+
+
+def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: Console) -> None:
+    """Draw the times of the phases and the load of ranks and experts.
+
+    Parameters
+    ----------
+    figures
+        What rank 0 returned.
+    config
+        The demo's sizes.
+    path
+        The PNG to write; its folder is made.
+    console
+        Says where the picture is, or why there is none.
+    """
+    if not can_plot():
+        console.print(f"no picture: {INSTALL_HINT}")
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (times, ranks, experts) = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
+    _draw_times(times, figures["phases"])
+    ranks.bar(range(config.ranks), figures["rows"], color="#0b6e4f")
+    ranks.set(title="rows received", xlabel="rank", xticks=range(config.ranks))
+    experts.bar(range(config.experts), sorted(figures["tokens_per_expert"], reverse=True), width=1.0, color="#d98e04")
+    experts.set(title="tokens per expert", xlabel="experts, busiest first")
+    for axis in (times, ranks, experts):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        f"a MoE layer on {config.ranks} ranks: {config.tokens} tokens each, hidden {config.hidden}, "
+        f"top-{config.topk} of {config.experts} experts"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    console.print(f"picture: {path}")
+
+
+def _draw_times(axis: Any, phases: dict[str, list[float]]) -> None:
+    medians = [summary(milliseconds)["median"] for milliseconds in phases.values()]
+    below = [median - min(milliseconds) for median, milliseconds in zip(medians, phases.values(), strict=True)]
+    above = [max(milliseconds) - median for median, milliseconds in zip(medians, phases.values(), strict=True)]
+    colors = [_COLORS[name] for name in phases]
+    bars = axis.bar(list(phases), medians, yerr=[below, above], color=colors, capsize=4, ecolor="#444444")
+    axis.bar_label(bars, labels=[f"{median:.2f}" for median in medians], label_type="edge", padding=3)
+    axis.set_yscale("log")
+    axis.margins(y=0.1)
+    axis.set_title("ms per phase, slowest rank (median, min to max)")

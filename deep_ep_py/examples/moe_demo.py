@@ -1,0 +1,137 @@
+"""Dispatch and combine a MoE layer's tokens: checked, timed, plotted.
+
+    python -m deep_ep_py.examples.moe_demo
+
+Starts 8 ranks as processes on this machine. Each takes a part of a real text as its tokens and a part of 256 experts,
+and they run an expert-parallel layer together (`moe_layer.py`). The output is compared with the same layer computed in
+one process. Also runs under torchrun.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from deep_ep_py.bench.launch import RankContext, launch, torchrun_rank
+from deep_ep_py.bench.progress import BenchProgress, make_console
+from deep_ep_py.bench.routing import require_groups
+from deep_ep_py.bench.timing import Stopwatch
+from deep_ep_py.examples.demo_check import compare, reference
+from deep_ep_py.examples.demo_report import plot_demo, print_demo
+from deep_ep_py.examples.moe_layer import ExpertParallelMoE, Experts, Gate
+from deep_ep_py.examples.text import embed_bytes, read_text
+
+_BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """The demo's sizes."""
+
+    ranks: int
+    tokens: int
+    hidden: int
+    intermediate: int
+    experts: int
+    topk: int
+    steps: int
+    warmup: int
+    seed: int
+
+
+def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str, Any] | None:
+    """One rank's part. Returns the figures on rank 0."""
+    import deep_ep_py as deep_ep
+
+    # Made once, for all layers of a model. The size is what a row needs, times a little for each rank.
+    row_bytes = config.hidden * _BF16_BYTES
+    size_hint = deep_ep.Buffer.get_dispatch_config(config.ranks).get_nvl_buffer_size_hint(row_bytes, config.ranks)
+    buffer = deep_ep.Buffer(context.group, num_nvl_bytes=size_hint)
+
+    local_experts = config.experts // config.ranks
+    gate = Gate(config.hidden, config.experts, config.topk, seed=config.seed)
+    experts = Experts(context.rank * local_experts, local_experts, config.hidden, config.intermediate, config.seed)
+    layer = ExpertParallelMoE(buffer, gate, experts, config.experts)
+    x = embed_bytes(text, context.rank, config.tokens, config.hidden, config.seed)
+
+    stopwatch = Stopwatch(context.group)
+    context.emit({"kind": "size", "tokens": config.tokens, "steps": config.warmup + config.steps})
+    for step in range(config.warmup + config.steps):
+        stopwatch.recording = step >= config.warmup
+        out = layer.forward(x, phase=stopwatch.time)
+        context.emit({"kind": "step", "step": step})
+
+    context.emit({"kind": "check", "name": "against the same layer in one process"})
+    outputs = _gather(out, context)
+    counts = _gather(torch.tensor([layer.rows_received, *layer.tokens_per_expert]), context)
+    phases = stopwatch.series()
+    buffer.destroy()
+    if context.rank != 0:
+        return None
+    tokens_of_ranks = [
+        embed_bytes(text, rank, config.tokens, config.hidden, config.seed) for rank in range(config.ranks)
+    ]
+    exact, magnitude = reference(tokens_of_ranks, gate, config.experts, config.intermediate, config.seed)
+    return {
+        "check": compare(torch.cat(outputs), exact, magnitude),
+        "phases": phases,
+        "rows": [int(count[0]) for count in counts],
+        "tokens_per_expert": [int(tokens) for count in counts for tokens in count[1:]],
+    }
+
+
+def _gather(tensor: torch.Tensor, context: RankContext) -> list[torch.Tensor]:
+    """Bring every rank's tensor to rank 0."""
+    gathered = [torch.empty_like(tensor) for _ in range(context.ranks)] if context.rank == 0 else None
+    dist.gather(tensor, gathered, dst=0, group=context.group)
+    return gathered or []
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option("--ranks", type=click.IntRange(1, 64), default=8, help="Processes.")
+@click.option("--tokens", type=click.IntRange(1), default=512, help="Tokens of each rank.")
+@click.option("--hidden", type=click.IntRange(8), default=1024, help="Elements of a token's row.")
+@click.option("--intermediate", type=click.IntRange(1), default=128, help="Width of an expert's MLP.")
+@click.option("--experts", type=click.IntRange(8), default=256, help="Experts in all, in 8 groups.")
+@click.option("--topk", type=click.IntRange(1, 32), default=8, help="Experts each token chooses.")
+@click.option("--steps", type=click.IntRange(1), default=10, help="Timed runs of the layer.")
+@click.option("--warmup", type=click.IntRange(0), default=2, help="Runs before them.")
+@click.option("--seed", type=int, default=0)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/moe_demo.png"), help="The picture."
+)
+def main(plot: Path, **options: Any) -> None:
+    """Run a MoE layer over several ranks: checked, timed, plotted."""
+    config = DemoConfig(**options)
+    if config.experts % config.ranks:
+        raise click.UsageError(f"--experts is {config.experts}; expected a multiple of --ranks ({config.ranks})")
+    if config.hidden % 8:
+        raise click.UsageError(f"--hidden is {config.hidden}; expected a multiple of 8: rows of 16-byte pieces")
+    try:
+        require_groups(config.experts, config.topk)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    text, origin = read_text()
+    console = make_console(quiet=torchrun_rank() != 0)
+    console.print(f"text: {origin}, {len(text)} bytes; {config.ranks} ranks take {config.tokens} each")
+    try:
+        with BenchProgress(console) as progress:
+            figures = launch(run_rank, config.ranks, (config, text), progress.on_event)
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        raise click.ClickException(f"a rank failed\n{error}") from error
+    if figures is None:
+        return
+    print_demo(figures, config, console)
+    plot_demo(figures, config, plot, console)
+    if not figures["check"].passed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

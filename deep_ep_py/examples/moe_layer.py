@@ -1,0 +1,180 @@
+"""A mixture-of-experts layer whose experts are spread over ranks.
+
+Start reading at `ExpertParallelMoE.forward`: gate, layout, dispatch, experts, combine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import torch
+from torch.nn import functional
+
+from deep_ep_py.bench.routing import generator, limit_to_groups
+
+if TYPE_CHECKING:
+    from deep_ep_py import Buffer
+
+T = TypeVar("T")
+
+
+class Phase(Protocol):
+    """Runs a step of the layer; may time it."""
+
+    def __call__(self, name: str, call: Callable[[], T]) -> T:
+        """Return what the call returns."""
+
+
+def _just_call(name: str, call: Callable[[], T]) -> T:
+    del name
+    return call()
+
+
+class Gate:
+    """DeepSeek-V3's gate: sigmoid scores, a bias that only chooses, group-limited top-k, normalised weights.
+
+    Parameters
+    ----------
+    hidden, experts, topk
+        The shape.
+    groups, top_groups
+        Experts come in this many groups; a token chooses inside its best `top_groups` of them.
+    scaling
+        The weights of a token sum to this.
+    seed
+        Makes the parameters.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        topk: int,
+        groups: int = 8,
+        top_groups: int = 4,
+        scaling: float = 2.5,
+        seed: int = 0,
+    ) -> None:
+        random = generator(seed, 0)
+        self.weight = torch.randn(experts, hidden, generator=random) / hidden**0.5
+        self.bias = torch.randn(experts, generator=random) * 0.01
+        self.topk, self.groups, self.top_groups, self.scaling = topk, groups, top_groups, scaling
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return int64 expert ids and float32 weights, both [tokens, topk]."""
+        scores = (x.float() @ self.weight.t()).sigmoid()
+        eligible = limit_to_groups(scores + self.bias, self.topk, self.groups, self.top_groups)
+        topk_idx = eligible.topk(self.topk, dim=1).indices
+        weights = scores.gather(1, topk_idx)
+        return topk_idx, weights * (self.scaling / weights.sum(dim=1, keepdim=True))
+
+
+class Experts:
+    """Some of the layer's experts, each a SwiGLU MLP with its own weights.
+
+    Parameters
+    ----------
+    first, count
+        Holds the experts [first, first + count).
+    hidden, intermediate
+        The MLPs' shape.
+    seed
+        Makes the parameters: an expert's are the same wherever it is held.
+    """
+
+    def __init__(self, first: int, count: int, hidden: int, intermediate: int, seed: int = 0) -> None:
+        self._weights = []
+        for expert in range(first, first + count):
+            random = generator(seed, 1, expert)
+            gate_and_up = torch.randn(2 * intermediate, hidden, generator=random) / hidden**0.5
+            down = torch.randn(hidden, intermediate, generator=random) / intermediate**0.5
+            self._weights.append((gate_and_up, down))
+
+    def __call__(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """Return each row's weighted sum over the experts it chose among these, float32 [rows, hidden].
+
+        Parameters
+        ----------
+        x
+            [rows, hidden].
+        topk_idx
+            [rows, topk], counted from the first of these experts; -1 where the expert is not one of these.
+        topk_weights
+            [rows, topk].
+        """
+        out = torch.zeros(x.shape, dtype=torch.float32)
+        for expert, (gate_and_up, down) in enumerate(self._weights):
+            row, choice = (topk_idx == expert).nonzero(as_tuple=True)
+            gate, up = (x[row].float() @ gate_and_up.t()).chunk(2, dim=1)
+            result = (functional.silu(gate) * up) @ down.t()
+            out.index_add_(0, row, result * topk_weights[row, choice].unsqueeze(1))
+        return out
+
+
+class ExpertParallelMoE:
+    """The layer: every rank has its own tokens and its own share of the experts.
+
+    Parameters
+    ----------
+    buffer
+        The `deep_ep_py.Buffer` of the ranks. One buffer serves all layers of a model.
+    gate
+        The same on every rank.
+    experts
+        This rank's experts: rank r of R holds the r-th R-th of all of them.
+    num_experts
+        Experts on all ranks together.
+    """
+
+    def __init__(self, buffer: Buffer, gate: Gate, experts: Experts, num_experts: int) -> None:
+        self.buffer, self.gate, self.experts, self.num_experts = buffer, gate, experts, num_experts
+        self.tokens_per_expert: list[int] = []
+        """How many tokens each of this rank's experts got from all ranks in the last call."""
+        self.rows_received = 0
+        """How many rows arrived at this rank in the last call: one for each token with an expert here."""
+
+    def forward(self, x: torch.Tensor, phase: Phase = _just_call) -> torch.Tensor:
+        """Run the layer on this rank's tokens; every rank calls it.
+
+        Parameters
+        ----------
+        x
+            BF16 [tokens, hidden].
+        phase
+            Called as `phase(name, call)` for each step; the default just calls. The demo times the steps with it.
+
+        Returns
+        -------
+        torch.Tensor
+            BF16 [tokens, hidden].
+        """
+        # Each token chooses its experts, wherever those are.
+        topk_idx, topk_weights = phase("gate", lambda: self.gate(x))
+
+        # How many tokens go to which rank and to which expert, and which ranks each token goes to.
+        num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = phase(
+            "layout", lambda: self.buffer.get_dispatch_layout(topk_idx, self.num_experts)
+        )
+
+        # Send each token once to every rank that holds one of its experts. What arrives is sorted by source rank, then
+        # token; expert ids are local ones, -1 for those of other ranks.
+        recv_x, recv_topk_idx, recv_topk_weights, self.tokens_per_expert, handle, _ = phase(
+            "dispatch",
+            lambda: self.buffer.dispatch(
+                x,
+                topk_idx=topk_idx,
+                topk_weights=topk_weights,
+                num_tokens_per_rank=num_tokens_per_rank,
+                is_token_in_rank=is_token_in_rank,
+                num_tokens_per_expert=num_tokens_per_expert,
+            ),
+        )
+        self.rows_received = recv_x.size(0)
+
+        # combine adds plainly, so the gate's weights go in here.
+        expert_out = phase("experts", lambda: self.experts(recv_x, recv_topk_idx, recv_topk_weights).to(x.dtype))
+
+        # Bring the rows back to their tokens' owners and add up what the ranks made of each token.
+        combined_x, _, _ = phase("combine", lambda: self.buffer.combine(expert_out, handle))
+        return combined_x

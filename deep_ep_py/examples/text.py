@@ -1,0 +1,61 @@
+"""Real text as tokens: bytes through an embedding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from deep_ep_py.bench.routing import generator
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_CONTEXT = 4
+
+
+def read_text() -> tuple[bytes, str]:
+    """Read the repository's README.
+
+    Returns
+    -------
+    text : bytes
+        The README, or where the package was installed without it, the package's own source.
+    origin : str
+        What was read, for people.
+    """
+    readme = _PACKAGE.parent / "README.md"
+    if readme.is_file() and readme.stat().st_size > 0:
+        return readme.read_bytes(), "README.md"
+    sources = sorted(_PACKAGE.rglob("*.py"))
+    text = b"".join(path.read_bytes() for path in sources)
+    return text, f"no README.md found; the package's own {len(sources)} source files"
+
+
+def embed_bytes(text: bytes, rank: int, tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
+    """Embed one rank's share of the text.
+
+    A token is a byte together with the three before it, less and less of them: the same byte in different words then
+    goes to different experts, as in a model that has looked at the context.
+
+    Parameters
+    ----------
+    text
+        Repeated if it is too short.
+    rank, tokens
+        Takes the bytes [rank * tokens, (rank + 1) * tokens).
+    hidden
+        Elements of a token's row.
+    seed
+        Makes the embedding.
+
+    Returns
+    -------
+    torch.Tensor
+        BF16 [tokens, hidden], each row of root mean square 1.
+    """
+    table = torch.randn(_CONTEXT, 256, hidden, generator=generator(seed, 2))
+    values = torch.tensor(list(text))
+    positions = torch.arange(rank * tokens, (rank + 1) * tokens)
+    x = torch.zeros(tokens, hidden)
+    for back in range(_CONTEXT):
+        x += table[back, values[(positions - back) % values.numel()]] * 0.7**back
+    return (x * x.square().mean(dim=1, keepdim=True).rsqrt()).to(torch.bfloat16)

@@ -1,0 +1,206 @@
+"""The benchmark: routings, the oracle's bound on what it accepts, and small runs from end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from builds import BUILD
+from deep_ep_py.bench import BenchConfig, CapabilityError
+from deep_ep_py.bench.cli import command
+from deep_ep_py.bench.results import report
+from deep_ep_py.bench.routing import limit_to_groups, route, tokens_in_rank
+
+pytestmark = pytest.mark.once
+
+SMALL = ["--ranks=2", "--hidden=64", "--experts=16", "--topk=4", "--iterations=2", "--warmup=1", "--chain=2"]
+TIMED = {"layout_notify", "dispatch", "combine", "combine_private", "pair"}
+
+
+def bench(*arguments: str, launcher: tuple[str, ...] = (), cwd: Path) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": root}
+    start = [sys.executable, *launcher, "-m", "deep_ep_py", "bench", *arguments]
+    return subprocess.run(start, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+# --- routings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["uniform", "deepseek", "skewed"])
+def test_a_routing_is_a_function_of_its_numbers(name: str) -> None:
+    topk_idx, weights = route(name, 200, 8, 64, seed=1, rank=2, iteration=3)
+    assert topk_idx.shape == weights.shape == (200, 8)
+    assert topk_idx.min() >= 0 and topk_idx.max() < 64
+    assert all(len(set(row)) == 8 for row in topk_idx.tolist()), "a token chose an expert twice"
+    torch.testing.assert_close(weights.sum(dim=1), torch.ones(200))
+    assert torch.equal(topk_idx, route(name, 200, 8, 64, seed=1, rank=2, iteration=3)[0])
+    for other in ({"seed": 2}, {"rank": 3}, {"iteration": 4}):
+        numbers = {"seed": 1, "rank": 2, "iteration": 3} | other
+        assert not torch.equal(topk_idx, route(name, 200, 8, 64, **numbers)[0]), other
+
+
+def test_uniform_routing_spreads_tokens() -> None:
+    topk_idx, _ = route("uniform", 4096, 8, 64, seed=0, rank=0, iteration=0)
+    loads = torch.bincount(topk_idx.flatten(), minlength=64)
+    assert loads.max() < 1.25 * loads.float().mean()
+
+
+def test_deepseek_routing_stays_in_four_of_eight_groups() -> None:
+    topk_idx, _ = route("deepseek", 500, 8, 256, seed=0, rank=0, iteration=0)
+    assert max(len(set(row)) for row in (topk_idx // 32).tolist()) == 4
+    assert tokens_in_rank(topk_idx, 256, 8).sum(dim=1).max() == 4
+
+
+def test_group_limit_keeps_the_groups_with_the_best_two() -> None:
+    scores = torch.zeros(1, 16)
+    scores[0, [0, 2, 3, 4, 6, 8]] = torch.tensor([0.9, 0.5, 0.5, 0.8, 0.3, 0.2])
+    kept = limit_to_groups(scores, topk=4)[0].isfinite().nonzero().flatten().tolist()
+    assert kept == [0, 1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(ValueError, match="topk is 9"):
+        limit_to_groups(scores, topk=9)
+
+
+def test_skewed_routing_crowds_the_same_experts_everywhere() -> None:
+    loads = [
+        torch.bincount(route("skewed", 2000, 8, 64, seed=5, rank=rank, iteration=rank)[0].flatten(), minlength=64)
+        for rank in range(2)
+    ]
+    busiest = [set(load.topk(4).indices.tolist()) for load in loads]
+    assert len(busiest[0] & busiest[1]) >= 3
+    assert all(load.max() > 4 * load.float().mean() for load in loads)
+
+
+def test_tokens_in_rank_counts_a_rank_once_and_leaves_out_minus_one() -> None:
+    topk_idx = torch.tensor([[0, 1, 7], [-1, -1, 4], [-1, -1, -1]])
+    assert tokens_in_rank(topk_idx, 8, 4).tolist() == [
+        [True, False, False, True],
+        [False, False, True, False],
+        [False, False, False, False],
+    ]
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ranks=3"], "--experts is 256; expected a multiple of ranks (3)"),
+        (["--hidden=12"], "--hidden is 12; expected such that a row is a multiple of 16 bytes"),
+        (["--topk=33"], "--topk is 33; expected between 1 and 32"),
+        (["--tokens=0"], "--tokens is (0,)"),
+        (["--tokens=many"], "expected whole numbers"),
+        (["--iterations=0"], "--iterations is 0"),
+        (["--baseline=mpi"], "--baseline is mpi; expected one of memcpy, gloo_bare, gloo"),
+        (["--routing=odd"], "'odd' is not one of"),
+        (["--routing=deepseek", "--experts=8", "--topk=8"], "group-limited"),
+        (["--device=cuda"], "--device cuda: kernels run on the CPU only so far"),
+        (["--mode=low-latency"], "--mode low-latency: only normal mode exists so far"),
+        (["--nodes=2"], "--nodes 2: ranks inside one node only so far"),
+        (["--dtype=fp8"], "--dtype fp8: rows are BF16 only so far"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(command, options)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_what_is_not_there_yet_is_told_from_what_is_wrong() -> None:
+    with pytest.raises(CapabilityError):
+        BenchConfig(device="cuda").validate()
+    with pytest.raises(ValueError, match="topk"):
+        BenchConfig(topk=0).validate()
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def measured(dispatch: list[float], baseline: dict[str, list[float]]) -> dict[str, Any]:
+    series = {name: dispatch for name in ("layout_notify", "dispatch", "combine", "combine_private", "pairs")}
+    return {
+        "tokens": 4,
+        "series": series | baseline,
+        "late_starts": 0,
+        "rows": [10, 20, 30],
+        "checks": {"dispatch": []},
+        "variants": {"memcpy": ("memcpy", "streaming")},
+    }
+
+
+def test_a_report_takes_medians_and_the_faster_variant() -> None:
+    config = BenchConfig(ranks=2, tokens=(4,), hidden=8, experts=2, topk=1, baselines=("memcpy",), chain=4)
+    copies = {"memcpy.dispatch.memcpy": [9.0, 1.0, 8.0], "memcpy.dispatch.streaming": [6.0, 5.0, 7.0]}
+    back = {"memcpy.combine.memcpy": [3.0, 3.0, 3.0], "memcpy.combine.streaming": [4.0, 4.0, 4.0]}
+    result = report(config, [measured([4.0, 2.0, 12.0], copies | back)])
+    assert result["ops"]["dispatch"]["ms"] == {"median": 4.0, "min": 2.0, "max": 12.0}
+    assert result["ops"]["pair"]["ms"]["median"] == 1.0
+    assert result["ops"]["dispatch"]["bytes"] == 20 * 16
+    assert result["ops"]["dispatch"]["logical_gb_per_s"] == pytest.approx(320 / 4e-3 / 1e9)
+    assert result["baselines"]["memcpy"]["dispatch"]["variant"] == "streaming"
+    assert result["baselines"]["memcpy"]["combine"]["variant"] == "memcpy"
+    assert result["baselines"]["memcpy"]["pair"]["ms"] == 9.0
+    assert result["ratios"]["dispatch"]["memcpy"] == 1.5
+    assert result["ratios"]["combine_private"]["memcpy"] == 0.75
+    assert result["verified"]
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_reports_every_figure(tmp_path: Path) -> None:
+    baselines = ["--baseline=memcpy", "--baseline=gloo_bare,gloo"]
+    files = ["--json=report.json", "--plot=pictures/plot.png"]
+    done = bench(*SMALL, "--tokens=24", "--tokens=7", "--routing=skewed", *baselines, *files, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verified" in done.stdout
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is True
+    config = result["config"]
+    assert (config["tokens"], config["all_tokens"], config["ranks"]) == (24, [24, 7], 2)
+    assert {"cpu", "cores", "torch", "python", "commit"} <= set(config["machine"])
+    assert "slowest rank" in config["timing"]
+    assert [size["tokens"] for size in result["sizes"]] == [24, 7]
+    for figures in (result, *result["sizes"]):
+        assert set(figures["ops"]) == TIMED
+        for op in figures["ops"].values():
+            assert 0 < op["ms"]["min"] <= op["ms"]["median"] <= op["ms"]["max"]
+            assert op["bytes"] > 0 and op["logical_gb_per_s"] > 0
+        assert set(figures["baselines"]) == {"memcpy", "gloo_bare", "gloo"}
+        for op in ("dispatch", "combine", "pair"):
+            for name, baseline in figures["baselines"].items():
+                ratio = baseline[op]["ms"] / figures["ops"][op]["ms"]["median"]
+                assert figures["ratios"][op][name] == pytest.approx(ratio)
+        assert set(figures["checks"]) == {
+            *("dispatch", "combine", "combine_private", "pair"),
+            *("baseline memcpy", "baseline gloo_bare", "baseline gloo"),
+        }
+    assert (tmp_path / "pictures" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+def test_one_wrong_element_is_seen(operation: str, tmp_path: Path) -> None:
+    done = bench(*SMALL, "--tokens=16", "--no-plot", "--json=report.json", f"--corrupt={operation}", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is False
+    assert len(result["checks"][operation]) == 1 and "1 elements" in result["checks"][operation][0]
+    assert result["checks"]["pair"] == []
+
+
+def test_it_runs_under_torchrun(tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = bench(*SMALL[1:], "--tokens=8", "--json=report.json", "--no-plot", launcher=torchrun, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is True and result["config"]["ranks"] == 2
+    assert done.stdout.count("tokens per rank,") == 1, "more than one rank printed"
