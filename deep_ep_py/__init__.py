@@ -5,7 +5,9 @@ from ._version import __version__
 try:
     import torch
 except ModuleNotFoundError as error:
-    raise ImportError("deep_ep_py needs PyTorch, and does not choose a build of it for you: `pip install torch` first") from error
+    raise ImportError(
+        "deep_ep_py needs PyTorch, and does not choose a build of it for you: `pip install torch` first"
+    ) from error
 
 from .buffer import Buffer
 from .config import Config

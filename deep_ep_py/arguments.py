@@ -1,4 +1,7 @@
-"""Checks what callers pass, before anything is launched. Every error names the argument, its value and what was expected."""
+"""Checks what callers pass, before anything is launched.
+
+Every error names the argument, its value and what was expected.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def _describe(value: Any) -> str:
 
 def tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> torch.Tensor:
     """Check a tensor; None in `shape` stands for any extent."""
-    wanted = f"{str(dtype).removeprefix('torch.')}[{', '.join('any' if n is None else str(n) for n in shape)}], contiguous, on cpu"
+    extents = ", ".join("any" if n is None else str(n) for n in shape)
+    wanted = f"{str(dtype).removeprefix('torch.')}[{extents}], contiguous, on cpu"
     message = f"{name}={_describe(value)}: expected {wanted}"
     if not isinstance(value, torch.Tensor):
         raise TypeError(message)
@@ -43,11 +47,15 @@ def tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, .
 def rows(name: str, value: Any, count: int | None = None) -> torch.Tensor:
     """Check a tensor of bf16 rows."""
     if isinstance(value, tuple):
-        raise TypeError(f"{name}=a tuple of {len(value)}: expected a bfloat16 tensor; FP8 rows with scales are not supported yet")
+        raise TypeError(
+            f"{name}=a tuple of {len(value)}: expected a bfloat16 tensor; FP8 rows with scales are not supported yet"
+        )
     value = tensor(name, value, torch.bfloat16, (count, None))
     row_bytes = value.shape[1] * value.element_size()
     if row_bytes == 0 or row_bytes % ROW_ALIGNMENT:
-        raise ValueError(f"{name}={_describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes, got {row_bytes}")
+        raise ValueError(
+            f"{name}={_describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes, got {row_bytes}"
+        )
     return value
 
 

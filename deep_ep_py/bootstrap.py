@@ -15,10 +15,17 @@ from .native import C
 class Bootstrap(Protocol):
     """What a Buffer needs of a process group. Collective; used when Buffers are made, never per call."""
 
-    rank: int
-    size: int
-    in_process: bool
-    """All ranks are threads of this process."""
+    @property
+    def rank(self) -> int:
+        """Rank of the caller."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether all ranks are threads of this process."""
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank."""
@@ -99,8 +106,9 @@ def make_bootstrap(group: Any, comm: Any = None) -> Bootstrap:
 def exchange_heaps(bootstrap: Bootstrap, heap: Any) -> list[Any]:
     """Give every rank every rank's heap.
 
-    Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps' nameless memory
-    travel over private sockets in the abstract namespace: nothing has a name on disk, so a crash leaves nothing behind.
+    Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
+    nameless memory travel over private sockets in the abstract namespace: nothing has a name on disk, so a crash leaves
+    nothing behind.
 
     Parameters
     ----------
@@ -132,7 +140,9 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any) -> list[Any]:
         addresses = bootstrap.all_gather((machine, name))
         strangers = [rank for rank, (other, _) in enumerate(addresses) if other != machine]
         if strangers:
-            raise ValueError(f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}; expected one machine")
+            raise ValueError(
+                f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}; expected one machine"
+            )
         _send_descriptor(bootstrap, [address for _, address in addresses], heap.descriptor)
         heaps = _receive_descriptors(bootstrap, listener, heap)
     bootstrap.all_gather(None)  # everybody has mapped everything

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from . import arguments
 from .bootstrap import Bootstrap, exchange_heaps, make_bootstrap
@@ -36,8 +37,8 @@ def _reached(fabric: str, rank: int, peer: int) -> bool:
 class Buffer:
     """Expert-parallel communication among the ranks of one machine, in normal mode.
 
-    The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and issue its
-    operations in the same order.
+    The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and
+    issue its operations in the same order.
 
     Parameters
     ----------
@@ -46,8 +47,8 @@ class Buffer:
     num_nvl_bytes : int
         Bytes for rows and counts in transit. At least 64 rows per rank and region; a multiple of 128.
     num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, enable_shrink
-        As in DeepEP, for other modes than this version has: `low_latency_mode` and `enable_shrink` must be False, the others are
-        accepted and have no effect inside a node.
+        As in DeepEP, for other modes than this version has: `low_latency_mode` and `enable_shrink` must be False, the
+        others are accepted and have no effect inside a node.
     explicitly_destroy : bool
         `destroy()` will be called; otherwise the Buffer goes with its last reference.
     comm : mpi4py.MPI.Comm, optional
@@ -55,11 +56,11 @@ class Buffer:
     device : torch.device or str, optional
         Default: CUDA where there is one, else the CPU. This version has the CPU only.
     fabric : {"peer", "weak", "mixed"}, optional
-        How ranks reach each other. "peer" (default): loads and stores. "weak": for tests, an agent that delays, cuts and reorders;
-        "mixed": some pairs one, some the other.
+        How ranks reach each other. "peer" (default): loads and stores. "weak": for tests, an agent that delays, cuts
+        and reorders; "mixed": some pairs one, some the other.
     arena_bytes : int, optional
-        Shared memory that outputs come from. Where it is full, rows go through `num_nvl_bytes` in rounds: same result, slower.
-        Default: half the machine's memory, shared among the ranks; pages that are not touched cost nothing.
+        Shared memory that outputs come from. Where it is full, rows go through `num_nvl_bytes` in rounds: same result,
+        slower. Default: half the machine's memory, shared among the ranks; pages that are not touched cost nothing.
     timeout : float
         Seconds after which a wait inside a kernel gives up.
     regions : int
@@ -92,7 +93,9 @@ class Buffer:
         timeout: float = 100.0,
         regions: int = 2,
     ) -> None:
-        self._check_constructor(num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, device, fabric, arena_bytes, timeout)
+        self._check_constructor(
+            num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, device, fabric, arena_bytes, timeout
+        )
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
         self.group = group if group is not None else comm
@@ -110,7 +113,9 @@ class Buffer:
         self._issued = 0
         self._open: set[int] = set()
         self._broken: DeepEPError | None = None
-        self._stats = dict.fromkeys(("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds"), 0)
+        self._stats = dict.fromkeys(
+            ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds"), 0
+        )
 
     @staticmethod
     def _check_constructor(
@@ -137,7 +142,9 @@ class Buffer:
             raise TypeError(f"timeout={timeout!r}: expected seconds")
         if not 0 < timeout < 1e6:
             raise ValueError(f"timeout={timeout!r}: expected more than 0 and less than 1e6 seconds")
-        chosen = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        chosen = (
+            torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        )
         if chosen.type != "cpu":
             raise ValueError(f"device={chosen}: expected cpu, CUDA tensors are not supported yet")
 
@@ -156,7 +163,10 @@ class Buffer:
         for peer, theirs in enumerate(bootstrap.all_gather(mine)):
             for name, value in mine.items():
                 if theirs[name] != value:
-                    raise ValueError(f"{name}={value!r} on rank {self.rank}: expected the same on all ranks, rank {peer} has {theirs[name]!r}")
+                    raise ValueError(
+                        f"{name}={value!r} on rank {self.rank}: expected the same on all ranks, "
+                        f"rank {peer} has {theirs[name]!r}"
+                    )
 
     def _make_runtime(self, bootstrap: Bootstrap) -> Any:
         ranks = range(self.group_size)
@@ -177,7 +187,7 @@ class Buffer:
         bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
         return runtime
 
-    # --- operations ---------------------------------------------------------------------------------------------------------------
+    # --- operations -------------------------------------------------------------------------------------------
 
     def get_dispatch_layout(
         self,
@@ -231,7 +241,8 @@ class Buffer:
         x : torch.Tensor
             bfloat16 [tokens, hidden]; rows of a multiple of 16 bytes.
         handle : DispatchHandle, optional
-            Of an earlier dispatch: send along the same routes again (cached dispatch). Then no layout and no top-k is given.
+            Of an earlier dispatch: send along the same routes again (cached dispatch). Then no layout and no top-k is
+            given.
         num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert : torch.Tensor
             From `get_dispatch_layout`.
         topk_idx : torch.Tensor, optional
@@ -286,13 +297,14 @@ class Buffer:
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Bring the rows back to the tokens' owners and sum them: the reverse of the dispatch that `handle` is from.
 
-        A plain sum: apply the gate's weights to the rows before. Summed in fp32 in the order of the ranks, then the biases, and rounded
-        once; so the result does not depend on timing.
+        A plain sum: apply the gate's weights to the rows before. Summed in fp32 in the order of the ranks, then the
+        biases, and rounded once; so the result does not depend on timing.
 
         Parameters
         ----------
         x : torch.Tensor
-            bfloat16 [rows, hidden], in the order of `recv_x`. Where it is `recv_x` itself, or lies in it, the owners read it in place.
+            bfloat16 [rows, hidden], in the order of `recv_x`. Where it is `recv_x` itself, or lies in it, the owners
+            read it in place.
         handle : DispatchHandle
             Of the dispatch.
         topk_weights : torch.Tensor, optional
@@ -321,7 +333,7 @@ class Buffer:
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         return PendingCombine.begin(self, x, handle, topk_weights, bias, config).finish()
 
-    # --- life ---------------------------------------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:
         """Count what this Buffer has done.
@@ -329,13 +341,14 @@ class Buffer:
         Returns
         -------
         dict
-            `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went straight between user
-            tensors, `rounds`: those that went through the Buffer for want of shared memory; `arena_bytes`, `arena_used`.
+            `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went
+            straight between user tensors, `rounds`: those that went through the Buffer for want of shared memory;
+            `arena_bytes`, `arena_used`.
         """
         return {**self._stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}
 
     def abort(self) -> None:
-        """Tell every rank that this one has failed: their calls on this Buffer raise at once instead of waiting for it."""
+        """Tell every rank that this one has failed: their calls on this Buffer raise at once."""
         if self.runtime is not None and self._broken is None:
             self._break("the Buffer was aborted")
 
@@ -356,7 +369,7 @@ class Buffer:
             self.abort()
         self.destroy()
 
-    # --- V1's static methods --------------------------------------------------------------------------------------------------------
+    # --- V1's static methods ----------------------------------------------------------------------------------
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
@@ -386,7 +399,7 @@ class Buffer:
         """Return the default Config of a combine among `num_ranks` ranks."""
         return Buffer.get_dispatch_config(num_ranks)
 
-    # --- for the operations ----------------------------------------------------------------------------------------------------------
+    # --- for the operations -----------------------------------------------------------------------------------
 
     def _check_usable(self) -> None:
         if self.runtime is None:
@@ -416,7 +429,8 @@ class Buffer:
         if needed > self.num_nvl_bytes:
             needed = (needed + 127 * self.regions + 127) // 128 * 128
             raise ValueError(
-                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes among {self.group_size} ranks"
+                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes "
+                f"among {self.group_size} ranks"
             )
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -424,7 +438,7 @@ class Buffer:
         if 0 not in shape:
             capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype])
             if capsule is not None:
-                return torch.from_dlpack(capsule)
+                return torch.utils.dlpack.from_dlpack(capsule)
         return torch.empty(shape, dtype=dtype)
 
     def _check_ended(self, call: Any) -> None:
@@ -438,10 +452,13 @@ class Buffer:
                 self.rank, call.kind, failure.phase, failure.peer, failure.expected, failure.seen, self.timeout
             )
         elif failure.reason == C.ABORTED:
-            error = DeepEPError(f"rank {self.rank}: {call.kind} ended because rank {failure.peer} failed; it was in: {failure.phase}")
+            error = DeepEPError(
+                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} failed; it was in: {failure.phase}"
+            )
         else:
             error = DeepEPError(
-                f"rank {self.rank}: {call.kind} does not match that of rank {failure.peer}: other operation, experts, hidden size or "
+                f"rank {self.rank}: {call.kind} does not match that of rank {failure.peer}: "
+                f"other operation, experts, hidden size or "
                 f"top-k ({failure.phase}: expected {failure.expected:#x}, got {failure.seen:#x})"
             )
         self._broken = error

@@ -50,7 +50,9 @@ class Config:
                 f"num_max_nvl_chunked_recv_tokens={self.num_max_nvl_chunked_recv_tokens}"
             )
         send = self.num_max_rdma_chunked_send_tokens
-        object.__setattr__(self, "num_max_rdma_chunked_recv_tokens", _align(self.num_max_rdma_chunked_recv_tokens, send))
+        object.__setattr__(
+            self, "num_max_rdma_chunked_recv_tokens", _align(self.num_max_rdma_chunked_recv_tokens, send)
+        )
         if 2 * send > self.num_max_rdma_chunked_recv_tokens:
             raise ValueError(
                 f"num_max_rdma_chunked_send_tokens={send}: expected at most half of "
@@ -75,7 +77,9 @@ class Config:
         channels = max(self.num_sms // 2, 1)
         nvl_ranks, rdma_ranks = min(num_ranks, 8), max(num_ranks // 8, 1)
         row_bytes = hidden_bytes + _META_BYTES
-        return _align(channels * nvl_ranks * ((2 * rdma_ranks + 3) * 4 + self.num_max_nvl_chunked_recv_tokens * row_bytes))
+        return _align(
+            channels * nvl_ranks * ((2 * rdma_ranks + 3) * 4 + self.num_max_nvl_chunked_recv_tokens * row_bytes)
+        )
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for `Buffer(num_rdma_bytes=)`, by V1's formula: 0 inside a node of 8.

@@ -52,6 +52,7 @@ class EventOverlap:
             self.extra_tensors = None
 
     def __call__(self, release_handle: bool = False) -> None:
+        """Wait, as `current_stream_wait`."""
         self.current_stream_wait(release_handle)
 
     def __enter__(self) -> EventOverlap:

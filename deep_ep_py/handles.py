@@ -52,11 +52,12 @@ class Plan:
         return C.Plan(*(tensor.data_ptr() for tensor in tensors))
 
 
-class DispatchHandle(tuple):  # type: ignore[type-arg]
+class DispatchHandle(tuple[torch.Tensor, ...]):
     """V1's intranode handle, with one channel, that also knows its Buffer and operation.
 
-    Elements: rank_prefix_matrix int32 [ranks, ranks]; channel_prefix_matrix int32 [ranks, 1]; recv_channel_prefix_matrix int32
-    [ranks, 1]; recv_src_idx int32 [rows]; is_token_in_rank bool [tokens, ranks]; send_head int32 [tokens, ranks].
+    Elements: rank_prefix_matrix int32 [ranks, ranks]; channel_prefix_matrix int32 [ranks, 1];
+    recv_channel_prefix_matrix int32 [ranks, 1]; recv_src_idx int32 [rows]; is_token_in_rank bool [tokens, ranks];
+    send_head int32 [tokens, ranks].
 
     Attributes
     ----------
@@ -75,7 +76,12 @@ class DispatchHandle(tuple):  # type: ignore[type-arg]
 
     @staticmethod
     def make(
-        buffer: Buffer, plan: Plan, is_token_in_rank: torch.Tensor, recv_src_idx: torch.Tensor, topk: int, operation: int
+        buffer: Buffer,
+        plan: Plan,
+        is_token_in_rank: torch.Tensor,
+        recv_src_idx: torch.Tensor,
+        topk: int,
+        operation: int,
     ) -> DispatchHandle:
         """Make the handle of an operation that has ended."""
         handle = DispatchHandle(
@@ -95,4 +101,4 @@ class DispatchHandle(tuple):  # type: ignore[type-arg]
     @property
     def recv_src_idx(self) -> torch.Tensor:
         """int32 [rows]: each received row's token index at its source."""
-        return self[3]  # type: ignore[no-any-return]
+        return self[3]

@@ -18,7 +18,8 @@ try:
     C = importlib.import_module(f"deep_ep_py._C_{BUILD}")
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"deep_ep_py's extension is not built in the variant {BUILD!r}: run `DEEP_EP_BUILDS={BUILD} pip install .` or `make build`"
+        f"deep_ep_py's extension is not built in the variant {BUILD!r}: "
+        f"run `DEEP_EP_BUILDS={BUILD} pip install .` or `make build`"
     ) from error
 
 WARP_SIZE: int = C.WARP_SIZE

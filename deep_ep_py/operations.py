@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CPU_BLOCKS = 1
 """Blocks of a kernel on a CPU, where no Config says otherwise: one thread runs them all."""
 
+
 def _row_bytes(x: torch.Tensor) -> int:
     return x.shape[1] * x.element_size()
 
@@ -72,7 +73,9 @@ class PendingDispatch:
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         arguments.integer("expert_alignment", expert_alignment, 1, 1 << 20)
         if arguments.integer("num_worst_tokens", num_worst_tokens, 0, 1 << 31):
-            raise ValueError(f"num_worst_tokens={num_worst_tokens}: expected 0, fixed output sizes are not supported yet")
+            raise ValueError(
+                f"num_worst_tokens={num_worst_tokens}: expected 0, fixed output sizes are not supported yet"
+            )
         blocks = arguments.config(config, CPU_BLOCKS)
         if handle is not None:
             return PendingDispatch._begin_cached(buffer, x, handle, blocks, topk_idx, topk_weights)
@@ -107,7 +110,9 @@ class PendingDispatch:
     ) -> PendingDispatch:
         handle = check_handle(buffer, handle)
         if topk_idx is not None or topk_weights is not None:
-            raise ValueError("topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone")
+            raise ValueError(
+                "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
+            )
         x = arguments.rows("x", x, handle.tokens)
         sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
         buffer._check_room(sizes, _row_bytes(x))
@@ -177,7 +182,12 @@ class PendingCombine:
 
     @staticmethod
     def begin(
-        buffer: Buffer, x: torch.Tensor, handle: DispatchHandle, topk_weights: torch.Tensor | None, bias: Any, config: Config | None
+        buffer: Buffer,
+        x: torch.Tensor,
+        handle: DispatchHandle,
+        topk_weights: torch.Tensor | None,
+        bias: Any,
+        config: Config | None,
     ) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
         handle = check_handle(buffer, handle)
@@ -185,7 +195,9 @@ class PendingCombine:
         x = arguments.rows("x", x, handle.rows)
         topk = 0
         if topk_weights is not None:
-            topk_weights = arguments.tensor("topk_weights", topk_weights, torch.float32, (handle.rows, handle.topk or None))
+            topk_weights = arguments.tensor(
+                "topk_weights", topk_weights, torch.float32, (handle.rows, handle.topk or None)
+            )
             topk = topk_weights.shape[1]
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")

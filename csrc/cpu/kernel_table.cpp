@@ -22,10 +22,8 @@ struct Named {
 };
 
 constexpr Named kKernels[] = {
-    {"layout", call<LayoutArgs, layout<RuntimeShape>>},
-    {"notify", call<NotifyArgs, notify<RuntimeShape>>},
-    {"notify_cached", call<NotifyCachedArgs, notify_cached>},
-    {"dispatch", call<DispatchArgs, dispatch<RuntimeShape>>},
+    {"layout", call<LayoutArgs, layout<RuntimeShape>>},       {"notify", call<NotifyArgs, notify<RuntimeShape>>},
+    {"notify_cached", call<NotifyCachedArgs, notify_cached>}, {"dispatch", call<DispatchArgs, dispatch<RuntimeShape>>},
     {"combine", call<CombineArgs, combine<RuntimeShape>>},
 };
 

@@ -16,9 +16,15 @@ int next_stream() {
 
 }  // namespace
 
-CpuLauncher::CpuLauncher(int rank) : rank_(rank), stream_(next_stream()) {}
+CpuLauncher::CpuLauncher(int rank, const void* words, size_t bytes)
+    : rank_(rank), stream_(next_stream()), words_(words) {
+    Executor::get().share_memory(words, bytes, -1);
+}
 
-uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args, size_t args_bytes) {
+CpuLauncher::~CpuLauncher() { Executor::get().unshare_memory(words_); }
+
+uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
+                             size_t args_bytes) {
     Launch launch{};
     launch.name = kernel;
     launch.rank = rank_;

@@ -10,10 +10,10 @@ namespace {
 
 using device::Scope;
 
-constexpr uint32_t kInFlight = 16;      // puts that may overtake each other
-constexpr uint32_t kMostDelay = 8;      // switch points a step may be put off by
-constexpr u64 kCutBytes = 64;      // pieces are cut into so many bytes, or a few cuts where they are long
-constexpr uint32_t kMostCuts = 16;      // per put
+constexpr uint32_t kInFlight = 16;  // puts that may overtake each other
+constexpr uint32_t kMostDelay = 8;  // switch points a step may be put off by
+constexpr u64 kCutBytes = 64;       // pieces are cut into so many bytes, or a few cuts where they are long
+constexpr uint32_t kMostCuts = 16;  // per put
 
 // A part of a put that is copied at once.
 struct Cut {
@@ -40,7 +40,8 @@ void carry(const Cut& cut) {
 
 }  // namespace
 
-WeakAgent::WeakAgent(int rank, std::vector<uint8_t*> heaps) : heaps_(std::move(heaps)), local_(heaps_[static_cast<size_t>(rank)]) {
+WeakAgent::WeakAgent(int rank, std::vector<uint8_t*> heaps)
+    : heaps_(std::move(heaps)), local_(heaps_[static_cast<size_t>(rank)]) {
     agent_ = Executor::get().add_agent(rank, "weak fabric", [this] { serve(); });
 }
 
@@ -54,7 +55,8 @@ void WeakAgent::serve() {
     u64 taken = 0;
     const auto next_ready = [&] {
         // Pairs with the posting thread's release: the command, and what its warp has built in the heap, are visible.
-        return device::load_acquire<Scope::kSystem>(&queue_.commands[taken % fabric::WeakQueue::kCapacity].ready) == taken + 1;
+        return device::load_acquire<Scope::kSystem>(&queue_.commands[taken % fabric::WeakQueue::kCapacity].ready) ==
+               taken + 1;
     };
     for (;;) {
         if (flying == 0) wait_until(next_ready, "weak fabric: a put");
@@ -82,7 +84,8 @@ void WeakAgent::serve() {
             continue;
         }
         // The receiver acquires the word and then reads this put's pieces; of other puts it learns nothing.
-        device::add_release<Scope::kSystem>(reinterpret_cast<u64*>(heaps_[put.command.to] + put.command.word_offset), wire::kUnit);
+        device::add_release<Scope::kSystem>(reinterpret_cast<u64*>(heaps_[put.command.to] + put.command.word_offset),
+                                            wire::kUnit);
         // The sender acquires this and may then write the pieces' source again.
         device::add_release<Scope::kSystem>(&put.command.completion->completed, 1ull);
         put = puts[--flying];

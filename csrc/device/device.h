@@ -1,28 +1,33 @@
 // What a kernel may call. One contract, two bodies: device/cuda (nvcc, NVRTC) and device/cpu (g++, clang++).
 //
 // Besides the names below a kernel uses plain CUDA C++: threadIdx, blockIdx, blockDim, gridDim (x only), __global__,
-// __syncthreads(), __syncwarp(mask), __shfl_sync, __shfl_up_sync, __shfl_xor_sync, __ballot_sync, __any_sync, __all_sync,
+// __syncthreads(), __syncwarp(mask), __shfl_sync, __shfl_up_sync, __shfl_xor_sync, __ballot_sync, __any_sync,
+// __all_sync,
 // __popc, __ffs, min, max. It must not use: literal 32 for the warp width (kWarpSize is 1 in the CPU's fast build),
 // `__shared__` (DEEP_EP_SHARED), inline PTX, bare fences, <<<>>>.
 //
 //   DEEP_EP_DEVICE                          function qualifier: inline on the device
 //   DEEP_EP_KERNEL                          qualifier of a kernel's entry point
 //   DEEP_EP_SHARED(type, name)              a block's static shared array or struct: DEEP_EP_SHARED(u32, flags[4]);
-//   DEEP_EP_DYNAMIC_SHARED(type, name)      pointer to the launch's dynamic shared memory, 128-byte aligned (at most one per kernel)
+//   DEEP_EP_DYNAMIC_SHARED(type, name)      pointer to the launch's dynamic shared memory, 128-byte aligned (at most
+//   one per kernel)
 //
 //   namespace deep_ep::device
 //     constexpr u32 kWarpSize, kFullMask;   u32 lane(), warp(), warps();        of the calling thread, within its block
 //     enum class Scope { kBlock, kDevice, kSystem };
-//     load_relaxed<S>(p)  load_acquire<S>(p)  store_relaxed<S>(p, v)  store_release<S>(p, v)          u32, u64, i32, i64
-//     add_relaxed<S>(p, v)  add_release<S>(p, v)  add_acq_rel<S>(p, v)   -> old value                 u32, u64, i32
+//     load_relaxed<S>(p)  load_acquire<S>(p)  store_relaxed<S>(p, v)  store_release<S>(p, v)          u32, u64, i32,
+//     i64 add_relaxed<S>(p, v)  add_release<S>(p, v)  add_acq_rel<S>(p, v)   -> old value                 u32, u64, i32
 //     cas_acq_rel<S>(p, expected, desired) -> old value                                               u32, u64
 //     barrier_sync(id, threads)             named barrier 1..15, `threads` a multiple of kWarpSize
 //     u64 now_ns()                          a clock that only moves forward
-//     bool spin_until(ready, deadline_ns, what)   calls ready() until it returns true (-> true) or the clock passes the deadline (-> false).
-//                                           One thread. `what`: WaitNote*, read only while waiting, describes the wait in a dump.
-//     void warp_copy(dst, src, bytes)       all lanes call it; bytes and addresses multiples of 16; orders nothing: __syncwarp before others read
-//     void warp_copy_to_many(dst[], n, src, bytes, streaming)   one read, n writes. `dst` is an array every lane may read
-//     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)    dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1), fp32, one rounding
+//     bool spin_until(ready, deadline_ns, what)   calls ready() until it returns true (-> true) or the clock passes the
+//     deadline (-> false).
+//                                           One thread. `what`: WaitNote*, read only while waiting, describes the wait
+//                                           in a dump.
+//     void warp_copy(dst, src, bytes)       all lanes call it; bytes and addresses multiples of 16; orders nothing:
+//     __syncwarp before others read void warp_copy_to_many(dst[], n, src, bytes, streaming)   one read, n writes. `dst`
+//     is an array every lane may read void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)    dst = bf16((((0 +
+//     src[0]) + src[1]) + ...) + bias0 + bias1), fp32, one rounding
 //                                           (round to nearest even); null biases are skipped; elements a multiple of 8
 //     The warp collectives read `dst`/`src` arrays that all lanes see (shared memory or equal per-lane copies).
 #pragma once
@@ -31,16 +36,18 @@
 
 namespace deep_ep::device {
 
-// The order of memory that an access takes part in. kBlock: threads of one block. kDevice: one GPU (one rank's kernels).
-// kSystem: other GPUs, the host, NICs. On a CPU all three are the same instruction; the executor checks the scope instead.
+// The order of memory that an access takes part in. kBlock: threads of one block. kDevice: one GPU (one rank's
+// kernels). kSystem: other GPUs, the host, NICs. On a CPU all three are the same instruction; the executor checks the
+// scope instead.
 enum class Scope { kBlock, kDevice, kSystem };
 
-// Says what a thread waits for, for the dump of a stalled run and for DeepEPTimeout. Lives on the waiting thread's stack.
+// Says what a thread waits for, for the dump of a stalled run and for DeepEPTimeout. Lives on the waiting thread's
+// stack.
 struct WaitNote {
-    const char* what;   // e.g. "dispatch: data signal"
-    i32 peer;           // the rank that ends the wait, -1 where there is none
+    const char* what;  // e.g. "dispatch: data signal"
+    i32 peer;          // the rank that ends the wait, -1 where there is none
     u64 expected;
-    const u64* word;    // the word polled, null where there is none: a dump shows its value
+    const u64* word;  // the word polled, null where there is none: a dump shows its value
 };
 
 }  // namespace deep_ep::device

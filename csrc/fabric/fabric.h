@@ -31,20 +31,20 @@ DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& compl
 
 // Warp-collective. What the pieces hold was written by this warp, or before a barrier it has passed.
 template <class Waiter>
-DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces, u32 count,
-                               u64 word_offset) {
+DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
+                               u32 count, u64 word_offset) {
     if (mapped(peers, to)) {
         peer::put_signal(peers, to, pieces, count, word_offset);
         return true;
     }
-    __syncwarp();   // all lanes' stores into the pieces come before lane 0's release of the command
+    __syncwarp();  // all lanes' stores into the pieces come before lane 0's release of the command
     int posted = 1;
     if (device::lane() == 0) posted = weak::post(peers, waiter, completion, to, pieces, count, word_offset);
     return __shfl_sync(device::kFullMask, posted, 0) != 0;
 }
 
-// One thread, after all posting threads of the operation have been joined. The agent adds to `completed` (release, system) when it has
-// read a put's pieces.
+// One thread, after all posting threads of the operation have been joined. The agent adds to `completed` (release,
+// system) when it has read a put's pieces.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(Waiter& waiter, Completion& completion) {
     const u64 posted = device::load_relaxed<device::Scope::kDevice>(&completion.posted);

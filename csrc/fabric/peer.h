@@ -1,13 +1,14 @@
-// Fabric `peer`: the other rank's heap is mapped here (NVLink, PCIe, one GPU, shared memory). Data goes by plain stores.
+// Fabric `peer`: the other rank's heap is mapped here (NVLink, PCIe, one GPU, shared memory). Data goes by plain
+// stores.
 #pragma once
 
 #include "fabric/peers.h"
 
 namespace deep_ep::fabric::peer {
 
-// Adds one unit to a signal word of `to`. Whoever sees it (an acquire load at system scope, on that rank) sees every store that
-// this thread made before, and every store of other threads ordered before it by a barrier.
-// Litmus: bar_then_release, mp_release_acquire_sys.
+// Adds one unit to a signal word of `to`. Whoever sees it (an acquire load at system scope, on that rank) sees every
+// store that this thread made before, and every store of other threads ordered before it by a barrier. Litmus:
+// bar_then_release, mp_release_acquire_sys.
 DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, u64 word_offset) {
     // The word has one writer: this rank. An add, not a store, so that nobody needs to remember the total.
     device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word_offset), wire::kUnit);
@@ -18,7 +19,7 @@ DEEP_EP_DEVICE void put_signal(const Peers& peers, u32 to, const Piece* pieces, 
     for (u32 i = 0; i < count; ++i) {
         device::warp_copy(peers.base[to] + pieces[i].target, peers.local + pieces[i].source, pieces[i].bytes);
     }
-    __syncwarp();   // all lanes' stores come before lane 0's release
+    __syncwarp();  // all lanes' stores come before lane 0's release
     if (device::lane() == 0) signal(peers, to, word_offset);
 }
 

@@ -8,23 +8,26 @@ namespace deep_ep::fabric {
 
 struct WeakQueue;
 
-// Device memory; made once with the Buffer. Kernels hold a pointer, never a copy, so that it may change under a captured graph.
+// Device memory; made once with the Buffer. Kernels hold a pointer, never a copy, so that it may change under a
+// captured graph.
 struct Peers {
     u32 rank;
     u32 ranks;
-    u8* local;              // this rank's heap
-    u8* const* base;        // [ranks] the peers' heaps, null where a peer is not load/store-reachable
-    WeakQueue* weak;        // the way to those that are not; null where there are none
+    u8* local;        // this rank's heap
+    u8* const* base;  // [ranks] the peers' heaps, null where a peer is not load/store-reachable
+    WeakQueue* weak;  // the way to those that are not; null where there are none
     wire::HeapLayout heap;
 };
 
-// Local completion of the puts of one operation: a put has completed once its pieces have been read from this rank's memory.
+// Local completion of the puts of one operation: a put has completed once its pieces have been read from this rank's
+// memory.
 struct Completion {
     u64 posted;
     u64 completed;
 };
 
-// A piece of a put: `bytes` at `source` in this rank's heap go to `target` in the peer's. Offsets and bytes are multiples of 16.
+// A piece of a put: `bytes` at `source` in this rank's heap go to `target` in the peer's. Offsets and bytes are
+// multiples of 16.
 struct Piece {
     u64 source;
     u64 target;

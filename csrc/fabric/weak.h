@@ -1,5 +1,5 @@
-// Fabric `weak`, for tests: the weakest network the protocol has to work on. A put becomes a command for an agent that waits at
-// random, copies the pieces in random order and adds to the signal word last; puts overtake each other freely.
+// Fabric `weak`, for tests: the weakest network the protocol has to work on. A put becomes a command for an agent that
+// waits at random, copies the pieces in random order and adds to the signal word last; puts overtake each other freely.
 //
 // This is the kernel's half; the agent is cpu/weak_agent.cpp.
 #pragma once
@@ -10,7 +10,7 @@
 namespace deep_ep::fabric {
 
 struct WeakCommand {
-    u64 ready;              // position + 1 once the command is written: the agent polls it
+    u64 ready;  // position + 1 once the command is written: the agent polls it
     Completion* completion;
     u64 word_offset;
     u32 to;
@@ -21,17 +21,18 @@ struct WeakCommand {
 // A ring in this rank's memory. Many kernel threads post, one agent takes.
 struct WeakQueue {
     static constexpr u32 kCapacity = 1024;
-    u64 posted;             // positions handed out to kernel threads
-    u64 taken;              // positions the agent has copied out; their slots are free again
+    u64 posted;  // positions handed out to kernel threads
+    u64 taken;   // positions the agent has copied out; their slots are free again
     WeakCommand commands[kCapacity];
 };
 
 namespace weak {
 
-// One thread. `waiter.wait(phase, peer, word, expected)` is the operation's bounded wait; false: the operation has failed.
+// One thread. `waiter.wait(phase, peer, word, expected)` is the operation's bounded wait; false: the operation has
+// failed.
 template <class Waiter>
-DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces, u32 count,
-                         u64 word_offset) {
+DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
+                         u32 count, u64 word_offset) {
     WeakQueue& queue = *peers.weak;
     // Only hands out positions; what orders the command is `ready` below.
     const u64 position = device::add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);
@@ -40,7 +41,7 @@ DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& complet
         !waiter.wait_word(wire::Phase::kPost, to, &queue.taken, position - WeakQueue::kCapacity + 1)) {
         return false;
     }
-    device::add_relaxed<device::Scope::kDevice>(&completion.posted, 1ull);   // read after the blocks have met (quiet)
+    device::add_relaxed<device::Scope::kDevice>(&completion.posted, 1ull);  // read after the blocks have met (quiet)
     WeakCommand& command = queue.commands[position % WeakQueue::kCapacity];
     command.completion = &completion;
     command.word_offset = word_offset;

@@ -8,7 +8,7 @@
 namespace deep_ep::host {
 namespace {
 
-constexpr uint64_t kAlignment = 256;   // whole cache lines, and what a GPU's bulk copies like
+constexpr uint64_t kAlignment = 256;  // whole cache lines, and what a GPU's bulk copies like
 
 }  // namespace
 

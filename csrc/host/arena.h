@@ -14,7 +14,8 @@ namespace deep_ep::host {
 // What memory is filled with before anything is written, where reading what nobody wrote should show.
 constexpr int kPoison = 0xA5;
 
-// First fit at the lowest address, so that memory already touched is used again. Any thread may release: tensors die where they like.
+// First fit at the lowest address, so that memory already touched is used again. Any thread may release: tensors die
+// where they like.
 class Arena {
   public:
     Arena(std::shared_ptr<Heap> heap, uint64_t offset, uint64_t bytes, bool poison);
@@ -35,8 +36,8 @@ class Arena {
     const uint64_t bytes_;
     const bool poison_;
     mutable std::mutex mutex_;
-    std::map<uint64_t, uint64_t> gaps_;     // offset -> bytes, no two adjacent
-    std::map<uint64_t, uint64_t> blocks_;   // offset -> bytes
+    std::map<uint64_t, uint64_t> gaps_;    // offset -> bytes, no two adjacent
+    std::map<uint64_t, uint64_t> blocks_;  // offset -> bytes
 };
 
 }  // namespace deep_ep::host

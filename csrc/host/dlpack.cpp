@@ -24,7 +24,8 @@ DLManagedTensor* make_tensor(const std::shared_ptr<Arena>& arena, const std::vec
     const auto offset = arena->allocate(bytes);
     if (!offset) return nullptr;
     auto* tensor = new ArenaTensor{{}, arena, *offset, shape};
-    tensor->managed.tensor = {arena->address(*offset), {1, 0}, static_cast<int32_t>(shape.size()), dtype, tensor->shape.data(), nullptr, 0};
+    tensor->managed.tensor = {
+        arena->address(*offset), {1, 0}, static_cast<int32_t>(shape.size()), dtype, tensor->shape.data(), nullptr, 0};
     tensor->managed.manager = tensor;
     tensor->managed.deleter = release;
     return &tensor->managed;

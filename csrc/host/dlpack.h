@@ -1,5 +1,6 @@
-// Tensors out of an arena, as DLPack capsules: the exchange format that torch reads without its headers being needed here.
-// Layout: DLPack 0.8 (dmlc/dlpack, include/dlpack/dlpack.h), the unversioned structs that torch.from_dlpack takes.
+// Tensors out of an arena, as DLPack capsules: the exchange format that torch reads without its headers being needed
+// here. Layout: DLPack 0.8 (dmlc/dlpack, include/dlpack/dlpack.h), the unversioned structs that torch.from_dlpack
+// takes.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,11 @@
 namespace deep_ep::host {
 
 struct DLDevice {
-    int32_t type;   // 1: CPU
+    int32_t type;  // 1: CPU
     int32_t id;
 };
 struct DLDataType {
-    uint8_t code;   // 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool
+    uint8_t code;  // 0 int, 1 unsigned, 2 float, 4 bfloat, 6 bool
     uint8_t bits;
     uint16_t lanes;
 };
@@ -25,7 +26,7 @@ struct DLTensor {
     int32_t ndim;
     DLDataType dtype;
     int64_t* shape;
-    int64_t* strides;   // null: compact, row-major
+    int64_t* strides;  // null: compact, row-major
     uint64_t byte_offset;
 };
 struct DLManagedTensor {
@@ -35,8 +36,8 @@ struct DLManagedTensor {
 };
 static_assert(sizeof(DLTensor) == 48 && sizeof(DLManagedTensor) == 64, "DLPack's C structs");
 
-// A tensor that gives its memory back to the arena when its consumer deletes it, from any thread, without the GIL. Null where the arena
-// is full.
+// A tensor that gives its memory back to the arena when its consumer deletes it, from any thread, without the GIL. Null
+// where the arena is full.
 DLManagedTensor* make_tensor(const std::shared_ptr<Arena>& arena, const std::vector<int64_t>& shape, DLDataType dtype);
 
 }  // namespace deep_ep::host

@@ -23,7 +23,7 @@ class Heap {
 
     uint8_t* base() const { return base_; }
     size_t bytes() const { return bytes_; }
-    int descriptor() const { return descriptor_; }   // -1: plain memory, or a peer's
+    int descriptor() const { return descriptor_; }  // -1: plain memory, or a peer's
     void close_descriptor();
 
   private:

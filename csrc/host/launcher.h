@@ -12,7 +12,8 @@ class Launcher {
     virtual ~Launcher() = default;
 
     // Queues a kernel behind this launcher's earlier ones. `args` is copied. Returns a serial number.
-    virtual uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args, size_t args_bytes) = 0;
+    virtual uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
+                            size_t args_bytes) = 0;
     virtual bool finished(uint64_t serial) const = 0;
     // Blocks the calling host thread until `ready()`; what it reads may be written by kernels.
     virtual void wait(const std::function<bool()>& ready, const char* what) = 0;

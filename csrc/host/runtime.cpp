@@ -17,9 +17,12 @@ constexpr unsigned kWarps = 4;
 constexpr uint64_t kStreamingBytes = 4ull << 20;
 
 wire::ChunkFormat dispatch_format(const Sizes& sizes) {
-    return {sizes.row_bytes, sizes.topk * static_cast<u32>(sizeof(i64)), sizes.topk * static_cast<u32>(sizeof(float)), sizeof(i32)};
+    return {sizes.row_bytes, sizes.topk * static_cast<u32>(sizeof(i64)), sizes.topk * static_cast<u32>(sizeof(float)),
+            sizeof(i32)};
 }
-wire::ChunkFormat combine_format(const Sizes& sizes) { return {sizes.row_bytes, 0, sizes.topk * static_cast<u32>(sizeof(float)), 0}; }
+wire::ChunkFormat combine_format(const Sizes& sizes) {
+    return {sizes.row_bytes, 0, sizes.topk * static_cast<u32>(sizeof(float)), 0};
+}
 
 RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
 
@@ -40,14 +43,16 @@ T* pointer(uint64_t address) {
 }  // namespace
 
 wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
-    return {static_cast<u32>(options.ranks), static_cast<u32>(options.regions), options.region_bytes, options.arena_bytes};
+    return {static_cast<u32>(options.ranks), static_cast<u32>(options.regions), options.region_bytes,
+            options.arena_bytes};
 }
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
                  std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network)
     : options_(options),
       heaps_(std::move(heaps)),
-      arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes, options.poison)),
+      arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes,
+                                     options.poison)),
       launcher_(std::move(launcher)),
       mapped_(heaps_.size(), nullptr),
       base_(heap_layout(options).words(), 0),
@@ -72,7 +77,8 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 }
 
 wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
-    return wire::RegionLayout::fit(static_cast<u32>(options_.ranks), experts, options_.has_remote, format, options_.region_bytes);
+    return wire::RegionLayout::fit(static_cast<u32>(options_.ranks), experts, options_.has_remote, format,
+                                   options_.region_bytes);
 }
 
 uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
@@ -83,7 +89,8 @@ uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
     return std::max(dispatch.bytes(), combine.bytes());
 }
 
-void Runtime::launch(Call* call, const char* kernel, unsigned blocks, size_t shared_bytes, const void* args, size_t bytes) {
+void Runtime::launch(Call* call, const char* kernel, unsigned blocks, size_t shared_bytes, const void* args,
+                     size_t bytes) {
     const uint64_t serial = launcher_->launch(kernel, blocks, kWarps, shared_bytes, args, bytes);
     if (call != nullptr) {
         call->serial = serial;
@@ -112,8 +119,8 @@ std::shared_ptr<Call> Runtime::open(const char* kind) {
     return call;
 }
 
-std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert, const Plan& plan,
-                                      uint64_t rows_to_rank, unsigned blocks) {
+std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
+                                      const Plan& plan, uint64_t rows_to_rank, unsigned blocks) {
     auto call = open("dispatch");
     call->rows_per_expert.assign(sizes.experts / static_cast<u32>(options_.ranks), 0);
     NotifyArgs args{};
@@ -159,8 +166,8 @@ wire::Offer Runtime::offer(const Tensors& tensors, const Sizes& sizes, uint32_t 
     return offer;
 }
 
-bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
-                       unsigned blocks) {
+bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
+                       bool cached, unsigned blocks) {
     DispatchArgs args{};
     args.call = call_args(call);
     args.shape = shape_of(sizes, options_.ranks);
@@ -181,7 +188,8 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     return args.offer.visible != 0;
 }
 
-bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, unsigned blocks) {
+bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
+                      unsigned blocks) {
     CombineArgs args{};
     args.call = call_args(call);
     args.shape = shape_of(sizes, options_.ranks);
@@ -212,11 +220,14 @@ void Runtime::wait(const Call& call) {
     launcher_->wait([&] { return finished(call); }, call.kind);
 }
 
-void Runtime::retire(const std::shared_ptr<Call>& call) { calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end()); }
+void Runtime::retire(const std::shared_ptr<Call>& call) {
+    calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end());
+}
 
 void Runtime::drain() {
     const auto left = [this] {
-        return __atomic_load_n(&context_.farewell.completed, __ATOMIC_ACQUIRE) == __atomic_load_n(&context_.farewell.posted, __ATOMIC_RELAXED);
+        return __atomic_load_n(&context_.farewell.completed, __ATOMIC_ACQUIRE) ==
+               __atomic_load_n(&context_.farewell.posted, __ATOMIC_RELAXED);
     };
     if (!left()) launcher_->wait(left, "last puts of a Buffer");
 }
@@ -229,6 +240,8 @@ void Runtime::abort(uint32_t reason) {
     }
 }
 
-uint64_t Runtime::abort_word() const { return __atomic_load_n(pointer<uint64_t>(heap_base(options_.rank)), __ATOMIC_ACQUIRE); }
+uint64_t Runtime::abort_word() const {
+    return __atomic_load_n(pointer<uint64_t>(heap_base(options_.rank)), __ATOMIC_ACQUIRE);
+}
 
 }  // namespace deep_ep::host

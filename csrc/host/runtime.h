@@ -20,9 +20,9 @@ struct BufferOptions {
     uint64_t region_bytes;
     uint64_t arena_bytes;
     uint64_t timeout_ns;
-    bool poison;                    // fill outputs with a pattern before they are written
-    bool has_remote;                // some pair of ranks of the Buffer is not mapped
-    std::vector<bool> mapped;       // per peer: reached by loads and stores, else by the weak fabric
+    bool poison;               // fill outputs with a pattern before they are written
+    bool has_remote;           // some pair of ranks of the Buffer is not mapped
+    std::vector<bool> mapped;  // per peer: reached by loads and stores, else by the weak fabric
 };
 
 // One call of a collective: what its kernels share, and what they tell the host.
@@ -30,8 +30,8 @@ struct Call {
     const char* kind;
     Ticket ticket{};
     wire::Outcome outcome{};
-    std::vector<int32_t> rows_per_expert;   // written by notify
-    uint64_t serial = 0;                    // of its latest launch
+    std::vector<int32_t> rows_per_expert;  // written by notify
+    uint64_t serial = 0;                   // of its latest launch
 };
 
 // Addresses of what a dispatch reads and writes; 0 where a tensor is not given. See kernels/args.h for the shapes.
@@ -45,8 +45,8 @@ struct Tensors {
 struct Sizes {
     uint32_t tokens;
     uint32_t row_bytes;
-    uint32_t topk;      // 0: no top-k
-    uint32_t experts;   // 0: not known here
+    uint32_t topk;     // 0: no top-k
+    uint32_t experts;  // 0: not known here
 };
 
 class Runtime {
@@ -58,15 +58,18 @@ class Runtime {
     // Bytes of one region that a dispatch or combine of these sizes needs at the least.
     uint64_t least_region_bytes(const Sizes& sizes) const;
 
-    void layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert, uint64_t is_token_in_rank,
-                unsigned blocks);
-    std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert, const Plan& plan,
-                                 uint64_t rows_to_rank, unsigned blocks);
+    void layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
+                uint64_t is_token_in_rank, unsigned blocks);
+    std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
+                                 const Plan& plan, uint64_t rows_to_rank, unsigned blocks);
     // An operation whose counts are known: cached dispatch, combine.
     std::shared_ptr<Call> notify_cached(const char* kind);
-    // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who are mapped.
-    bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached, unsigned blocks);
-    bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, unsigned blocks);
+    // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who
+    // are mapped.
+    bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
+                  unsigned blocks);
+    bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
+                 unsigned blocks);
 
     // Until the counts of a dispatch are there, or the call has ended without.
     void wait_counts(const Call& call);
@@ -101,11 +104,12 @@ class Runtime {
     const std::vector<std::shared_ptr<Heap>> heaps_;
     const std::shared_ptr<Arena> arena_;
     const std::unique_ptr<Launcher> launcher_;
-    std::vector<u8*> mapped_;         // Context::peers.base
-    std::vector<u64> base_;           // Context::base
+    std::vector<u8*> mapped_;  // Context::peers.base
+    std::vector<u64> base_;    // Context::base
     Context context_{};
-    std::vector<std::shared_ptr<Call>> calls_;   // kept until retired: a failed one for good, agents may still hold its addresses
-    const std::unique_ptr<Network> network_;     // last, so that it stops first
+    std::vector<std::shared_ptr<Call>>
+        calls_;  // kept until retired: a failed one for good, agents may still hold its addresses
+    const std::unique_ptr<Network> network_;  // last, so that it stops first
 };
 
 }  // namespace deep_ep::host

@@ -11,38 +11,38 @@ struct LayoutArgs {
     RuntimeShape shape;
     u32 tokens;
     u32 experts;
-    const i64* topk_idx;         // [tokens, topk] expert ids, -1: none
-    i32* tokens_per_rank;        // [ranks] zeroed by the host
-    i32* tokens_per_expert;      // [experts] zeroed by the host
-    u8* is_token_in_rank;        // [tokens, ranks]
+    const i64* topk_idx;     // [tokens, topk] expert ids, -1: none
+    i32* tokens_per_rank;    // [ranks] zeroed by the host
+    i32* tokens_per_expert;  // [experts] zeroed by the host
+    u8* is_token_in_rank;    // [tokens, ranks]
 };
 
 // What every kernel of an operation gets.
 struct CallArgs {
     Context* context;
     Ticket* ticket;
-    wire::Outcome* outcome;      // host-visible
+    wire::Outcome* outcome;  // host-visible
 };
 
 // Where this rank's rows go and where the others' rows come from. Written by notify, kept in the handle.
 struct Plan {
-    i32* token_row;              // [tokens, ranks] index of a token among this rank's tokens for that rank, or -1
-    i32* row_token;              // [ranks, tokens] the inverse: the token at an index
-    i32* rank_prefix;            // [ranks, ranks] [i][j]: rows that ranks <= i send to rank j
-    i32* source_tokens;          // [ranks] tokens of each rank
+    i32* token_row;      // [tokens, ranks] index of a token among this rank's tokens for that rank, or -1
+    i32* row_token;      // [ranks, tokens] the inverse: the token at an index
+    i32* rank_prefix;    // [ranks, ranks] [i][j]: rows that ranks <= i send to rank j
+    i32* source_tokens;  // [ranks] tokens of each rank
 };
 
 struct NotifyArgs {
     CallArgs call;
     RuntimeShape shape;
     wire::RegionLayout layout;
-    u64 arguments;               // hash of what all ranks must agree on
+    u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
-    const u8* is_token_in_rank;  // [tokens, ranks]
-    const i32* tokens_per_expert;   // [experts], null where there is no top-k
+    const u8* is_token_in_rank;    // [tokens, ranks]
+    const i32* tokens_per_expert;  // [experts], null where there is no top-k
     Plan plan;
-    i32* rows_to_rank;           // [ranks] rows this rank sends to each
-    i32* rows_per_expert;        // [experts / ranks] host-visible: rows received for each local expert
+    i32* rows_to_rank;     // [ranks] rows this rank sends to each
+    i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
 };
 
 struct NotifyCachedArgs {
@@ -55,16 +55,16 @@ struct DispatchArgs {
     wire::RegionLayout layout;
     u32 tokens;
     u32 experts_per_rank;
-    u32 streaming;               // rows are stored past the caches
-    const u8* x;                 // [tokens, row_bytes]
-    const i64* topk_idx;         // [tokens, topk], null: rows carry no top-k
-    const float* topk_weights;   // [tokens, topk], null with topk_idx
+    u32 streaming;              // rows are stored past the caches
+    const u8* x;                // [tokens, row_bytes]
+    const i64* topk_idx;        // [tokens, topk], null: rows carry no top-k
+    const float* topk_weights;  // [tokens, topk], null with topk_idx
     Plan plan;
-    wire::Offer offer;           // where the output lies, if peers can see it
-    u8* recv_x;                  // [rows, row_bytes]
-    i64* recv_topk_idx;          // [rows, topk] local expert ids, -1: not of this rank
-    float* recv_topk_weights;    // [rows, topk]
-    i32* recv_src_idx;           // [rows] token index at the source; null in cached dispatch
+    wire::Offer offer;         // where the output lies, if peers can see it
+    u8* recv_x;                // [rows, row_bytes]
+    i64* recv_topk_idx;        // [rows, topk] local expert ids, -1: not of this rank
+    float* recv_topk_weights;  // [rows, topk]
+    i32* recv_src_idx;         // [rows] token index at the source; null in cached dispatch
 };
 
 struct CombineArgs {
@@ -72,14 +72,14 @@ struct CombineArgs {
     RuntimeShape shape;
     wire::RegionLayout layout;
     u32 tokens;
-    const u8* x;                 // [rows received in dispatch, row_bytes]
-    const float* topk_weights;   // [rows received in dispatch, topk], null: no weights are combined
-    const i32* src_idx;          // [rows received in dispatch] token index at the owner
+    const u8* x;                // [rows received in dispatch, row_bytes]
+    const float* topk_weights;  // [rows received in dispatch, topk], null: no weights are combined
+    const i32* src_idx;         // [rows received in dispatch] token index at the owner
     Plan plan;
-    wire::Offer offer;           // where x and topk_weights lie, if peers can see them
-    u8* combined_x;              // [tokens, row_bytes]
-    float* combined_weights;     // [tokens, topk]
-    const u8* bias[2];           // [tokens, row_bytes] or null
+    wire::Offer offer;        // where x and topk_weights lie, if peers can see them
+    u8* combined_x;           // [tokens, row_bytes]
+    float* combined_weights;  // [tokens, topk]
+    const u8* bias[2];        // [tokens, row_bytes] or null
 };
 
 }  // namespace deep_ep

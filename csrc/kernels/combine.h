@@ -1,10 +1,12 @@
 // combine: every rank's rows come back to the ranks that own the tokens, which sum them.
 //
-// A producer whose rows peers can see publishes them and the owners load them (pull, P12). Else it sends them in chunks: chunk k of a
-// stream holds the rows of the owner's tokens [kW, (k+1)W), W being the rows of a chunk, so that an owner can sum a round once chunk k
-// of every such producer is there. In each block some warps send, the others sum: neither ever waits behind the other (P11).
+// A producer whose rows peers can see publishes them and the owners load them (pull, P12). Else it sends them in
+// chunks: chunk k of a stream holds the rows of the owner's tokens [kW, (k+1)W), W being the rows of a chunk, so that
+// an owner can sum a round once chunk k of every such producer is there. In each block some warps send, the others sum:
+// neither ever waits behind the other (P11).
 //
-// The order of summation is fixed: ((0 + row of the lowest rank) + next rank ...) + bias 0 + bias 1, in fp32, rounded once.
+// The order of summation is fixed: ((0 + row of the lowest rank) + next rank ...) + bias 0 + bias 1, in fp32, rounded
+// once.
 #pragma once
 
 #include "kernels/args.h"
@@ -14,8 +16,8 @@
 
 namespace deep_ep {
 
-// Where a source's rows for this owner lie: the address of the row with index 0 among them. For a producer that sends chunks it is set
-// for every round and may point outside the slot.
+// Where a source's rows for this owner lie: the address of the row with index 0 among them. For a producer that sends
+// chunks it is set for every round and may point outside the slot.
 struct CombineSource {
     const u8* x;
     const float* weights;
@@ -25,8 +27,8 @@ struct CombineSource {
 
 // Per warp: the rows of one token.
 struct CombineRows {
-    const u8** x;              // [ranks]
-    const float** weights;     // [ranks]
+    const u8** x;           // [ranks]
+    const float** weights;  // [ranks]
 };
 
 constexpr u32 combine_shared_bytes(u32 ranks, u32 warps) {
@@ -37,7 +39,7 @@ constexpr u32 combine_shared_bytes(u32 ranks, u32 warps) {
 // Fills the chunks that a producer sends.
 template <class Shape>
 struct CombineChunks {
-    static constexpr bool kReceives = false;   // the summing warps take them
+    static constexpr bool kReceives = false;  // the summing warps take them
     const CombineArgs& args;
     Shape shape;
     u32 rank;
@@ -57,8 +59,10 @@ struct CombineChunks {
         u32 low = start(owner), high = static_cast<u32>(args.plan.rank_prefix[owner * shape.ranks() + rank]);
         while (low < high) {
             const u32 middle = (low + high) / 2;
-            if (static_cast<u32>(args.src_idx[middle]) < token) low = middle + 1;
-            else high = middle;
+            if (static_cast<u32>(args.src_idx[middle]) < token)
+                low = middle + 1;
+            else
+                high = middle;
         }
         return low - start(owner);
     }
@@ -98,7 +102,8 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
 
 // The summing warps of a block, `threads` in all: waits for the chunks of one round.
 template <class Shape>
-DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Shape& shape, u32 round, u32 threads, CombineSource* sources) {
+DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Shape& shape, u32 round, u32 threads,
+                                CombineSource* sources) {
     const u32 slot = round % wire::kSlots;
     for (u32 r = threadIdx.x; r < shape.ranks(); r += threads) {
         if (sources[r].pulled != 0) continue;
@@ -111,7 +116,8 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
         }
         const u64 first = header.first;
         sources[r].x = message + args.layout.format.x_offset() - first * shape.row_bytes();
-        const auto* weights = reinterpret_cast<const float*>(message + args.layout.format.topk_weights_offset(header.rows));
+        const auto* weights =
+            reinterpret_cast<const float*>(message + args.layout.format.topk_weights_offset(header.rows));
         sources[r].weights = weights - first * shape.topk();
     }
     return op.meet_group(threads, threadIdx.x == 0);
@@ -119,7 +125,8 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
 
 // A warp: sums one token's rows, in rank order.
 template <class Shape>
-DEEP_EP_DEVICE void sum_token(const CombineArgs& args, const Shape& shape, const CombineSource* sources, CombineRows rows, u32 token) {
+DEEP_EP_DEVICE void sum_token(const CombineArgs& args, const Shape& shape, const CombineSource* sources,
+                              CombineRows rows, u32 token) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
     const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
     const u32 lanes_below = (1u << device::lane()) - 1;
@@ -135,22 +142,24 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, const Shape& shape, const
         }
         count += __popc(mask);
     }
-    __syncwarp();   // the list is complete
+    __syncwarp();  // the list is complete
     const u64 offset = static_cast<u64>(token) * row_bytes;
-    device::warp_sum_bf16(args.combined_x + offset, rows.x, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
-                          args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
+    device::warp_sum_bf16(
+        args.combined_x + offset, rows.x, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
+        args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
     for (u32 k = device::lane(); args.topk_weights != nullptr && k < topk; k += device::kWarpSize) {
         float sum = 0.0f;
         for (u32 i = 0; i < count; ++i) sum += rows.weights[i][k];
         args.combined_weights[static_cast<u64>(token) * topk + k] = sum;
     }
-    __syncwarp();   // the list has been read
+    __syncwarp();  // the list has been read
 }
 
 // The summing warps of a block, `threads` in all: sums this block's share of the tokens, round by round.
 template <class Shape>
-DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Shape& shape, const CombineChunks<Shape>& chunks,
-                               CombineSource* sources, CombineRows rows, u32 threads) {
+DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Shape& shape,
+                               const CombineChunks<Shape>& chunks, CombineSource* sources, CombineRows rows,
+                               u32 threads) {
     const u32 ranks = shape.ranks();
     bool staged = false;
     for (u32 r = 0; r < ranks; ++r) staged = staged || sources[r].pulled == 0;
@@ -200,8 +209,9 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
         const CombineRows rows{row_x + device::warp() * ranks, row_weights + device::warp() * ranks};
         sum_rounds(args, op, shape, chunks, sources, rows, summers * device::kWarpSize);
     } else {
-        serve_streams(op, args.layout, chunks, sends, [](u32) { return false; }, progress,
-                      blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
+        serve_streams(
+            op, args.layout, chunks, sends, [](u32) { return false; }, progress,
+            blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
     }
     if (!op.meet() || !op.last_block(kFinished)) return;
 

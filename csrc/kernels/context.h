@@ -12,19 +12,19 @@ using device::Scope;
 struct Context {
     fabric::Peers peers;
     u64 timeout_ns;
-    u64 operation;                     // number of the next operation (P1)
-    u64* base;                         // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
-    fabric::Completion farewell;       // puts that nobody waits for within their operation: the `free` words
+    u64 operation;  // number of the next operation (P1)
+    u64* base;      // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
+    fabric::Completion farewell;  // puts that nobody waits for within their operation: the `free` words
     u32 generation;
-    u32 has_remote;                    // some pair of ranks is not load/store-reachable; the same on all ranks
+    u32 has_remote;  // some pair of ranks is not load/store-reachable; the same on all ranks
 };
 
 // One per call; zeroed by the host. The operation's first kernel leaves the number here, the later ones read it (P1).
 struct Ticket {
     u64 operation;
     fabric::Completion completion;
-    u32 failed;                        // some block of this call has given up: its other blocks need not wait on
-    u32 blocks_met[4];                 // last-block counters, one per Meeting
+    u32 failed;         // some block of this call has given up: its other blocks need not wait on
+    u32 blocks_met[4];  // last-block counters, one per Meeting
 };
 
 // Points at which the last block of a kernel goes on alone.

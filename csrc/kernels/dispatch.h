@@ -1,7 +1,7 @@
 // dispatch: every token's row goes to every rank that holds one of its experts.
 //
-// Where the receiver has offered its output, rows are stored straight into their final places. Else they go in chunks through the
-// receiver's region, and the receiver places them. Waits, in this order, so that no cycle can form (P11):
+// Where the receiver has offered its output, rows are stored straight into their final places. Else they go in chunks
+// through the receiver's region, and the receiver places them. Waits, in this order, so that no cycle can form (P11):
 //
 //   free of every rank      given at the end of an earlier operation
 //   offers of mapped ranks  sent right after `free`, behind no other wait
@@ -18,7 +18,7 @@ namespace deep_ep {
 
 // What a block keeps in dynamic shared memory about each rank as a destination.
 struct DispatchTarget {
-    u8* x;               // where this rank's first row goes, null where rows go in chunks
+    u8* x;  // where this rank's first row goes, null where rows go in chunks
     i64* topk_idx;
     float* topk_weights;
     i32* src_idx;
@@ -26,17 +26,18 @@ struct DispatchTarget {
 
 // Per warp: the rows one token goes to.
 struct DispatchRows {
-    u8** x;              // [ranks]
-    u32* rank;           // [ranks]
+    u8** x;     // [ranks]
+    u32* rank;  // [ranks]
 };
 
 constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps) {
-    return ranks * static_cast<u32>(sizeof(DispatchTarget)) + warps * ranks * static_cast<u32>(sizeof(u8*) + sizeof(u32)) +
-           stream_progress_bytes(ranks);
+    return ranks * static_cast<u32>(sizeof(DispatchTarget)) +
+           warps * ranks * static_cast<u32>(sizeof(u8*) + sizeof(u32)) + stream_progress_bytes(ranks);
 }
 
 // Localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
-DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, u32 k, i64* idx, float* weights) {
+DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, u32 k, i64* idx,
+                               float* weights) {
     const u64 from = static_cast<u64>(token) * topk + k;
     const i64 local = args.topk_idx[from] - static_cast<i64>(destination) * args.experts_per_rank;
     const bool here = local >= 0 && local < static_cast<i64>(args.experts_per_rank);
@@ -63,10 +64,11 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
     return op.meet();
 }
 
-// A warp: stores a share of the tokens straight into the outputs. Walks tokens, not destinations: a row is read once while all its
-// copies are written.
+// A warp: stores a share of the tokens straight into the outputs. Walks tokens, not destinations: a row is read once
+// while all its copies are written.
 template <class Shape>
-DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, const DispatchTarget* targets, DispatchRows rows) {
+DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, const DispatchTarget* targets,
+                                 DispatchRows rows) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
     const u32 first = static_cast<u32>(static_cast<u64>(args.tokens) * warp / warps);
@@ -86,8 +88,9 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
             }
             count += __popc(mask);
         }
-        __syncwarp();   // the list is complete
-        device::warp_copy_to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
+        __syncwarp();  // the list is complete
+        device::warp_copy_to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes,
+                                  args.streaming != 0);
         for (u32 i = device::lane(); args.topk_idx != nullptr && i < count * topk; i += device::kWarpSize) {
             const u32 r = rows.rank[i / topk];
             const u64 to = static_cast<u64>(token_row[r]) * topk;
@@ -97,7 +100,7 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
             const u32 r = rows.rank[i];
             targets[r].src_idx[token_row[r]] = static_cast<i32>(token);
         }
-        __syncwarp();   // the list has been read
+        __syncwarp();  // the list has been read
     }
 }
 
@@ -144,7 +147,8 @@ struct DispatchChunks {
             const u32 row = i / topk;
             store_topk(args, topk, tokens[row], to, i % topk, idx + row * topk, weights + row * topk);
         }
-        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
+        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < rows; i += device::kWarpSize)
+            src_idx[i] = tokens[i];
     }
 
     // A warp: places a chunk's rows in this rank's output.
@@ -155,7 +159,8 @@ struct DispatchChunks {
         const auto* idx = reinterpret_cast<const i64*>(message + format.topk_idx_offset(rows));
         const auto* weights = reinterpret_cast<const float*>(message + format.topk_weights_offset(rows));
         const auto* src_idx = reinterpret_cast<const i32*>(message + format.src_idx_offset(rows));
-        device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(), static_cast<u64>(rows) * row_bytes);
+        device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(),
+                          static_cast<u64>(rows) * row_bytes);
         for (u32 i = device::lane(); args.topk_idx != nullptr && i < rows * topk; i += device::kWarpSize) {
             args.recv_topk_idx[start * topk + i] = idx[i];
             args.recv_topk_weights[start * topk + i] = weights[i];
@@ -195,7 +200,8 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     const DispatchChunks<Shape> chunks{args, shape, op.rank()};
     const auto sends = [&](u32 to) { return targets[to].x == nullptr; };
     const auto receives = [&](u32 from) { return args.offer.visible == 0 || !fabric::mapped(op.peers(), from); };
-    serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(), gridDim.x * warps);
+    serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
+                  gridDim.x * warps);
     if (!op.meet() || !op.last_block(kFinished)) return;
 
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {

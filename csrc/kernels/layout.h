@@ -27,7 +27,7 @@ DEEP_EP_KERNEL void layout(const LayoutArgs args) {
             if (expert < 0) continue;
             const u32 r = static_cast<u32>(expert) / experts_per_rank;
             device::add_relaxed<Scope::kBlock>(&expert_counts[expert], 1);
-            if (in_rank[r] != 0) continue;   // a token goes to a rank once, however many of its experts live there
+            if (in_rank[r] != 0) continue;  // a token goes to a rank once, however many of its experts live there
             in_rank[r] = 1;
             device::add_relaxed<Scope::kBlock>(&rank_counts[r], 1);
         }

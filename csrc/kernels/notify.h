@@ -1,5 +1,6 @@
-// notify: the first kernel of an operation. Takes its number; in a dispatch that is not cached, also finds each token's row at each
-// destination and exchanges counts, so that every rank knows where every source's rows begin in every receiver.
+// notify: the first kernel of an operation. Takes its number; in a dispatch that is not cached, also finds each token's
+// row at each destination and exchanges counts, so that every rank knows where every source's rows begin in every
+// receiver.
 #pragma once
 
 #include "kernels/args.h"
@@ -44,13 +45,14 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
         u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
         reinterpret_cast<i32*>(slice)[e % experts_per_rank] = args.tokens_per_expert[e];
     }
-    if (!op.meet()) return;   // the whole block's stores come before each warp's put
+    if (!op.meet()) return;  // the whole block's stores come before each warp's put
 
     const u64 source = op.region_offset() + layout.notify_send();
     const u64 target = op.region_offset() + layout.notify_row(op.rank());
     const u64 common = layout.notify_common_bytes(), slice = layout.expert_counts_bytes();
     for (u32 r = device::warp(); r < ranks; r += device::warps()) {
-        const fabric::Piece pieces[] = {{source, target, common}, {source + common + r * slice, target + common, slice}};
+        const fabric::Piece pieces[] = {{source, target, common},
+                                        {source + common + r * slice, target + common, slice}};
         op.put_signal(r, wire::kNotify, pieces, slice != 0 ? 2 : 1);
     }
 }
@@ -59,7 +61,8 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
 DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
-        const auto& header = *reinterpret_cast<const wire::NotifyHeader*>(op.local_region() + args.layout.notify_row(r));
+        const auto& header =
+            *reinterpret_cast<const wire::NotifyHeader*>(op.local_region() + args.layout.notify_row(r));
         if (header.operation != op.number()) {
             op.fail(wire::kMismatch, Phase::kNotify, static_cast<i32>(r), op.number(), header.operation);
         } else if (header.arguments != args.arguments) {

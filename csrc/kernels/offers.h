@@ -1,4 +1,5 @@
-// Offers: where a rank has put its output (dispatch), or its published rows (combine), told to every rank that is mapped (P9, P12).
+// Offers: where a rank has put its output (dispatch), or its published rows (combine), told to every rank that is
+// mapped (P9, P12).
 #pragma once
 
 #include "kernels/operation.h"
@@ -11,7 +12,8 @@ DEEP_EP_DEVICE void send_offers(const wire::RegionLayout& layout, wire::Offer of
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (!fabric::mapped(op.peers(), r) || op.failed()) continue;
         // Read by rank r's blocks after they acquire the signal; this thread's store precedes its own release.
-        *reinterpret_cast<wire::Offer*>(fabric::address(op.peers(), r, op.region_offset() + layout.offer(op.rank()))) = offer;
+        *reinterpret_cast<wire::Offer*>(fabric::address(op.peers(), r, op.region_offset() + layout.offer(op.rank()))) =
+            offer;
         op.signal(r, wire::kOffer);
     }
 }

@@ -1,4 +1,5 @@
-// A call in progress, as one block sees it: its number, its words, bounded waits, giving up together (PROTOCOL P1 to P8, P14, P15).
+// A call in progress, as one block sees it: its number, its words, bounded waits, giving up together (PROTOCOL P1 to
+// P8, P14, P15).
 #pragma once
 
 #include "fabric/fabric.h"
@@ -12,8 +13,8 @@ using wire::Phase;
 // Shared memory of a block. `groups` are sets of warps with a barrier of their own; group 0 is the whole block.
 struct BlockState {
     static constexpr u32 kGroups = 2;
-    u32 gave_up;              // some thread of this block gave up: all leave at the next meeting
-    u32 decision[kGroups];    // what a group agreed on at its last meeting
+    u32 gave_up;            // some thread of this block gave up: all leave at the next meeting
+    u32 decision[kGroups];  // what a group agreed on at its last meeting
     u32 is_last;
 };
 
@@ -32,8 +33,8 @@ class Operation {
         return meet();
     }
 
-    // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and after by
-    // their launches, so plain accesses do.
+    // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
+    // after by their launches, so plain accesses do.
     DEEP_EP_DEVICE void take_number() {
         ticket_.operation = context_.operation;
         context_.operation = ticket_.operation + 1;
@@ -48,7 +49,8 @@ class Operation {
     DEEP_EP_DEVICE u32 ranks() const { return context_.peers.ranks; }
     DEEP_EP_DEVICE const Context& context() const { return context_; }
 
-    // --- places -----------------------------------------------------------------------------------------------------------------
+    // --- places
+    // -----------------------------------------------------------------------------------------------------------------
     DEEP_EP_DEVICE u32 region() const { return static_cast<u32>(number_ % heap().regions); }
     DEEP_EP_DEVICE u64 region_offset() const { return heap().region_offset(region()); }
     DEEP_EP_DEVICE u8* local_region() const { return peers().local + region_offset(); }
@@ -64,13 +66,15 @@ class Operation {
         context_.base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
     }
 
-    // --- failing ----------------------------------------------------------------------------------------------------------------
+    // --- failing
+    // ----------------------------------------------------------------------------------------------------------------
     // True once this block has given up: from then on nothing is stored, signalled, offered or freed (P14).
     DEEP_EP_DEVICE bool failed() const { return device::load_relaxed<Scope::kBlock>(&block_.gave_up) != 0; }
 
     // One thread: gives up for a reason it has found itself.
     DEEP_EP_DEVICE void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen) {
-        // The first to give up writes the record; the host reads it after the kernel has ended, or once it sees `reason`.
+        // The first to give up writes the record; the host reads it after the kernel has ended, or once it sees
+        // `reason`.
         if (device::cas_acq_rel<Scope::kSystem>(&outcome_.failure.claimed, 0u, 1u) == 0) {
             outcome_.failure.phase = static_cast<u32>(phase);
             outcome_.failure.peer = peer;
@@ -83,7 +87,8 @@ class Operation {
         device::store_relaxed<Scope::kBlock>(&block_.gave_up, 1u);
     }
 
-    // --- waiting ----------------------------------------------------------------------------------------------------------------
+    // --- waiting
+    // ----------------------------------------------------------------------------------------------------------------
     // One thread: waits until `ready()` returns true. Bounded: false once the operation has to be given up.
     template <class Ready>
     DEEP_EP_DEVICE bool wait(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
@@ -102,10 +107,12 @@ class Operation {
         return false;
     }
 
-    // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release of whoever adds
-    // to it (a peer's kernel, an agent, a NIC): what that side ordered before its signal is visible afterwards.
+    // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release
+    // of whoever adds to it (a peer's kernel, an agent, a NIC): what that side ordered before its signal is visible
+    // afterwards.
     DEEP_EP_DEVICE bool wait_word(Phase phase, i32 peer, const u64* shown, u64 expected) {
-        return wait(phase, peer, shown, expected, [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });
+        return wait(phase, peer, shown, expected,
+                    [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });
     }
     DEEP_EP_DEVICE bool wait_signal(Phase phase, u32 kind, u32 source, u64 puts) {
         return wait_word(phase, static_cast<i32>(source), word(kind, source), target(kind, source, puts));
@@ -120,17 +127,18 @@ class Operation {
         return meet();
     }
 
-    // --- meeting ----------------------------------------------------------------------------------------------------------------
+    // --- meeting
+    // ----------------------------------------------------------------------------------------------------------------
     // The whole block: a barrier, and all leave it with the same answer to "shall we go on?" (P14).
     DEEP_EP_DEVICE bool meet() {
         __syncthreads();
         if (threadIdx.x == 0) block_.decision[0] = failed();
-        __syncthreads();   // nobody gives up in between unless it waits, and waits come after
+        __syncthreads();  // nobody gives up in between unless it waits, and waits come after
         return block_.decision[0] == 0;
     }
 
-    // The same for the first or last `threads` threads of the block; `leader` is one of them. Another group may give up at any time,
-    // so one thread decides for all.
+    // The same for the first or last `threads` threads of the block; `leader` is one of them. Another group may give up
+    // at any time, so one thread decides for all.
     DEEP_EP_DEVICE bool meet_group(u32 threads, bool leader) {
         device::barrier_sync(1, threads);
         if (leader) block_.decision[1] = failed();
@@ -138,9 +146,9 @@ class Operation {
         return block_.decision[1] == 0;
     }
 
-    // The whole block: true in the last block of the kernel to come here, which then sees what the others stored before (the acquire of
-    // the last arrival reads from their releases). A block that has given up does not come: the counter is never completed (P14).
-    // Litmus: count_by_atomics.
+    // The whole block: true in the last block of the kernel to come here, which then sees what the others stored before
+    // (the acquire of the last arrival reads from their releases). A block that has given up does not come: the counter
+    // is never completed (P14). Litmus: count_by_atomics.
     DEEP_EP_DEVICE bool last_block(Meeting meeting) {
         __syncthreads();
         if (threadIdx.x == 0) {
@@ -150,21 +158,24 @@ class Operation {
         return block_.is_last != 0;
     }
 
-    // --- sending ----------------------------------------------------------------------------------------------------------------
+    // --- sending
+    // ----------------------------------------------------------------------------------------------------------------
     // One thread: adds one unit to this rank's word of `kind` at `to`.
     DEEP_EP_DEVICE bool signal(u32 to, u32 kind) {
-        return !failed() && fabric::signal(peers(), *this, ticket_.completion, to, heap().word_offset(region(), kind, rank()));
+        return !failed() &&
+               fabric::signal(peers(), *this, ticket_.completion, to, heap().word_offset(region(), kind, rank()));
     }
     // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
     DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {
-        return !failed() &&
-               fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count, heap().word_offset(region(), kind, rank()));
+        return !failed() && fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count,
+                                               heap().word_offset(region(), kind, rank()));
     }
 
-    // The last block, when every word of the operation has been waited for and consumed: gives the region back to everyone (P4).
+    // The last block, when every word of the operation has been waited for and consumed: gives the region back to
+    // everyone (P4).
     DEEP_EP_DEVICE void finish() {
         if (threadIdx.x == 0) fabric::quiet(*this, ticket_.completion);
-        if (!meet()) return;   // also orders the consume() of all threads before the release below
+        if (!meet()) return;  // also orders the consume() of all threads before the release below
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             fabric::signal(peers(), *this, context_.farewell, r, heap().word_offset(region(), wire::kFree, rank()));
         }
@@ -173,7 +184,8 @@ class Operation {
   private:
     DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
 
-    // Another block of this call has given up, or some rank has failed in this generation. Relaxed: it only ends a wait.
+    // Another block of this call has given up, or some rank has failed in this generation. Relaxed: it only ends a
+    // wait.
     DEEP_EP_DEVICE bool must_leave() const {
         return device::load_relaxed<Scope::kDevice>(&ticket_.failed) != 0 || aborted() != 0;
     }
@@ -198,7 +210,8 @@ class Operation {
     u64 number_ = 0;
 };
 
-// One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders nothing).
+// One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders
+// nothing).
 DEEP_EP_DEVICE int broadcast(int value) {
     __syncwarp();
     return __shfl_sync(device::kFullMask, value, 0);

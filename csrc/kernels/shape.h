@@ -1,4 +1,5 @@
-// What a kernel's speed depends on, as constants under NVRTC and as run-time values on the CPU, behind the same accessors.
+// What a kernel's speed depends on, as constants under NVRTC and as run-time values on the CPU, behind the same
+// accessors.
 #pragma once
 
 #include "device/device.h"
@@ -8,7 +9,7 @@ namespace deep_ep {
 // Travels in every kernel's arguments.
 struct RuntimeShape {
     u32 ranks_;
-    u32 row_bytes_;   // bytes of one token's x
+    u32 row_bytes_;  // bytes of one token's x
     u32 topk_;
 
     DEEP_EP_DEVICE static RuntimeShape of(const RuntimeShape& given) { return given; }

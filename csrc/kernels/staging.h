@@ -1,9 +1,10 @@
-// Rows that go through the receiver's region: chunks, each in one of the kSlots slots of its stream (a source and a destination), each
-// with a signal word of its own, so that chunks may arrive in any order.
+// Rows that go through the receiver's region: chunks, each in one of the kSlots slots of its stream (a source and a
+// destination), each with a signal word of its own, so that chunks may arrive in any order.
 //
-// A stream's chunk c takes slot c mod kSlots. The k-th chunk of a slot may be sent once the receiver has given back the one before
-// (`next`, P6); the last one is not given back. Every (stream, slot) is served by one warp, which polls all it serves and blocks on none
-// (P11), so any number of warps will do.
+// A stream's chunk c takes slot c mod kSlots. The k-th chunk of a slot may be sent once the receiver has given back the
+// one before
+// (`next`, P6); the last one is not given back. Every (stream, slot) is served by one warp, which polls all it serves
+// and blocks on none (P11), so any number of warps will do.
 #pragma once
 
 #include "kernels/operation.h"
@@ -14,8 +15,11 @@ namespace deep_ep {
 constexpr u32 stream_progress_bytes(u32 ranks) { return 2 * ranks * wire::kSlots * static_cast<u32>(sizeof(u32)); }
 
 // Chunks of a stream of `chunks` that take `slot`.
-constexpr u32 chunks_in_slot(u32 chunks, u32 slot) { return chunks > slot ? (chunks - slot - 1) / wire::kSlots + 1 : 0; }
-static_assert(chunks_in_slot(1, 0) == 1 && chunks_in_slot(1, 1) == 0 && chunks_in_slot(wire::kSlots + 1, 0) == 2, "chunks per slot");
+constexpr u32 chunks_in_slot(u32 chunks, u32 slot) {
+    return chunks > slot ? (chunks - slot - 1) / wire::kSlots + 1 : 0;
+}
+static_assert(chunks_in_slot(1, 0) == 1 && chunks_in_slot(1, 1) == 0 && chunks_in_slot(wire::kSlots + 1, 0) == 2,
+              "chunks per slot");
 
 // One direction of a rank's traffic with one peer in one slot.
 struct StreamSlot {
@@ -31,8 +35,8 @@ struct StreamSlot {
     }
 };
 
-// One thread: may the chunk `done` (counted within the slot) be handled now? Sending waits for `next`, but not for a slot's first
-// chunk; receiving waits for the chunk itself.
+// One thread: may the chunk `done` (counted within the slot) be handled now? Sending waits for `next`, but not for a
+// slot's first chunk; receiving waits for the chunk itself.
 struct StreamWait {
     Phase phase;
     const u64* word;
@@ -49,7 +53,8 @@ struct StreamWait {
 
 // A warp: builds chunk `chunk` for `to` where the peer's slot is mapped, else in this rank's own region, and sends it.
 template <class Chunks>
-DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 to, u32 chunk) {
+DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 to,
+                               u32 chunk) {
     const u32 slot = chunk % wire::kSlots;
     const u64 source = op.region_offset() + layout.chunk_send(to, slot);
     const u64 target = op.region_offset() + layout.chunk(op.rank(), slot);
@@ -66,7 +71,7 @@ DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, 
     }
     chunks.fill(message, to, first, rows);
     if (fabric::mapped(op.peers(), to)) {
-        __syncwarp();   // all lanes' stores into the peer's slot come before lane 0's release
+        __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
         if (device::lane() == 0) op.signal(to, wire::kChunk + slot);
     } else {
         const fabric::Piece piece{source, target, layout.format.bytes(rows)};
@@ -76,27 +81,30 @@ DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, 
 
 // A warp: places chunk `chunk` of `from` and gives its slot back if another chunk will come.
 template <class Chunks>
-DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 from, u32 chunk) {
+DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 from,
+                                  u32 chunk) {
     const u32 slot = chunk % wire::kSlots;
     const u8* message = op.local_region() + layout.chunk(from, slot);
     const wire::ChunkHeader header = *reinterpret_cast<const wire::ChunkHeader*>(message);
     if (header.operation != op.number() || header.source != from) {
-        if (device::lane() == 0) op.fail(wire::kMismatch, Phase::kChunk, static_cast<i32>(from), op.number(), header.operation);
+        if (device::lane() == 0)
+            op.fail(wire::kMismatch, Phase::kChunk, static_cast<i32>(from), op.number(), header.operation);
         return;
     }
     chunks.place(message, from, header.first, header.rows);
-    __syncwarp();   // all lanes have read the slot before lane 0 releases it to its writer
+    __syncwarp();  // all lanes have read the slot before lane 0 releases it to its writer
     if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);
 }
 
-// A warp, the `worker`-th of `workers`: serves its share of this rank's streams to their ends. `sends(r)` and `receives(r)` say with
-// which ranks there are any.
+// A warp, the `worker`-th of `workers`: serves its share of this rank's streams to their ends. `sends(r)` and
+// `receives(r)` say with which ranks there are any.
 template <class Chunks, class Sends, class Receives>
-DEEP_EP_DEVICE void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, Sends sends, Receives receives,
-                                  u32* progress, u32 worker, u32 workers) {
+DEEP_EP_DEVICE void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, Sends sends,
+                                  Receives receives, u32* progress, u32 worker, u32 workers) {
     const u32 ranks = op.ranks(), entries = 2 * ranks * wire::kSlots;
     const auto total = [&](const StreamSlot& stream) -> u32 {
-        if (stream.sending) return sends(stream.peer) ? chunks_in_slot(chunks.sent_chunks(stream.peer), stream.slot) : 0;
+        if (stream.sending)
+            return sends(stream.peer) ? chunks_in_slot(chunks.sent_chunks(stream.peer), stream.slot) : 0;
         if constexpr (Chunks::kReceives) {
             return receives(stream.peer) ? chunks_in_slot(chunks.received_chunks(stream.peer), stream.slot) : 0;
         }
@@ -131,7 +139,7 @@ DEEP_EP_DEVICE void serve_streams(Operation& op, const wire::RegionLayout& layou
         }
         if (broadcast(op.failed())) return;
         if (moved) continue;
-        if (pending.word == nullptr) return;   // every stream of this warp has ended
+        if (pending.word == nullptr) return;  // every stream of this warp has ended
         int goes_on = 1;
         if (device::lane() == 0) {
             goes_on = op.wait(pending.phase, pending_peer, pending.word, pending.expected, [&] {

@@ -29,7 +29,9 @@ std::unique_ptr<Runtime> make_runtime(const BufferOptions& options, std::vector<
         for (const auto& heap : heaps) bases.push_back(heap->base());
         network = std::make_unique<cpu::WeakAgent>(options.rank, std::move(bases));
     }
-    return std::make_unique<Runtime>(options, own, std::move(heaps), std::make_unique<cpu::CpuLauncher>(options.rank), std::move(network));
+    const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
+    auto launcher = std::make_unique<cpu::CpuLauncher>(options.rank, own->base(), words);
+    return std::make_unique<Runtime>(options, own, std::move(heaps), std::move(launcher), std::move(network));
 }
 
 void delete_capsule(PyObject* capsule) {
@@ -64,7 +66,8 @@ void bind_heap(py::module_& m) {
 void bind_call(py::module_& m) {
     py::class_<wire::Failure>(m, "Failure")
         .def_readonly("reason", &wire::Failure::reason)
-        .def_property_readonly("phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
+        .def_property_readonly(
+            "phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
         .def_readonly("peer", &wire::Failure::peer)
         .def_readonly("expected", &wire::Failure::expected)
         .def_readonly("seen", &wire::Failure::seen);
@@ -103,15 +106,17 @@ void bind_runtime(py::module_& m) {
         .def_readwrite("recv_src_idx", &Tensors::recv_src_idx)
         .def_readwrite("bias0", &Tensors::bias0)
         .def_readwrite("bias1", &Tensors::bias1);
-    py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"), py::arg("rank_prefix"),
-                                    py::arg("source_tokens"));
+    py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
+                                    py::arg("rank_prefix"), py::arg("source_tokens"));
     py::class_<BufferOptions>(m, "BufferOptions")
-        .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes, uint64_t timeout_ns, bool poison,
-                         bool has_remote, std::vector<bool> mapped) {
-                 return BufferOptions{rank, ranks, regions, region_bytes, arena_bytes, timeout_ns, poison, has_remote, std::move(mapped)};
+        .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes,
+                         uint64_t timeout_ns, bool poison, bool has_remote, std::vector<bool> mapped) {
+                 return BufferOptions{rank,       ranks,  regions,    region_bytes,     arena_bytes,
+                                      timeout_ns, poison, has_remote, std::move(mapped)};
              }),
-             py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"), py::arg("arena_bytes"),
-             py::arg("timeout_ns"), py::arg("poison"), py::arg("has_remote"), py::arg("mapped"));
+             py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
+             py::arg("arena_bytes"), py::arg("timeout_ns"), py::arg("poison"), py::arg("has_remote"),
+             py::arg("mapped"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime>(m, "Runtime")
@@ -119,7 +124,8 @@ void bind_runtime(py::module_& m) {
         .def("least_region_bytes", &Runtime::least_region_bytes)
         .def("layout", &Runtime::layout, NoGil())
         .def("notify", &Runtime::notify, NoGil())
-        .def("notify_cached", [](Runtime& runtime, bool combining) { return runtime.notify_cached(combining ? "combine" : "dispatch"); })
+        .def("notify_cached",
+             [](Runtime& runtime, bool combining) { return runtime.notify_cached(combining ? "combine" : "dispatch"); })
         .def("dispatch", &Runtime::dispatch, NoGil())
         .def("combine", &Runtime::combine, NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())
@@ -136,8 +142,8 @@ void bind_runtime(py::module_& m) {
              })
         .def_property_readonly("arena_bytes", [](const Runtime& runtime) { return runtime.arena()->bytes(); })
         .def_property_readonly("arena_used", [](const Runtime& runtime) { return runtime.arena()->used(); })
-        .def("heap_offset",
-             [](const Runtime& runtime, uint64_t address) { return address - runtime.heap_base(runtime.options().rank); })
+        .def("heap_offset", [](const Runtime& runtime,
+                               uint64_t address) { return address - runtime.heap_base(runtime.options().rank); })
         .def("peer_base", &Runtime::heap_base);
 }
 

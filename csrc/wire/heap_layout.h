@@ -1,4 +1,5 @@
-// Where things lie in a rank's heap. All ranks of a Buffer have the same layout, so an offset means the same everywhere.
+// Where things lie in a rank's heap. All ranks of a Buffer have the same layout, so an offset means the same
+// everywhere.
 //
 //   header | signal words | region 0 | ... | region D-1 | arena (outputs)
 #pragma once
@@ -9,13 +10,13 @@
 namespace deep_ep::wire {
 
 constexpr u64 kPage = 4096;
-constexpr u64 kPieceBytes = 16;   // granularity of rows and message parts: one vector access
+constexpr u64 kPieceBytes = 16;  // granularity of rows and message parts: one vector access
 
 constexpr u64 align_up(u64 value, u64 alignment) { return (value + alignment - 1) / alignment * alignment; }
 constexpr u32 ceil_div(u32 value, u32 divisor) { return (value + divisor - 1) / divisor; }
 
 struct HeapHeader {
-    u64 abort;   // see abort_word(); any rank may store here, last wins
+    u64 abort;  // see abort_word(); any rank may store here, last wins
     u8 reserved[kPage - sizeof(u64)];
 };
 static_assert(sizeof(HeapHeader) == kPage, "the header takes one page");

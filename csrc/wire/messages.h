@@ -10,23 +10,24 @@ namespace deep_ep::wire {
 // i32 rows_to_expert[experts of the receiver].
 struct NotifyHeader {
     u64 operation;
-    u64 arguments;    // hash of what all ranks must agree on: kind of call, experts, row bytes, top-k
+    u64 arguments;  // hash of what all ranks must agree on: kind of call, experts, row bytes, top-k
     u32 generation;
-    u32 tokens;       // tokens of the source: how many rounds its combine takes
+    u32 tokens;  // tokens of the source: how many rounds its combine takes
     u32 source;
     u32 reserved[9];
 };
 static_assert(sizeof(NotifyHeader) == 64, "notify header");
 
-// An offer (P9, P12): where the sender of this message has put a tensor group of the operation, so that its receiver may store into it
-// (dispatch: the output) or load from it (combine: the published rows). Offsets are into the sender's heap.
+// An offer (P9, P12): where the sender of this message has put a tensor group of the operation, so that its receiver
+// may store into it (dispatch: the output) or load from it (combine: the published rows). Offsets are into the sender's
+// heap.
 struct Offer {
     u64 operation;
     u64 x;
     u64 topk_idx;
     u64 topk_weights;
     u64 src_idx;
-    u32 visible;      // 0: not peer-visible memory; rows go through the region, chunk by chunk
+    u32 visible;  // 0: not peer-visible memory; rows go through the region, chunk by chunk
     u32 rows;
     u64 reserved[2];
 };
@@ -62,12 +63,14 @@ struct ChunkFormat {
     }
 };
 
-// How an operation lays itself out inside its region (P2). Both ends compute it from what all ranks know: Buffer and shape.
+// How an operation lays itself out inside its region (P2). Both ends compute it from what all ranks know: Buffer and
+// shape.
 struct RegionLayout {
     u32 ranks;
-    u32 experts;       // 0: the operation exchanges no counts
-    u32 has_remote;    // some pair of ranks of this Buffer is not load/store-reachable: messages are built in the sender's own region
-    u32 chunk_rows;    // rows per chunk, 0: does not fit
+    u32 experts;     // 0: the operation exchanges no counts
+    u32 has_remote;  // some pair of ranks of this Buffer is not load/store-reachable: messages are built in the
+                     // sender's own region
+    u32 chunk_rows;  // rows per chunk, 0: does not fit
     ChunkFormat format;
 
     // The most a chunk may hold. More rows amortise the handshake; fewer start the receiver earlier.
@@ -76,7 +79,9 @@ struct RegionLayout {
     static constexpr u32 kMinChunkRows = 16;
 
     constexpr u64 rank_counts_bytes() const { return align_up(static_cast<u64>(ranks) * sizeof(i32), kPieceBytes); }
-    constexpr u64 expert_counts_bytes() const { return align_up(static_cast<u64>(experts / ranks) * sizeof(i32), kPieceBytes); }
+    constexpr u64 expert_counts_bytes() const {
+        return align_up(static_cast<u64>(experts / ranks) * sizeof(i32), kPieceBytes);
+    }
     constexpr u64 notify_common_bytes() const { return sizeof(NotifyHeader) + rank_counts_bytes(); }
     constexpr u64 notify_row_bytes() const { return notify_common_bytes() + expert_counts_bytes(); }
     // Offsets into the region. Received messages come first, one place per source.

@@ -10,33 +10,44 @@ enum class Phase : u32 { kNone, kFree, kNotify, kOffer, kData, kRead, kChunk, kN
 
 constexpr const char* phase_name(Phase phase) {
     switch (phase) {
-        case Phase::kFree: return "region given back (free)";
-        case Phase::kNotify: return "counts (notify)";
-        case Phase::kOffer: return "offer of output or rows";
-        case Phase::kData: return "rows stored (data)";
-        case Phase::kRead: return "published rows read (read)";
-        case Phase::kChunk: return "chunk arrived";
-        case Phase::kNext: return "chunk slot given back (next)";
-        case Phase::kPost: return "place in the send queue";
-        case Phase::kQuiet: return "own sends completed";
-        case Phase::kHeader: return "message header check";
-        default: return "none";
+        case Phase::kFree:
+            return "region given back (free)";
+        case Phase::kNotify:
+            return "counts (notify)";
+        case Phase::kOffer:
+            return "offer of output or rows";
+        case Phase::kData:
+            return "rows stored (data)";
+        case Phase::kRead:
+            return "published rows read (read)";
+        case Phase::kChunk:
+            return "chunk arrived";
+        case Phase::kNext:
+            return "chunk slot given back (next)";
+        case Phase::kPost:
+            return "place in the send queue";
+        case Phase::kQuiet:
+            return "own sends completed";
+        case Phase::kHeader:
+            return "message header check";
+        default:
+            return "none";
     }
 }
 
 struct Failure {
-    u32 reason;     // wire::Reason; set last
-    u32 phase;      // wire::Phase
+    u32 reason;  // wire::Reason; set last
+    u32 phase;   // wire::Phase
     i32 peer;
-    u32 claimed;    // the first thread that gives up writes the record
+    u32 claimed;  // the first thread that gives up writes the record
     u64 expected;
     u64 seen;
 };
 
 struct Outcome {
-    u32 counts_ready;   // 1 once total_rows and the expert counts are valid
+    u32 counts_ready;  // 1 once total_rows and the expert counts are valid
     i32 total_rows;
-    u64 operation;      // the number this call got
+    u64 operation;  // the number this call got
     Failure failure;
 };
 

@@ -1,15 +1,17 @@
-// Signal words: 64-bit counters in the heap through which ranks tell each other that something has happened (PROTOCOL P5 to P8).
+// Signal words: 64-bit counters in the heap through which ranks tell each other that something has happened (PROTOCOL
+// P5 to P8).
 //
-// Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word and the only
-// one that ever does. Their places depend on the number of ranks and regions alone, so kernels of any shape share them.
+// Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word and
+// the only one that ever does. Their places depend on the number of ranks and regions alone, so kernels of any shape
+// share them.
 #pragma once
 
 #include "wire/types.h"
 
 namespace deep_ep::wire {
 
-// What one put adds to its signal word, whatever pieces it was cut into on the way (P8). A power of two, so that a put cut
-// into up to kUnit pieces can give each piece its share.
+// What one put adds to its signal word, whatever pieces it was cut into on the way (P8). A power of two, so that a put
+// cut into up to kUnit pieces can give each piece its share.
 constexpr u64 kUnit = 1ull << 15;
 
 // Chunk slots of one stream (a source and a destination). More slots hide more latency and cost more heap.
@@ -17,13 +19,13 @@ constexpr u32 kSlots = 4;
 
 // Kinds of signal words. Those with slots take kSlots consecutive numbers.
 enum Signal : u32 {
-    kFree = 0,                 // source has given back this rank's use of its region; written at every rank (P4)
-    kNotify = 1,               // source's row of counts has arrived
-    kOffer = 2,                // source's offer has arrived: where its output, or its published rows, lie (P9, P12)
-    kData = 3,                 // all rows of source are in this rank's output
-    kRead = 4,                 // source has read the rows that this rank published (P12)
-    kChunk = 5,                // slot s holds a chunk of source
-    kNext = kChunk + kSlots,   // source has read slot s of the stream to it: the next chunk may come
+    kFree = 0,                // source has given back this rank's use of its region; written at every rank (P4)
+    kNotify = 1,              // source's row of counts has arrived
+    kOffer = 2,               // source's offer has arrived: where its output, or its published rows, lie (P9, P12)
+    kData = 3,                // all rows of source are in this rank's output
+    kRead = 4,                // source has read the rows that this rank published (P12)
+    kChunk = 5,               // slot s holds a chunk of source
+    kNext = kChunk + kSlots,  // source has read slot s of the stream to it: the next chunk may come
     kSignals = kNext + kSlots
 };
 
@@ -38,10 +40,10 @@ constexpr u32 word_index(u32 region, u32 kind, u32 source, u32 ranks) {
 // The abort word (P15): generation in the upper half, reason and rank in the lower. Zero: nothing has failed.
 enum Reason : u32 {
     kNoFailure = 0,
-    kTimeout = 1,     // a bounded wait ran out
-    kAborted = 2,     // another rank failed first
-    kMismatch = 3,    // a peer issued another operation, or the same with other arguments
-    kException = 4,   // a rank's Python code raised
+    kTimeout = 1,    // a bounded wait ran out
+    kAborted = 2,    // another rank failed first
+    kMismatch = 3,   // a peer issued another operation, or the same with other arguments
+    kException = 4,  // a rank's Python code raised
 };
 
 constexpr u64 abort_word(u32 generation, u32 reason, u32 rank) {
@@ -51,7 +53,8 @@ constexpr u32 abort_generation(u64 word) { return static_cast<u32>(word >> 32); 
 constexpr u32 abort_reason(u64 word) { return static_cast<u32>(word >> 24) & 0xff; }
 constexpr u32 abort_rank(u64 word) { return static_cast<u32>(word) & 0xffffff; }
 
-static_assert(abort_rank(abort_word(7, kTimeout, 4095)) == 4095 && abort_reason(abort_word(7, kTimeout, 4095)) == kTimeout &&
+static_assert(abort_rank(abort_word(7, kTimeout, 4095)) == 4095 &&
+                  abort_reason(abort_word(7, kTimeout, 4095)) == kTimeout &&
                   abort_generation(abort_word(7, kTimeout, 4095)) == 7,
               "abort word: 32-bit generation, 8-bit reason, ranks below 2^24");
 
