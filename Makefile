@@ -42,7 +42,7 @@ lint: venv ## ruff, clang-format, mypy
 format: venv ## rewrite the sources as lint wants them
 	$(PY) -m ruff check --quiet --fix-only .
 	$(PY) -m ruff format --quiet .
-	$(VENV)/bin/clang-format -i $(FORMATTED)
+	$(PY) -c "import clang_format; clang_format.clang_format()" -i $(FORMATTED)
 
 bench: venv ## dispatch and combine against memcpy and gloo: a table, a plot, JSON
 	@$(PY) setup.py --quiet build_ext --inplace

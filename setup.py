@@ -3,6 +3,7 @@
 `DEEP_EP_BUILDS` names the variants to build, "fast" by default; `python setup.py build_ext --inplace` is incremental.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +21,11 @@ import native_build  # noqa: E402
 class BuildNative(build_ext):
     """Hands each extension, one per variant, to native_build."""
 
+    def run(self) -> None:
+        # Not the base class's: in place, it copies over extensions that running processes have mapped.
+        for ext in self.extensions:
+            self.build_extension(ext)
+
     def build_extension(self, ext: Extension) -> None:
         variant = native_build.VARIANTS[ext.name.rpartition("_")[2]]
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
@@ -34,11 +40,14 @@ class BuildPython(build_py):
     """Puts csrc/ into the wheel as deep_ep_py/csrc: kernels are compiled from it at run time."""
 
     def run(self) -> None:
+        package = Path(self.build_lib) / "deep_ep_py"
+        if not self.editable_mode and package.exists():
+            shutil.rmtree(package)  # an earlier wheel may have had other variants and headers
         super().run()
         if self.editable_mode:
             return
         for source in sorted(native_build.SOURCE_ROOT.rglob("*.h")):
-            target = Path(self.build_lib) / "deep_ep_py" / "csrc" / source.relative_to(native_build.SOURCE_ROOT)
+            target = package / "csrc" / source.relative_to(native_build.SOURCE_ROOT)
             self.mkpath(str(target.parent))
             self.copy_file(str(source), str(target))
 

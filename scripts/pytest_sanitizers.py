@@ -15,7 +15,9 @@ REPORT = "WARNING: ThreadSanitizer"
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turns a passed phase that left a report on stderr into a failed one."""
     report = yield
-    if report.passed and any(REPORT in text for _, text in report.sections):
+    if report.passed and any(
+        name == f"Captured stderr {report.when}" and REPORT in text for name, text in report.sections
+    ):
         report.outcome = "failed"
         report.longrepr = f"{REPORT}: see the captured stderr"
     return report

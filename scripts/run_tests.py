@@ -88,10 +88,10 @@ def lint() -> Result:
     native = sorted(
         str(path.relative_to(ROOT)) for f in folders for path in f.rglob("*.*") if path.suffix in (".h", ".cpp")
     )
-    clang_format = str(Path(sys.executable).with_name("clang-format"))
+    clang_format = [sys.executable, "-c", "import clang_format; clang_format.clang_format()"]
     result.check("ruff format", [sys.executable, "-m", "ruff", "format", "--check", "--quiet", "--diff", "."])
     result.check("ruff check", [sys.executable, "-m", "ruff", "check", "--quiet", "."])
-    result.check("clang-format", [clang_format, "--dry-run", "-Werror", *native])
+    result.check("clang-format", [*clang_format, "--dry-run", "-Werror", *native])
     result.check("mypy", [sys.executable, "-m", "mypy"])
     return result
 
