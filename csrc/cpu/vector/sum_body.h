@@ -1,0 +1,84 @@
+// The sum of bfloat16 rows over GCC's vector types. Included by one file per instruction set, which defines
+// DEEP_EP_TARGET and DEEP_EP_VECTOR_BYTES first: a function inlined into one with more instructions would not do, since
+// GCC splits the vectors before it inlines. No include guard; everything is internal to the including file.
+
+#include "cpu/vector/vector.h"
+
+namespace deep_ep::cpu {
+namespace {
+
+template <unsigned kBytes>
+struct Vector {
+    typedef u32 Words __attribute__((vector_size(kBytes)));
+    typedef float Floats __attribute__((vector_size(kBytes)));
+};
+
+#define DEEP_EP_INLINE DEEP_EP_TARGET __attribute__((always_inline)) inline
+
+// Takes kBytes of bfloat16 apart into even and odd elements: each is a float after a shift or a mask, and the results
+// go back together without a shuffle.
+template <unsigned kBytes>
+DEEP_EP_INLINE void add(typename Vector<kBytes>::Floats& even, typename Vector<kBytes>::Floats& odd, const u8* from) {
+    using Floats = typename Vector<kBytes>::Floats;
+    typename Vector<kBytes>::Words words;
+    __builtin_memcpy(&words, from, kBytes);
+    even += (Floats)(words << 16);
+    odd += (Floats)(words & 0xffff0000u);
+}
+
+// To nearest even, into the upper half of each word. NaNs become one NaN, the one of CUDA's cvt.rn.bf16: else the
+// result would depend on which of two NaN operands an instruction keeps.
+template <unsigned kBytes>
+DEEP_EP_INLINE void round(typename Vector<kBytes>::Words& rounded, const typename Vector<kBytes>::Floats& value) {
+    using Words = typename Vector<kBytes>::Words;
+    const Words bits = (Words)value;
+    const Words is_nan = (Words)(value != value);
+    rounded = ((bits + 0x7fffu + ((bits >> 16) & 1u)) & ~is_nan) | (is_nan & 0x7fff0000u);
+}
+
+// One pass over all rows, with `kUnroll` vectors of each in registers.
+template <unsigned kBytes, unsigned kUnroll>
+DEEP_EP_INLINE size_t sum_span(u8* dst, const u8* const* src, unsigned n, const u8* bias0, const u8* bias1,
+                               size_t begin, size_t bytes) {
+    using Words = typename Vector<kBytes>::Words;
+    using Floats = typename Vector<kBytes>::Floats;
+    constexpr size_t kStep = kBytes * kUnroll;
+    // Rows come from as many streams as there are ranks, and the hardware's prefetch stops at every page. What lies
+    // behind a row's end is, more often than not, the next token's row; elsewhere a prefetch does nothing.
+    constexpr size_t kAhead = 2048;
+    size_t i = begin;
+    for (; i + kStep <= bytes; i += kStep) {
+        Floats even[kUnroll], odd[kUnroll];
+        for (unsigned u = 0; u < kUnroll; ++u) even[u] = odd[u] = Floats{};
+        for (unsigned k = 0; k < n; ++k) {
+            const u8* row = src[k] + i;
+            for (size_t line = 0; line < kStep; line += 64) __builtin_prefetch(row + kAhead + line);
+            for (unsigned u = 0; u < kUnroll; ++u) add<kBytes>(even[u], odd[u], row + u * kBytes);
+        }
+        for (unsigned u = 0; bias0 != nullptr && u < kUnroll; ++u) add<kBytes>(even[u], odd[u], bias0 + i + u * kBytes);
+        for (unsigned u = 0; bias1 != nullptr && u < kUnroll; ++u) add<kBytes>(even[u], odd[u], bias1 + i + u * kBytes);
+        for (unsigned u = 0; u < kUnroll; ++u) {
+            Words low, high;
+            round<kBytes>(low, even[u]);
+            round<kBytes>(high, odd[u]);
+            const Words packed = (low >> 16) | (high & 0xffff0000u);
+            __builtin_memcpy(dst + i + u * kBytes, &packed, kBytes);
+        }
+    }
+    return i;
+}
+
+DEEP_EP_TARGET void sum(void* dst, const u8* const* src, unsigned n, const void* bias0, const void* bias1,
+                        size_t elements) {
+    auto* to = static_cast<u8*>(dst);
+    const auto* first = static_cast<const u8*>(bias0);
+    const auto* second = static_cast<const u8*>(bias1);
+    const size_t bytes = elements * sizeof(u16);
+    const size_t done = sum_span<DEEP_EP_VECTOR_BYTES, 2>(to, src, n, first, second, 0, bytes);
+    sum_span<16, 1>(to, src, n, first, second, done, bytes);
+}
+
+#undef DEEP_EP_INLINE
+
+}  // namespace
+}  // namespace deep_ep::cpu

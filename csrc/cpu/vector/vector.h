@@ -1,0 +1,47 @@
+// What the CPU does instead of a warp: copies and row sums as vector operations. Knows nothing of fibers or kernels.
+#pragma once
+
+#include <cstddef>
+
+#include "wire/types.h"
+
+namespace deep_ep::cpu {
+
+void copy(void* dst, const void* src, size_t bytes);
+
+// With non-temporal stores, which pass the caches by. Ends with a store fence: x86 does not order such stores before a
+// later release store by itself.
+void stream_copy(void* dst, const void* src, size_t bytes);
+
+// Row after row, one fence at the end.
+void stream_rows(u8* const* dst, const u8* const* src, size_t n, size_t row_bytes);
+
+// One source, `n` destinations. With `streaming`, one fence at the end.
+void copy_to_many(u8* const* dst, unsigned n, const void* src, size_t bytes, bool streaming);
+
+// Bytes written by all ranks of this machine in one operation from which on streaming wins; below, they fit in the
+// caches.
+size_t streaming_threshold();
+
+// dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1): fp32, rounded once, to nearest even. Null biases are
+// skipped. Every NaN becomes 0x7fff. Rows need no alignment; `elements` is a multiple of 8.
+void sum_bf16(void* dst, const u8* const* src, unsigned n, const void* bias0, const void* bias1, size_t elements);
+
+using SumBf16 = void (*)(void*, const u8* const*, unsigned, const void*, const void*, size_t);
+
+// The versions of sum_bf16, widest first. All give the same bits; sum_bf16 is the first one that this CPU can run.
+struct SumVersion {
+    const char* instructions;
+    SumBf16 sum;
+    bool usable;
+};
+struct SumVersions {
+    const SumVersion* first;
+    size_t count;
+};
+SumVersions sum_versions();
+
+// Makes every page of [address, address + bytes) present and writable; leaves their contents alone.
+void pretouch(void* address, size_t bytes);
+
+}  // namespace deep_ep::cpu

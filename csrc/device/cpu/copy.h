@@ -1,0 +1,74 @@
+// What a warp does to whole rows. With DEEP_EP_COPY_PER_LANE every lane moves its own 16-byte pieces, so that schedules
+// can cut a copy between any two and ThreadSanitizer sees whose accesses they are. Else the first lane does it all as a
+// vector operation: legal, because a correct kernel has a barrier of the warp before anybody reads what the others
+// wrote.
+#pragma once
+
+#include "device/bf16.h"
+#include "device/cpu/builtins.h"
+
+#if !defined(DEEP_EP_COPY_PER_LANE)
+#include "cpu/vector/vector.h"
+#endif
+
+namespace deep_ep::device {
+
+#if defined(DEEP_EP_COPY_PER_LANE)
+
+typedef u64 Piece __attribute__((vector_size(16), may_alias));
+constexpr u64 kPieceBytes = sizeof(Piece);
+
+inline void warp_copy(void* dst, const void* src, u64 bytes) {
+    auto* to = static_cast<Piece*>(dst);
+    const auto* from = static_cast<const Piece*>(src);
+    for (u64 i = lane(); i < bytes / kPieceBytes; i += kWarpSize) to[i] = from[i];
+}
+
+inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
+    const auto* from = static_cast<const Piece*>(src);
+    for (u64 i = lane(); i < bytes / kPieceBytes; i += kWarpSize) {
+        const Piece piece = from[i];
+        for (u32 k = 0; k < n; ++k) reinterpret_cast<Piece*>(dst[k])[i] = piece;
+    }
+}
+
+constexpr u32 kPieceElements = kPieceBytes / sizeof(u16);
+
+inline void add_piece(float (&sum)[kPieceElements], const void* row, u64 i) {
+    const Piece piece = static_cast<const Piece*>(row)[i];
+    u16 elements[kPieceElements];
+    __builtin_memcpy(elements, &piece, sizeof(piece));
+    for (u32 e = 0; e < kPieceElements; ++e) sum[e] += bf16_to_float(elements[e]);
+}
+
+inline void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1, u64 elements) {
+    for (u64 i = lane(); i < elements / kPieceElements; i += kWarpSize) {
+        float sum[kPieceElements] = {};
+        for (u32 k = 0; k < n; ++k) add_piece(sum, src[k], i);
+        if (bias0 != nullptr) add_piece(sum, bias0, i);
+        if (bias1 != nullptr) add_piece(sum, bias1, i);
+        u16 rounded[kPieceElements];
+        for (u32 e = 0; e < kPieceElements; ++e) rounded[e] = float_to_bf16(sum[e]);
+        Piece piece;
+        __builtin_memcpy(&piece, rounded, sizeof(piece));
+        static_cast<Piece*>(dst)[i] = piece;
+    }
+}
+
+#else
+
+inline void warp_copy(void* dst, const void* src, u64 bytes) {
+    if (lane() == 0) cpu::copy(dst, src, bytes);
+}
+
+inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool streaming) {
+    if (lane() == 0) cpu::copy_to_many(dst, n, src, bytes, streaming);
+}
+
+inline void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1, u64 elements) {
+    if (lane() == 0) cpu::sum_bf16(dst, src, n, bias0, bias1, elements);
+}
+
+#endif
+
+}  // namespace deep_ep::device

@@ -1,0 +1,96 @@
+// The CPU's vector operations, for the benchmark's baselines and for tests.
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/vector/vector.h"
+#include "device/bf16.h"
+#include "python/bindings.h"
+
+namespace deep_ep::python {
+namespace {
+
+namespace py = pybind11;
+using ReleaseGil = py::call_guard<py::gil_scoped_release>;
+
+template <class T>
+T* pointer(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+// Row by row in the order given. One fence for all of them: what a single thread needs before it says that they are
+// there.
+void copy_rows(uintptr_t dst_addresses, uintptr_t src_addresses, size_t n, size_t row_bytes, bool streaming) {
+    const auto* dst = pointer<u8* const>(dst_addresses);
+    const auto* src = pointer<const u8* const>(src_addresses);
+    if (streaming) return cpu::stream_rows(dst, src, n, row_bytes);
+    for (size_t i = 0; i < n; ++i) cpu::copy(dst[i], src[i], row_bytes);
+}
+
+void copy_row_to_many(const std::vector<uintptr_t>& dst, uintptr_t src, size_t bytes, bool streaming) {
+    const auto* addresses = reinterpret_cast<u8* const*>(dst.data());
+    cpu::copy_to_many(addresses, static_cast<unsigned>(dst.size()), pointer<const void>(src), bytes, streaming);
+}
+
+cpu::SumBf16 find_sum(const std::string& instructions) {
+    if (instructions.empty()) return cpu::sum_bf16;
+    const cpu::SumVersions versions = cpu::sum_versions();
+    for (size_t i = 0; i < versions.count; ++i) {
+        const cpu::SumVersion& version = versions.first[i];
+        if (version.instructions == instructions && version.usable) return version.sum;
+    }
+    throw std::invalid_argument("no version of the sum for " + instructions + " on this CPU");
+}
+
+void sum_row(uintptr_t dst, const std::vector<uintptr_t>& src, uintptr_t bias0, uintptr_t bias1, size_t elements,
+             const std::string& instructions) {
+    if (elements % 8 != 0) throw std::invalid_argument("elements: expected a multiple of 8");
+    find_sum(instructions)(pointer<void>(dst), reinterpret_cast<const u8* const*>(src.data()),
+                           static_cast<unsigned>(src.size()), pointer<const void>(bias0), pointer<const void>(bias1),
+                           elements);
+}
+
+std::vector<std::string> sum_instructions() {
+    std::vector<std::string> usable;
+    const cpu::SumVersions versions = cpu::sum_versions();
+    for (size_t i = 0; i < versions.count; ++i) {
+        if (versions.first[i].usable) usable.emplace_back(versions.first[i].instructions);
+    }
+    return usable;
+}
+
+void round_to_bf16(uintptr_t dst, uintptr_t src, size_t n) {
+    for (size_t i = 0; i < n; ++i) pointer<u16>(dst)[i] = float_to_bf16(pointer<const float>(src)[i]);
+}
+
+void widen_to_float(uintptr_t dst, uintptr_t src, size_t n) {
+    for (size_t i = 0; i < n; ++i) pointer<float>(dst)[i] = bf16_to_float(pointer<const u16>(src)[i]);
+}
+
+}  // namespace
+
+void bind_vector(py::module_& m) {
+    m.def("copy_rows", copy_rows, py::arg("dst_addresses"), py::arg("src_addresses"), py::arg("n"),
+          py::arg("row_bytes"), py::arg("streaming"), ReleaseGil(),
+          "Copy n rows one after the other; the addresses are arrays of n 64-bit words.");
+    m.def("copy_row_to_many", copy_row_to_many, py::arg("dst"), py::arg("src"), py::arg("bytes"), py::arg("streaming"),
+          ReleaseGil(), "Copy one row to every address of the list `dst`.");
+    m.def("sum_row", sum_row, py::arg("dst"), py::arg("src"), py::arg("bias0"), py::arg("bias1"), py::arg("elements"),
+          py::arg("instructions") = "", ReleaseGil(),
+          "Sum bfloat16 rows in list order, then the biases (0: none), in fp32, rounded once.");
+    m.def("sum_instructions", sum_instructions,
+          "The instruction sets sum_row has a version for and this CPU has, widest first.");
+    m.def("round_to_bf16", round_to_bf16, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
+          "Round n floats to nearest even.");
+    m.def("widen_to_float", widen_to_float, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
+          "Widen n bfloat16 values.");
+    m.def(
+        "pretouch", [](uintptr_t address, size_t bytes) { cpu::pretouch(pointer<void>(address), bytes); },
+        py::arg("address"), py::arg("bytes"), ReleaseGil(), "Make every page of a range present without changing it.");
+    m.attr("STREAMING_THRESHOLD") = cpu::streaming_threshold();
+}
+
+}  // namespace deep_ep::python
