@@ -1,0 +1,37 @@
+// Agents: the machinery around the kernels (copy engines, NIC queue pairs, proxy threads) as daemon fibers.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "cpu/executor/fiber.h"
+#include "cpu/executor/stacks.h"
+
+namespace deep_ep::cpu {
+
+struct Agent {
+    Agent(int id, int rank, std::string name, std::function<void()> body, void (*entry)());
+    ~Agent();
+    Agent(const Agent&) = delete;
+
+    const int id;
+    const int rank;
+    const std::string name;
+    const std::function<void()> body;
+    bool stopping = false;  // its next wait unwinds it
+    bool done = false;
+    Block block;
+    Warp warp;
+    Fiber fiber;
+    tsan::SyncPoint* added() const { return reinterpret_cast<tsan::SyncPoint*>(sync_.data()); }
+    tsan::SyncPoint* ended() const { return added() + 1; }
+
+  private:
+    Stacks stacks_;
+    Pages sync_{4096};
+};
+
+// Thrown through an agent's body to end it. Not a std::exception: a body that catches those must not swallow it.
+struct AgentStopped {};
+
+}  // namespace deep_ep::cpu

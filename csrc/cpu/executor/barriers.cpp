@@ -1,0 +1,104 @@
+// Barriers of a block, and what the end of a thread means to those who wait for it.
+#include "cpu/executor/misuse.h"
+#include "cpu/executor/scheduler.h"
+
+namespace deep_ep::cpu {
+
+namespace {
+
+// All have arrived: everybody goes on, in the order of arrival.
+void open_barrier(Barrier& barrier) {
+    Scheduler& scheduler = Scheduler::get();
+    Fiber* in_order = nullptr;
+    for (Fiber* fiber = barrier.waiting; fiber;) {
+        Fiber* const next = fiber->next;
+        fiber->next = in_order;
+        in_order = fiber;
+        fiber = next;
+    }
+    for (Fiber* fiber = in_order; fiber;) {
+        Fiber* const next = fiber->next;
+        scheduler.make_ready(fiber);
+        fiber = next;
+    }
+    barrier.waiting = nullptr;
+    barrier.arrived = 0;
+    barrier.rounds++;
+    scheduler.barriers++;
+}
+
+void check_barrier(const Block& block, const Barrier& barrier, unsigned id, unsigned threads, Site site) {
+    if (current->agent) misuse("an agent joined a barrier", site);
+    if (id >= Block::kBarriers) misuse("there is no barrier " + std::to_string(id), site);
+    if (threads == 0 && id != 0) misuse("a named barrier without a count", site);
+    if (threads % kWarpWidth != 0)
+        misuse("barrier count " + std::to_string(threads) + " is not a multiple of the warp width", site);
+    if (threads > block.grid->launch.threads)
+        misuse("barrier count " + std::to_string(threads) + " is more than the block's " +
+                   std::to_string(block.grid->launch.threads) + " threads",
+               site);
+    if (barrier.arrived && barrier.expected != threads)
+        misuse("barrier " + std::to_string(id) + " joined with count " + std::to_string(threads) +
+                   ", but opened with count " + std::to_string(barrier.expected) + " at " +
+                   to_string(barrier.opened_by),
+               site);
+}
+
+}  // namespace
+
+void barrier(unsigned id, unsigned threads, Site site) {
+    Scheduler& scheduler = Scheduler::get();
+    Fiber* self = current;
+    Block& block = *self->block;
+    Barrier& barrier = block.barriers[id % Block::kBarriers];
+    check_barrier(block, barrier, id, threads, site);
+    self->what = threads ? "barrier_sync" : "__syncthreads";
+    self->site = site;
+
+    tsan::SyncPoint* const point = kTsan ? &barrier.sync[barrier.rounds % 2] : nullptr;
+    if (barrier.arrived == 0) {
+        barrier.expected = threads;
+        barrier.opened_by = site;
+        tsan::open(point);
+    } else {
+        tsan::release(point);
+    }
+    if (++barrier.arrived == (threads ? threads : block.live)) {
+        open_barrier(barrier);
+        if (scheduler.ready().random()) yield(site.file, site.line);
+    } else {
+        self->state = State::kBarrier;
+        self->next = barrier.waiting;
+        barrier.waiting = self;
+        scheduler.suspend();
+    }
+    tsan::acquire(point);
+}
+
+void Scheduler::retire(Fiber* fiber) {
+    fiber->state = State::kDone;
+    if (fiber->agent) {
+        fiber->agent->done = true;
+        news_ = true;
+        return;
+    }
+    Warp& warp = *fiber->warp;
+    for (unsigned i = 0; i < warp.meetings_open; i++) {
+        if ((warp.meetings[i].mask >> fiber->lane) & 1)
+            misuse("a thread exits while lanes of its warp wait for it in a collective", warp.meetings[i].opened_by);
+    }
+    warp.live &= ~(1u << fiber->lane);
+    Block& block = *fiber->block;
+    block.live--;
+    Barrier& all = block.barriers[0];
+    if (all.arrived && all.expected == 0 && all.arrived == block.live) open_barrier(all);
+    if (block.live != 0) return;
+    Grid& grid = *block.grid;
+    if (--grid.live_blocks != 0) return;
+    grid.stream->finish();
+    kernels_--;
+    news_ = true;
+    if (!grid.stream->pending.empty()) to_start_.push_back(grid.stream);
+}
+
+}  // namespace deep_ep::cpu

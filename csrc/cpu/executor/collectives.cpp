@@ -1,0 +1,118 @@
+// Warp collectives: shuffles, votes, __syncwarp. Only the last one orders memory.
+#include "cpu/executor/misuse.h"
+#include "cpu/executor/scheduler.h"
+
+namespace deep_ep::cpu {
+
+namespace {
+
+const char* name_of(Collective operation) {
+    switch (operation) {
+        case Collective::kSyncWarp:
+            return "__syncwarp";
+        case Collective::kShuffle:
+            return "__shfl_sync";
+        case Collective::kBallot:
+            return "__ballot_sync";
+        case Collective::kAny:
+            return "__any_sync";
+        case Collective::kAll:
+            return "__all_sync";
+    }
+    return "?";
+}
+
+template <class Visit>
+void for_each_lane(u32 mask, Visit visit) {
+    for (; mask; mask &= mask - 1) visit(static_cast<unsigned>(__builtin_ctz(mask)));
+}
+
+// The meeting that the caller joins. Meetings whose lanes do not wait for each other may be open side by side.
+Meeting& join(Warp& warp, u32 mask, Collective operation, Site site) {
+    const u32 self = 1u << current->lane;
+    if (current->agent) misuse("an agent joined a warp collective", site);
+    if (!(mask & self)) misuse("the calling lane is not in the mask of its collective", site);
+    if (mask & ~warp.live) misuse("a collective's mask names a lane that has exited or does not exist", site);
+    Meeting* found = nullptr;
+    for (unsigned i = 0; i < warp.meetings_open; i++) {
+        Meeting& meeting = warp.meetings[i];
+        if (meeting.mask == mask) {
+            found = &meeting;
+        } else if ((meeting.mask & self) && (meeting.arrived & mask)) {
+            misuse("lanes of one warp wait for each other with different masks, the others at " +
+                       to_string(meeting.opened_by),
+                   site);
+        }
+    }
+    if (!found) {
+        found = &warp.meetings[warp.meetings_open++];
+        *found = {mask, 0, operation, site};
+    }
+    if (found->operation != operation)
+        misuse(std::string("lanes of one warp meet in ") + name_of(operation) + " and " + name_of(found->operation) +
+                   ", the others at " + to_string(found->opened_by),
+               site);
+    return *found;
+}
+
+// All lanes of the mask are here, in the same operation.
+void compute_results(Warp& warp, u32 mask, Collective operation, Site site) {
+    u32 votes = 0;
+    for_each_lane(mask, [&](unsigned lane) { votes |= u32{warp.values[lane] != 0} << lane; });
+    for_each_lane(mask, [&](unsigned lane) {
+        switch (operation) {
+            case Collective::kSyncWarp:
+                break;
+            case Collective::kShuffle:
+                if (!(mask >> warp.sources[lane] & 1)) misuse("__shfl_sync reads from a lane outside its mask", site);
+                warp.results[lane] = warp.values[warp.sources[lane]];
+                break;
+            case Collective::kBallot:
+                warp.results[lane] = votes;
+                break;
+            case Collective::kAny:
+                warp.results[lane] = votes != 0;
+                break;
+            case Collective::kAll:
+                warp.results[lane] = votes == mask;
+                break;
+        }
+    });
+}
+
+}  // namespace
+
+u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site site) {
+    Scheduler& scheduler = Scheduler::get();
+    Fiber* self = current;
+    Warp& warp = *self->warp;
+    const u32 bit = 1u << self->lane;
+    self->what = name_of(operation);
+    self->site = site;
+    Meeting& meeting = join(warp, mask, operation, site);
+    warp.values[self->lane] = value;
+    warp.sources[self->lane] = static_cast<u8>(source);
+
+    tsan::SyncPoint* point = nullptr;
+    if (kTsan && operation == Collective::kSyncWarp) {
+        const unsigned leader = __builtin_ctz(mask);
+        point = &warp.sync[leader][warp.rounds[leader] % 2];
+        meeting.arrived ? tsan::release(point) : tsan::open(point);
+    }
+    meeting.arrived |= bit;
+    if (meeting.arrived == mask) {
+        meeting = warp.meetings[--warp.meetings_open];
+        compute_results(warp, mask, operation, site);
+        warp.rounds[__builtin_ctz(mask)]++;
+        scheduler.collectives++;
+        for_each_lane(mask & ~bit, [&](unsigned lane) { scheduler.make_ready(warp.lanes[lane]); });
+        if (scheduler.ready().random()) yield(site.file, site.line);
+    } else {
+        self->state = State::kCollective;
+        scheduler.suspend();
+    }
+    if (point) tsan::acquire(point);
+    return warp.results[self->lane];
+}
+
+}  // namespace deep_ep::cpu

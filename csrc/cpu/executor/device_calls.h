@@ -1,0 +1,66 @@
+// What device/cpu calls: the executor as a CUDA thread or an agent sees it. The only header of this directory that
+// instrumented code includes; it shows no structure of the scheduler, so no sanitizer ever sees one being used.
+#pragma once
+
+#include <cstddef>
+#include <type_traits>
+
+#include "cpu/executor/config.h"
+#include "wire/types.h"
+
+namespace deep_ep::device {
+struct WaitNote;
+}
+
+namespace deep_ep::cpu {
+
+// A line of the kernel's source, for dumps and messages.
+struct Site {
+    const char* file;
+    int line;
+};
+
+constexpr u64 kForever = ~u64{0};
+
+enum class Collective : u8 { kSyncWarp, kShuffle, kBallot, kAny, kAll };
+
+// True while a memory operation may be overtaken here: random schedule, and not inside a predicate.
+extern bool memory_switches;
+
+// Another thread may run before the caller's next step.
+void switch_point(Site site);
+
+// Suspends the caller until ready(argument) is true (-> true) or the clock has passed the deadline (-> false). The
+// scheduler may call `ready` on its behalf, so it must do no more than look (and note what it saw).
+bool wait_ready(bool (*ready)(void*), void* argument, u64 deadline_ns, const device::WaitNote* note, const char* what,
+                Site site);
+
+// Named barrier `id`. threads == 0: all threads of the block that have not exited (__syncthreads).
+void barrier(unsigned id, unsigned threads, Site site);
+
+// All lanes of `mask` meet. Returns the lane's result: of a shuffle lane `source`'s value, of a vote the vote.
+u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site site);
+
+// The block's shared memory: the launch's dynamic part, and the static variable that `key` stands for.
+void* dynamic_shared();
+void* static_shared(const void* key, size_t bytes, size_t alignment, Site site);
+
+// An access that other ranks, hosts or NICs take part in must have system scope. Called for the narrower ones.
+void check_scope(const void* address, Site site);
+
+u64 now_ns();
+
+// Lets everything else that is ready run first.
+void yield(const char* file = __builtin_FILE(), int line = __builtin_LINE());
+
+// For agents: suspends the caller until ready() is true (-> true) or the clock has passed the deadline (-> false).
+template <class Ready>
+bool wait_until(Ready&& ready, const char* what, u64 deadline_ns = kForever, const char* file = __builtin_FILE(),
+                int line = __builtin_LINE()) {
+    using Function = std::remove_reference_t<Ready>;
+    auto call = [](void* function) -> bool { return (*static_cast<Function*>(function))(); };
+    void* const argument = const_cast<void*>(static_cast<const void*>(&ready));
+    return wait_ready(call, argument, deadline_ns, nullptr, what, Site{file, line});
+}
+
+}  // namespace deep_ep::cpu

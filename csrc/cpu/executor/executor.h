@@ -1,0 +1,108 @@
+// The executor as the host sees it: launches kernels, waits for them, runs ranks as threads of one process.
+//
+// There is one executor per process. Each CUDA thread is a fiber; fibers run only while some host thread waits in here:
+// whoever waits drives. Ranks of other processes are reached through shared memory alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace deep_ep::cpu {
+
+// Nothing can ever run again. The message lists who waits where, and for what.
+class DeadlockError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// A kernel broke a rule of the SIMT machine. The message names the rule and the line.
+class SimtError : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+using Entry = void (*)(const void* args);  // body of one CUDA thread
+
+struct Launch {
+    const char* name;  // must outlive the launch
+    int rank;
+    int stream;
+    unsigned blocks, threads;
+    size_t shared_bytes;  // dynamic shared memory per block
+    Entry entry;
+    const void* args;  // copied
+    size_t args_bytes;
+};
+
+struct Schedule {
+    uint64_t seed = 0;      // 0: first come, first served. Else all choices are drawn from it
+    unsigned freeze = 512;  // one wake-up in `freeze` puts a whole warp to sleep for long; 0: never
+};
+
+struct WorldStats {
+    uint64_t event_hash = 0;  // over every decision of the schedule
+    uint64_t switches = 0;    // turns given to fibers
+    uint64_t launches = 0;
+    uint64_t collectives = 0;
+    uint64_t barriers = 0;
+    uint64_t clock_jumps = 0;  // times the virtual clock went to the next deadline because nothing could run
+};
+
+class Executor {
+  public:
+    static Executor& get();
+
+    // Kernels. Launches of one (rank, stream) run one after the other, all others side by side with all blocks
+    // resident. A kernel sees what the launching thread wrote; who has waited for it sees what it wrote.
+    uint64_t launch(const Launch& launch);  // -> serial number
+    bool finished(uint64_t serial) const;
+    void synchronize(int rank, int stream);
+
+    // A host thread waits until ready() (-> true) or until the clock has passed the deadline (-> false). Any waiting
+    // thread may call ready(). The caller holds no lock that ready() or another rank's thread needs (such as the GIL).
+    bool wait(const std::function<bool()>& ready, const char* what, uint64_t deadline_ns = UINT64_MAX);
+
+    // Agents: daemon fibers that loop over cpu::wait_until. Removing one waits until it is idle, then unwinds it;
+    // a failure of the executor has dropped it already, which is not told here: destructors call this.
+    int add_agent(int rank, std::string name, std::function<void()> body);
+    void remove_agent(int id);
+
+    uint64_t random();  // the schedule's stream; 0 when first come, first served. For agents, and ranks of a world
+
+    // A world: ranks as threads of one process. One of them runs at a time; who is next is drawn from the seed. Fibers
+    // run while all rank threads wait. The clock is virtual: it jumps to the next deadline when nothing can run.
+    void world_begin(int ranks, Schedule schedule);
+    void world_enter(int rank);  // called first by each rank's thread: blocks until its turn comes
+    void world_leave(int rank);  // called last
+    WorldStats world_end(
+        bool abandon = false);  // after all have left. Runs to their end what is still running, or drops it
+    bool in_world() const;
+
+    int new_event();
+    void set_event(int id);
+    void wait_event(int id, const char* what);  // the event stays set; ids are never reused within a world
+
+    void set_schedule(Schedule schedule);  // outside a world; world_end restores it
+    uint64_t now_ns();
+    std::string last_stall() const;  // what the last jump of the clock found
+    std::string dump() const;        // who waits where now
+
+    // Memory that others access: owner's rank, or -1 for all. The exact builds refuse narrower scopes than kSystem
+    // there (unless the caller is the owner).
+    void share_memory(const void* begin, size_t bytes, int owner);
+    void unshare_memory(const void* begin);
+
+    // Called every 50 ms by a host thread that waits outside a world; what it throws leaves wait().
+    void set_interrupt_check(std::function<void()> check);
+
+    struct State;
+
+  private:
+    Executor();
+    ~Executor();
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace deep_ep::cpu

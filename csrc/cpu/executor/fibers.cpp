@@ -1,0 +1,90 @@
+// The executor from inside a fiber: giving way, waiting, shared memory, the end.
+#include "cpu/executor/misuse.h"
+#include "cpu/executor/scheduler.h"
+
+namespace deep_ep::cpu {
+
+namespace {
+
+constexpr u64 kSwitchOneIn = 4;  // memory operations of a random schedule that let others overtake
+
+}  // namespace
+
+void misuse(const std::string& message, Site site) {
+    Scheduler::get().fail(false, message + " at " + to_string(site) + " (" + describe(*current) + ")");
+    Scheduler::get().suspend_for_good();
+}
+
+void yield(const char* file, int line) {
+    Fiber* self = current;
+    self->site = {file, line};
+    self->what = "gave way";
+    Scheduler::get().make_ready(self);
+    Scheduler::get().suspend();
+}
+
+void switch_point(Site site) {
+    if (Scheduler::get().ready().draw().one_in(kSwitchOneIn)) yield(site.file, site.line);
+}
+
+u64 now_ns() { return Scheduler::get().clock.now(); }
+
+bool wait_ready(bool (*ready)(void*), void* argument, u64 deadline_ns, const device::WaitNote* note, const char* what,
+                Site site) {
+    Scheduler& scheduler = Scheduler::get();
+    Fiber* self = current;
+    auto look = [&] {
+        const bool switches = memory_switches;
+        memory_switches = false;
+        const bool result = ready(argument);
+        memory_switches = switches;
+        return result;
+    };
+    self->what = what;
+    self->site = site;
+    self->note = note;
+    self->ready = ready;
+    self->ready_argument = argument;
+    self->deadline = deadline_ns;
+    self->timed_out = false;
+    bool result = true;
+    while (!look()) {
+        self->looked_at = scheduler.progress();
+        if (self->timed_out || (deadline_ns != kForever && scheduler.clock.now() >= deadline_ns)) {
+            result = false;
+            break;
+        }
+        scheduler.poll(self);
+        scheduler.suspend();
+        if (self->agent && self->agent->stopping) throw AgentStopped{};
+        self->woken_in_vain = true;
+    }
+    self->woken_in_vain = false;
+    self->note = nullptr;
+    self->deadline = kForever;
+    return result;
+}
+
+void* dynamic_shared() { return current->block->shared; }
+
+void* static_shared(const void* key, size_t bytes, size_t alignment, Site site) {
+    Block& block = *current->block;
+    const size_t base = (block.grid->launch.shared_bytes + 127) & ~size_t{127};
+    for (unsigned i = 0; i < block.statics; i++)
+        if (block.static_table[i].key == key) return block.shared + base + block.static_table[i].offset;
+    const size_t offset = (block.statics_used + alignment - 1) & ~(alignment - 1);
+    if (block.statics == Block::kMaxStatics || offset + bytes > kMaxStaticShared)
+        misuse("more static shared memory than a block has", site);
+    block.static_table[block.statics++] = {key, offset};
+    block.statics_used = offset + bytes;
+    void* const variable = block.shared + base + offset;
+    if (kExact) raw_fill(variable, 0xA5, bytes);
+    return variable;
+}
+
+void check_scope(const void* address, Site site) {
+    if (current && Scheduler::get().memory.shared(address, rank_of(*current)))
+        misuse("an access to memory that others share needs Scope::kSystem", site);
+}
+
+}  // namespace deep_ep::cpu

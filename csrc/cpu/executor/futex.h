@@ -1,0 +1,78 @@
+// A lock and a gate for host threads, made of futexes. Not std::mutex: ThreadSanitizer intercepts that, and would then
+// take every hand-over inside the executor for an order that the kernels under test could rely on.
+#pragma once
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <climits>
+#include <cstdint>
+#include <ctime>
+
+namespace deep_ep::cpu {
+
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+inline void futex_wake(std::atomic<uint32_t>& word, int count) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+// Guards the executor. Who drives holds it for long and looks now and then whether somebody knocks.
+class Lock {
+  public:
+    void lock() {
+        uint32_t free = 0;
+        if (state_.compare_exchange_strong(free, 1, std::memory_order_acquire)) return;
+        knocking_.fetch_add(1, std::memory_order_relaxed);
+        while (state_.exchange(2, std::memory_order_acquire) != 0) futex_wait(state_, 2);
+        knocking_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    void unlock() {
+        if (state_.exchange(0, std::memory_order_release) == 2) futex_wake(state_, 1);
+    }
+    void let_others_in() {
+        if (knocking_.load(std::memory_order_relaxed) == 0) return;
+        unlock();
+        while (knocking_.load(std::memory_order_relaxed) != 0) sched_yield();
+        lock();
+    }
+
+  private:
+    std::atomic<uint32_t> state_{0};  // 0 free, 1 held, 2 held and somebody may sleep
+    std::atomic<uint32_t> knocking_{0};
+};
+
+// One thread sleeps until another opens the gate; passing closes it.
+class Gate {
+  public:
+    void open() {
+        open_.store(1, std::memory_order_release);
+        futex_wake(open_, INT_MAX);
+    }
+    void pass() {
+        while (open_.exchange(0, std::memory_order_acquire) == 0) futex_wait(open_, 0);
+    }
+
+  private:
+    std::atomic<uint32_t> open_{0};
+};
+
+inline uint64_t monotonic_ns() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1000000000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+inline void cpu_relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace deep_ep::cpu

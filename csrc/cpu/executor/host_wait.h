@@ -1,0 +1,55 @@
+// A host thread that waits, and the drive of fibers by host threads that are not ranks of a world.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "cpu/executor/futex.h"
+#include "cpu/executor/scheduler.h"
+
+namespace deep_ep::cpu {
+
+struct HostWait {
+    const std::function<bool()>& ready;
+    const char* what;
+    u64 deadline;
+
+    bool look() const { return ready(); }
+    // On behalf of another thread: what that one acquires by looking, the looker must not.
+    bool look_for_other() const {
+        tsan::Blindfold blindfold;
+        return ready();
+    }
+};
+
+// Outside a world the first thread that waits drives, the others sleep. Fibers of this process may also wait for memory
+// that other processes write, so when none can run the driver yields the core and looks again.
+class FreeThreads {
+  public:
+    FreeThreads(Lock& lock, Scheduler& scheduler) : lock_(lock), scheduler_(scheduler) {}
+
+    // With the lock held. False when the deadline came first.
+    bool wait(const HostWait& wait);
+
+    std::function<void()> interrupt_check;
+
+  private:
+    struct Sleeper {
+        const HostWait& wait;
+        std::optional<Failure> failure;
+        Gate gate;
+    };
+    void drive(Sleeper& self);
+    void wake_ready(const Sleeper& driver);
+    void fail_all();
+    void rest(u64 idle_rounds);
+
+    Lock& lock_;
+    Scheduler& scheduler_;
+    std::vector<Sleeper*> waiting_;
+    bool driving_ = false;
+    u64 last_interrupt_check_ = 0;
+};
+
+}  // namespace deep_ep::cpu

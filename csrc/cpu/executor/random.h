@@ -1,0 +1,36 @@
+// The two streams of numbers behind a replay: what the schedule draws, and what it did.
+#pragma once
+
+#include "wire/types.h"
+
+namespace deep_ep::cpu {
+
+// splitmix64 (public domain, Sebastiano Vigna): every seed gives a full-period stream.
+class Random {
+  public:
+    explicit Random(u64 seed = 0) : state_(seed * 0x9E3779B97F4A7C15ull + 0x1234567) {}
+    u64 next() {
+        u64 z = (state_ += 0x9E3779B97F4A7C15ull);
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+        return z ^ (z >> 31);
+    }
+    // Below n, with a bias far below what a schedule could notice.
+    u64 below(u64 n) { return static_cast<u64>((static_cast<unsigned __int128>(next()) * n) >> 64); }
+    bool one_in(u64 n) { return below(n) == 0; }
+
+  private:
+    u64 state_;
+};
+
+// A running hash over all decisions of a schedule: equal for equal runs.
+class EventHash {
+  public:
+    void add(u64 value) { hash_ = (hash_ ^ value) * 0x9FB21C651E98DF25ull, hash_ ^= hash_ >> 32; }
+    u64 value() const { return hash_; }
+
+  private:
+    u64 hash_ = 0xCBF29CE484222325ull;
+};
+
+}  // namespace deep_ep::cpu

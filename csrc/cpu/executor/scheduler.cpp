@@ -1,0 +1,312 @@
+#include "cpu/executor/scheduler.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "cpu/executor/builtin_variables.h"
+#include "cpu/executor/futex.h"
+
+BuiltinIndex threadIdx{0, 0, 0};
+BuiltinIndex blockIdx{0, 0, 0};
+BuiltinIndex blockDim{1, 1, 1};
+BuiltinIndex gridDim{1, 1, 1};
+
+namespace deep_ep::cpu {
+
+Fiber* current = nullptr;
+bool memory_switches = false;
+
+namespace {
+
+constexpr u64 kVirtualStart = 1000000000;  // a world's clock starts at one second: 0 stays free to mean "never"
+constexpr u64 kPollEvery = 64;             // turns: those who are always ready must not starve those who poll
+
+// What the kernel finds in threadIdx and its sisters.
+void show(const Fiber& fiber) {
+    threadIdx.x = fiber.thread;
+    blockIdx.x = fiber.block->index;
+    if (const Grid* grid = fiber.block->grid) {
+        blockDim.x = grid->launch.threads;
+        gridDim.x = grid->launch.blocks;
+    }
+}
+
+}  // namespace
+
+int rank_of(const Fiber& fiber) { return fiber.agent ? fiber.agent->rank : fiber.block->grid->launch.rank; }
+
+u64 Clock::now() const { return virtual_ ? time_ : monotonic_ns(); }
+
+void Clock::make_virtual() {
+    virtual_ = true;
+    time_ = kVirtualStart;
+}
+
+Scheduler& Scheduler::get() {
+    static Scheduler* scheduler = new Scheduler();  // outlives every thread and static destructor
+    return *scheduler;
+}
+
+Scheduler::Scheduler() = default;
+
+// First function on every fiber's stack. Nothing returns from it.
+void fiber_main() {
+    Scheduler& scheduler = Scheduler::get();
+    Fiber* self = current;
+    asan::finish_switch(nullptr, &scheduler.driver_stack_, &scheduler.driver_stack_size_);
+    if (Agent* agent = self->agent) {
+        tsan::acquire(agent->added());
+        try {
+            agent->body();
+        } catch (const AgentStopped&) {
+        } catch (const std::exception& error) {
+            scheduler.fail(false, "agent " + agent->name + " threw: " + error.what());
+        }
+        tsan::open(agent->ended());
+    } else {
+        Grid& grid = *self->block->grid;
+        Stream& stream = *grid.stream;
+        tsan::acquire(grid.args.launched());
+        tsan::acquire(stream.ended(stream.kernels - 1));
+        grid.launch.entry(grid.args.data());
+        tsan::release(stream.ended(stream.kernels));
+    }
+    scheduler.retire(self);
+    scheduler.suspend_for_good();
+}
+
+u64 Scheduler::launch(const Launch& launch) {
+    const size_t index = stream_index(launch.rank, launch.stream);
+    Stream& stream = *streams_[index];
+    const u64 serial = ++last_serial_ * kMaxStreams + index;
+    stream.enqueue(launch, serial);
+    if (!stream.running && stream.pending.size() == 1) to_start_.push_back(&stream);
+    kernels_++;
+    launches_++;
+    progress_++;
+    events_.add(static_cast<u64>(launch.rank) << 32 | static_cast<u32>(launch.stream));
+    return serial;
+}
+
+size_t Scheduler::stream_index(int rank, int number) {
+    const auto found = stream_index_.find({rank, number});
+    if (found != stream_index_.end()) return found->second;
+    if (free_streams_.empty()) {
+        if (stream_count_ == kMaxStreams) throw std::length_error("more than 4096 streams");
+        streams_[stream_count_] = std::make_unique<Stream>();
+        free_streams_.push_back(stream_count_++);
+    }
+    const size_t index = free_streams_.back();
+    free_streams_.pop_back();
+    stream_index_[{rank, number}] = index;
+    return index;
+}
+
+void Scheduler::release_streams() {
+    for (const auto& [name, index] : stream_index_) free_streams_.push_back(index);
+    stream_index_.clear();
+}
+
+bool Scheduler::finished(u64 serial) const {
+    const Stream& stream = *streams_[serial % kMaxStreams];
+    if (stream.finished.load(std::memory_order_acquire) < serial) return false;
+    if (kTsan) tsan::acquire(stream.ended(stream.running ? stream.kernels - 1 : stream.kernels));
+    return true;
+}
+
+u64 Scheduler::last_launch(int rank, int stream) const {
+    auto found = stream_index_.find({rank, stream});
+    return found == stream_index_.end() ? 0 : streams_[found->second]->last_enqueued;
+}
+
+Agent* Scheduler::add_agent(int rank, std::string name, std::function<void()> body) {
+    agents_.push_back(std::make_unique<Agent>(++last_agent_, rank, std::move(name), std::move(body), fiber_main));
+    ready_.push(&agents_.back()->fiber);
+    return agents_.back().get();
+}
+
+Agent* Scheduler::agent(int id) const {
+    for (const auto& agent : agents_)
+        if (agent->id == id) return agent.get();
+    return nullptr;
+}
+
+bool Scheduler::idle(const Agent& agent) const {
+    return agent.fiber.state == State::kPolling && !agent.fiber.ready(agent.fiber.ready_argument);
+}
+
+void Scheduler::stop(Agent& agent) {
+    agent.stopping = true;
+    agent.warp.frozen_until = 0;
+    auto found = std::find(polling_.begin(), polling_.end(), &agent.fiber);
+    if (found == polling_.end()) return;
+    polling_.erase(found);
+    ready_.push(&agent.fiber);
+}
+
+void Scheduler::remove(Agent& agent) {
+    tsan::acquire(agent.ended());
+    auto is_it = [&](const std::unique_ptr<Agent>& other) { return other.get() == &agent; };
+    agents_.erase(std::find_if(agents_.begin(), agents_.end(), is_it));
+}
+
+void Scheduler::stop_all_agents() {
+    for (auto& agent : agents_) stop(*agent);
+    auto running = [](const std::unique_ptr<Agent>& agent) { return !agent->done; };
+    while (std::any_of(agents_.begin(), agents_.end(), running) && step()) {
+    }
+    agents_.clear();
+}
+
+bool Scheduler::step() {
+    if (!to_start_.empty()) start_launches();
+    Fiber* fiber = choose();
+    if (!fiber) return false;
+    resume(fiber);
+    return true;
+}
+
+void Scheduler::start_launches() {
+    for (Stream* stream : to_start_) {
+        stream->start(fiber_main);
+        const size_t fibers = size_t{stream->grid.launch.blocks} * stream->grid.launch.threads;
+        for (size_t i = 0; i < fibers; i++) ready_.push(&stream->grid.fibers[i]);
+    }
+    to_start_.clear();
+}
+
+Fiber* Scheduler::choose() {
+    if (ready_.random()) return choose_random();
+    if (ready_.turns() % kPollEvery == 0) poll_all();
+    if (Fiber* fiber = ready_.pop()) return fiber;
+    poll_all();
+    return ready_.pop();
+}
+
+void Scheduler::poll_all() {
+    size_t kept = 0;
+    for (Fiber* fiber : polling_) {
+        if (may_proceed(fiber))
+            ready_.push(fiber);
+        else
+            polling_[kept++] = fiber;
+    }
+    polling_.resize(kept);
+}
+
+Fiber* Scheduler::choose_random() {
+    auto take = [&](size_t i) -> Fiber* {
+        Fiber* fiber = polling_[i];
+        if (ready_.frozen(fiber) || !may_proceed(fiber)) return nullptr;
+        polling_[i] = polling_.back();
+        polling_.pop_back();
+        return fiber;
+    };
+    do {
+        if (!polling_.empty() && ready_.draw().one_in(4))
+            if (Fiber* fiber = take(ready_.draw().below(polling_.size()))) return fiber;
+        if (Fiber* fiber = ready_.pop()) return fiber;
+        const size_t count = polling_.size();
+        const size_t start = count ? ready_.draw().below(count) : 0;
+        for (size_t i = 0; i < count; i++)
+            if (Fiber* fiber = take((start + i) % count)) return fiber;
+    } while (ready_.thaw_one(polling_));
+    return nullptr;
+}
+
+// Looks on the fiber's behalf, which costs no switch. Under ThreadSanitizer it must look itself: what it acquires by
+// looking is its own.
+bool Scheduler::may_proceed(Fiber* fiber) {
+    if (fiber->deadline != kForever && fiber->deadline <= clock.now()) return fiber->timed_out = true;
+    if (fiber->looked_at == progress_) return false;
+    if (kTsan) return true;
+    show(*fiber);
+    current = fiber;
+    const bool ready = fiber->ready(fiber->ready_argument);
+    current = nullptr;
+    if (!ready) fiber->looked_at = progress_;
+    return ready;
+}
+
+void Scheduler::resume(Fiber* fiber) {
+    show(*fiber);
+    current = fiber;
+    memory_switches = ready_.random();
+    switches_++;
+    void* const host = tsan::current_fiber();
+    void* fake_stack = nullptr;
+    asan::start_switch(&fake_stack, fiber->stack_low, fiber->stack_size);
+    tsan::switch_to(fiber->tsan_fiber);
+    context_switch(driver_, fiber->context);
+    tsan::switch_to(host);
+    asan::finish_switch(fake_stack, nullptr, nullptr);
+    memory_switches = false;
+    current = nullptr;
+    if (!std::exchange(fiber->woken_in_vain, false)) progress_++;
+    record(*fiber);
+}
+
+void Scheduler::record(const Fiber& fiber) {
+    events_.add(fiber.agent ? static_cast<u64>(fiber.agent->id - first_agent_) << 32
+                            : (fiber.block->grid->serial / kMaxStreams - first_serial_) << 32 | fiber.block->index);
+    events_.add(u64{fiber.thread} << 8 | static_cast<u64>(fiber.state));
+}
+
+void Scheduler::suspend() {
+    Fiber* self = current;
+    asan::start_switch(&self->asan_fake_stack, driver_stack_, driver_stack_size_);
+    context_switch(self->context, driver_);
+    asan::finish_switch(self->asan_fake_stack, &driver_stack_, &driver_stack_size_);
+}
+
+void Scheduler::suspend_for_good() {
+    asan::start_switch(nullptr, driver_stack_, driver_stack_size_);
+    context_switch(current->context, driver_);
+    __builtin_unreachable();
+}
+
+void Scheduler::poll(Fiber* fiber) {
+    fiber->state = State::kPolling;
+    polling_.push_back(fiber);
+}
+
+u64 Scheduler::earliest_deadline() const {
+    u64 earliest = kForever;
+    for (const Fiber* fiber : polling_) earliest = std::min(earliest, fiber->deadline);
+    return earliest;
+}
+
+void Scheduler::fail(bool deadlock, std::string message) {
+    if (!failure_) failure_ = Failure{deadlock, std::move(message)};
+}
+
+void Scheduler::abandon() {
+    ready_.clear();
+    polling_.clear();
+    to_start_.clear();
+    for_each_stream([](Stream& stream) { stream.abandon(); });
+    agents_.clear();
+    kernels_ = 0;
+    news_ = true;
+    progress_++;
+    failure_.reset();
+}
+
+void Scheduler::begin_recording() {
+    events_ = EventHash();
+    switches_ = launches_ = collectives = barriers = 0;
+    first_serial_ = last_serial_;
+    first_agent_ = last_agent_;
+}
+
+WorldStats Scheduler::stats() const {
+    WorldStats stats;
+    stats.event_hash = events_.value();
+    stats.switches = switches_;
+    stats.launches = launches_;
+    stats.collectives = collectives;
+    stats.barriers = barriers;
+    return stats;
+}
+
+}  // namespace deep_ep::cpu

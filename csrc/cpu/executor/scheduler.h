@@ -1,0 +1,142 @@
+// Gives fibers their turns. Knows nothing of host threads: whoever holds the executor's lock calls step().
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/executor/agents.h"
+#include "cpu/executor/executor.h"
+#include "cpu/executor/fiber.h"
+#include "cpu/executor/memory_map.h"
+#include "cpu/executor/random.h"
+#include "cpu/executor/ready_queue.h"
+#include "cpu/executor/streams.h"
+
+namespace deep_ep::cpu {
+
+// Why everything stopped.
+struct Failure {
+    bool deadlock;  // else a broken rule
+    std::string message;
+    [[noreturn]] void raise() const {
+        if (deadlock) throw DeadlockError(message);
+        throw SimtError(message);
+    }
+};
+
+// Real time, or a world's own, which stands still until nothing can run.
+class Clock {
+  public:
+    u64 now() const;
+    bool is_virtual() const { return virtual_; }
+    void make_virtual();
+    void make_real() { virtual_ = false; }
+    void jump(u64 to) { time_ = to; }
+
+  private:
+    bool virtual_ = false;
+    u64 time_ = 0;
+};
+
+class Scheduler {
+  public:
+    static Scheduler& get();
+
+    u64 launch(const Launch& launch);
+    bool finished(u64 serial) const;  // needs no lock
+    u64 last_launch(int rank, int stream) const;
+    void release_streams();  // all idle ones, with their warm stacks, to whoever comes next
+    Agent* add_agent(int rank, std::string name, std::function<void()> body);
+    Agent* agent(int id) const;  // null once removed
+    bool idle(const Agent& agent) const;
+    void stop(Agent& agent);
+    void remove(Agent& agent);  // after it is done
+    void stop_all_agents();     // idle or not
+
+    // One turn of one fiber. False when none can run now.
+    bool step();
+    // Predicates are looked at once per change of the world; this says that something outside may have changed.
+    void look_again() { progress_++; }
+    // Since the last call: did a kernel or an agent end?
+    bool take_news() { return std::exchange(news_, false); }
+    bool kernels_running() const { return kernels_ != 0; }
+    // Only barriers and collectives are waited for: nobody can end that, in this process or another.
+    bool stuck() const { return kernels_ != 0 && polling_.empty(); }
+    u64 earliest_deadline() const;
+
+    const std::optional<Failure>& failure() const { return failure_; }
+    void fail(bool deadlock, std::string message);
+    void abandon();  // drops all kernels and agents where they stand; forgets the failure
+
+    // For fibers.
+    void suspend();
+    [[noreturn]] void suspend_for_good();
+    void make_ready(Fiber* fiber) { ready_.push(fiber); }
+    void poll(Fiber* fiber);
+    void retire(Fiber* fiber);
+    u64 progress() const { return progress_; }
+
+    ReadyQueue& ready() { return ready_; }
+    void begin_recording();
+    WorldStats stats() const;
+    EventHash& events() { return events_; }
+
+    Clock clock;
+    MemoryMap memory;
+    u64 collectives = 0, barriers = 0;
+
+    template <class Visit>
+    void for_each_stream(Visit visit) const {
+        for (size_t i = 0; i < stream_count_; i++) visit(*streams_[i]);
+    }
+    const std::vector<std::unique_ptr<Agent>>& agents() const { return agents_; }
+
+  private:
+    Scheduler();
+    size_t stream_index(int rank, int number);
+    void start_launches();
+    Fiber* choose();
+    Fiber* choose_random();
+    void poll_all();
+    bool may_proceed(Fiber* fiber);
+    void resume(Fiber* fiber);
+    void record(const Fiber& fiber);
+
+    ReadyQueue ready_;
+    std::vector<Fiber*> polling_;
+    // By the index that a serial carries. Never moved or dropped: finished() looks without a lock. Serials only grow,
+    // so one of a stream's earlier life counts as finished.
+    static constexpr size_t kMaxStreams = 4096;
+    std::unique_ptr<Stream> streams_[kMaxStreams];
+    size_t stream_count_ = 0;
+    std::map<std::pair<int, int>, size_t> stream_index_;
+    std::vector<size_t> free_streams_;
+    std::vector<Stream*> to_start_;
+    std::vector<std::unique_ptr<Agent>> agents_;
+    int last_agent_ = 0, first_agent_ = 0;  // first: since recording began
+    u64 last_serial_ = 0, first_serial_ = 0;
+    size_t kernels_ = 0;  // running or pending
+    u64 progress_ = 0;
+    bool news_ = false;
+    std::optional<Failure> failure_;
+
+    Context driver_;  // the host thread that drives, while a fiber runs
+    const void* driver_stack_ = nullptr;
+    size_t driver_stack_size_ = 0;
+
+    EventHash events_;
+    u64 switches_ = 0, launches_ = 0;
+
+    friend void fiber_main();  // finishes the switch that resume() began
+};
+
+// The fiber that runs or on whose behalf a predicate is looked at; null while the scheduler itself runs.
+extern Fiber* current;
+
+int rank_of(const Fiber& fiber);
+
+}  // namespace deep_ep::cpu

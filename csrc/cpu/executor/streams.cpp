@@ -1,0 +1,107 @@
+#include "cpu/executor/streams.h"
+
+#include <utility>
+
+namespace deep_ep::cpu {
+
+void Stream::enqueue(const Launch& launch, u64 serial) {
+    PendingLaunch pending_launch{launch, serial, {}};
+    if (!free_args_.empty()) {
+        pending_launch.args = std::move(free_args_.back());
+        free_args_.pop_back();
+    }
+    raw_copy(pending_launch.args.data(), launch.args, launch.args_bytes);
+    tsan::open(pending_launch.args.launched());
+    pending.push_back(std::move(pending_launch));
+    last_enqueued = serial;
+}
+
+void Stream::start(void (*entry)()) {
+    PendingLaunch& next = pending.front();
+    grid.launch = next.launch;
+    grid.serial = next.serial;
+    std::swap(grid.args, next.args);
+    free_args_.push_back(std::move(next.args));
+    pending.pop_front();
+    running = true;
+    kernels++;
+
+    set_up_blocks();
+    set_up_fibers(entry);
+    if (kTsan) set_up_sync_points();
+}
+
+void Stream::set_up_blocks() {
+    const Launch& launch = grid.launch;
+    grid.live_blocks = launch.blocks;
+    grid.blocks.assign(launch.blocks, Block{});
+    const size_t pitch = ((launch.shared_bytes + 127) & ~size_t{127}) + kMaxStaticShared;
+    if (shared_.size() < pitch * launch.blocks) shared_ = Pages(pitch * launch.blocks);
+    for (unsigned b = 0; b < launch.blocks; b++) {
+        Block& block = grid.blocks[b];
+        block.grid = &grid;
+        block.index = b;
+        block.live = launch.threads;
+        block.shared = shared_.data() + b * pitch;
+        if (kExact) raw_fill(block.shared, 0xA5, launch.shared_bytes);  // who reads before writing shall notice
+    }
+}
+
+void Stream::set_up_fibers(void (*entry)()) {
+    const unsigned threads = grid.launch.threads;
+    const unsigned warps_per_block = (threads + kWarpWidth - 1) / kWarpWidth;
+    const size_t total = size_t{grid.launch.blocks} * threads;
+    grid.warps.assign(size_t{grid.launch.blocks} * warps_per_block, Warp{});
+    if (grid.fibers.size() < total) grid.fibers.resize(total);
+    stacks_.reserve(total);
+    while (kTsan && tsan_fibers_.size() < total) tsan_fibers_.push_back(tsan::create_fiber());
+    for (size_t i = 0; i < total; i++) {
+        Fiber& fiber = grid.fibers[i];
+        fiber = Fiber{};
+        fiber.thread = static_cast<u32>(i % threads);
+        fiber.lane = fiber.thread % kWarpWidth;
+        fiber.block = &grid.blocks[i / threads];
+        fiber.warp = &grid.warps[i / threads * warps_per_block + fiber.thread / kWarpWidth];
+        fiber.warp->live |= 1u << fiber.lane;
+        fiber.warp->lanes[fiber.lane] = &fiber;
+        fiber.stack_low = stacks_.low(i);
+        fiber.stack_size = stacks_.size(i);
+        if (kTsan) fiber.tsan_fiber = tsan_fibers_[i];
+        context_init(fiber.context, fiber.stack_low, fiber.stack_size, entry);
+    }
+}
+
+void Stream::set_up_sync_points() {
+    const size_t count = 2 * (grid.blocks.size() * Block::kBarriers + grid.warps.size() * kWarpWidth);
+    if (sync_points_.size() < count * sizeof(tsan::SyncPoint)) sync_points_ = Pages(count * sizeof(tsan::SyncPoint));
+    auto* pair = reinterpret_cast<tsan::SyncPoint(*)[2]>(sync_points_.data());
+    for (Block& block : grid.blocks)
+        for (Barrier& barrier : block.barriers) barrier.sync = *pair++;
+    for (Warp& warp : grid.warps) {
+        warp.sync = pair;
+        pair += kWarpWidth;
+    }
+}
+
+void Stream::finish() {
+    running = false;
+    finished.store(grid.serial, std::memory_order_release);
+}
+
+void Stream::abandon() {
+    for (PendingLaunch& launch : pending) free_args_.push_back(std::move(launch.args));
+    pending.clear();
+    if (running) {
+        forget_fibers();
+        stacks_.forget();
+    }
+    running = false;
+    finished.store(last_enqueued, std::memory_order_release);
+}
+
+void Stream::forget_fibers() {
+    for (void* fiber : tsan_fibers_) tsan::destroy_fiber(fiber);
+    tsan_fibers_.clear();
+}
+
+}  // namespace deep_ep::cpu

@@ -1,0 +1,87 @@
+// Streams, and the memory of the kernel that runs in each. A stream runs one kernel at a time, so it owns one set of
+// fibers, stacks and shared memory and uses it again for every launch: a warm launch allocates nothing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "cpu/executor/executor.h"
+#include "cpu/executor/fiber.h"
+#include "cpu/executor/stacks.h"
+
+namespace deep_ep::cpu {
+
+struct Stream;
+
+constexpr size_t kMaxArgsBytes = 4096 - 64;    // about CUDA's own limit on a kernel's parameters
+constexpr size_t kMaxStaticShared = 48 << 10;  // CUDA's
+
+// A launch's arguments, in memory of its own: kernels read them while the next launch is being prepared.
+class Args {
+  public:
+    Args() : pages_(4096) {}
+    char* data() const { return pages_.data() + 64; }
+    tsan::SyncPoint* launched() const { return reinterpret_cast<tsan::SyncPoint*>(pages_.data()); }
+
+  private:
+    Pages pages_;
+};
+
+struct PendingLaunch {
+    Launch launch;
+    u64 serial;
+    Args args;
+};
+
+// A kernel that runs, or the room for it.
+struct Grid {
+    Stream* stream = nullptr;
+    Launch launch{};
+    u64 serial = 0;
+    Args args;
+    unsigned live_blocks = 0;
+    std::vector<Block> blocks;
+    std::vector<Warp> warps;
+    std::vector<Fiber> fibers;
+};
+
+struct Stream {
+    Stream() { grid.stream = this; }
+    ~Stream() { forget_fibers(); }
+
+    void enqueue(const Launch& launch, u64 serial);
+    // Makes the oldest pending launch the running one; its fibers are then to be queued.
+    void start(void (*entry)());
+    void finish();
+    // Drops whatever is pending or running, without unwinding. Abandoned stacks are poisoned ground for the sanitizers.
+    void abandon();
+
+    bool running = false;
+    std::atomic<u64> finished{0};  // serial of the last launch that has ended
+    u64 last_enqueued = 0;
+    std::deque<PendingLaunch> pending;
+    Grid grid;
+
+    // Kernel k's end comes before kernel k+1's start. Two points by turns: a thread of kernel k that starts late must
+    // not come after one of its own kernel that has ended early.
+    tsan::SyncPoint* ended(u64 kernel) const { return reinterpret_cast<tsan::SyncPoint*>(ended_.data()) + kernel % 2; }
+    u64 kernels = 0;  // started so far
+
+  private:
+    void set_up_blocks();
+    void set_up_fibers(void (*entry)());
+    void set_up_sync_points();
+    void forget_fibers();
+
+    std::vector<Args> free_args_;
+    Stacks stacks_;
+    Pages shared_;
+    Pages ended_{4096};
+    Pages sync_points_;  // of barriers and warps
+    size_t shared_pitch_ = 0;
+    std::vector<void*> tsan_fibers_;  // kept like the stacks: their clocks only know this stream's earlier kernels
+};
+
+}  // namespace deep_ep::cpu

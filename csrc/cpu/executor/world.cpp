@@ -1,0 +1,186 @@
+#include "cpu/executor/world.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "cpu/executor/dump.h"
+
+namespace deep_ep::cpu {
+
+namespace {
+
+constexpr u64 kLookEvery = 32;  // turns between looks at what host threads wait for
+
+thread_local int my_rank = -1;  // of the calling host thread; never read on a fiber
+
+}  // namespace
+
+void World::begin(int ranks, Schedule schedule) {
+    if (open_) throw std::logic_error("a world is open already");
+    if (scheduler_.kernels_running()) throw std::logic_error("kernels are running: a world starts with none");
+    if (ranks < 1) throw std::invalid_argument("a world has at least one rank");
+    open_ = true;
+    threads_.clear();
+    for (int i = 0; i < ranks; i++) threads_.push_back(std::make_unique<RankThread>());
+    entered_ = 0;
+    failure_.reset();
+    clock_jumps_ = 0;
+    last_stall_.clear();
+    outer_schedule_ = scheduler_.ready().schedule();
+    scheduler_.ready().set_schedule(schedule);
+    scheduler_.clock.make_virtual();
+    scheduler_.begin_recording();
+}
+
+void World::enter(int rank) {
+    if (!open_ || rank < 0 || rank >= static_cast<int>(threads_.size())) throw std::logic_error("no such rank here");
+    RankThread& thread = *threads_[rank];
+    if (thread.state != RankThread::State::kAbsent) throw std::logic_error("this rank has entered already");
+    my_rank = rank;
+    thread.state = RankThread::State::kStarting;
+    // Threads come in any order, so nothing is drawn before all are here.
+    if (++entered_ == threads_.size()) {
+        for (auto& each : threads_) hold_back(*each);
+        pass_baton();
+    }
+    take_baton(rank);
+}
+
+void World::leave(int rank) {
+    threads_[rank]->state = RankThread::State::kLeft;
+    my_rank = -1;
+    pass_baton();
+}
+
+bool World::wait(const HostWait& wait) {
+    if (my_rank < 0) throw std::logic_error("a thread that is not a rank's waits inside a world");
+    if (failure_) failure_->raise();
+    // First come, first served needs no change of hands here; a random schedule may use any wait for one.
+    if (!scheduler_.ready().random() && wait.look()) return true;
+    RankThread& self = *threads_[my_rank];
+    self.wait = &wait;
+    self.state = RankThread::State::kWaiting;
+    hold_back(self);
+    scheduler_.look_again();  // this thread may have written what a fiber waits for
+    pass_baton();
+    take_baton(my_rank);
+    if (failure_) failure_->raise();
+    return wait.look();  // again, and this time for itself; false: its deadline has come
+}
+
+void World::take_baton(int rank) {
+    RankThread& self = *threads_[rank];
+    lock_.unlock();
+    self.gate.pass();
+    lock_.lock();
+}
+
+// Decides who is next. The caller drives the fibers as long as nobody is.
+void World::pass_baton() {
+    std::vector<RankThread*> able;
+    for (;;) {
+        RankThread* held_back = nullptr;  // the one to be let go first
+        able.clear();
+        bool all_left = true;
+        for (auto& thread : threads_) {
+            all_left &= thread->state == RankThread::State::kLeft;
+            if (!can_go_on(*thread)) continue;
+            if (thread->not_before <= scheduler_.ready().turns())
+                able.push_back(thread.get());
+            else if (!held_back || thread->not_before < held_back->not_before)
+                held_back = thread.get();
+        }
+        if (all_left) return;
+        if (!able.empty()) {
+            Random& draw = scheduler_.ready().draw();
+            const size_t i = scheduler_.ready().random() ? draw.below(able.size()) : 0;
+            able[i]->state = RankThread::State::kRunning;
+            scheduler_.events().add(~static_cast<u64>(i));
+            able[i]->gate.open();
+            return;
+        }
+        if (drive()) continue;
+        if (held_back)
+            held_back->not_before = 0;
+        else
+            stall();
+    }
+}
+
+bool World::can_go_on(const RankThread& thread) const {
+    if (thread.state == RankThread::State::kStarting) return true;
+    if (thread.state != RankThread::State::kWaiting) return false;
+    return failure_ || thread.wait->deadline <= scheduler_.clock.now() || thread.wait->look_for_other();
+}
+
+// Half of the waits end as soon as they can. The others last up to some thousand turns longer, so that now and then a
+// rank comes late while its peers' kernels run ahead.
+void World::hold_back(RankThread& thread) {
+    thread.not_before = 0;
+    if (!scheduler_.ready().random()) return;
+    Random& draw = scheduler_.ready().draw();
+    if (draw.one_in(2)) return;
+    thread.not_before = scheduler_.ready().turns() + draw.below(u64{1} << draw.below(14));
+}
+
+bool World::drive() {
+    bool ran = false;
+    for (u64 turn = 0; turn < kLookEvery; turn++) {
+        if (!scheduler_.step()) break;
+        ran = true;
+        if (scheduler_.take_news() || scheduler_.failure()) break;
+    }
+    if (scheduler_.failure()) die();
+    return ran;
+}
+
+// Nothing can run, nobody is able to go on: time passes, or it is over.
+void World::stall() {
+    u64 next = scheduler_.earliest_deadline();
+    for (auto& thread : threads_)
+        if (thread->state == RankThread::State::kWaiting) next = std::min(next, thread->wait->deadline);
+    if (next == kForever) {
+        scheduler_.fail(true, "deadlock: no thread can ever run again\n" + dump());
+        die();
+        return;
+    }
+    last_stall_ = dump();
+    clock_jumps_++;
+    scheduler_.events().add(next);
+    scheduler_.clock.jump(next);
+}
+
+void World::die() {
+    failure_ = scheduler_.failure();
+    scheduler_.abandon();
+}
+
+WorldStats World::end(bool abandon) {
+    if (!open_) throw std::logic_error("no world is open");
+    const bool failed_before = failure_.has_value();
+    // The last kernels may still run, as on a GPU after the last launch.
+    while (!abandon && !failure_ && scheduler_.kernels_running())
+        if (!drive()) stall();
+    if (!abandon && !failure_) scheduler_.stop_all_agents();
+    scheduler_.abandon();
+    scheduler_.release_streams();
+    WorldStats stats = scheduler_.stats();
+    stats.clock_jumps = clock_jumps_;
+    open_ = false;
+    scheduler_.clock.make_real();
+    scheduler_.ready().set_schedule(outer_schedule_);
+    if (!abandon && !failed_before && failure_) failure_->raise();  // no rank was left to be told
+    return stats;
+}
+
+std::string World::dump() const {
+    std::string text;
+    for (size_t rank = 0; rank < threads_.size(); rank++) {
+        const RankThread& thread = *threads_[rank];
+        if (thread.state == RankThread::State::kWaiting)
+            text += "  rank " + std::to_string(rank) + ", host: waits: " + thread.wait->what + "\n";
+    }
+    return text + dump_fibers(scheduler_);
+}
+
+}  // namespace deep_ep::cpu

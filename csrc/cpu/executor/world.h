@@ -1,0 +1,58 @@
+// Ranks as threads of one process. One of them runs at a time and passes the baton on when it waits; fibers run only
+// while all wait; the clock stands still until nothing can run. So what happens is a function of the seed.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/executor/host_wait.h"
+
+namespace deep_ep::cpu {
+
+class World {
+  public:
+    World(Lock& lock, Scheduler& scheduler) : lock_(lock), scheduler_(scheduler) {}
+
+    // All with the lock held, which is given up while a thread waits for the baton.
+    void begin(int ranks, Schedule schedule);
+    void enter(int rank);
+    void leave(int rank);
+    WorldStats end(bool abandon);
+    bool wait(const HostWait& wait);
+
+    bool open() const { return open_; }
+    std::string dump() const;
+    const std::string& last_stall() const { return last_stall_; }
+
+  private:
+    struct RankThread {
+        enum class State { kAbsent, kStarting, kWaiting, kRunning, kLeft };
+        State state = State::kAbsent;
+        const HostWait* wait = nullptr;
+        u64 not_before = 0;  // turns: a thread may be held back while the others go on
+        Gate gate;
+    };
+
+    void take_baton(int rank);
+    void pass_baton();
+    bool can_go_on(const RankThread& thread) const;
+    void hold_back(RankThread& thread);
+    // Gives fibers turns until something may have changed for a host thread. False when nothing could run.
+    bool drive();
+    void stall();
+    void die();
+
+    Lock& lock_;
+    Scheduler& scheduler_;
+    bool open_ = false;
+    std::vector<std::unique_ptr<RankThread>> threads_;
+    size_t entered_ = 0;
+    std::optional<Failure> failure_;  // every wait in this world ends with it
+    Schedule outer_schedule_;
+    u64 clock_jumps_ = 0;
+    std::string last_stall_;
+};
+
+}  // namespace deep_ep::cpu

@@ -1,0 +1,9 @@
+// The CPU's body of device.h: CUDA threads are fibers of the executor.
+#pragma once
+
+#include "device/cpu/builtins.h"
+#include "device/cpu/memory.h"
+#include "device/cpu/shared.h"
+#include "device/cpu/wait.h"
+
+#include "device/cpu/copy.h"

@@ -1,0 +1,84 @@
+// Loads, stores and atomics with an order and a scope. The scope is only checked: on a CPU all are the same
+// instruction. Under a random schedule each of these is a place where another thread may come first.
+#pragma once
+
+#include "cpu/executor/device_calls.h"
+#include "wire/types.h"
+
+namespace deep_ep::device {
+
+enum class Scope;
+
+namespace detail {
+
+template <Scope S>
+void before_access(const void* address, const char* file, int line) {
+    if (cpu::kExact && S != Scope::kSystem) cpu::check_scope(address, {file, line});
+    if (__builtin_expect(cpu::memory_switches, 0)) cpu::switch_point({file, line});
+}
+
+}  // namespace detail
+
+#define DEEP_EP_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+template <Scope S, class T>
+T load_relaxed(const T* address, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
+
+template <Scope S, class T>
+T load_acquire(const T* address, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    return __atomic_load_n(address, __ATOMIC_ACQUIRE);
+}
+
+template <class T>
+struct SameType {
+    using Type = T;
+};
+
+template <Scope S, class T>
+void store_relaxed(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    __atomic_store_n(address, value, __ATOMIC_RELAXED);
+}
+
+template <Scope S, class T>
+void store_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    __atomic_store_n(address, value, __ATOMIC_RELEASE);
+}
+
+template <Scope S, class T>
+T add_relaxed(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+
+template <Scope S, class T>
+T add_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    return __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
+}
+
+template <Scope S, class T>
+T add_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
+
+template <Scope S, class T>
+T cas_acq_rel(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return expected;
+}
+
+#undef DEEP_EP_HERE
+
+inline void barrier_sync(u32 id, u32 threads, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    cpu::barrier(id, threads, {file, line});
+}
+
+}  // namespace deep_ep::device

@@ -1,0 +1,236 @@
+"""Ranks as threads of one process, scheduled from a seed: `run_ranks`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .native import C
+
+DEFAULT_FREEZE = 512
+
+
+class PeerFailed(RuntimeError):
+    """A collective of a `ThreadGroup` can never complete, because another rank's function has raised.
+
+    Attributes
+    ----------
+    rank : int
+        The rank whose function raised.
+    """
+
+    def __init__(self, rank: int, what: str) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank} failed before it reached {what}")
+
+
+class RankResults(list):
+    """What `run_ranks` returns: each rank's result, by rank.
+
+    Attributes
+    ----------
+    event_hash : int
+        Hash of every decision of the schedule: equal for equal runs.
+    stats : dict of str to int
+        What the executor counted: switches, launches, collectives, barriers, clock_jumps.
+    """
+
+    def __init__(self, results: list[Any], stats: dict[str, int]) -> None:
+        super().__init__(results)
+        self.stats = stats
+        self.event_hash = stats["event_hash"]
+
+
+@dataclass
+class _Meeting:
+    """One collective of the group, from the first rank's arrival on."""
+
+    kind: str
+    event: int
+    values: list[Any]
+    arrived: int = 0
+    left: int = 0
+
+
+@dataclass
+class _World:
+    """What the ranks share. One rank's thread runs at a time and only native waits switch, so nothing is locked."""
+
+    size: int
+    meetings: dict[int, _Meeting] = field(default_factory=dict)
+    failed: int | None = None
+
+    def meet(self, rank: int, number: int, kind: str, value: Any) -> list[Any]:
+        what = f"{kind}, collective {number}"
+        meeting = self.meetings.get(number)
+        if meeting is None:
+            meeting = self.meetings[number] = _Meeting(kind, C.executor.new_event(), [None] * self.size)
+        if meeting.kind != kind:
+            raise RuntimeError(f"rank {rank} calls {kind}, another rank {meeting.kind}, as collective {number}")
+        meeting.values[rank] = value
+        meeting.arrived += 1
+        if meeting.arrived == self.size:
+            C.executor.set_event(meeting.event)
+        elif self.failed is not None:
+            raise PeerFailed(self.failed, what)
+        C.executor.wait_event(meeting.event, what)
+        if meeting.arrived != self.size:
+            assert self.failed is not None
+            raise PeerFailed(self.failed, what)
+        meeting.left += 1
+        if meeting.left == self.size:
+            del self.meetings[number]
+        return meeting.values
+
+    def fail(self, rank: int) -> None:
+        """Let nobody wait for a rank that will not come."""
+        if self.failed is None:
+            self.failed = rank
+        for meeting in self.meetings.values():
+            if meeting.arrived != self.size:
+                C.executor.set_event(meeting.event)
+
+
+class ThreadGroup:
+    """The process group of ranks that are threads. Objects are passed by reference.
+
+    `run_ranks` makes one per rank. Every method but `rank` and `size` is collective.
+    """
+
+    def __init__(self, world: _World, rank: int) -> None:
+        self._world = world
+        self._rank = rank
+        self._collectives = 0
+
+    def rank(self) -> int:
+        """Return the caller's rank."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._world.size
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return every rank's object, by rank."""
+        return list(self._meet("all_gather_object", obj))
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of rank `src`."""
+        return self._meet("broadcast_object", obj)[src]
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self._meet("barrier", None)
+
+    def _meet(self, kind: str, value: Any) -> list[Any]:
+        self._collectives += 1
+        return self._world.meet(self._rank, self._collectives, kind, value)
+
+
+def run_ranks(
+    n: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    seed: int = 0,
+    freeze: int = DEFAULT_FREEZE,
+    **kwargs: Any,
+) -> RankResults:
+    """Run `fn(group, *args, **kwargs)` on `n` ranks that are threads of this process.
+
+    One rank's thread runs at a time; kernels run while all of them wait. Which thread or which kernel's thread is next
+    is drawn from the seed, so a run can be repeated exactly. The clock is virtual: when nothing can run it jumps to the
+    next deadline, so a timeout takes no time. A deadlock is detected and told.
+
+    Parameters
+    ----------
+    n : int
+        Number of ranks.
+    fn : callable
+        Called on each rank's thread with a `ThreadGroup` first. It must be deterministic and must not start threads
+        that use the library; torch's global random numbers are seeded with `seed` for the run.
+    *args, **kwargs
+        Passed on. The same objects to every rank.
+    seed : int
+        0: first come, first served. Anything else: a random schedule. The environment variable `DEEP_EP_SEED`
+        replaces it, to replay a failure.
+    freeze : int
+        In a random schedule, one wake-up in `freeze` puts a whole warp to sleep for long. 0: never.
+
+    Returns
+    -------
+    RankResults
+        Results of `fn` by rank, with `event_hash` and `stats`.
+
+    Raises
+    ------
+    DeadlockError, SimtError
+        If nothing can run any more, or a kernel breaks a rule of the SIMT machine.
+    Exception
+        What the lowest failing rank's `fn` raised; all ranks' exceptions are its attribute `rank_exceptions`, by rank.
+    """
+    seed = int(os.environ.get("DEEP_EP_SEED", seed))
+    world = _World(n)
+    results: list[Any] = [None] * n
+    errors: dict[int, BaseException] = {}
+
+    def body(rank: int) -> None:
+        C.executor.world_enter(rank)
+        try:
+            results[rank] = fn(ThreadGroup(world, rank), *args, **kwargs)
+        except BaseException as error:  # noqa: B036 - handed to the caller of run_ranks
+            errors[rank] = error
+            world.fail(rank)
+        finally:
+            C.executor.world_leave(rank)
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
+    C.executor.world_begin(n, seed, freeze)
+    # A collection at an arbitrary point could end a Buffer there, and would do so elsewhere in a replay.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        stats = _end_world(seed, abandon=bool(errors))
+    finally:
+        if collecting:
+            gc.enable()
+    if errors:
+        raise _chosen(errors, seed)
+    return RankResults(results, stats)
+
+
+def _end_world(seed: int, abandon: bool) -> dict[str, int]:
+    try:
+        return C.executor.world_end(abandon)
+    except Exception as error:
+        _add_note(error, f"replay with seed={seed}")
+        raise
+
+
+def _chosen(errors: dict[int, BaseException], seed: int) -> BaseException:
+    """The exception to raise: of the lowest rank that did not fail merely because another one had."""
+    rank = min(errors, key=lambda rank: (isinstance(errors[rank], PeerFailed), rank))
+    error = errors[rank]
+    error.rank_exceptions = dict(sorted(errors.items()))  # type: ignore[attr-defined]
+    others = [other for other in sorted(errors) if other != rank]
+    _add_note(error, f"raised by rank {rank}" + (f"; ranks {others} raised too" if others else ""))
+    _add_note(error, f"replay with seed={seed}")
+    return error
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10, where nothing prints them
+        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
