@@ -1,0 +1,11 @@
+// The GPU's body of device.h, for sm_80 and later. Includes nothing of CUDA: NVRTC has the built-in variables, the warp
+// intrinsics and the vector types without a header; the rest is PTX.
+#pragma once
+
+#include "device/cuda/qualifiers.h"
+
+#include "device/cuda/copy.h"
+#include "device/cuda/memory.h"
+#include "device/cuda/shared.h"
+#include "device/cuda/wait.h"
+#include "device/cuda/warp.h"

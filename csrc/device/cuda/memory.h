@@ -1,0 +1,133 @@
+// Loads, stores and atomics with an order and a scope, on words of 4 or 8 bytes.
+//
+// Addresses are generic: a word may lie in shared memory, in this GPU's memory, in a peer's or in the host's. The
+// relaxed ones clobber "memory" too: the compiler must not move a plain access across a poll.
+#pragma once
+
+#include "device/cuda/qualifiers.h"
+#include "wire/types.h"
+
+namespace deep_ep::device {
+
+enum class Scope;
+
+namespace detail {
+
+// Keeps a parameter out of the deduction of T: add_relaxed<S>(&word64, 1u) adds 64 bits.
+template <class T>
+struct SameType {
+    using Type = T;
+};
+template <class T>
+using Same = typename SameType<T>::Type;
+
+}  // namespace detail
+
+// One instruction `name.<scope>.tail` for the scope S of the surrounding function; the operands of asm follow.
+#define DEEP_EP_SCOPED_ASM(name, tail, ...)          \
+    if constexpr (S == Scope::kBlock) {              \
+        asm volatile(name ".cta." tail __VA_ARGS__); \
+    } else if constexpr (S == Scope::kDevice) {      \
+        asm volatile(name ".gpu." tail __VA_ARGS__); \
+    } else {                                         \
+        asm volatile(name ".sys." tail __VA_ARGS__); \
+    }
+
+template <Scope S, class T>
+DEEP_EP_DEVICE T load_relaxed(const T* address) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    T value;
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("ld.relaxed", "b32 %0, [%1];", : "=r"(value) : "l"(address) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("ld.relaxed", "b64 %0, [%1];", : "=l"(value) : "l"(address) : "memory")
+    }
+    return value;
+}
+
+template <Scope S, class T>
+DEEP_EP_DEVICE T load_acquire(const T* address) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    T value;
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("ld.acquire", "b32 %0, [%1];", : "=r"(value) : "l"(address) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("ld.acquire", "b64 %0, [%1];", : "=l"(value) : "l"(address) : "memory")
+    }
+    return value;
+}
+
+template <Scope S, class T>
+DEEP_EP_DEVICE void store_relaxed(T* address, detail::Same<T> value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("st.relaxed", "b32 [%0], %1;", ::"l"(address), "r"(value) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("st.relaxed", "b64 [%0], %1;", ::"l"(address), "l"(value) : "memory")
+    }
+}
+
+template <Scope S, class T>
+DEEP_EP_DEVICE void store_release(T* address, detail::Same<T> value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("st.release", "b32 [%0], %1;", ::"l"(address), "r"(value) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("st.release", "b64 [%0], %1;", ::"l"(address), "l"(value) : "memory")
+    }
+}
+
+// ptxas makes the cheaper `red` of an `atom` whose result is not used.
+template <Scope S, class T>
+DEEP_EP_DEVICE T add_relaxed(T* address, detail::Same<T> value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    T old;
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("atom.relaxed", "add.u32 %0, [%1], %2;", : "=r"(old) : "l"(address), "r"(value) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("atom.relaxed", "add.u64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
+    }
+    return old;
+}
+
+template <Scope S, class T>
+DEEP_EP_DEVICE T add_release(T* address, detail::Same<T> value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    T old;
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("atom.release", "add.u32 %0, [%1], %2;", : "=r"(old) : "l"(address), "r"(value) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("atom.release", "add.u64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
+    }
+    return old;
+}
+
+template <Scope S, class T>
+DEEP_EP_DEVICE T add_acq_rel(T* address, detail::Same<T> value) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    T old;
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("atom.acq_rel", "add.u32 %0, [%1], %2;", : "=r"(old) : "l"(address), "r"(value) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("atom.acq_rel", "add.u64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
+    }
+    return old;
+}
+
+template <Scope S, class T>
+DEEP_EP_DEVICE T cas_acq_rel(T* address, detail::Same<T> expected, detail::Same<T> desired) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
+    T old;
+    if constexpr (sizeof(T) == 4) {
+        DEEP_EP_SCOPED_ASM("atom.acq_rel", "cas.b32 %0, [%1], %2, %3;", : "=r"(old) : "l"(address), "r"(expected),
+                           "r"(desired) : "memory")
+    } else {
+        DEEP_EP_SCOPED_ASM("atom.acq_rel", "cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(address), "l"(expected),
+                           "l"(desired) : "memory")
+    }
+    return old;
+}
+
+#undef DEEP_EP_SCOPED_ASM
+
+}  // namespace deep_ep::device

@@ -1,0 +1,34 @@
+// The clock and the bounded wait.
+#pragma once
+
+#include "device/cuda/qualifiers.h"
+#include "wire/types.h"
+
+namespace deep_ep::device {
+
+struct WaitNote;
+
+// Nanoseconds; the same on all SMs. Advances in steps of up to a microsecond.
+DEEP_EP_DEVICE u64 now_ns() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
+// Most waits end within a few polls. Later the poller steps back, so that it does not take issue slots and bandwidth
+// from those it waits for, and only then looks at the clock. Nobody on a GPU reads the note; a failed wait is recorded
+// by its caller.
+template <class Ready>
+DEEP_EP_DEVICE bool spin_until(Ready&& ready, u64 deadline_ns, const WaitNote*) {
+    constexpr u32 kEagerPolls = 256, kPauseNs = 64;
+    for (u32 polls = 0; polls < kEagerPolls; ++polls) {
+        if (ready()) return true;
+    }
+    while (now_ns() < deadline_ns) {
+        if (ready()) return true;
+        asm volatile("nanosleep.u32 %0;" ::"r"(kPauseNs));
+    }
+    return ready();
+}
+
+}  // namespace deep_ep::device
