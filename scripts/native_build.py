@@ -46,6 +46,8 @@ EXACT_DEFINES = ("-DDEEP_EP_WARP=32", "-DDEEP_EP_COPY_PER_LANE=1")
 TSAN_DEFINES = (*EXACT_DEFINES, "-DDEEP_EP_TSAN=1")
 # vptr needs type information that hidden visibility and pybind11's own checks do not give.
 ASAN_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
+# Bindings are pybind11's templates for the most part: half the time of a checked build, and nothing that it checks.
+CHECKED_BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=undefined")
 # The executor switches the sanitizer's fibers itself, which instrumented code cannot do.
 TSAN_UNINSTRUMENTED = "cpu/executor"
 
@@ -56,6 +58,7 @@ class Variant:
 
     name: str
     flags: tuple[str, ...]
+    bindings_flags: tuple[str, ...] = CHECKED_BINDINGS_FLAGS
     link_flags: tuple[str, ...] = ()
     instrument: tuple[str, ...] = ()  # for every file except those under `uninstrumented`
     uninstrumented: str = ""
@@ -69,12 +72,12 @@ class Variant:
 VARIANTS = {
     v.name: v
     for v in (
-        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1")),
+        Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1"), bindings_flags=()),
         Variant("exact", ("-O2", "-g", *EXACT_DEFINES)),
         Variant("asan", ("-O1", "-g", *EXACT_DEFINES, *ASAN_FLAGS), link_flags=ASAN_FLAGS),
         Variant(
             "tsan",
-            ("-O1", "-g", "-fno-omit-frame-pointer", "-Wno-pass-failed", *TSAN_DEFINES),
+            ("-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-pass-failed", *TSAN_DEFINES),
             instrument=("-fsanitize=thread",),
             uninstrumented=TSAN_UNINSTRUMENTED,
             clang=True,
@@ -176,7 +179,7 @@ def compile_flags(variant: Variant, source: Path) -> list[str]:
     if not (variant.uninstrumented and source.as_posix().startswith(variant.uninstrumented + "/")):
         flags += variant.instrument
     if source.parts[0] == "python":  # nothing below the bindings may include Python.h
-        flags += [f"-DDEEP_EP_MODULE={variant.module}", *_python_flags()]
+        flags += [*variant.bindings_flags, f"-DDEEP_EP_MODULE={variant.module}", *_python_flags()]
     return flags
 
 
