@@ -1,8 +1,9 @@
-// Uses every name of device/device.h in each of its forms, so that both bodies are known to have them.
+// A kernel that uses every name of device/device.h in each of its forms, so that both bodies are known to have them.
 #pragma once
 
 #include "device/bf16.h"
 #include "device/device.h"
+#include "kernels/shape.h"
 
 namespace deep_ep::test {
 

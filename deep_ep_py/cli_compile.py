@@ -1,0 +1,79 @@
+"""The command `compile`: every kernel through NVRTC, and what it takes of an SM. Needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from deep_ep_py.jit import KERNELS, NvrtcUnavailableError, Shape, require_nvrtc
+from deep_ep_py.jit.report import Outcome, as_json, as_table, compile_each
+
+_DEFAULTS = Shape()
+_ELEMENT_BYTES = 2
+_PIECE_BYTES = 16
+
+
+def _compile(names: list[str], architectures: list[str], shape: Shape, console: Console) -> list[Outcome]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    outcomes = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("compiling", total=len(names) * len(architectures))
+        for outcome in compile_each([KERNELS[name] for name in names], architectures, shape):
+            outcomes.append(outcome)
+            progress.update(task, advance=1, description=f"{outcome.kernel} for {outcome.architecture}")
+    return outcomes
+
+
+@click.command(name="compile", context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option("--all", "every", is_flag=True, show_default=False, help="Compile every kernel.")
+@click.option(
+    "--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="Compile this one; repeatable."
+)
+@click.option("--arch", "architectures", multiple=True, default=("sm_90a",), help="As sm_90a; repeatable.")
+@click.option("--ranks", type=click.IntRange(1, 64), default=_DEFAULTS.ranks)
+@click.option("--hidden", type=click.IntRange(1), default=_DEFAULTS.row_bytes // _ELEMENT_BYTES, help="BF16 per row.")
+@click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULTS.topk, help="Experts each token chooses.")
+@click.option("--experts", type=click.IntRange(1, 2048), default=_DEFAULTS.experts, help="Experts in all.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report here."
+)
+def command(
+    every: bool,
+    kernels: tuple[str, ...],
+    architectures: tuple[str, ...],
+    ranks: int,
+    hidden: int,
+    topk: int,
+    experts: int,
+    json_file: Path | None,
+) -> None:
+    """Compile kernels for GPUs with NVRTC and list registers, shared memory and spills. Needs no GPU."""
+    if every == bool(kernels):
+        raise click.UsageError("expected either --all or --kernel NAME")
+    if hidden * _ELEMENT_BYTES % _PIECE_BYTES:
+        raise click.BadParameter("a row must be a multiple of 16 bytes", param_hint="--hidden")
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        raise click.ClickException(str(error)) from None
+    # A pipe has no width: take one that the table fits.
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    shape = Shape(ranks, hidden * _ELEMENT_BYTES, topk, experts)
+    names = list(KERNELS) if every else list(dict.fromkeys(kernels))
+    outcomes = _compile(names, list(dict.fromkeys(architectures)), shape, console)
+    console.print(as_table(outcomes, shape))
+    failures = [outcome for outcome in outcomes if outcome.compiled is None]
+    for failure in failures:
+        console.print(f"[red]{escape(failure.error)}")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(as_json(outcomes, shape), indent=2) + "\n")
+        console.print(f"Report: {json_file}")
+    if failures:
+        raise SystemExit(1)

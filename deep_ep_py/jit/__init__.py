@@ -1,0 +1,19 @@
+"""The kernels for GPUs: compiled from `csrc/` by NVRTC for exactly the shape in use. Needs no GPU, no CUDA toolkit."""
+
+from __future__ import annotations
+
+from deep_ep_py.jit.compiler import CompiledKernel, CompileError, NvrtcUnavailableError, compile_kernel, require_nvrtc
+from deep_ep_py.jit.registry import KERNELS, Kernel, Shape
+from deep_ep_py.jit.resources import Resources
+
+__all__ = [
+    "KERNELS",
+    "CompileError",
+    "CompiledKernel",
+    "Kernel",
+    "NvrtcUnavailableError",
+    "Resources",
+    "Shape",
+    "compile_kernel",
+    "require_nvrtc",
+]

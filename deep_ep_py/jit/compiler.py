@@ -1,0 +1,118 @@
+"""Compiles a kernel with NVRTC, through `cuda.core`."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from deep_ep_py.jit.registry import Kernel, Shape
+from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_INSTALL_HINT = "pip install deep_ep_py[gpu]"
+
+
+class NvrtcUnavailableError(RuntimeError):
+    """NVRTC, or the package that reaches it, is not installed."""
+
+
+class CompileError(RuntimeError):
+    """A kernel does not compile; the message holds NVRTC's log."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One kernel, compiled for one shape and one architecture."""
+
+    name: str
+    architecture: str
+    symbol: str
+    cubin: bytes
+    resources: Resources
+    seconds: float
+    log: str
+
+
+def include_root() -> Path:
+    """Return the folder of the C++ sources: beside the package in a checkout, inside it once installed."""
+    installed = _PACKAGE / "csrc"
+    return installed if installed.is_dir() else _PACKAGE.parent / "csrc"
+
+
+def require_nvrtc() -> None:
+    """Raise `NvrtcUnavailableError` where NVRTC cannot be used."""
+    try:
+        from cuda.bindings import nvrtc
+        from cuda.core import Program  # noqa: F401
+    except ImportError as error:
+        raise NvrtcUnavailableError(f"NVRTC needs cuda.core ({_INSTALL_HINT}): {error}") from None
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        raise NvrtcUnavailableError(f"NVRTC cannot be loaded ({_INSTALL_HINT}): {error}") from None
+
+
+def source_of(kernel: Kernel, shape: Shape) -> str:
+    """Return the text of the program that NVRTC is given."""
+    # The launch's shared memory is computed by the header's own function; the cubin carries the result.
+    return (
+        f'#include "{kernel.header}"\n'
+        f'extern "C" __constant__ unsigned int {DYNAMIC_SHARED_SYMBOL} = {kernel.dynamic_shared_for(shape)};\n'
+    )
+
+
+def compile_kernel(
+    kernel: Kernel, shape: Shape, architecture: str, include_paths: tuple[Path, ...] | None = None
+) -> CompiledKernel:
+    """Compile one kernel.
+
+    Parameters
+    ----------
+    kernel
+        Which one.
+    shape
+        Constants of the instantiation.
+    architecture
+        As `sm_90a`.
+    include_paths
+        Where headers are looked for: by default in the library's own sources, and nowhere else.
+
+    Returns
+    -------
+    CompiledKernel
+
+    Raises
+    ------
+    CompileError
+        NVRTC refuses the kernel or the architecture.
+    NvrtcUnavailableError
+        NVRTC is not installed.
+    """
+    require_nvrtc()
+    from cuda.core import Program, ProgramOptions
+
+    expression = kernel.expression_for(shape)
+    options = ProgramOptions(
+        name=f"{kernel.name}.cu",
+        arch=architecture,
+        std="c++17",
+        include_path=[str(path) for path in include_paths or (include_root(),)],
+        # Makes the constexpr functions of wire/, which know no targets, device functions.
+        device_as_default_execution_space=True,
+        ptxas_options=["-v"],
+    )
+    log = io.StringIO()
+    started = time.perf_counter()
+    try:
+        program = Program(source_of(kernel, shape), "c++", options)
+        code = program.compile("cubin", name_expressions=[expression], logs=log)
+    # NVRTC's own error type is private to cuda.core.
+    except Exception as error:
+        raise CompileError(f"{kernel.name} for {architecture}: {error}") from error
+    seconds = time.perf_counter() - started
+    symbol = code.symbol_mapping[expression].decode()
+    cubin = bytes(code.code)
+    resources = read_resources(symbol, log.getvalue(), cubin)
+    return CompiledKernel(kernel.name, architecture, symbol, cubin, resources, seconds, log.getvalue())

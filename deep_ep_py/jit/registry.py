@@ -1,0 +1,105 @@
+"""Which kernels there are: name, header, instantiation and shared memory of each, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What kernels are compiled for, and what their shared memory depends on.
+
+    Parameters
+    ----------
+    ranks
+        Ranks of the Buffer.
+    row_bytes
+        Bytes of one token's row.
+    topk
+        Experts each token chooses.
+    experts
+        Experts in all.
+    warps
+        Warps per block.
+    """
+
+    ranks: int = 8
+    row_bytes: int = 2 * 7168
+    topk: int = 8
+    experts: int = 256
+    warps: int = 4
+
+    @property
+    def static(self) -> str:
+        """The shape as the C++ type of `kernels/shape.h`."""
+        return f"deep_ep::StaticShape<{self.ranks}, {self.row_bytes}, {self.topk}>"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel as C++ text. The texts may name the fields of a `Shape` in braces, and `{static}`.
+
+    Parameters
+    ----------
+    name
+        What the launcher calls it.
+    header
+        The file that defines it, relative to the include root.
+    expression
+        Names the instantiation.
+    dynamic_shared
+        A constant expression: bytes of dynamic shared memory of a launch.
+    """
+
+    name: str
+    header: str
+    expression: str
+    dynamic_shared: str = "0"
+
+    def expression_for(self, shape: Shape) -> str:
+        """Return the name of the instantiation for `shape`."""
+        return _fill(self.expression, shape)
+
+    def dynamic_shared_for(self, shape: Shape) -> str:
+        """Return the constant expression for `shape`."""
+        return _fill(self.dynamic_shared, shape)
+
+
+def _fill(text: str, shape: Shape) -> str:
+    return text.format(
+        static=shape.static,
+        ranks=shape.ranks,
+        row_bytes=shape.row_bytes,
+        topk=shape.topk,
+        experts=shape.experts,
+        warps=shape.warps,
+    )
+
+
+def _kernels(*kernels: Kernel) -> dict[str, Kernel]:
+    return {kernel.name: kernel for kernel in kernels}
+
+
+KERNELS = _kernels(
+    Kernel(
+        "layout",
+        "kernels/layout.h",
+        "deep_ep::layout<{static}>",
+        "deep_ep::layout_shared_bytes({ranks}, {experts})",
+    ),
+    Kernel("notify", "kernels/notify.h", "deep_ep::notify<{static}>"),
+    Kernel("notify_cached", "kernels/notify.h", "deep_ep::notify_cached"),
+    Kernel(
+        "dispatch",
+        "kernels/dispatch.h",
+        "deep_ep::dispatch<{static}>",
+        "deep_ep::dispatch_shared_bytes({ranks}, {warps})",
+    ),
+    Kernel(
+        "combine",
+        "kernels/combine.h",
+        "deep_ep::combine<{static}>",
+        "deep_ep::combine_shared_bytes({ranks}, {warps})",
+    ),
+)
+"""Every kernel by name, in the order in which an operation launches them."""

@@ -1,0 +1,134 @@
+"""Every kernel compiles for GPUs, from csrc/ alone, without spilling registers."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from deep_ep_py.cli_compile import command
+from deep_ep_py.jit import (
+    KERNELS,
+    CompiledKernel,
+    CompileError,
+    Kernel,
+    NvrtcUnavailableError,
+    Shape,
+    compile_kernel,
+    require_nvrtc,
+)
+from deep_ep_py.jit.compiler import include_root
+from deep_ep_py.jit.report import Outcome, as_table
+
+pytestmark = pytest.mark.once
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+WITHOUT_SPILLS = ("sm_90a", "sm_100a")
+SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
+DATA = Path(__file__).parent / "data"
+WITH_DATA = (include_root(), DATA)
+
+CONTRACT = Kernel("contract", "device_contract.h", "deep_ep::test::contract<{static}>", "8 * 32 * {warps}")
+SPILLING = Kernel("spilling", "spilling.h", "deep_ep::test::spilling<{static}>")
+
+
+@pytest.fixture(autouse=True)
+def nvrtc() -> None:
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@functools.cache
+def compiled(name: str, architecture: str) -> CompiledKernel:
+    return compile_kernel(KERNELS[name], SHAPE, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_compiles(name: str, architecture: str) -> None:
+    kernel = compiled(name, architecture)
+    assert name.encode() in kernel.symbol.encode()
+    assert kernel.resources.code > 0
+    assert 0 < kernel.resources.registers <= 255
+    if architecture in WITHOUT_SPILLS:
+        assert (kernel.resources.spill_stores, kernel.resources.spill_loads) == (0, 0)
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """Shows the report in the tests' output."""
+    outcomes = [Outcome(name, arch, compiled(name, arch)) for arch in ARCHITECTURES for name in KERNELS]
+    with capsys.disabled():
+        Console(width=120).print("", as_table(outcomes, SHAPE))
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 16, 1, 1), Shape(64, 2 * 8192, 32, 2048)], ids=["least", "most"])
+@pytest.mark.parametrize("name", ["dispatch", "combine"])
+def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
+    resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
+    assert (resources.spill_stores, resources.spill_loads) == (0, 0)
+    assert resources.static_shared + resources.dynamic_shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_device_contract_compiles(architecture: str) -> None:
+    resources = compile_kernel(CONTRACT, SHAPE, architecture, WITH_DATA).resources
+    assert (resources.spill_stores, resources.spill_loads) == (0, 0)
+    assert resources.static_shared >= 16
+    assert resources.dynamic_shared == 8 * 32 * SHAPE.warps
+
+
+def test_spills_are_reported() -> None:
+    resources = compile_kernel(SPILLING, SHAPE, "sm_90a", WITH_DATA).resources
+    assert resources.registers <= 32
+    assert resources.spill_stores > 0
+    assert resources.spill_loads > 0
+
+
+def test_search_path_holds_only_our_sources(tmp_path: Path) -> None:
+    (tmp_path / "outsider.h").write_text("#include <stdint.h>\n")
+    with pytest.raises(CompileError, match='cannot open source file "stdint.h"'):
+        compile_kernel(Kernel("outsider", "outsider.h", "none"), SHAPE, "sm_90a", (include_root(), tmp_path))
+
+
+def test_failure_shows_the_log(tmp_path: Path) -> None:
+    (tmp_path / "broken.h").write_text("__global__ void broken() { no_such_name = 1; }\n")
+    with pytest.raises(CompileError, match=r"broken for sm_90a(.|\n)*no_such_name"):
+        compile_kernel(Kernel("broken", "broken.h", "broken"), SHAPE, "sm_90a", (tmp_path,))
+
+
+def test_command_writes_a_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = ["--kernel", "layout", "--kernel", "notify_cached", "--arch", "sm_90a", "--json", str(report)]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert "registers" in result.output
+    entries = json.loads(report.read_text())["kernels"]
+    assert [(entry["kernel"], entry["arch"], entry["compiled"]) for entry in entries] == [
+        ("layout", "sm_90a", True),
+        ("notify_cached", "sm_90a", True),
+    ]
+    for entry in entries:
+        assert {"registers", "static_shared", "dynamic_shared", "local", "code", "seconds"} <= entry.keys()
+        assert entry["spill_stores"] == entry["spill_loads"] == 0
+
+
+def test_command_fails_when_a_kernel_does(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = CliRunner().invoke(command, ["--kernel", "layout", "--arch", "sm_42", "--json", str(report)])
+    assert result.exit_code == 1
+    assert "invalid value for --gpu-architecture" in result.output
+    (entry,) = json.loads(report.read_text())["kernels"]
+    assert entry["compiled"] is False
+    assert "--gpu-architecture" in entry["error"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "--kernel", "layout"], ["--all", "--hidden", "7"]])
+def test_command_refuses(arguments: list[str]) -> None:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2, result.output
