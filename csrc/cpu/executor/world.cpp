@@ -124,6 +124,7 @@ void World::hold_back(RankThread& thread) {
 }
 
 bool World::drive() {
+    lock_.let_others_in();  // none of the ranks: somebody who wants a dump
     bool ran = false;
     for (u64 turn = 0; turn < kLookEvery; turn++) {
         if (!scheduler_.step()) break;
