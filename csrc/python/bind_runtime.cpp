@@ -20,7 +20,16 @@ using host::Sizes;
 using host::Tensors;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-std::unique_ptr<Runtime> make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps) {
+// Stopping an agent waits for its last puts, which other ranks' threads may have to run for.
+struct DeleteWithoutGil {
+    void operator()(Runtime* runtime) const {
+        py::gil_scoped_release release;
+        delete runtime;
+    }
+};
+using RuntimePointer = std::unique_ptr<Runtime, DeleteWithoutGil>;
+
+RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     std::unique_ptr<host::Network> network;
     for (const bool mapped : options.mapped) {
@@ -31,7 +40,7 @@ std::unique_ptr<Runtime> make_runtime(const BufferOptions& options, std::vector<
     }
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
     auto launcher = std::make_unique<cpu::CpuLauncher>(options.rank, own->base(), words);
-    return std::make_unique<Runtime>(options, own, std::move(heaps), std::move(launcher), std::move(network));
+    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(launcher), std::move(network)));
 }
 
 void delete_capsule(PyObject* capsule) {
@@ -119,7 +128,7 @@ void bind_runtime(py::module_& m) {
              py::arg("mapped"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
-    py::class_<Runtime>(m, "Runtime")
+    py::class_<Runtime, RuntimePointer>(m, "Runtime")
         .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"))
         .def("least_region_bytes", &Runtime::least_region_bytes)
         .def("layout", &Runtime::layout, NoGil())
