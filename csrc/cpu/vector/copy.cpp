@@ -26,11 +26,16 @@ namespace {
 // Source bytes that go to every destination before the next ones are read, so that all but the first read them from L1.
 constexpr size_t kPieceBytes = 1024;
 
+// Rows of no bytes may have no address, which memcpy does not allow.
+void copy_bytes(u8* dst, const u8* src, size_t bytes) {
+    if (bytes != 0) std::memcpy(dst, src, bytes);
+}
+
 #if defined(__SSE2__)
 
 void stream(u8* dst, const u8* src, size_t bytes) {
     const size_t head = std::min(bytes, static_cast<size_t>(-reinterpret_cast<uintptr_t>(dst) & 15));
-    std::memcpy(dst, src, head);
+    copy_bytes(dst, src, head);
     size_t i = head;
     for (; i + 64 <= bytes; i += 64) {
         const auto* from = reinterpret_cast<const __m128i*>(src + i);
@@ -46,7 +51,7 @@ void stream(u8* dst, const u8* src, size_t bytes) {
         _mm_stream_si128(reinterpret_cast<__m128i*>(dst + i),
                          _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + i)));
     }
-    std::memcpy(dst + i, src + i, bytes - i);
+    copy_bytes(dst + i, src + i, bytes - i);
 }
 
 void stream_fence() { _mm_sfence(); }
@@ -54,14 +59,16 @@ void stream_fence() { _mm_sfence(); }
 #else
 
 // Other CPUs' caches detect streams themselves, and their plain stores need no fence.
-void stream(u8* dst, const u8* src, size_t bytes) { std::memcpy(dst, src, bytes); }
+void stream(u8* dst, const u8* src, size_t bytes) { copy_bytes(dst, src, bytes); }
 void stream_fence() {}
 
 #endif
 
 }  // namespace
 
-void copy(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
+void copy(void* dst, const void* src, size_t bytes) {
+    copy_bytes(static_cast<u8*>(dst), static_cast<const u8*>(src), bytes);
+}
 
 void stream_copy(void* dst, const void* src, size_t bytes) {
     stream(static_cast<u8*>(dst), static_cast<const u8*>(src), bytes);
@@ -76,7 +83,7 @@ void stream_rows(u8* const* dst, const u8* const* src, size_t n, size_t row_byte
 void copy_to_many(u8* const* dst, unsigned n, const void* src, size_t bytes, bool streaming) {
     const auto* from = static_cast<const u8*>(src);
     if (!streaming) {
-        for (unsigned k = 0; k < n; ++k) std::memcpy(dst[k], from, bytes);
+        for (unsigned k = 0; k < n; ++k) copy_bytes(dst[k], from, bytes);
         return;
     }
     for (size_t begin = 0; begin < bytes; begin += kPieceBytes) {
