@@ -70,11 +70,6 @@ void copy(void* dst, const void* src, size_t bytes) {
     copy_bytes(static_cast<u8*>(dst), static_cast<const u8*>(src), bytes);
 }
 
-void stream_copy(void* dst, const void* src, size_t bytes) {
-    stream(static_cast<u8*>(dst), static_cast<const u8*>(src), bytes);
-    stream_fence();
-}
-
 void stream_rows(u8* const* dst, const u8* const* src, size_t n, size_t row_bytes) {
     for (size_t i = 0; i < n; ++i) stream(dst[i], src[i], row_bytes);
     stream_fence();

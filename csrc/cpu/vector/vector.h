@@ -9,14 +9,11 @@ namespace deep_ep::cpu {
 
 void copy(void* dst, const void* src, size_t bytes);
 
-// With non-temporal stores, which pass the caches by. Ends with a store fence: x86 does not order such stores before a
-// later release store by itself.
-void stream_copy(void* dst, const void* src, size_t bytes);
-
-// Row after row, one fence at the end.
+// Row after row, with non-temporal stores, which pass the caches by. Ends with a store fence: x86 does not order such
+// stores before a later release store by itself.
 void stream_rows(u8* const* dst, const u8* const* src, size_t n, size_t row_bytes);
 
-// One source, `n` destinations. With `streaming`, one fence at the end.
+// One source, `n` destinations. With `streaming`, non-temporal stores and one fence at the end.
 void copy_to_many(u8* const* dst, unsigned n, const void* src, size_t bytes, bool streaming);
 
 // Bytes written by all ranks of this machine in one operation from which on streaming wins; below, they fit in the
