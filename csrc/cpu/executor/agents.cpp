@@ -16,7 +16,7 @@ Agent::Agent(int id, int rank, std::string name, std::function<void()> body, voi
     fiber.stack_size = stacks_.size(0);
     fiber.tsan_fiber = tsan::create_fiber();
     context_init(fiber.context, fiber.stack_low, fiber.stack_size, entry);
-    tsan::open(added());
+    tsan::as(tsan::host_fiber, [&] { added.open(); });
 }
 
 Agent::~Agent() {

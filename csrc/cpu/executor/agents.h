@@ -23,12 +23,10 @@ struct Agent {
     Block block;
     Warp warp;
     Fiber fiber;
-    tsan::SyncPoint* added() const { return reinterpret_cast<tsan::SyncPoint*>(sync_.data()); }
-    tsan::SyncPoint* ended() const { return added() + 1; }
+    tsan::SyncPoint added, ended;
 
   private:
     Stacks stacks_;
-    Pages sync_{4096};
 };
 
 // Thrown through an agent's body to end it. Not a std::exception: a body that catches those must not swallow it.

@@ -55,13 +55,13 @@ void barrier(unsigned id, unsigned threads, Site site) {
     self->what = threads ? "barrier_sync" : "__syncthreads";
     self->site = site;
 
-    tsan::SyncPoint* const point = kTsan ? &barrier.sync[barrier.rounds % 2] : nullptr;
+    tsan::SyncPoint& point = barrier.sync[barrier.rounds % 2];
     if (barrier.arrived == 0) {
         barrier.expected = threads;
         barrier.opened_by = site;
-        tsan::open(point);
+        point.open();
     } else {
-        tsan::release(point);
+        point.release();
     }
     if (++barrier.arrived == (threads ? threads : block.live)) {
         open_barrier(barrier);
@@ -72,7 +72,7 @@ void barrier(unsigned id, unsigned threads, Site site) {
         barrier.waiting = self;
         scheduler.suspend();
     }
-    tsan::acquire(point);
+    point.acquire();
 }
 
 void Scheduler::retire(Fiber* fiber) {

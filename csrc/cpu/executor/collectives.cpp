@@ -97,7 +97,7 @@ u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site 
     if (kTsan && operation == Collective::kSyncWarp) {
         const unsigned leader = __builtin_ctz(mask);
         point = &warp.sync[leader][warp.rounds[leader] % 2];
-        meeting.arrived ? tsan::release(point) : tsan::open(point);
+        meeting.arrived ? point->release() : point->open();
     }
     meeting.arrived |= bit;
     if (meeting.arrived == mask) {
@@ -111,7 +111,7 @@ u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site 
         self->state = State::kCollective;
         scheduler.suspend();
     }
-    if (point) tsan::acquire(point);
+    if (point) point->acquire();
     return warp.results[self->lane];
 }
 

@@ -27,6 +27,7 @@ static_assert(kWarpWidth == 1 || kWarpWidth == 32, "a warp has 1 or 32 lanes");
 
 // The exact builds look for bugs and may pay for it: poisoned shared memory, scope checks.
 constexpr bool kExact = kWarpWidth > 1;
+constexpr unsigned char kPoison = 0xA5;  // what shared memory is filled with: who reads before writing shall notice
 constexpr bool kTsan = DEEP_EP_TSAN;
 constexpr bool kAsan = DEEP_EP_ASAN;
 

@@ -83,7 +83,7 @@ std::string dump_fibers(const Scheduler& scheduler) {
         pending += stream.pending.size();
         if (!stream.running) return;
         const Launch& launch = stream.grid.launch;
-        for (size_t i = 0; i < size_t{launch.blocks} * launch.threads; i++) {
+        for (size_t i = 0; i < stream.grid.size(); i++) {
             const Fiber& fiber = stream.grid.fibers[i];
             if (fiber.state == State::kDone) continue;
             groups[{launch.rank, launch.name, fiber.block->index, fiber.thread / kWarpWidth, wait_of(fiber)}]++;

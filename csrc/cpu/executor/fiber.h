@@ -60,7 +60,7 @@ struct Warp {
     u8 sources[kWarpWidth];
     Meeting meetings[kWarpWidth];
     // [lowest lane of the mask][round parity]: a lane already in the next round must not leak into this one.
-    tsan::SyncPoint (*sync)[2] = nullptr;
+    tsan::SyncPoint sync[kTsan ? kWarpWidth : 1][2];
     u8 rounds[kWarpWidth] = {};
 };
 
@@ -70,7 +70,7 @@ struct Barrier {
     Fiber* waiting = nullptr;
     Site opened_by{};
     unsigned rounds = 0;
-    tsan::SyncPoint* sync = nullptr;  // [round parity], as in Warp
+    tsan::SyncPoint sync[2];  // [round parity], as in Warp
 };
 
 // A static shared variable: which one, and where in the block's shared memory.

@@ -10,7 +10,9 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
+
 #include <ctime>
+#include "cpu/executor/sanitizers.h"
 
 namespace deep_ep::cpu {
 
@@ -21,17 +23,22 @@ inline void futex_wake(std::atomic<uint32_t>& word, int count) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
-// Guards the executor. Who drives holds it for long and looks now and then whether somebody knocks.
+// Guards the executor; the holder acts in the executor's own context. Who drives holds it for long and looks now and
+// then whether somebody knocks.
 class Lock {
   public:
     void lock() {
         uint32_t free = 0;
-        if (state_.compare_exchange_strong(free, 1, std::memory_order_acquire)) return;
-        knocking_.fetch_add(1, std::memory_order_relaxed);
-        while (state_.exchange(2, std::memory_order_acquire) != 0) futex_wait(state_, 2);
-        knocking_.fetch_sub(1, std::memory_order_relaxed);
+        if (!state_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
+            knocking_.fetch_add(1, std::memory_order_relaxed);
+            while (state_.exchange(2, std::memory_order_acquire) != 0) futex_wait(state_, 2);
+            knocking_.fetch_sub(1, std::memory_order_relaxed);
+        }
+        tsan::host_fiber = tsan::current_fiber();
+        tsan::switch_to(tsan::executor_fiber());
     }
     void unlock() {
+        tsan::switch_to(tsan::host_fiber);
         if (state_.exchange(0, std::memory_order_release) == 2) futex_wake(state_, 1);
     }
     void let_others_in() {

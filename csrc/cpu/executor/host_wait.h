@@ -15,12 +15,10 @@ struct HostWait {
     const char* what;
     u64 deadline;
 
-    bool look() const { return ready(); }
-    // On behalf of another thread: what that one acquires by looking, the looker must not.
-    bool look_for_other() const {
-        tsan::Blindfold blindfold;
-        return ready();
-    }
+    // By the waiting thread itself, which learns what it acquires by looking.
+    bool look() const { return tsan::as(tsan::host_fiber, ready); }
+    // By another one, which must not.
+    bool look_for_other() const { return ready(); }
 };
 
 // Outside a world the first thread that waits drives, the others sleep. Fibers of this process may also wait for memory

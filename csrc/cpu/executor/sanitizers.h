@@ -1,10 +1,12 @@
-// The hooks by which the sanitizers learn about fibers, as no-ops in the builds without them.
+// The hooks by which the sanitizers learn about fibers; no-ops in the builds without them.
 //
-// ThreadSanitizer sees one of its own fibers per CUDA thread and agent, and exactly the happens-before edges declared
-// here: this directory is compiled without instrumentation, so nothing that the scheduler does orders anything.
+// ThreadSanitizer sees one of its own fibers per CUDA thread and agent, and one for the executor itself, blind and
+// mute: what the scheduler does is nobody's access and orders nothing. Happens-before comes from exactly the SyncPoints
+// that the executor names, and from the atomics of the code under test.
 #pragma once
 
 #include <cstddef>
+#include <utility>
 
 #include "cpu/executor/config.h"
 
@@ -14,17 +16,12 @@ void* __tsan_get_current_fiber();
 void* __tsan_create_fiber(unsigned flags);
 void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
-void __tsan_acquire(void* address);
-void __tsan_release(void* address);
 int __tsan_atomic32_load(const volatile int* address, int order);
 void __tsan_atomic32_store(volatile int* address, int value, int order);
 int __tsan_atomic32_fetch_add(volatile int* address, int value, int order);
 void AnnotateIgnoreReadsBegin(const char* file, int line);
-void AnnotateIgnoreReadsEnd(const char* file, int line);
 void AnnotateIgnoreWritesBegin(const char* file, int line);
-void AnnotateIgnoreWritesEnd(const char* file, int line);
 void AnnotateIgnoreSyncBegin(const char* file, int line);
-void AnnotateIgnoreSyncEnd(const char* file, int line);
 }
 #endif
 
@@ -40,53 +37,61 @@ namespace deep_ep::cpu::tsan {
 
 // A point where clocks meet: who acquires comes after all who released. open() also forgets what the point knew: a
 // barrier's next round, perhaps joined by other threads, must not inherit the edges of the round before.
-// The words must be memory that no instrumented code and no allocator ever wrote (Pages).
+// To be used in the context of the thread that is ordered, never in the executor's.
 struct SyncPoint {
-    int word;
+#if DEEP_EP_TSAN
+    int word = 0;
+    void open() { __tsan_atomic32_store(&word, 0, __ATOMIC_RELEASE); }
+    void release() { __tsan_atomic32_fetch_add(&word, 1, __ATOMIC_RELEASE); }
+    void acquire() const { __tsan_atomic32_load(&word, __ATOMIC_ACQUIRE); }
+#else
+    void open() {}
+    void release() {}
+    void acquire() const {}
+#endif
 };
 
 #if DEEP_EP_TSAN
-inline void open(SyncPoint* point) { __tsan_atomic32_store(&point->word, 0, __ATOMIC_RELEASE); }
-inline void release(SyncPoint* point) { __tsan_atomic32_fetch_add(&point->word, 1, __ATOMIC_RELEASE); }
-inline void acquire(SyncPoint* point) { __tsan_atomic32_load(&point->word, __ATOMIC_ACQUIRE); }
-#else
-inline void open(SyncPoint*) {}
-inline void release(SyncPoint*) {}
-inline void acquire(SyncPoint*) {}
-#endif
-
-#if DEEP_EP_TSAN
-inline void* current_fiber() { return __tsan_get_current_fiber(); }
 inline void* create_fiber() { return __tsan_create_fiber(0); }
 inline void destroy_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
+inline void* current_fiber() { return __tsan_get_current_fiber(); }
 inline void switch_to(void* fiber) { __tsan_switch_to_fiber(fiber, 1); }  // 1: the switch itself orders nothing
 
-// While one host thread looks at what another waits for: the looker learns nothing by it.
-class Blindfold {
-  public:
-    Blindfold() {
+// The executor's own context. Memory that is allocated in it belongs to nobody.
+inline void* executor_fiber() {
+    static void* const fiber = [] {
+        void* const executor = create_fiber();
+        void* const caller = current_fiber();
+        switch_to(executor);
         AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
         AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
         AnnotateIgnoreSyncBegin(__FILE__, __LINE__);
-    }
-    ~Blindfold() {
-        AnnotateIgnoreSyncEnd(__FILE__, __LINE__);
-        AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-        AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
-    }
-    Blindfold(const Blindfold&) = delete;
-};
+        switch_to(caller);
+        return executor;
+    }();
+    return fiber;
+}
 #else
-inline void* current_fiber() { return nullptr; }
 inline void* create_fiber() { return nullptr; }
 inline void destroy_fiber(void*) {}
+inline void* current_fiber() { return nullptr; }
 inline void switch_to(void*) {}
-class Blindfold {
-  public:
-    Blindfold() {}
-    ~Blindfold() {}
-};
+inline void* executor_fiber() { return nullptr; }
 #endif
+
+// The host thread that holds the executor's lock.
+inline void* host_fiber = nullptr;
+
+// Does something as another thread than the executor: as the host thread that called it, say.
+template <class Function>
+auto as(void* fiber, Function function) {
+    struct Back {
+        void* const caller = current_fiber();
+        ~Back() { switch_to(caller); }
+    } back;
+    switch_to(fiber);
+    return function();
+}
 
 }  // namespace deep_ep::cpu::tsan
 

@@ -55,21 +55,21 @@ void fiber_main() {
     Fiber* self = current;
     asan::finish_switch(nullptr, &scheduler.driver_stack_, &scheduler.driver_stack_size_);
     if (Agent* agent = self->agent) {
-        tsan::acquire(agent->added());
+        agent->added.acquire();
         try {
             agent->body();
         } catch (const AgentStopped&) {
         } catch (const std::exception& error) {
             scheduler.fail(false, "agent " + agent->name + " threw: " + error.what());
         }
-        tsan::open(agent->ended());
+        agent->ended.open();
     } else {
         Grid& grid = *self->block->grid;
         Stream& stream = *grid.stream;
-        tsan::acquire(grid.args.launched());
-        tsan::acquire(stream.ended(stream.kernels - 1));
+        grid.args.launched().acquire();
+        stream.ended(stream.kernels - 1).acquire();
         grid.launch.entry(grid.args.data());
-        tsan::release(stream.ended(stream.kernels));
+        stream.ended(stream.kernels).release();
     }
     scheduler.retire(self);
     scheduler.suspend_for_good();
@@ -108,9 +108,9 @@ void Scheduler::release_streams() {
 }
 
 bool Scheduler::finished(u64 serial) const {
-    const Stream& stream = *streams_[serial % kMaxStreams];
+    Stream& stream = *streams_[serial % kMaxStreams];
     if (stream.finished.load(std::memory_order_acquire) < serial) return false;
-    if (kTsan) tsan::acquire(stream.ended(stream.running ? stream.kernels - 1 : stream.kernels));
+    if (kTsan) stream.ended(stream.running ? stream.kernels - 1 : stream.kernels).acquire();
     return true;
 }
 
@@ -145,7 +145,7 @@ void Scheduler::stop(Agent& agent) {
 }
 
 void Scheduler::remove(Agent& agent) {
-    tsan::acquire(agent.ended());
+    tsan::as(tsan::host_fiber, [&] { agent.ended.acquire(); });
     auto is_it = [&](const std::unique_ptr<Agent>& other) { return other.get() == &agent; };
     agents_.erase(std::find_if(agents_.begin(), agents_.end(), is_it));
 }
@@ -169,8 +169,7 @@ bool Scheduler::step() {
 void Scheduler::start_launches() {
     for (Stream* stream : to_start_) {
         stream->start(fiber_main);
-        const size_t fibers = size_t{stream->grid.launch.blocks} * stream->grid.launch.threads;
-        for (size_t i = 0; i < fibers; i++) ready_.push(&stream->grid.fibers[i]);
+        for (size_t i = 0; i < stream->grid.size(); i++) ready_.push(&stream->grid.fibers[i]);
     }
     to_start_.clear();
 }
@@ -233,12 +232,11 @@ void Scheduler::resume(Fiber* fiber) {
     current = fiber;
     memory_switches = ready_.random();
     switches_++;
-    void* const host = tsan::current_fiber();
     void* fake_stack = nullptr;
     asan::start_switch(&fake_stack, fiber->stack_low, fiber->stack_size);
     tsan::switch_to(fiber->tsan_fiber);
     context_switch(driver_, fiber->context);
-    tsan::switch_to(host);
+    tsan::switch_to(tsan::executor_fiber());
     asan::finish_switch(fake_stack, nullptr, nullptr);
     memory_switches = false;
     current = nullptr;
@@ -280,7 +278,21 @@ void Scheduler::fail(bool deadlock, std::string message) {
     if (!failure_) failure_ = Failure{deadlock, std::move(message)};
 }
 
+void Failure::raise() const {
+    tsan::as(tsan::host_fiber, [] { Scheduler::get().abandoned.acquire(); });
+    if (deadlock) throw DeadlockError(message);
+    throw SimtError(message);
+}
+
 void Scheduler::abandon() {
+    if (kTsan) {
+        auto release = [&](const Fiber& fiber) { tsan::as(fiber.tsan_fiber, [&] { abandoned.release(); }); };
+        for_each_stream([&](const Stream& stream) {
+            if (!stream.running) return;
+            for (size_t i = 0; i < stream.grid.size(); i++) release(stream.grid.fibers[i]);
+        });
+        for (const auto& agent : agents_) release(agent->fiber);
+    }
     ready_.clear();
     polling_.clear();
     to_start_.clear();

@@ -22,10 +22,7 @@ namespace deep_ep::cpu {
 struct Failure {
     bool deadlock;  // else a broken rule
     std::string message;
-    [[noreturn]] void raise() const {
-        if (deadlock) throw DeadlockError(message);
-        throw SimtError(message);
-    }
+    [[noreturn]] void raise() const;
 };
 
 // Real time, or a world's own, which stands still until nothing can run.
@@ -71,6 +68,8 @@ class Scheduler {
     const std::optional<Failure>& failure() const { return failure_; }
     void fail(bool deadlock, std::string message);
     void abandon();  // drops all kernels and agents where they stand; forgets the failure
+    // What abandoned fibers did comes before what a host thread does that was told of it.
+    tsan::SyncPoint abandoned;
 
     // For fibers.
     void suspend();

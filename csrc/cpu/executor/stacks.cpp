@@ -1,10 +1,7 @@
 #include "cpu/executor/stacks.h"
 
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include <cstring>
 #include <new>
 
 #include "cpu/executor/sanitizers.h"
@@ -33,14 +30,14 @@ void install_guards(char* base, size_t count) {
 
 Pages::Pages(size_t bytes) : size_(round_to_pages(bytes)) {
     if (size_ == 0) return;
-    const long address =
-        syscall(SYS_mmap, nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (address == -1) throw std::bad_alloc();
-    data_ = reinterpret_cast<char*>(address);
+    void* const address =
+        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<char*>(address);
 }
 
 Pages::~Pages() {
-    if (data_) syscall(SYS_munmap, data_, size_);
+    if (data_) munmap(data_, size_);
 }
 
 void Stacks::reserve(size_t count) {
@@ -54,30 +51,6 @@ void Stacks::reserve(size_t count) {
 
 void Stacks::forget() {
     if (pages_.data()) asan::unpoison(pages_.data(), pages_.size());
-}
-
-void raw_fill(void* destination, unsigned char value, size_t bytes) {
-    if (!kTsan) {
-        std::memset(destination, value, bytes);
-        return;
-    }
-    for (auto *p = static_cast<unsigned char*>(destination), *end = p + bytes; p != end; p++) {
-        *p = value;
-        asm volatile("" ::: "memory");  // keeps the compiler from making a memset of this
-    }
-}
-
-void raw_copy(void* destination, const void* source, size_t bytes) {
-    if (!kTsan) {
-        std::memcpy(destination, source, bytes);
-        return;
-    }
-    auto* to = static_cast<unsigned char*>(destination);
-    auto* from = static_cast<const unsigned char*>(source);
-    for (size_t i = 0; i < bytes; i++) {
-        to[i] = from[i];
-        asm volatile("" ::: "memory");
-    }
 }
 
 }  // namespace deep_ep::cpu

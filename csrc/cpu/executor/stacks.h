@@ -1,5 +1,4 @@
-// Memory that fibers run on, and memory that kernels touch: mapped by hand, kept, never seen by a sanitizer's
-// allocator.
+// Memory that fibers run on, and pages for what else kernels touch.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +8,7 @@
 
 namespace deep_ep::cpu {
 
-// Pages straight from the kernel. ThreadSanitizer treats what malloc returns as written by the thread that asked, which
-// need not be ordered before the CUDA threads that use it; it knows nothing of these.
+// Pages straight from the operating system: zero, and without cost until they are touched.
 class Pages {
   public:
     Pages() = default;
@@ -55,9 +53,5 @@ class Stacks {
     Pages pages_;
     size_t count_ = 0;
 };
-
-// memset and memcpy that no sanitizer intercepts.
-void raw_fill(void* destination, unsigned char value, size_t bytes);
-void raw_copy(void* destination, const void* source, size_t bytes);
 
 }  // namespace deep_ep::cpu

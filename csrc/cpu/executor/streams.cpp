@@ -1,5 +1,6 @@
 #include "cpu/executor/streams.h"
 
+#include <cstring>
 #include <utility>
 
 namespace deep_ep::cpu {
@@ -10,8 +11,8 @@ void Stream::enqueue(const Launch& launch, u64 serial) {
         pending_launch.args = std::move(free_args_.back());
         free_args_.pop_back();
     }
-    raw_copy(pending_launch.args.data(), launch.args, launch.args_bytes);
-    tsan::open(pending_launch.args.launched());
+    std::memcpy(pending_launch.args.data(), launch.args, launch.args_bytes);
+    tsan::as(tsan::host_fiber, [&] { pending_launch.args.launched().open(); });
     pending.push_back(std::move(pending_launch));
     last_enqueued = serial;
 }
@@ -28,7 +29,6 @@ void Stream::start(void (*entry)()) {
 
     set_up_blocks();
     set_up_fibers(entry);
-    if (kTsan) set_up_sync_points();
 }
 
 void Stream::set_up_blocks() {
@@ -43,14 +43,14 @@ void Stream::set_up_blocks() {
         block.index = b;
         block.live = launch.threads;
         block.shared = shared_.data() + b * pitch;
-        if (kExact) raw_fill(block.shared, 0xA5, launch.shared_bytes);  // who reads before writing shall notice
+        if (kExact) std::memset(block.shared, kPoison, launch.shared_bytes);
     }
 }
 
 void Stream::set_up_fibers(void (*entry)()) {
     const unsigned threads = grid.launch.threads;
     const unsigned warps_per_block = (threads + kWarpWidth - 1) / kWarpWidth;
-    const size_t total = size_t{grid.launch.blocks} * threads;
+    const size_t total = grid.size();
     grid.warps.assign(size_t{grid.launch.blocks} * warps_per_block, Warp{});
     if (grid.fibers.size() < total) grid.fibers.resize(total);
     stacks_.reserve(total);
@@ -68,18 +68,6 @@ void Stream::set_up_fibers(void (*entry)()) {
         fiber.stack_size = stacks_.size(i);
         if (kTsan) fiber.tsan_fiber = tsan_fibers_[i];
         context_init(fiber.context, fiber.stack_low, fiber.stack_size, entry);
-    }
-}
-
-void Stream::set_up_sync_points() {
-    const size_t count = 2 * (grid.blocks.size() * Block::kBarriers + grid.warps.size() * kWarpWidth);
-    if (sync_points_.size() < count * sizeof(tsan::SyncPoint)) sync_points_ = Pages(count * sizeof(tsan::SyncPoint));
-    auto* pair = reinterpret_cast<tsan::SyncPoint(*)[2]>(sync_points_.data());
-    for (Block& block : grid.blocks)
-        for (Barrier& barrier : block.barriers) barrier.sync = *pair++;
-    for (Warp& warp : grid.warps) {
-        warp.sync = pair;
-        pair += kWarpWidth;
     }
 }
 

@@ -23,7 +23,7 @@ class Args {
   public:
     Args() : pages_(4096) {}
     char* data() const { return pages_.data() + 64; }
-    tsan::SyncPoint* launched() const { return reinterpret_cast<tsan::SyncPoint*>(pages_.data()); }
+    tsan::SyncPoint& launched() const { return *reinterpret_cast<tsan::SyncPoint*>(pages_.data()); }
 
   private:
     Pages pages_;
@@ -41,10 +41,11 @@ struct Grid {
     Launch launch{};
     u64 serial = 0;
     Args args;
+    size_t size() const { return size_t{launch.blocks} * launch.threads; }  // fibers
     unsigned live_blocks = 0;
     std::vector<Block> blocks;
     std::vector<Warp> warps;
-    std::vector<Fiber> fibers;
+    std::vector<Fiber> fibers;  // as many as any launch had
 };
 
 struct Stream {
@@ -66,21 +67,18 @@ struct Stream {
 
     // Kernel k's end comes before kernel k+1's start. Two points by turns: a thread of kernel k that starts late must
     // not come after one of its own kernel that has ended early.
-    tsan::SyncPoint* ended(u64 kernel) const { return reinterpret_cast<tsan::SyncPoint*>(ended_.data()) + kernel % 2; }
+    tsan::SyncPoint& ended(u64 kernel) { return ended_[kernel % 2]; }
     u64 kernels = 0;  // started so far
 
   private:
     void set_up_blocks();
     void set_up_fibers(void (*entry)());
-    void set_up_sync_points();
     void forget_fibers();
 
     std::vector<Args> free_args_;
     Stacks stacks_;
     Pages shared_;
-    Pages ended_{4096};
-    Pages sync_points_;  // of barriers and warps
-    size_t shared_pitch_ = 0;
+    tsan::SyncPoint ended_[2];
     std::vector<void*> tsan_fibers_;  // kept like the stacks: their clocks only know this stream's earlier kernels
 };
 

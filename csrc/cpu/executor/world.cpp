@@ -164,6 +164,7 @@ WorldStats World::end(bool abandon) {
         if (!drive()) stall();
     if (!abandon && !failure_) scheduler_.stop_all_agents();
     scheduler_.abandon();
+    tsan::as(tsan::host_fiber, [&] { scheduler_.abandoned.acquire(); });
     scheduler_.release_streams();
     WorldStats stats = scheduler_.stats();
     stats.clock_jumps = clock_jumps_;
