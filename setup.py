@@ -29,9 +29,8 @@ class BuildNative(build_ext):
     def build_extension(self, ext: Extension) -> None:
         variant = native_build.VARIANTS[ext.name.rpartition("_")[2]]
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
-        objects = Path(self.build_temp).resolve() / variant.name
         try:
-            native_build.build(variant, target, objects)
+            native_build.build_extension(variant, target)
         except native_build.BuildError as error:
             raise CompileError(str(error)) from None
 

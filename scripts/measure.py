@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,13 +59,19 @@ def tree_bytes(root: int) -> int:
     return total
 
 
-def run(command: Sequence[str], cwd: Path, environment: Mapping[str, str] | None = None) -> Measured:
-    """Runs `command` with `environment` added to this process's own.
+def run(
+    command: Sequence[str], cwd: Path, environment: Mapping[str, str] | None = None, log: Path | None = None
+) -> Measured:
+    """Runs `command` with `environment` added to this process's own, and its output sent to `log` if there is one.
 
     The peak is that of the whole tree, sampled, or of its largest single process, exact, whichever is larger.
     """
     started = time.monotonic()
-    process = subprocess.Popen(command, cwd=cwd, env={**os.environ, **(environment or {})})
+    with log.open("wb") if log else contextlib.nullcontext() as output:
+        stderr = subprocess.STDOUT if log else None
+        process = subprocess.Popen(
+            command, cwd=cwd, env={**os.environ, **(environment or {})}, stdout=output, stderr=stderr
+        )
     done = threading.Event()
     samples = [0]
 

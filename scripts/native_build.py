@@ -17,7 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,58 +174,77 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def compile_flags(variant: Variant, source: Path) -> list[str]:
-    """The flags `source` (relative to csrc/) is compiled with."""
+    """The flags `source` is compiled with."""
     flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
-    if not (variant.uninstrumented and source.as_posix().startswith(variant.uninstrumented + "/")):
+    if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
-    if source.parts[0] == "python":  # nothing below the bindings may include Python.h
+    if source.is_relative_to(SOURCE_ROOT / "python"):  # nothing below the bindings may include Python.h
         flags += [*variant.bindings_flags, f"-DDEEP_EP_MODULE={variant.module}", *_python_flags()]
     return flags
 
 
-def build(variant: Variant, target: Path, objects: Path, verbose: bool = True) -> bool:
-    """Brings `target`, the variant's shared library, up to date; `objects` is its folder of intermediate files.
-
-    Returns whether anything was compiled or linked.
-    """
-    compiler, link_flags = find_compiler(variant)
-    sources = sorted(path.relative_to(SOURCE_ROOT) for path in SOURCE_ROOT.rglob("*.cpp"))
-    if not sources:
-        raise BuildError(f"no sources under {SOURCE_ROOT}")
-
-    def compile_one(source: Path) -> tuple[Path, bool]:
-        output = objects / source.with_suffix(".o")
-        depfile = output.with_suffix(".d")
-        flags = compile_flags(variant, source)
-        path = (SOURCE_ROOT / source).relative_to(ROOT)
-        command = [*compiler, *flags, "-MMD", "-MF", str(depfile), "-c", str(path)]
-        inputs = _dependencies(depfile)
-        if _is_current(output, command, inputs and [ROOT / path for path in inputs]):
-            return output, False
-        if verbose:
-            print(f"[{variant.name}] {path}", flush=True)
+def _object(variant: Variant, compiler: list[str], source: Path, folder: Path) -> Path:
+    """Compiles one source, if need be, and returns its object file."""
+    path = source.relative_to(ROOT)
+    output = folder / path.with_suffix(".o")
+    depfile = output.with_suffix(".d")
+    command = [*compiler, *compile_flags(variant, source), "-MMD", "-MF", str(depfile), "-c", str(path)]
+    inputs = _dependencies(depfile)
+    if not _is_current(output, command, inputs and [ROOT / path for path in inputs]):
+        print(f"[{variant.name}] {path}", flush=True)
         _run(command, output)
-        return output, True
+    return output
 
-    with _locked(objects / ".lock"):
-        with ThreadPoolExecutor(job_count()) as pool:
-            futures = [pool.submit(compile_one, source) for source in sources]
-            try:
-                results = [future.result() for future in futures]
-            except BuildError:
-                pool.shutdown(cancel_futures=True)
-                raise
-        outputs = [output for output, _ in results]
-        linked = objects / target.name
-        command = [*compiler, "-shared", "-pthread", *link_flags, *map(str, outputs), "-ldl"]
-        changed = not _is_current(linked, command, outputs)
-        if changed:
-            if verbose:
-                print(f"[{variant.name}] link {target.name}", flush=True)
-            _run(command, linked)
-        if changed or not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
+
+def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], folder: Path) -> list[Path]:
+    with ThreadPoolExecutor(job_count()) as pool:
+        futures = [pool.submit(_object, variant, compiler, source, folder) for source in sources]
+        try:
+            return [future.result() for future in futures]
+        except BuildError:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _link(variant: Variant, command: list[str], objects: Sequence[Path], target: Path) -> bool:
+    """Links, if need be, and returns whether it was needed."""
+    command = [*command, "-pthread", *map(str, objects), "-ldl"]
+    if _is_current(target, command, list(objects)):
+        return False
+    print(f"[{variant.name}] link {target.name}", flush=True)
+    _run(command, target)
+    return True
+
+
+def objects_folder(variant: Variant) -> Path:
+    """Where the variant's intermediate files go."""
+    return ROOT / "build" / "native" / variant.name
+
+
+def build_extension(variant: Variant, target: Path) -> bool:
+    """Brings `target`, the variant's extension module, up to date; returns whether anything had changed."""
+    compiler, link_flags = find_compiler(variant)
+    sources = sorted(SOURCE_ROOT.rglob("*.cpp"))
+    folder = objects_folder(variant)
+    with _locked(folder / ".lock"):
+        objects = _objects(variant, compiler, sources, folder)
+        linked = folder / target.name
+        changed = _link(variant, [*compiler, "-shared", *link_flags], objects, linked)
+        if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
             target.parent.mkdir(parents=True, exist_ok=True)
             temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
             shutil.copy2(linked, temporary)
             temporary.replace(target)
-    return changed or any(compiled for _, compiled in results)
+    return changed
+
+
+def build_program(variant: Variant, sources: Sequence[Path], target: Path) -> None:
+    """Links `sources` with all of csrc/ but the bindings into a program. Not to be run with a preloaded runtime."""
+    compiler, link_flags = find_compiler(variant)
+    if variant.clang:
+        link_flags = variant.instrument  # the sanitizer's runtime becomes part of the program
+    library = [path for path in sorted(SOURCE_ROOT.rglob("*.cpp")) if not path.is_relative_to(SOURCE_ROOT / "python")]
+    folder = objects_folder(variant)
+    with _locked(folder / ".lock"):
+        objects = _objects(variant, compiler, [*library, *sources], folder)
+        _link(variant, [*compiler, *link_flags], objects, target)

@@ -1,9 +1,10 @@
-"""Runs the parts of `make test`, one after another, and sums them up.
+"""Runs the parts of `make test` and sums them up.
 
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
 A part is lint, compile (the report of the GPU kernels), or a build's tests: fast, exact, asan, races; if none is named,
-all run. With pytest arguments a part runs what they select: `run_tests.py races -- tests/test_layout.py -k empty`.
+all run, the checked builds two at a time. With pytest arguments a part runs what they select:
+`run_tests.py races -- tests/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import os
 import platform
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +40,10 @@ SUITES = {
     "asan": ("asan", ["-m", "not once", "--capture=sys"]),
     "races": ("tsan", ["-m", "not once"]),
 }
+# These tests look at time, so they have the machine to themselves; the others keep one core busy each.
+ALONE = ("fast",)
+AT_ONCE = min(2, len(os.sched_getaffinity(0)))
+PROGRESS_SECONDS = 30.0
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
 PARTS = ("lint", "compile", *SUITES)
 
@@ -55,9 +62,9 @@ class Result:
     seconds: float = 0.0
     peak_bytes: int = 0
 
-    def run(self, command: list[str], environment: dict[str, str] | None = None) -> int:
-        """Runs one command of the part and returns its exit code."""
-        measured = measure.run(command, ROOT, environment)
+    def run(self, command: list[str], environment: dict[str, str] | None = None, log: Path | None = None) -> int:
+        """Runs one command of the part, its output going to `log` if there is one, and returns its exit code."""
+        measured = measure.run(command, ROOT, environment, log)
         self.seconds += measured.seconds
         self.peak_bytes = max(self.peak_bytes, measured.peak_bytes)
         return measured.exit_code
@@ -131,31 +138,64 @@ def read_junit(path: Path, result: Result) -> bool:
     return True
 
 
-def suite(part: str, arguments: list[str]) -> Result:
+def current_test(part: str) -> str:
+    """The part's test that runs, or that ran last."""
+    path = REPORTS / f"{part}.current"
+    return f"{part} at {path.read_text() if path.exists() else 'its beginning'}"
+
+
+def suite(part: str, arguments: list[str], log: Path | None) -> Result:
     """The pytest run of one build."""
     name, selection = SUITES[part]
-    heading(f"{part}: tests in the {name} build")
     result = Result(part)
     junit, current = REPORTS / f"{part}.xml", REPORTS / f"{part}.current"
-    for path in (junit, current):
-        path.unlink(missing_ok=True)
+    junit.unlink(missing_ok=True)
+    current.unlink(missing_ok=True)
     environment = sanitizers.environment(native_build.VARIANTS[name])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]))
     environment["DEEP_EP_CURRENT_TEST"] = str(current)
-    code = result.run([*PYTEST, f"--junitxml={junit}", *(arguments or selection)], environment)
+    code = result.run([*PYTEST, f"--junitxml={junit}", *(arguments or selection)], environment, log)
     reported = read_junit(junit, result)
     if code and not (reported and result.failed):
         result.failed += 1
-        where = f", in or after {current.read_text()}" if current.exists() else ""
-        result.notes.append(f"pytest ended with exit code {code}{where}")
+        result.notes.append(f"pytest ended with exit code {code}, {current_test(part)}")
     return result
+
+
+def suites(parts: list[str], arguments: list[str]) -> list[Result]:
+    """The pytest runs of several builds: first those that must be alone, then the others side by side."""
+    together = [part for part in parts if part not in ALONE]
+    if len(together) < 2:
+        together = []
+    results = []
+    for part in parts:
+        if part not in together:
+            heading(f"{part}: tests in the {SUITES[part][0]} build")
+            results.append(suite(part, arguments, None))
+    logs = {part: REPORTS / f"{part}.log" for part in together}
+    if together:
+        heading(f"{', '.join(together)}: {AT_ONCE} at a time, each one's output when it ends")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        futures = {pool.submit(suite, part, arguments, logs[part]): part for part in together}
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, PROGRESS_SECONDS, FIRST_COMPLETED)
+            for future in done:
+                part = futures[future]
+                heading(f"{part}: tests in the {SUITES[part][0]} build")
+                print(logs[part].read_text(errors="replace"), flush=True)
+                results.append(future.result())
+            if not done:
+                at = [current_test(futures[future]) for future in pending if future.running()]
+                console.print(f"{time.strftime('%H:%M:%S')} {', '.join(sorted(at))}", markup=False)
+    return results
 
 
 def gigabytes(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count else ""
 
 
-def summarize(results: list[Result]) -> int:
+def summarize(results: list[Result], started: float) -> int:
     """Prints the table, every skip's reason and the closing line; returns the exit code."""
     heading("summary")
     table = Table(box=box.SIMPLE)
@@ -163,15 +203,14 @@ def summarize(results: list[Result]) -> int:
         table.add_column(column, justify="left" if column == "part" else "right")
     passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
     skipped = sum(r.skipped.total() for r in results)
-    seconds, peak = sum(r.seconds for r in results), max(r.peak_bytes for r in results)
+    seconds, peak = time.monotonic() - started, max(r.peak_bytes for r in results)
     rows = [(r.name, r.passed, r.failed, r.skipped.total(), r.seconds, r.peak_bytes) for r in results]
     for row in (*rows, ("total", passed, failed, skipped, seconds, peak)):
         table.add_row(*map(str, row[:4]), f"{row[4]:.0f} s", gigabytes(row[5]), style="red" if row[2] else "")
     console.print(table)
     cores = len(os.sched_getaffinity(0))
-    console.print(
-        f"Python {platform.python_version()}, {cores} cores. Memory: all processes of a part together, sampled."
-    )
+    console.print(f"Python {platform.python_version()}, {cores} cores.")
+    console.print("Memory: all processes of a part together, sampled each second; the total is the largest part's.")
     for result in results:
         for reason, count in result.skipped.items():
             console.print(f"skipped in {result.name}, {count} times: {reason}", markup=False)
@@ -182,6 +221,7 @@ def summarize(results: list[Result]) -> int:
 
 
 def main() -> int:
+    started = time.monotonic()
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parts, pytest_arguments = arguments[:split] or list(PARTS), arguments[split + 1 :]
@@ -201,11 +241,11 @@ def main() -> int:
     if builds:
         results.append(build(builds))
         if results[-1].failed:
-            return summarize(results)
+            return summarize(results, started)
     if "compile" in parts:
         results.append(compile_report())
-    results += [suite(part, pytest_arguments) for part in parts if part in SUITES]
-    return summarize([*results, races] if races else results)
+    results += suites([part for part in parts if part in SUITES], pytest_arguments)
+    return summarize([*results, races] if races else results, started)
 
 
 if __name__ == "__main__":

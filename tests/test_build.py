@@ -54,7 +54,7 @@ class Tree:
         path.write_text(text)
 
     def build(self) -> bool:
-        return native_build.build(native_build.VARIANTS["fast"], self.target, self.root / "build")
+        return native_build.build_extension(native_build.VARIANTS["fast"], self.target)
 
     def answer(self) -> int:
         code = f"import sys; sys.path.insert(0, {str(self.root)!r}); import _C_fast; print(_C_fast.answer)"
@@ -85,6 +85,15 @@ def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[s
 
     (tree.root / "csrc/cpu/executor/other.cpp").unlink()
     assert tree.build(), "a source that is gone must leave the library"
+
+
+def test_program_links_all_but_the_bindings(tree: Tree) -> None:
+    main = tree.root / "tests/main.cpp"
+    main.parent.mkdir()
+    main.write_text('#include "host/answer.h"\nint main() { return answer(); }\n')
+    program = tree.root / "build/program"
+    native_build.build_program(native_build.VARIANTS["exact"], [main], program)
+    assert subprocess.run([program]).returncode == 41
 
 
 def test_build_follows_flags(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +134,7 @@ def test_variants_from_env(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_executor_is_not_instrumented_for_threads() -> None:
     tsan = native_build.VARIANTS["tsan"]
     for source, instrumented in (("cpu/executor/executor.cpp", False), ("cpu/kernel_table.cpp", True)):
-        flags = native_build.compile_flags(tsan, Path(source))
+        flags = native_build.compile_flags(tsan, native_build.SOURCE_ROOT / source)
         assert ("-fsanitize=thread" in flags) == instrumented
         assert "-DDEEP_EP_TSAN=1" in flags
 
@@ -221,9 +230,9 @@ def test_a_reported_race_fails_its_test(tmp_path: Path) -> None:
 def test_summary_closes_with_the_counts(capsys: pytest.CaptureFixture[str]) -> None:
     fine = run_tests.Result("fast", passed=3)
     fine.skipped["no GPU"] += 2
-    assert run_tests.summarize([fine]) == 0
+    assert run_tests.summarize([fine], 0.0) == 0
     bad = run_tests.Result("exact", passed=1, failed=1, notes=["pytest ended with exit code 134"])
-    assert run_tests.summarize([fine, bad]) == 1
+    assert run_tests.summarize([fine, bad], 0.0) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "4 passed, 1 failed, 2 skipped"
     assert any("no GPU" in line for line in lines)
