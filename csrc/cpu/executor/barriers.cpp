@@ -8,7 +8,6 @@ namespace {
 
 // All have arrived: everybody goes on, in the order of arrival.
 void open_barrier(Barrier& barrier) {
-    Scheduler& scheduler = Scheduler::get();
     Fiber* in_order = nullptr;
     for (Fiber* fiber = barrier.waiting; fiber;) {
         Fiber* const next = fiber->next;
@@ -16,15 +15,17 @@ void open_barrier(Barrier& barrier) {
         in_order = fiber;
         fiber = next;
     }
-    for (Fiber* fiber = in_order; fiber;) {
-        Fiber* const next = fiber->next;
-        scheduler.make_ready(fiber);
-        fiber = next;
-    }
+    Scheduler::get().make_ready([&](auto push) {
+        for (Fiber* fiber = in_order; fiber;) {
+            Fiber* const next = fiber->next;
+            push(fiber);
+            fiber = next;
+        }
+    });
     barrier.waiting = nullptr;
     barrier.arrived = 0;
     barrier.rounds++;
-    scheduler.barriers++;
+    Scheduler::get().barriers++;
 }
 
 void check_barrier(const Block& block, const Barrier& barrier, unsigned id, unsigned threads, Site site) {
@@ -67,16 +68,14 @@ void barrier(unsigned id, unsigned threads, Site site) {
         open_barrier(barrier);
         if (scheduler.ready().random()) yield(site.file, site.line);
     } else {
-        self->state = State::kBarrier;
         self->next = barrier.waiting;
         barrier.waiting = self;
-        scheduler.suspend();
+        scheduler.suspend(State::kBarrier);
     }
     point.acquire();
 }
 
 void Scheduler::retire(Fiber* fiber) {
-    fiber->state = State::kDone;
     if (fiber->agent) {
         fiber->agent->done = true;
         news_ = true;
@@ -85,13 +84,14 @@ void Scheduler::retire(Fiber* fiber) {
     Warp& warp = *fiber->warp;
     for (unsigned i = 0; i < warp.meetings_open; i++) {
         if ((warp.meetings[i].mask >> fiber->lane) & 1)
-            misuse("a thread exits while lanes of its warp wait for it in a collective", warp.meetings[i].opened_by);
+            return fail(false, "a thread exits while lanes of its warp wait for it in a collective at " +
+                                   to_string(warp.meetings[i].opened_by) + " (" + describe(*fiber) + ")");
     }
     warp.live &= ~(1u << fiber->lane);
     Block& block = *fiber->block;
     block.live--;
     Barrier& all = block.barriers[0];
-    if (all.arrived && all.expected == 0 && all.arrived == block.live) open_barrier(all);
+    if (all.arrived && all.arrived == block.live) open_barrier(all);
     if (block.live != 0) return;
     Grid& grid = *block.grid;
     if (--grid.live_blocks != 0) return;

@@ -105,11 +105,11 @@ u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site 
         compute_results(warp, mask, operation, site);
         warp.rounds[__builtin_ctz(mask)]++;
         scheduler.collectives++;
-        for_each_lane(mask & ~bit, [&](unsigned lane) { scheduler.make_ready(warp.lanes[lane]); });
+        scheduler.make_ready(
+            [&](auto push) { for_each_lane(mask & ~bit, [&](unsigned lane) { push(warp.lanes[lane]); }); });
         if (scheduler.ready().random()) yield(site.file, site.line);
     } else {
-        self->state = State::kCollective;
-        scheduler.suspend();
+        scheduler.suspend(State::kCollective);
     }
     if (point) point->acquire();
     return warp.results[self->lane];

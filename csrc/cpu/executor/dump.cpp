@@ -30,6 +30,8 @@ std::string wait_of(const Fiber& fiber) {
         case State::kCollective:
             text = "collective: ";
             break;
+        case State::kFailed:
+            return "broke a rule";
         case State::kDone:
             return "exited";
     }

@@ -101,6 +101,11 @@ uint64_t Executor::random() {
     return ready.random() ? ready.draw().next() : 0;
 }
 
+int Executor::new_stream() {
+    Guard guard(state_->lock);
+    return state_->scheduler.new_stream();
+}
+
 void Executor::world_begin(int ranks, Schedule schedule) {
     Guard guard(state_->lock);
     state_->world.begin(ranks, schedule);

@@ -14,7 +14,7 @@ struct Block;
 struct Warp;
 struct Agent;
 
-enum class State : u8 { kReady, kPolling, kBarrier, kCollective, kDone };
+enum class State : u8 { kReady, kPolling, kBarrier, kCollective, kDone, kFailed };
 
 // A CUDA thread or an agent.
 struct Fiber {

@@ -14,15 +14,14 @@ constexpr u64 kSwitchOneIn = 4;  // memory operations of a random schedule that 
 
 void misuse(const std::string& message, Site site) {
     Scheduler::get().fail(false, message + " at " + to_string(site) + " (" + describe(*current) + ")");
-    Scheduler::get().suspend_for_good();
+    Scheduler::get().suspend_for_good(State::kFailed);
 }
 
 void yield(const char* file, int line) {
     Fiber* self = current;
     self->site = {file, line};
     self->what = "gave way";
-    Scheduler::get().make_ready(self);
-    Scheduler::get().suspend();
+    Scheduler::get().suspend(State::kReady);
 }
 
 void switch_point(Site site) {
@@ -56,8 +55,7 @@ bool wait_ready(bool (*ready)(void*), void* argument, u64 deadline_ns, const dev
             result = false;
             break;
         }
-        scheduler.poll(self);
-        scheduler.suspend();
+        scheduler.suspend(State::kPolling);
         if (self->agent && self->agent->stopping) throw AgentStopped{};
         self->woken_in_vain = true;
     }

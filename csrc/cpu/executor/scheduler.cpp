@@ -71,8 +71,7 @@ void fiber_main() {
         grid.launch.entry(grid.args.data());
         stream.ended(stream.kernels).release();
     }
-    scheduler.retire(self);
-    scheduler.suspend_for_good();
+    scheduler.suspend_for_good(State::kDone);
 }
 
 u64 Scheduler::launch(const Launch& launch) {
@@ -84,7 +83,7 @@ u64 Scheduler::launch(const Launch& launch) {
     kernels_++;
     launches_++;
     progress_++;
-    events_.add(static_cast<u64>(launch.rank) << 32 | static_cast<u32>(launch.stream));
+    events_.add(static_cast<u64>(launch.rank) << 32 | static_cast<u32>(launch.stream - first_stream_));
     return serial;
 }
 
@@ -132,7 +131,8 @@ Agent* Scheduler::agent(int id) const {
 }
 
 bool Scheduler::idle(const Agent& agent) const {
-    return agent.fiber.state == State::kPolling && !agent.fiber.ready(agent.fiber.ready_argument);
+    if (agent.fiber.state != State::kPolling) return false;
+    return !tsan::as(tsan::executor_fiber(), [&] { return agent.fiber.ready(agent.fiber.ready_argument); });
 }
 
 void Scheduler::stop(Agent& agent) {
@@ -242,6 +242,25 @@ void Scheduler::resume(Fiber* fiber) {
     current = nullptr;
     if (!std::exchange(fiber->woken_in_vain, false)) progress_++;
     record(*fiber);
+    settle(fiber);
+}
+
+void Scheduler::settle(Fiber* fiber) {
+    switch (fiber->state) {
+        case State::kReady:
+            ready_.push(fiber);
+            break;
+        case State::kPolling:
+            polling_.push_back(fiber);
+            break;
+        case State::kDone:
+            retire(fiber);
+            break;
+        case State::kBarrier:
+        case State::kCollective:
+        case State::kFailed:
+            break;
+    }
 }
 
 void Scheduler::record(const Fiber& fiber) {
@@ -250,22 +269,19 @@ void Scheduler::record(const Fiber& fiber) {
     events_.add(u64{fiber.thread} << 8 | static_cast<u64>(fiber.state));
 }
 
-void Scheduler::suspend() {
+void Scheduler::suspend(State state) {
     Fiber* self = current;
+    self->state = state;
     asan::start_switch(&self->asan_fake_stack, driver_stack_, driver_stack_size_);
     context_switch(self->context, driver_);
     asan::finish_switch(self->asan_fake_stack, &driver_stack_, &driver_stack_size_);
 }
 
-void Scheduler::suspend_for_good() {
+void Scheduler::suspend_for_good(State state) {
+    current->state = state;
     asan::start_switch(nullptr, driver_stack_, driver_stack_size_);
     context_switch(current->context, driver_);
     __builtin_unreachable();
-}
-
-void Scheduler::poll(Fiber* fiber) {
-    fiber->state = State::kPolling;
-    polling_.push_back(fiber);
 }
 
 u64 Scheduler::earliest_deadline() const {
@@ -306,9 +322,11 @@ void Scheduler::abandon() {
 
 void Scheduler::begin_recording() {
     events_ = EventHash();
+    news_ = true;  // the same start for every world, whatever was before
     switches_ = launches_ = collectives = barriers = 0;
     first_serial_ = last_serial_;
     first_agent_ = last_agent_;
+    first_stream_ = last_stream_;
 }
 
 WorldStats Scheduler::stats() const {

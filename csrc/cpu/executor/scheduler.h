@@ -71,16 +71,18 @@ class Scheduler {
     // What abandoned fibers did comes before what a host thread does that was told of it.
     tsan::SyncPoint abandoned;
 
-    // For fibers.
-    void suspend();
-    [[noreturn]] void suspend_for_good();
-    void make_ready(Fiber* fiber) { ready_.push(fiber); }
-    void poll(Fiber* fiber);
-    void retire(Fiber* fiber);
+    // For fibers. The state in which a fiber suspends itself says what becomes of it.
+    void suspend(State state);
+    [[noreturn]] void suspend_for_good(State state);
+    template <class Visit>
+    void make_ready(Visit for_each_fiber) {
+        tsan::as(tsan::executor_fiber(), [&] { for_each_fiber([this](Fiber* fiber) { ready_.push(fiber); }); });
+    }
     u64 progress() const { return progress_; }
 
     ReadyQueue& ready() { return ready_; }
     void begin_recording();
+    int new_stream() { return ++last_stream_; }
     WorldStats stats() const;
     EventHash& events() { return events_; }
 
@@ -103,6 +105,8 @@ class Scheduler {
     void poll_all();
     bool may_proceed(Fiber* fiber);
     void resume(Fiber* fiber);
+    void settle(Fiber* fiber);
+    void retire(Fiber* fiber);
     void record(const Fiber& fiber);
 
     ReadyQueue ready_;
@@ -117,6 +121,7 @@ class Scheduler {
     std::vector<Stream*> to_start_;
     std::vector<std::unique_ptr<Agent>> agents_;
     int last_agent_ = 0, first_agent_ = 0;  // first: since recording began
+    int last_stream_ = 0, first_stream_ = 0;
     u64 last_serial_ = 0, first_serial_ = 0;
     size_t kernels_ = 0;  // running or pending
     u64 progress_ = 0;
