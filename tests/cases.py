@@ -16,6 +16,15 @@ from oracle import Workload
 # Enough transient memory that no named case works in rounds because of it, unless it asks to.
 AMPLE = 1 << 20
 
+
+def tight(ranks: int, hidden: int, topk: int, experts: int, rows: int = 2) -> int:
+    """Bytes of a Buffer of two regions that leave room for chunks of a few rows: `rows` over a weak fabric, about
+    twice as many over `peer`. So that a small case has many chunks, and more than slots to put them into."""
+    chunk = 128 + rows * (2 * hidden + 12 * topk + 4)
+    counts = 256 + 8 * ranks + 8 * experts
+    return 2 * (ranks * (2 * 4 * chunk + 2 * counts) + 127) // 128 * 128
+
+
 Routing = Callable[["Case", int, int, torch.Generator], Tensor]
 
 
@@ -145,8 +154,8 @@ CASES = [
     Case("experts_2048", ranks=2, tokens=6, topk=8, experts=2048, hidden=16),
     Case("aligned_counts", ranks=2, tokens=9, topk=2, experts=6, expert_alignment=16),
     Case("rounds_without_arena", ranks=4, tokens=12, arena_bytes=0),
-    Case("rounds_small_region", ranks=2, tokens=300, hidden=8, topk=2, experts=4, num_nvl_bytes=1 << 16, arena_bytes=0),
-    Case("combine_in_blocks", ranks=2, tokens=300, hidden=8, topk=2, experts=4, num_nvl_bytes=1 << 16),
+    Case("rounds_of_few_rows", 2, 70, hidden=8, topk=2, experts=4, num_nvl_bytes=tight(2, 8, 2, 4), arena_bytes=0),
+    Case("combine_in_few_rows", 2, 70, hidden=8, topk=2, experts=4, num_nvl_bytes=tight(2, 8, 2, 4)),
     Case("some_pairs_weak", ranks=4, tokens=12, fabric="mixed"),
     Case("some_pairs_weak_rounds", ranks=4, tokens=12, fabric="mixed", arena_bytes=0),
 ]

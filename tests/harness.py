@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from deep_ep_py.testing import run_ranks
 from torch import Tensor
 
 import deep_ep_py as deep_ep
 import oracle
 from builds import PROTOCOL_SCHEDULES, schedules
 from cases import Case, build
+from deep_ep_py.testing import run_ranks
 from oracle import Received, Workload
 
 
@@ -140,18 +140,10 @@ def round_trip(buffer: deep_ep.Buffer, rank: int, trial: Trial, blocks: int, bia
 
 
 def under_schedules(ranks: int, fn: Callable[..., Any], *args: Any, count: int = PROTOCOL_SCHEDULES) -> list[Any]:
-    """Run `fn(group, *args)` on each rank under `count` schedules and return each run's results; a failure names its
-    seed."""
-    results = []
-    for seed in schedules(count):
-        try:
-            results.append(run_ranks(ranks, fn, *args, seed=seed))
-        except BaseException as error:
-            # An exception's notes are of a later Python than the oldest we support.
-            raise AssertionError(f"schedule {seed} of {fn.__qualname__}{args[1:]}: {error}") from error
-    return results
+    """Run `fn(group, *args)` on each rank under `count` schedules and return each run's results."""
+    return [run_ranks(ranks, fn, *args, seed=seed) for seed in schedules(count)]
 
 
 def barrier(group: Any) -> None:
     """Wait for all ranks, by the group alone: no Buffer takes part."""
-    group.barrier().wait()
+    group.barrier()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from deep_ep_py.testing import run_ranks
 
 from builds import BLOCK_COUNTS, FABRICS, SCHEDULES, schedules
 from cases import CASES, Case
+from deep_ep_py.testing import run_ranks
 from harness import Trial, make_buffer, round_trip, under_schedules
 
 

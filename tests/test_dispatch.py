@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from deep_ep_py.testing import run_ranks
 
 import deep_ep_py as deep_ep
 import oracle
 from builds import FABRICS
 from cases import BY_NAME, Case
+from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 

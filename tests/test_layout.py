@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from deep_ep_py.testing import run_ranks
 
 import deep_ep_py as deep_ep
 import oracle
 from builds import PROTOCOL_SCHEDULES
 from cases import BY_NAME, CASES, Case, build
+from deep_ep_py.testing import run_ranks
 from harness import Trial, make_buffer, round_trip, under_schedules
 
 

@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 import pytest
-from deep_ep_py.testing import run_ranks
 
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import Case
+from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 SHAPES = [

@@ -12,26 +12,44 @@ from harness import Trial, barrier, dispatch_arguments, make_buffer, under_sched
 
 
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
+@pytest.mark.parametrize("regions", [1, 2, 3])
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_a_rank_that_runs_ahead(fabric: str, arena_bytes: int | None) -> None:
-    """Three ranks queue two laps of all regions before the fourth has begun its first operation. Were a rank to wait
-    for its own words only, its third operation would store into a region that the fourth has not looked at yet."""
-    trials = [Trial.of(BY_NAME["uniform"], seed=1), Trial.of(BY_NAME["uniform"], seed=2)]
+def test_a_rank_that_runs_ahead(fabric: str, regions: int, arena_bytes: int | None) -> None:
+    """Three ranks begin as many operations as there are regions before the fourth has begun the first of them, lap
+    after lap, while it may still be reading the lap before. Were a rank to wait for its own words only, its counts
+    and rows would land in a region that the fourth has not done with."""
+    trials = [Trial.of(BY_NAME["uniform"], seed=seed) for seed in range(3)]
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_buffer(group, trials[0].case, fabric, arena_bytes=arena_bytes)
+        buffer = make_buffer(group, trials[0].case, fabric, regions=regions, arena_bytes=arena_bytes)
         rank = buffer.rank
-        handles = [buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for trial in trials]
-        if rank == 3:
-            barrier(group)
-        queued = [
-            (trials[n % 2], trials[n % 2].combine(buffer, rank, handles[n % 2], async_finish=True)) for n in range(5)
-        ]
-        if rank != 3:
-            barrier(group)
-        for trial, results in queued:
-            results[2].current_stream_wait()
-            trial.check_combine(rank, results)
+        for lap in range(3):
+            if rank == 3:
+                barrier(group)
+            pending = [
+                buffer._begin_dispatch(**dispatch_arguments(trials[(lap + n) % 3].work, rank)) for n in range(regions)
+            ]
+            if rank != 3:
+                barrier(group)
+            for n, operation in enumerate(pending):
+                trials[(lap + n) % 3].check_dispatch(rank, operation.finish())
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_one_region(fabric: str) -> None:
+    """Each operation uses the region of the one before: a rank that has ended may only go on when all have."""
+    trials = [Trial.of(BY_NAME[name]) for name in ("uniform", "skewed")]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trials[0].case, fabric, regions=1)
+        for turn in range(4):
+            trial = trials[turn % 2]
+            results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+            trial.check_dispatch(buffer.rank, results)
+            trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, results[4]))
+            trial.check_cached(buffer.rank, buffer.dispatch(trial.work.x[buffer.rank], handle=results[4]))
 
     under_schedules(4, on_each_rank)
 

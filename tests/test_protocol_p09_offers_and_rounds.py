@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from builds import FABRICS
-from cases import Case
+from cases import Case, tight
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 # Chunks of a stream exceed its slots, so an operation in rounds has several.
-ROUNDS = Case("rounds", ranks=3, tokens=(120, 5, 60), hidden=16, topk=2, experts=6, num_nvl_bytes=1 << 16)
+ROUNDS = Case("rounds", ranks=3, tokens=(60, 5, 30), hidden=16, topk=2, experts=6, num_nvl_bytes=tight(3, 16, 2, 6))
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
@@ -50,7 +50,6 @@ def test_each_receiver_chooses(fabric: str) -> None:
         for _ in range(8):
             results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
             trial.check_dispatch(rank, results)
-            trial.check_combine(rank, trial.combine(buffer, rank, results[4]))
             if rank == 1:
                 kept.append(results)
         for results in kept:
@@ -58,9 +57,9 @@ def test_each_receiver_chooses(fabric: str) -> None:
         return buffer.stats()
 
     for stats in under_schedules(3, on_each_rank):
-        assert stats[1]["staged"] > 0, "the case has lost its point: the arena was never full"
+        assert stats[1]["rounds"] > 0, "the case has lost its point: the arena was never full"
         if fabric == "peer":
-            assert stats[0]["staged"] == stats[2]["staged"] == 0
+            assert stats[0]["rounds"] == stats[2]["rounds"] == 0
 
 
 @pytest.mark.parametrize("fabric", FABRICS)

@@ -10,10 +10,12 @@ import pytest
 
 import deep_ep_py as deep_ep
 from builds import FABRICS
-from cases import Case
+from cases import Case, tight
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
-MANY_CHUNKS = Case("many_chunks", ranks=3, tokens=(150, 0, 40), hidden=8, topk=2, experts=6, num_nvl_bytes=1 << 16)
+MANY_CHUNKS = Case(
+    "many_chunks", ranks=3, tokens=(70, 0, 20), hidden=8, topk=2, experts=6, num_nvl_bytes=tight(3, 8, 2, 6)
+)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

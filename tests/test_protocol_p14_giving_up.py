@@ -95,16 +95,18 @@ def test_a_broken_buffer_says_why(fabric: str) -> None:
         rank = buffer.rank
         arguments = dispatch_arguments(TRIAL.work, rank)
         handle = buffer.dispatch(**arguments)[4]
+        # The absent rank comes late, and hears of the failure.
+        if rank == ABSENT:
+            barrier(group)
+        first = fails(lambda: buffer.dispatch(**arguments))
         if rank != ABSENT:
-            fails(lambda: buffer.dispatch(**arguments))
-        barrier(group)
+            barrier(group)
         for call in (
             lambda: buffer.dispatch(**arguments),
             lambda: buffer.dispatch(TRIAL.work.x[rank], handle=handle),
             lambda: TRIAL.combine(buffer, rank, handle),
         ):
-            error = fails(call)
-            assert f"rank {ABSENT}" in str(error), str(error)
+            assert str(first) in str(fails(call))
         other = make_buffer(group, TRIAL.case, fabric)
         TRIAL.check_dispatch(rank, other.dispatch(**arguments))
 
@@ -121,9 +123,8 @@ def test_queued_kernels_leave_at_once(fabric: str) -> None:
         rank = buffer.rank
         handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))[4]
         if rank != ABSENT:
-            queued = [TRIAL.combine(buffer, rank, handle, async_finish=True) for _ in range(5)]
-            for results in queued:
-                fails(results[2].current_stream_wait)
+            for _ in range(5):
+                fails(lambda: TRIAL.combine(buffer, rank, handle, async_finish=True)[2].current_stream_wait())
         barrier(group)
 
     under_schedules(4, on_each_rank)

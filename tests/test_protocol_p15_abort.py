@@ -8,7 +8,7 @@ import pytest
 
 import deep_ep_py as deep_ep
 from builds import FABRICS
-from cases import BY_NAME
+from cases import BY_NAME, Case
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
@@ -33,3 +33,113 @@ def test_the_first_timeout_ends_all_waits(fabric: str) -> None:
         assert isinstance(errors[0], deep_ep.DeepEPTimeout) and errors[0].peer == 3
         for error in errors[1:3]:
             assert not isinstance(error, deep_ep.DeepEPTimeout) and "rank 0" in str(error), repr(error)
+
+
+def collect(ranks: int, on_each_rank: Any) -> list[list[deep_ep.DeepEPError]]:
+    """Run a body that returns what its rank has raised; checks that nobody sat out a timeout."""
+    runs = under_schedules(ranks, on_each_rank)
+    for errors in runs:
+        for error in errors:
+            assert not isinstance(error, deep_ep.DeepEPTimeout), "peers hear of a failure, they do not wait for it"
+    return runs
+
+
+def raised(call: Any) -> deep_ep.DeepEPError:
+    with pytest.raises(deep_ep.DeepEPError) as info:
+        call()
+    return info.value
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_an_exception_in_the_callers_code(fabric: str) -> None:
+    """A rank's own code raises between two calls. Leaving the Buffer's block says so to the others, which are waiting
+    for its next call."""
+
+    def on_each_rank(group: Any) -> Any:
+        try:
+            with make_buffer(group, TRIAL.case, fabric) as buffer:
+                TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
+                if buffer.rank == 1:
+                    raise ZeroDivisionError("of the caller")
+                return raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
+        except ZeroDivisionError:
+            return None
+
+    for errors in collect(4, on_each_rank):
+        assert all("rank 1" in str(error) for error in errors if error is not None), errors
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_an_exception_inside_a_call(fabric: str) -> None:
+    """One rank finds no memory for its output, in the middle of a dispatch: its peers, which have sent their counts,
+    hear of it; the rank itself raises what happened, and then that its Buffer is broken."""
+
+    def on_each_rank(group: Any) -> Any:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        arguments = dispatch_arguments(TRIAL.work, buffer.rank)
+        if buffer.rank != 1:
+            return raised(lambda: buffer.dispatch(**arguments))
+
+        def no_memory(*_: Any) -> Any:
+            raise MemoryError("no room for the output")
+
+        buffer._empty = no_memory
+        with pytest.raises(MemoryError):
+            buffer.dispatch(**arguments)
+        assert "no room for the output" in str(raised(lambda: buffer.dispatch(**arguments)))
+        return None
+
+    for errors in collect(4, on_each_rank):
+        assert all("rank 1" in str(error) for error in errors if error is not None), errors
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_abort(fabric: str) -> None:
+    """Said by hand. Ranks inside a call and ranks that call later hear of it alike."""
+
+    def on_each_rank(group: Any) -> Any:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        arguments = dispatch_arguments(TRIAL.work, buffer.rank)
+        if buffer.rank == 0:
+            buffer.abort()
+            barrier(group)
+        elif buffer.rank == 1:
+            barrier(group)
+        error = raised(lambda: buffer.dispatch(**arguments))
+        if buffer.rank > 1:
+            barrier(group)
+        return error
+
+    for errors in collect(4, on_each_rank):
+        assert all("rank 0" in str(error) for error in errors), errors
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_the_same_operation_with_other_arguments(fabric: str) -> None:
+    """One rank's rows have another size. All ranks raise, whoever finds it first."""
+    narrow = Trial.of(Case("narrow", TRIAL.case.ranks, TRIAL.case.tokens, hidden=32))
+
+    def on_each_rank(group: Any) -> Any:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        work = narrow.work if buffer.rank == 2 else TRIAL.work
+        return raised(lambda: buffer.dispatch(**dispatch_arguments(work, buffer.rank)))
+
+    for errors in collect(4, on_each_rank):
+        assert any("does not match" in str(error) for error in errors), errors
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_another_kind_of_operation(fabric: str) -> None:
+    """One rank combines while the others dispatch: neither side's wait could ever end. After half a second the ranks
+    compare what they are doing, and all raise."""
+
+    def on_each_rank(group: Any) -> Any:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        rank = buffer.rank
+        handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))[4]
+        if rank == 2:
+            return raised(lambda: TRIAL.combine(buffer, rank, handle))
+        return raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)))
+
+    for errors in collect(4, on_each_rank):
+        assert any("combine" in str(error) and "dispatch" in str(error) for error in errors), errors

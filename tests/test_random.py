@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from deep_ep_py.testing import run_ranks
 from hypothesis import given
 
 import deep_ep_py as deep_ep
 from cases import AMPLE
+from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments
 from strategies import Scenario, scenarios
 
