@@ -75,11 +75,11 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def experts(num_experts: Any, ranks: int) -> int:
+def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
     """Check a number of experts against the ranks they are spread over."""
-    num_experts = integer("num_experts", num_experts, 1, MAX_EXPERTS)
+    num_experts = integer(name, num_experts, 1, MAX_EXPERTS)
     if num_experts % ranks:
-        raise ValueError(f"num_experts={num_experts}: expected a multiple of the {ranks} ranks")
+        raise ValueError(f"{name}={num_experts}: expected a multiple of the {ranks} ranks")
     return num_experts
 
 

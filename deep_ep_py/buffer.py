@@ -142,9 +142,11 @@ class Buffer:
             raise TypeError(f"timeout={timeout!r}: expected seconds")
         if not 0 < timeout < 1e6:
             raise ValueError(f"timeout={timeout!r}: expected more than 0 and less than 1e6 seconds")
-        chosen = (
-            torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        )
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            chosen = torch.device(default if device is None else device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"device={device!r}: expected cpu or cuda") from None
         if chosen.type != "cpu":
             raise ValueError(f"device={chosen}: expected cpu, CUDA tensors are not supported yet")
 

@@ -85,7 +85,7 @@ class PendingDispatch:
         arguments.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,))
         in_rank = arguments.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks))
         per_expert = arguments.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,))
-        experts = arguments.experts(per_expert.shape[0], ranks)
+        experts = arguments.experts(per_expert.shape[0], ranks, "len(num_tokens_per_expert)")
         if (topk_idx is None) != (topk_weights is None):
             raise ValueError("topk_idx and topk_weights: expected both or neither")
         topk = 0

@@ -1,23 +1,14 @@
 #include "cpu/launcher.h"
 
-#include <atomic>
-
 #include "cpu/executor/executor.h"
 #include "cpu/kernel_table.h"
+#include "cpu/vector/vector.h"
 #include "device/device.h"
 
 namespace deep_ep::cpu {
-namespace {
-
-int next_stream() {
-    static std::atomic<int> streams{0};
-    return streams.fetch_add(1, std::memory_order_relaxed);
-}
-
-}  // namespace
 
 CpuLauncher::CpuLauncher(int rank, const void* words, size_t bytes)
-    : rank_(rank), stream_(next_stream()), words_(words) {
+    : rank_(rank), stream_(Executor::get().new_stream()), words_(words) {
     Executor::get().share_memory(words, bytes, -1);
 }
 
@@ -39,6 +30,8 @@ uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps
 }
 
 bool CpuLauncher::finished(uint64_t serial) const { return Executor::get().finished(serial); }
+
+uint64_t CpuLauncher::streaming_threshold() const { return cpu::streaming_threshold(); }
 
 void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) { Executor::get().wait(ready, what); }
 

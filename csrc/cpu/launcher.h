@@ -7,14 +7,15 @@ namespace deep_ep::cpu {
 
 class CpuLauncher final : public host::Launcher {
   public:
-    // Each launcher is a stream of its own. `words`: memory of this rank that other ranks' kernels and the host poll and
-    // add to, so that every access needs system scope.
+    // Each launcher is a stream of its own. `words`: memory of this rank that other ranks' kernels and the host poll
+    // and add to, so that every access needs system scope.
     CpuLauncher(int rank, const void* words, size_t bytes);
     ~CpuLauncher() override;
 
     uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
                     size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
+    uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
 
   private:

@@ -8,7 +8,7 @@
 //
 //   DEEP_EP_DEVICE                          function qualifier: inline on the device
 //   DEEP_EP_KERNEL                          qualifier of a kernel's entry point
-//   DEEP_EP_SHARED(type, name)              a block's static shared array or struct: DEEP_EP_SHARED(u32, flags[4]);
+//   DEEP_EP_SHARED(type, name)              a block's static shared variable: DEEP_EP_SHARED(u32[4], flags);
 //   DEEP_EP_DYNAMIC_SHARED(type, name)      pointer to the launch's dynamic shared memory, 128-byte aligned (at most
 //   one per kernel)
 //

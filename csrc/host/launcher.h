@@ -15,6 +15,8 @@ class Launcher {
     virtual uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
                             size_t args_bytes) = 0;
     virtual bool finished(uint64_t serial) const = 0;
+    // Bytes stored by all ranks of a node from which on stores should pass the caches by.
+    virtual uint64_t streaming_threshold() const = 0;
     // Blocks the calling host thread until `ready()`; what it reads may be written by kernels.
     virtual void wait(const std::function<bool()>& ready, const char* what) = 0;
 };

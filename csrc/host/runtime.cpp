@@ -13,10 +13,9 @@ namespace {
 // Warps per block. Combine needs two: where rows go in chunks, some send while the others sum.
 constexpr unsigned kWarps = 4;
 
-// Outputs above this are stored past the caches: they would only push out what is still needed.
-constexpr uint64_t kStreamingBytes = 4ull << 20;
-
-wire::ChunkFormat dispatch_format(const Sizes& sizes) {
+// A cached dispatch carries rows alone.
+wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached) {
+    if (cached) return {sizes.row_bytes, 0, 0, 0};
     return {sizes.row_bytes, sizes.topk * static_cast<u32>(sizeof(i64)), sizes.topk * static_cast<u32>(sizeof(float)),
             sizeof(i32)};
 }
@@ -84,7 +83,7 @@ wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFor
 uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
     const u32 ranks = static_cast<u32>(options_.ranks);
     const u32 rows = wire::RegionLayout::kMinChunkRows;
-    const wire::RegionLayout dispatch{ranks, sizes.experts, options_.has_remote, rows, dispatch_format(sizes)};
+    const wire::RegionLayout dispatch{ranks, sizes.experts, options_.has_remote, rows, dispatch_format(sizes, false)};
     const wire::RegionLayout combine{ranks, 0, options_.has_remote, rows, combine_format(sizes)};
     return std::max(dispatch.bytes(), combine.bytes());
 }
@@ -126,7 +125,7 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     NotifyArgs args{};
     args.call = call_args(*call);
     args.shape = shape_of(sizes, options_.ranks);
-    args.layout = region_layout(sizes.experts, dispatch_format(sizes));
+    args.layout = region_layout(sizes.experts, dispatch_format(sizes, false));
     args.arguments = hash_arguments({sizes.row_bytes, sizes.topk, sizes.experts});
     args.tokens = sizes.tokens;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
@@ -171,10 +170,11 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     DispatchArgs args{};
     args.call = call_args(call);
     args.shape = shape_of(sizes, options_.ranks);
-    args.layout = region_layout(cached ? 0 : sizes.experts, dispatch_format(sizes));
+    args.layout = region_layout(cached ? 0 : sizes.experts, dispatch_format(sizes, cached));
     args.tokens = sizes.tokens;
     args.experts_per_rank = sizes.experts / static_cast<u32>(options_.ranks);
-    args.streaming = static_cast<uint64_t>(rows) * sizes.row_bytes > kStreamingBytes;
+    // This rank's rows stand for the others'.
+    args.streaming = uint64_t{rows} * sizes.row_bytes * args.shape.ranks_ > launcher_->streaming_threshold();
     args.x = pointer<const u8>(tensors.x);
     args.topk_idx = pointer<const i64>(tensors.topk_idx);
     args.topk_weights = pointer<const float>(tensors.topk_weights);

@@ -36,6 +36,9 @@ constexpr u32 combine_shared_bytes(u32 ranks, u32 warps) {
            stream_progress_bytes(ranks);
 }
 
+// The same on all ranks: a rank without rows has null addresses for them.
+DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.format.topk_weights_bytes != 0; }
+
 // Fills the chunks that a producer sends.
 template <class Shape>
 struct CombineChunks {
@@ -76,7 +79,7 @@ struct CombineChunks {
         device::warp_copy(message + args.layout.format.x_offset(), args.x + row * shape.row_bytes(),
                           static_cast<u64>(rows) * shape.row_bytes());
         auto* weights = reinterpret_cast<float*>(message + args.layout.format.topk_weights_offset(rows));
-        for (u32 i = device::lane(); args.topk_weights != nullptr && i < rows * shape.topk(); i += device::kWarpSize) {
+        for (u32 i = device::lane(); carries_weights(args) && i < rows * shape.topk(); i += device::kWarpSize) {
             weights[i] = args.topk_weights[row * shape.topk() + i];
         }
     }
@@ -147,7 +150,7 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, const Shape& shape, const
     device::warp_sum_bf16(
         args.combined_x + offset, rows.x, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
         args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
-    for (u32 k = device::lane(); args.topk_weights != nullptr && k < topk; k += device::kWarpSize) {
+    for (u32 k = device::lane(); carries_weights(args) && k < topk; k += device::kWarpSize) {
         float sum = 0.0f;
         for (u32 i = 0; i < count; ++i) sum += rows.weights[i][k];
         args.combined_weights[static_cast<u64>(token) * topk + k] = sum;

@@ -35,6 +35,10 @@ constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps) {
            warps * ranks * static_cast<u32>(sizeof(u8*) + sizeof(u32)) + stream_progress_bytes(ranks);
 }
 
+// What rows carry, the same on all ranks: a rank without rows of its own has null addresses for them.
+DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
+DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
+
 // Localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
 DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, u32 k, i64* idx,
                                float* weights) {
@@ -91,12 +95,12 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
         __syncwarp();  // the list is complete
         device::warp_copy_to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes,
                                   args.streaming != 0);
-        for (u32 i = device::lane(); args.topk_idx != nullptr && i < count * topk; i += device::kWarpSize) {
+        for (u32 i = device::lane(); carries_topk(args) && i < count * topk; i += device::kWarpSize) {
             const u32 r = rows.rank[i / topk];
             const u64 to = static_cast<u64>(token_row[r]) * topk;
             store_topk(args, topk, token, r, i % topk, targets[r].topk_idx + to, targets[r].topk_weights + to);
         }
-        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < count; i += device::kWarpSize) {
+        for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
             const u32 r = rows.rank[i];
             targets[r].src_idx[token_row[r]] = static_cast<i32>(token);
         }
@@ -143,11 +147,11 @@ struct DispatchChunks {
             device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
                               args.x + static_cast<u64>(tokens[i]) * row_bytes, row_bytes);
         }
-        for (u32 i = device::lane(); args.topk_idx != nullptr && i < rows * topk; i += device::kWarpSize) {
+        for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
             const u32 row = i / topk;
             store_topk(args, topk, tokens[row], to, i % topk, idx + row * topk, weights + row * topk);
         }
-        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < rows; i += device::kWarpSize)
+        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize)
             src_idx[i] = tokens[i];
     }
 
@@ -161,11 +165,11 @@ struct DispatchChunks {
         const auto* src_idx = reinterpret_cast<const i32*>(message + format.src_idx_offset(rows));
         device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(),
                           static_cast<u64>(rows) * row_bytes);
-        for (u32 i = device::lane(); args.topk_idx != nullptr && i < rows * topk; i += device::kWarpSize) {
+        for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
             args.recv_topk_idx[start * topk + i] = idx[i];
             args.recv_topk_weights[start * topk + i] = weights[i];
         }
-        for (u32 i = device::lane(); args.recv_src_idx != nullptr && i < rows; i += device::kWarpSize) {
+        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) {
             args.recv_src_idx[start + i] = src_idx[i];
         }
     }

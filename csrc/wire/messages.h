@@ -75,8 +75,8 @@ struct RegionLayout {
 
     // The most a chunk may hold. More rows amortise the handshake; fewer start the receiver earlier.
     static constexpr u32 kMaxChunkRows = 128;
-    // The least a region must hold: kSlots * kMinChunkRows = 64 rows per source (P9).
-    static constexpr u32 kMinChunkRows = 16;
+    // The least a region must hold: kSlots rows per source (P9).
+    static constexpr u32 kMinChunkRows = 1;
 
     constexpr u64 rank_counts_bytes() const { return align_up(static_cast<u64>(ranks) * sizeof(i32), kPieceBytes); }
     constexpr u64 expert_counts_bytes() const {
