@@ -158,7 +158,7 @@ def suite(part: str, arguments: list[str], log: Path | None) -> Result:
     reported = read_junit(junit, result)
     if code and not (reported and result.failed):
         result.failed += 1
-        result.notes.append(f"pytest ended with exit code {code}, {current_test(part)}")
+        result.notes.append(f"pytest ended with exit code {code}; {current_test(part)}")
     return result
 
 
@@ -188,7 +188,7 @@ def suites(parts: list[str], arguments: list[str]) -> list[Result]:
             if not done:
                 at = [current_test(futures[future]) for future in pending if future.running()]
                 console.print(f"{time.strftime('%H:%M:%S')} {', '.join(sorted(at))}", markup=False)
-    return results
+    return sorted(results, key=lambda result: parts.index(result.name))
 
 
 def gigabytes(count: int) -> str:
