@@ -80,7 +80,7 @@ class Memcpy(Baseline):
 
     def prepare(self, ours: Ours) -> None:
         """Compute the addresses of all rows."""
-        self._received = ours.recv_x
+        self._ours = ours
         runtime, ranks, row_bytes = ours.buffer.runtime, self._config.ranks, self._config.row_bytes
         offset = torch.tensor([runtime.heap_offset(ours.recv_x.data_ptr())])
         offsets = [torch.empty_like(offset) for _ in range(ranks)]
@@ -104,7 +104,7 @@ class Memcpy(Baseline):
 
     def received(self) -> torch.Tensor:
         """Return our received tensor, which the peers' copies overwrite."""
-        return self._received
+        return self._ours.recv_x
 
     def _copy(self, destinations: torch.Tensor, sources: torch.Tensor, variant: str) -> None:
         from deep_ep_py.native import C

@@ -86,6 +86,7 @@ class Ours:
     def pairs(self) -> None:
         """As many dispatch -> combine pairs as the run chains, with nothing between them."""
         for _ in range(self._config.chain):
+            self.release()
             self.dispatch()
             self.combine()
 

@@ -39,10 +39,15 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
     for column, op in enumerate(_PANELS):
         draw(axes[0][column], _curves(report, op, "ms"))
         draw(axes[1][column], _curves(report, op, "gb_per_s"))
+        axes[1][column].set_ylim(bottom=0)
         axes[0][column].set_title(op)
     axes[0][0].set_ylabel("ms")
     axes[1][0].set_ylabel("logical GB/s, all ranks together")
     if len(report["sizes"]) > 1:
+        for axis in axes[0]:
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter("{x:g}")
+            axis.yaxis.set_minor_formatter("")
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
         for axis in axes[1]:
@@ -78,7 +83,6 @@ def _draw_lines(axis: Any, curves: dict[str, list[tuple[int, float]]]) -> None:
         tokens, values = zip(*sorted(points), strict=True)
         axis.plot(tokens, values, marker="o", color=_COLORS[name], label=name, linewidth=2.5 if name == OURS else 1.5)
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
     sizes = sorted({tokens for points in curves.values() for tokens, _ in points})
     axis.set_xticks(sizes, [str(size) for size in sizes])
     axis.grid(True, which="both", alpha=0.2)
