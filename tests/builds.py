@@ -15,7 +15,7 @@ FABRICS = ("peer", "weak")
 
 # Schedules of a protocol test, and examples of a hypothesis test.
 PROTOCOL_SCHEDULES = {"fast": 10, "exact": 6, "tsan": 2, "asan": 2}[BUILD]
-EXAMPLES = {"fast": 150, "exact": 50, "tsan": 8, "asan": 8}[BUILD]
+EXAMPLES = {"fast": 500, "exact": 100, "tsan": 8, "asan": 8}[BUILD]
 
 
 def schedules(count: int = SCHEDULES) -> range:
