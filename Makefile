@@ -24,7 +24,7 @@ demo: venv ## a MoE layer on 8 ranks: dispatch, experts, combine; checked, timed
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.moe_demo $(ARGS)
 
-test: venv ## lint, then every test in the four builds (20 minutes at most on 2 cores)
+test: venv ## lint, the kernels' compile report, every test in the four builds; counts, times, memory
 	@$(TESTS) $(ARGS)
 
 test-fast: venv ## the tests in the fast and the exact build
