@@ -29,20 +29,15 @@ void open_barrier(Barrier& barrier) {
 }
 
 void check_barrier(const Block& block, const Barrier& barrier, unsigned id, unsigned threads, Site site) {
-    if (current->agent) misuse("an agent joined a barrier", site);
-    if (id >= Block::kBarriers) misuse("there is no barrier " + std::to_string(id), site);
-    if (threads == 0 && id != 0) misuse("a named barrier without a count", site);
-    if (threads % kWarpWidth != 0)
-        misuse("barrier count " + std::to_string(threads) + " is not a multiple of the warp width", site);
+    if (current->agent) misuse(site, "an agent joined a barrier");
+    if (id >= Block::kBarriers) misuse(site, "there is no barrier %u", id);
+    if (threads == 0 && id != 0) misuse(site, "a named barrier without a count");
+    if (threads % kWarpWidth != 0) misuse(site, "barrier count %u is not a multiple of the warp width", threads);
     if (threads > block.grid->launch.threads)
-        misuse("barrier count " + std::to_string(threads) + " is more than the block's " +
-                   std::to_string(block.grid->launch.threads) + " threads",
-               site);
+        misuse(site, "barrier count %u is more than the block's %u threads", threads, block.grid->launch.threads);
     if (barrier.arrived && barrier.expected != threads)
-        misuse("barrier " + std::to_string(id) + " joined with count " + std::to_string(threads) +
-                   ", but opened with count " + std::to_string(barrier.expected) + " at " +
-                   to_string(barrier.opened_by),
-               site);
+        misuse(site, "barrier %u joined with count %u, but opened with count %u at %s:%d", id, threads,
+               barrier.expected, barrier.opened_by.file, barrier.opened_by.line);
 }
 
 }  // namespace

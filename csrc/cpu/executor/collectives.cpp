@@ -30,18 +30,17 @@ void for_each_lane(u32 mask, Visit visit) {
 // The meeting that the caller joins. Meetings whose lanes do not wait for each other may be open side by side.
 Meeting& join(Warp& warp, u32 mask, Collective operation, Site site) {
     const u32 self = 1u << current->lane;
-    if (current->agent) misuse("an agent joined a warp collective", site);
-    if (!(mask & self)) misuse("the calling lane is not in the mask of its collective", site);
-    if (mask & ~warp.live) misuse("a collective's mask names a lane that has exited or does not exist", site);
+    if (current->agent) misuse(site, "an agent joined a warp collective");
+    if (!(mask & self)) misuse(site, "the calling lane is not in the mask of its collective");
+    if (mask & ~warp.live) misuse(site, "a collective's mask names a lane that has exited or does not exist");
     Meeting* found = nullptr;
     for (unsigned i = 0; i < warp.meetings_open; i++) {
         Meeting& meeting = warp.meetings[i];
         if (meeting.mask == mask) {
             found = &meeting;
         } else if ((meeting.mask & self) && (meeting.arrived & mask)) {
-            misuse("lanes of one warp wait for each other with different masks, the others at " +
-                       to_string(meeting.opened_by),
-                   site);
+            misuse(site, "lanes of one warp wait for each other with different masks, the others at %s:%d",
+                   meeting.opened_by.file, meeting.opened_by.line);
         }
     }
     if (!found) {
@@ -49,9 +48,8 @@ Meeting& join(Warp& warp, u32 mask, Collective operation, Site site) {
         *found = {mask, 0, operation, site};
     }
     if (found->operation != operation)
-        misuse(std::string("lanes of one warp meet in ") + name_of(operation) + " and " + name_of(found->operation) +
-                   ", the others at " + to_string(found->opened_by),
-               site);
+        misuse(site, "lanes of one warp meet in %s and %s, the others at %s:%d", name_of(operation),
+               name_of(found->operation), found->opened_by.file, found->opened_by.line);
     return *found;
 }
 
@@ -64,7 +62,7 @@ void compute_results(Warp& warp, u32 mask, Collective operation, Site site) {
             case Collective::kSyncWarp:
                 break;
             case Collective::kShuffle:
-                if (!(mask >> warp.sources[lane] & 1)) misuse("__shfl_sync reads from a lane outside its mask", site);
+                if (!(mask >> warp.sources[lane] & 1)) misuse(site, "__shfl_sync reads from a lane outside its mask");
                 warp.results[lane] = warp.values[warp.sources[lane]];
                 break;
             case Collective::kBallot:

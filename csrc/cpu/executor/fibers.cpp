@@ -1,4 +1,6 @@
 // The executor from inside a fiber: giving way, waiting, shared memory, the end.
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 
 #include "cpu/executor/misuse.h"
@@ -12,8 +14,13 @@ constexpr u64 kSwitchOneIn = 4;  // memory operations of a random schedule that 
 
 }  // namespace
 
-void misuse(const std::string& message, Site site) {
-    Scheduler::get().fail(false, message + " at " + to_string(site) + " (" + describe(*current) + ")");
+void misuse(Site site, const char* rule, ...) {
+    char text[512];
+    va_list values;
+    va_start(values, rule);
+    std::vsnprintf(text, sizeof text, rule, values);
+    va_end(values);
+    Scheduler::get().fail(false, text + (" at " + to_string(site) + " (" + describe(*current) + ")"));
     Scheduler::get().suspend_for_good(State::kFailed);
 }
 
@@ -74,7 +81,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, Site site) 
         if (block.static_table[i].key == key) return block.shared + base + block.static_table[i].offset;
     const size_t offset = (block.statics_used + alignment - 1) & ~(alignment - 1);
     if (block.statics == Block::kMaxStatics || offset + bytes > kMaxStaticShared)
-        misuse("more static shared memory than a block has", site);
+        misuse(site, "more static shared memory than a block has");
     block.static_table[block.statics++] = {key, offset};
     block.statics_used = offset + bytes;
     void* const variable = block.shared + base + offset;
@@ -85,7 +92,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, Site site) 
 
 void check_scope(const void* address, Site site) {
     if (current && Scheduler::get().memory.shared(address, rank_of(*current)))
-        misuse("an access to memory that others share needs Scope::kSystem", site);
+        misuse(site, "an access to memory that others share needs Scope::kSystem");
 }
 
 }  // namespace deep_ep::cpu

@@ -7,8 +7,9 @@
 
 namespace deep_ep::cpu {
 
-// Ends everything with a SimtError that names the rule, the line and the calling thread. For fibers.
-[[noreturn]] void misuse(const std::string& message, Site site);
+// Ends everything with a SimtError that names the rule, the line and the calling thread. For fibers, whose stacks are
+// not unwound then: hence no strings, which would leak.
+[[noreturn, gnu::format(printf, 2, 3)]] void misuse(Site site, const char* rule, ...);
 
 std::string to_string(Site site);
 std::string describe(const Fiber& fiber);  // "rank 1, dispatch, block 0, thread 37"

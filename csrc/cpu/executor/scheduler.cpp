@@ -43,7 +43,8 @@ void Clock::make_virtual() {
 }
 
 Scheduler& Scheduler::get() {
-    static Scheduler* scheduler = new Scheduler();  // outlives every thread and static destructor
+    // Outlives every thread and static destructor.
+    static Scheduler* scheduler = tsan::as(tsan::executor_fiber(), [] { return new Scheduler(); });
     return *scheduler;
 }
 

@@ -1,0 +1,64 @@
+// What the programs with planted bugs share: running ranks as threads of a world, and choosing the bug by name.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cpu/executor/executor.h"
+#include "device/device.h"
+
+namespace planted {
+
+using namespace deep_ep;
+using namespace deep_ep::device;
+using cpu::Executor;
+
+// The bug a run has, or "none". Kernels ask for theirs by name, so the clean and the broken kernel are one source.
+inline std::string chosen_bug = "none";
+inline bool bug(const char* name) { return chosen_bug == name; }
+
+// The values were wrong: the bug shows without a sanitizer.
+struct WrongValue {
+    std::string message;
+};
+
+inline void expect(bool holds, const std::string& message) {
+    if (!holds) throw WrongValue{message};
+}
+
+// Runs body(rank) on a thread per rank, under the schedule of `seed`. What a rank throws ends the world.
+inline void run_world(int ranks, uint64_t seed, const std::function<void(int)>& body) {
+    Executor& executor = Executor::get();
+    std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks));
+    std::vector<std::thread> threads;
+    executor.world_begin(ranks, {seed, 64});
+    for (int rank = 0; rank < ranks; rank++) {
+        threads.emplace_back([&, rank] {
+            executor.world_enter(rank);
+            try {
+                body(rank);
+            } catch (...) {
+                errors[static_cast<size_t>(rank)] = std::current_exception();
+            }
+            executor.world_leave(rank);
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors) {
+        if (!error) continue;
+        executor.world_end(true);
+        std::rethrow_exception(error);
+    }
+    executor.world_end();
+}
+
+template <class Args>
+void launch(const char* name, int rank, unsigned blocks, unsigned warps, cpu::Entry entry, const Args& args) {
+    Executor::get().launch({name, rank, 0, blocks, warps * kWarpSize, 0, entry, &args, sizeof(Args)});
+}
+
+}  // namespace planted
