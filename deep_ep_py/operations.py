@@ -211,7 +211,8 @@ class PendingCombine:
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
         buffer, handle = self.buffer, self.handle
-        combined_x = torch.empty((handle.tokens, self.x.shape[1]), dtype=self.x.dtype)
+        # From the arena, though no peer needs it: its pages are there already, torch's would be mapped afresh every time.
+        combined_x = buffer._empty((handle.tokens, self.x.shape[1]), self.x.dtype)
         combined_weights = None
         tensors = C.Tensors()
         tensors.x = self.x.data_ptr()

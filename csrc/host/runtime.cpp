@@ -104,6 +104,7 @@ void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_
     args.shape = shape_of(sizes, options_.ranks);
     args.tokens = sizes.tokens;
     args.experts = sizes.experts;
+    args.experts_per_rank = wire::Divider::by(sizes.experts / static_cast<u32>(options_.ranks));
     args.topk_idx = pointer<const i64>(topk_idx);
     args.tokens_per_rank = pointer<i32>(tokens_per_rank);
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);

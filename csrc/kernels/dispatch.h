@@ -39,14 +39,18 @@ constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps) {
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
 DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
 
-// Localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
-DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, u32 k, i64* idx,
+// A warp: localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
+DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, i64* idx,
                                float* weights) {
-    const u64 from = static_cast<u64>(token) * topk + k;
-    const i64 local = args.topk_idx[from] - static_cast<i64>(destination) * args.experts_per_rank;
-    const bool here = local >= 0 && local < static_cast<i64>(args.experts_per_rank);
-    idx[k] = here ? local : -1;
-    weights[k] = here ? args.topk_weights[from] : 0.0f;
+    const i64* from_idx = args.topk_idx + static_cast<u64>(token) * topk;
+    const float* from_weights = args.topk_weights + static_cast<u64>(token) * topk;
+    const i64 first = static_cast<i64>(destination) * args.experts_per_rank;
+    for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
+        const i64 local = from_idx[k] - first;
+        const bool here = static_cast<u64>(local) < args.experts_per_rank;
+        idx[k] = here ? local : -1;
+        weights[k] = here ? from_weights[k] : 0.0f;
+    }
 }
 
 // The block: where this rank's rows begin at each destination.
@@ -95,10 +99,10 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
         __syncwarp();  // the list is complete
         device::warp_copy_to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes,
                                   args.streaming != 0);
-        for (u32 i = device::lane(); carries_topk(args) && i < count * topk; i += device::kWarpSize) {
-            const u32 r = rows.rank[i / topk];
-            const u64 to = static_cast<u64>(token_row[r]) * topk;
-            store_topk(args, topk, token, r, i % topk, targets[r].topk_idx + to, targets[r].topk_weights + to);
+        for (u32 i = 0; carries_topk(args) && i < count; ++i) {
+            const DispatchTarget& target = targets[rows.rank[i]];
+            const u64 to = static_cast<u64>(token_row[rows.rank[i]]) * topk;
+            store_topk(args, topk, token, rows.rank[i], target.topk_idx + to, target.topk_weights + to);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
             const u32 r = rows.rank[i];
@@ -147,12 +151,10 @@ struct DispatchChunks {
             device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
                               args.x + static_cast<u64>(tokens[i]) * row_bytes, row_bytes);
         }
-        for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
-            const u32 row = i / topk;
-            store_topk(args, topk, tokens[row], to, i % topk, idx + row * topk, weights + row * topk);
+        for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
+            store_topk(args, topk, tokens[i], to, idx + i * topk, weights + i * topk);
         }
-        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize)
-            src_idx[i] = tokens[i];
+        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
     }
 
     // A warp: places a chunk's rows in this rank's output.

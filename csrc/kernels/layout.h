@@ -12,7 +12,6 @@ template <class Shape>
 DEEP_EP_KERNEL void layout(const LayoutArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), topk = shape.topk();
-    const u32 experts_per_rank = args.experts / ranks;
     DEEP_EP_DYNAMIC_SHARED(i32, counts);
     i32* rank_counts = counts;
     i32* expert_counts = counts + ranks;
@@ -25,7 +24,7 @@ DEEP_EP_KERNEL void layout(const LayoutArgs args) {
         for (u32 k = 0; k < topk; ++k) {
             const i64 expert = args.topk_idx[static_cast<u64>(token) * topk + k];
             if (expert < 0) continue;
-            const u32 r = static_cast<u32>(expert) / experts_per_rank;
+            const u32 r = args.experts_per_rank.divide(static_cast<u32>(expert));
             device::add_relaxed<Scope::kBlock>(&expert_counts[expert], 1);
             if (in_rank[r] != 0) continue;  // a token goes to a rank once, however many of its experts live there
             in_rank[r] = 1;

@@ -151,8 +151,13 @@ void bind_runtime(py::module_& m) {
              })
         .def_property_readonly("arena_bytes", [](const Runtime& runtime) { return runtime.arena()->bytes(); })
         .def_property_readonly("arena_used", [](const Runtime& runtime) { return runtime.arena()->used(); })
-        .def("heap_offset", [](const Runtime& runtime,
-                               uint64_t address) { return address - runtime.heap_base(runtime.options().rank); })
+        .def("heap_offset",
+             [](const Runtime& runtime, uint64_t address) {
+                 if (runtime.arena()->contains(reinterpret_cast<const void*>(address), 1)) {
+                     return address - runtime.heap_base(runtime.options().rank);
+                 }
+                 throw py::value_error("address: expected one inside this rank's shared memory for outputs");
+             })
         .def("peer_base", &Runtime::heap_base);
 }
 

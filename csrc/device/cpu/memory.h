@@ -17,6 +17,15 @@ void before_access(const void* address, const char* file, int line) {
     if (__builtin_expect(cpu::memory_switches, 0)) cpu::switch_point({file, line});
 }
 
+// The fast build runs all threads of a rank by turns on one processor, so within a device nothing comes between.
+template <Scope S, class T>
+T fetch_add(T* address, T value, int order) {
+    if (cpu::kExact || S == Scope::kSystem) return __atomic_fetch_add(address, value, order);
+    const T old = *address;
+    *address = old + value;
+    return old;
+}
+
 }  // namespace detail
 
 #define DEEP_EP_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
@@ -53,19 +62,19 @@ void store_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
 template <Scope S, class T>
 T add_relaxed(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
-    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELAXED);
 }
 
 template <Scope S, class T>
 T add_release(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
-    return __atomic_fetch_add(address, value, __ATOMIC_RELEASE);
+    return detail::fetch_add<S, T>(address, value, __ATOMIC_RELEASE);
 }
 
 template <Scope S, class T>
 T add_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
-    return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+    return detail::fetch_add<S, T>(address, value, __ATOMIC_ACQ_REL);
 }
 
 template <Scope S, class T>
