@@ -211,7 +211,7 @@ class PendingCombine:
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
         buffer, handle = self.buffer, self.handle
-        # From the arena, though no peer needs it: its pages are there already, torch's would be mapped afresh every time.
+        # From the arena, though no peer needs it: its pages are there already, torch would map fresh ones every time.
         combined_x = buffer._empty((handle.tokens, self.x.shape[1]), self.x.dtype)
         combined_weights = None
         tensors = C.Tensors()
