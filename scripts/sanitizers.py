@@ -16,7 +16,7 @@ import toolchain
 # CPython and torch free little at exit, so leaks mean nothing here.
 ASAN_OPTIONS = "detect_leaks=0"
 UBSAN_OPTIONS = "halt_on_error=1:print_stacktrace=1"
-TSAN_OPTIONS = "exitcode=66"
+TSAN_OPTIONS = f"exitcode=66:suppressions={Path(__file__).parent / 'tsan_suppressions.txt'}"
 
 
 def _file_of(compiler: list[str], name: str) -> str:
