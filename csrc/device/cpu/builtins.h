@@ -22,7 +22,7 @@
 namespace deep_ep::device {
 
 constexpr u32 kWarpSize = cpu::kWarpWidth;
-constexpr u32 kFullMask = kWarpSize == 32 ? 0xffffffffu : 1u;
+constexpr u32 kFullMask = 0xffffffffu >> (32 - kWarpSize);
 
 inline u32 lane() { return threadIdx.x % kWarpSize; }
 inline u32 warp() { return threadIdx.x / kWarpSize; }
