@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from types import TracebackType
 from typing import Any
 
 import torch
-import torch.utils.dlpack
 
 from . import arguments
-from .bootstrap import Bootstrap, exchange_heaps, make_bootstrap
+from .bootstrap import make_bootstrap
 from .config import Config
-from .errors import DeepEPError, DeepEPTimeout
+from .engine import FABRICS, Engine
 from .events import EventHandle, EventOverlap
 from .handles import DispatchHandle
-from .native import BUILD, C
+from .native import C
 from .operations import CPU_BLOCKS, PendingCombine, PendingDispatch
-
-FABRICS = ("peer", "weak", "mixed")
-
-
-def _default_arena_bytes(ranks: int) -> int:
-    """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return memory // (2 * ranks) // 4096 * 4096
-
-
-def _reached(fabric: str, rank: int, peer: int) -> bool:
-    """Tell whether `peer`'s heap is used by loads and stores. The same from both sides."""
-    if rank == peer or fabric == "peer":
-        return True
-    return fabric == "mixed" and (rank + peer) % 2 == 0
 
 
 class Buffer:
@@ -106,16 +89,12 @@ class Buffer:
         self.timeout = float(timeout)
         self.regions = arguments.integer("regions", regions, 1, 16)
         self.device = torch.device("cpu")
-        self._fabric = fabric or "peer"
-        self._arena_bytes = _default_arena_bytes(self.group_size) if arena_bytes is None else arena_bytes // 4096 * 4096
-        self._agree(bootstrap)
-        self.runtime = self._make_runtime(bootstrap)
-        self._issued = 0
-        self._open: set[int] = set()
-        self._broken: DeepEPError | None = None
-        self._stats = dict.fromkeys(
-            ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds"), 0
-        )
+        self._engine = Engine(bootstrap, num_nvl_bytes, arena_bytes, fabric or "peer", self.timeout, self.regions)
+
+    @property
+    def runtime(self) -> Any:
+        """The native half: addresses and launches."""
+        return self._engine.runtime
 
     @staticmethod
     def _check_constructor(
@@ -150,45 +129,6 @@ class Buffer:
         if chosen.type != "cpu":
             raise ValueError(f"device={chosen}: expected cpu, CUDA tensors are not supported yet")
 
-    def _agree(self, bootstrap: Bootstrap) -> None:
-        """Refuse ranks that were started differently before they share memory."""
-        from ._version import __version__
-
-        mine = {
-            "version": __version__,
-            "build": BUILD,
-            "num_nvl_bytes": self.num_nvl_bytes,
-            "arena_bytes": self._arena_bytes,
-            "fabric": self._fabric,
-            "regions": self.regions,
-        }
-        for peer, theirs in enumerate(bootstrap.all_gather(mine)):
-            for name, value in mine.items():
-                if theirs[name] != value:
-                    raise ValueError(
-                        f"{name}={value!r} on rank {self.rank}: expected the same on all ranks, "
-                        f"rank {peer} has {theirs[name]!r}"
-                    )
-
-    def _make_runtime(self, bootstrap: Bootstrap) -> Any:
-        ranks = range(self.group_size)
-        options = C.BufferOptions(
-            rank=self.rank,
-            ranks=self.group_size,
-            regions=self.regions,
-            region_bytes=self.num_nvl_bytes // self.regions // 128 * 128,
-            arena_bytes=self._arena_bytes,
-            timeout_ns=int(self.timeout * 1e9),
-            poison=bootstrap.in_process,
-            has_remote=any(not _reached(self._fabric, i, j) for i in ranks for j in ranks),
-            mapped=[_reached(self._fabric, self.rank, peer) for peer in ranks],
-        )
-        heap_bytes = C.heap_bytes(options)
-        heap = C.Heap.make_plain(heap_bytes) if bootstrap.in_process else C.Heap.make_shared(heap_bytes)
-        runtime = C.Runtime(options, exchange_heaps(bootstrap, heap))
-        bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
-        return runtime
-
     # --- operations -------------------------------------------------------------------------------------------
 
     def get_dispatch_layout(
@@ -222,7 +162,7 @@ class Buffer:
             bool [tokens, ranks].
         event : EventOverlap
         """
-        self._check_usable()
+        self._engine.check_usable()
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         num_experts = arguments.experts(num_experts, self.group_size)
         topk_idx = arguments.topk_idx(topk_idx, num_experts)
@@ -283,8 +223,8 @@ class Buffer:
 
     def _begin_dispatch(self, x: torch.Tensor, handle: DispatchHandle | None = None, **options: Any) -> PendingDispatch:
         """Start a dispatch: this rank's counts are on their way. `finish()` does the rest."""
-        self._check_usable()
-        return PendingDispatch.begin(self, x, handle, **options)
+        self._engine.check_usable()
+        return PendingDispatch.begin(self._engine, x, handle, **options)
 
     def combine(
         self,
@@ -331,9 +271,9 @@ class Buffer:
         DeepEPTimeout, DeepEPError
             As `dispatch`.
         """
-        self._check_usable()
+        self._engine.check_usable()
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
-        return PendingCombine.begin(self, x, handle, topk_weights, bias, config).finish()
+        return PendingCombine.begin(self._engine, x, handle, topk_weights, bias, config).finish()
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -347,18 +287,16 @@ class Buffer:
             straight between user tensors, `rounds`: those that went through the Buffer for want of shared memory;
             `arena_bytes`, `arena_used`.
         """
-        return {**self._stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}
+        self._engine.check_usable()
+        return {**self._engine.stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}
 
     def abort(self) -> None:
         """Tell every rank that this one has failed: their calls on this Buffer raise at once."""
-        if self.runtime is not None and self._broken is None:
-            self._break("the Buffer was aborted")
+        self._engine.break_off("the Buffer was aborted")
 
     def destroy(self) -> None:
         """Give back what the Buffer holds. Not collective; outputs live on."""
-        if self.runtime is not None and self._broken is None:
-            self.runtime.drain()
-        self.runtime = None
+        self._engine.destroy()
 
     def __enter__(self) -> Buffer:
         return self
@@ -400,73 +338,3 @@ class Buffer:
     def get_combine_config(num_ranks: int) -> Config:
         """Return the default Config of a combine among `num_ranks` ranks."""
         return Buffer.get_dispatch_config(num_ranks)
-
-    # --- for the operations -----------------------------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        if self.runtime is None:
-            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
-        if self._broken is not None:
-            raise DeepEPError(f"rank {self.rank}: the Buffer is broken since: {self._broken}") from self._broken
-
-    def _break(self, why: str) -> None:
-        self._broken = DeepEPError(f"rank {self.rank}: {why}")
-        self.runtime.abort(C.EXCEPTION)
-
-    def _open_operation(self) -> int:
-        """Count a new operation; refuse it where the last use of its region is still open."""
-        operation, before = self._issued, self._issued - self.regions
-        if before in self._open:
-            raise DeepEPError(
-                f"rank {self.rank}: operation {operation} needs the region of operation {before}, which is still open; "
-                f"finish that one first, or make the Buffer with regions={self.regions + 1} or more"
-            )
-        self._issued += 1
-        self._open.add(operation)
-        self._stats["operations"] += 1
-        return operation
-
-    def _check_room(self, sizes: Any, row_bytes: int) -> None:
-        needed = self.runtime.least_region_bytes(sizes) * self.regions
-        if needed > self.num_nvl_bytes:
-            needed = (needed + 127 * self.regions + 127) // 128 * 128
-            raise ValueError(
-                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes "
-                f"among {self.group_size} ranks"
-            )
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make an output that peers can see; an ordinary tensor where it is empty or the arena is full."""
-        if 0 not in shape:
-            capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype])
-            if capsule is not None:
-                return torch.utils.dlpack.from_dlpack(capsule)
-        return torch.empty(shape, dtype=dtype)
-
-    def _check_ended(self, call: Any) -> None:
-        """Raise what a call failed of, and tell the other ranks."""
-        failure = call.failure
-        if failure.reason == 0:
-            return
-        error: DeepEPError
-        if failure.reason == C.TIMEOUT:
-            error = DeepEPTimeout(
-                self.rank, call.kind, failure.phase, failure.peer, failure.expected, failure.seen, self.timeout
-            )
-        elif failure.reason == C.ABORTED:
-            error = DeepEPError(
-                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} failed; it was in: {failure.phase}"
-            )
-        else:
-            error = DeepEPError(
-                f"rank {self.rank}: {call.kind} does not match that of rank {failure.peer}: "
-                f"other operation, experts, hidden size or "
-                f"top-k ({failure.phase}: expected {failure.expected:#x}, got {failure.seen:#x})"
-            )
-        self._broken = error
-        if failure.reason != C.ABORTED:
-            self.runtime.abort(failure.reason)
-        raise error
-
-
-_DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .native import C
-
-if TYPE_CHECKING:
-    from .buffer import Buffer
 
 
 @dataclass(frozen=True)
@@ -61,13 +58,15 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
 
     Attributes
     ----------
+    owner : object
+        Whose operation it was: a handle serves no other Buffer.
     tokens, rows : int
         Tokens this rank sent, rows it received.
     topk : int
         Experts per token, 0 where the dispatch carried none.
     """
 
-    buffer: Buffer
+    owner: object
     plan: Plan
     tokens: int
     rows: int
@@ -76,7 +75,7 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
 
     @staticmethod
     def make(
-        buffer: Buffer,
+        owner: object,
         plan: Plan,
         is_token_in_rank: torch.Tensor,
         recv_src_idx: torch.Tensor,
@@ -94,7 +93,7 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
                 plan.token_row,
             )
         )
-        handle.buffer, handle.plan, handle.topk, handle.operation = buffer, plan, topk, operation
+        handle.owner, handle.plan, handle.topk, handle.operation = owner, plan, topk, operation
         handle.tokens, handle.rows = is_token_in_rank.shape[0], recv_src_idx.shape[0]
         return handle
 

@@ -13,8 +13,8 @@ from .handles import DispatchHandle, Plan
 from .native import C
 
 if TYPE_CHECKING:
-    from .buffer import Buffer
     from .config import Config
+    from .engine import Engine
 
 CPU_BLOCKS = 1
 """Blocks of a kernel on a CPU, where no Config says otherwise: one thread runs them all."""
@@ -24,19 +24,11 @@ def _row_bytes(x: torch.Tensor) -> int:
     return x.shape[1] * x.element_size()
 
 
-def _ended(buffer: Buffer, call: Any, operation: int) -> None:
-    """Wait for a call whose kernels are all launched."""
-    buffer.runtime.wait(call)
-    buffer._check_ended(call)
-    buffer.runtime.retire(call)
-    buffer._open.discard(operation)
-
-
 @dataclass
 class PendingDispatch:
     """A dispatch whose counts are on their way."""
 
-    buffer: Buffer
+    engine: Engine
     call: Any
     operation: int
     blocks: int
@@ -48,11 +40,13 @@ class PendingDispatch:
     handle: DispatchHandle | None
     is_token_in_rank: torch.Tensor
     expert_alignment: int
+    held: tuple[torch.Tensor, ...] = ()
+    """Tensors that kernels still read and nobody else may hold."""
     finished: bool = False
 
     @staticmethod
     def begin(
-        buffer: Buffer,
+        engine: Engine,
         x: torch.Tensor,
         handle: DispatchHandle | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
@@ -69,7 +63,7 @@ class PendingDispatch:
         allocate_on_comm_stream: bool = False,
     ) -> PendingDispatch:
         """Check the arguments and launch the first kernel."""
-        ranks = buffer.group_size
+        ranks = engine.ranks
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         arguments.integer("expert_alignment", expert_alignment, 1, 1 << 20)
         if arguments.integer("num_worst_tokens", num_worst_tokens, 0, 1 << 31):
@@ -78,7 +72,7 @@ class PendingDispatch:
             )
         blocks = arguments.config(config, CPU_BLOCKS)
         if handle is not None:
-            return PendingDispatch._begin_cached(buffer, x, handle, blocks, topk_idx, topk_weights)
+            return PendingDispatch._begin_cached(engine, x, handle, blocks, topk_idx, topk_weights)
 
         x = arguments.rows("x", x)
         tokens, row_bytes = x.shape[0], _row_bytes(x)
@@ -93,50 +87,62 @@ class PendingDispatch:
             topk = arguments.topk_idx(topk_idx, experts, tokens).shape[1]
             arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk))
         sizes = C.Sizes(tokens, row_bytes, topk, experts)
-        buffer._check_room(sizes, row_bytes)
+        engine.check_room(sizes, row_bytes)
 
         plan = Plan.empty(tokens, ranks)
-        operation = buffer._open_operation()
-        call = buffer.runtime.notify(
+        operation = engine.open_operation()
+        call = engine.runtime.notify(
             sizes, in_rank.data_ptr(), per_expert.data_ptr(), plan.native(), plan.rows_to_rank.data_ptr(), blocks
         )
         return PendingDispatch(
-            buffer, call, operation, blocks, sizes, x, topk_idx, topk_weights, plan, None, in_rank, expert_alignment
+            engine,
+            call,
+            operation,
+            blocks,
+            sizes,
+            x,
+            topk_idx,
+            topk_weights,
+            plan,
+            None,
+            in_rank,
+            expert_alignment,
+            (per_expert,),
         )
 
     @staticmethod
     def _begin_cached(
-        buffer: Buffer, x: torch.Tensor, handle: DispatchHandle, blocks: int, topk_idx: Any, topk_weights: Any
+        engine: Engine, x: torch.Tensor, handle: DispatchHandle, blocks: int, topk_idx: Any, topk_weights: Any
     ) -> PendingDispatch:
-        handle = check_handle(buffer, handle)
+        handle = check_handle(engine, handle)
         if topk_idx is not None or topk_weights is not None:
             raise ValueError(
                 "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
             )
         x = arguments.rows("x", x, handle.tokens)
         sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
-        buffer._check_room(sizes, _row_bytes(x))
-        operation = buffer._open_operation()
-        call = buffer.runtime.notify_cached(False)
-        return PendingDispatch(buffer, call, operation, blocks, sizes, x, None, None, handle.plan, handle, handle[4], 1)
+        engine.check_room(sizes, _row_bytes(x))
+        operation = engine.open_operation()
+        call = engine.runtime.notify_cached(False)
+        return PendingDispatch(engine, call, operation, blocks, sizes, x, None, None, handle.plan, handle, handle[4], 1)
 
     def finish(self) -> tuple[Any, ...]:
         """Wait for the counts, make the outputs, move the rows."""
         self.finished = True
-        buffer, call, cached = self.buffer, self.call, self.handle is not None
+        engine, call, cached = self.engine, self.call, self.handle is not None
         if self.handle is not None:
             rows = self.handle.rows
         else:
-            buffer.runtime.wait_counts(call)
-            buffer._check_ended(call)
+            engine.runtime.wait_counts(call)
+            engine.check_failure(call)
             rows = call.total_rows
-        recv_x = buffer._empty((rows, self.x.shape[1]), self.x.dtype)
+        recv_x = engine.empty((rows, self.x.shape[1]), self.x.dtype)
         recv_topk_idx = recv_topk_weights = recv_src_idx = None
         if self.topk_idx is not None:
-            recv_topk_idx = buffer._empty((rows, self.topk_idx.shape[1]), torch.int64)
-            recv_topk_weights = buffer._empty((rows, self.topk_idx.shape[1]), torch.float32)
+            recv_topk_idx = engine.empty((rows, self.topk_idx.shape[1]), torch.int64)
+            recv_topk_weights = engine.empty((rows, self.topk_idx.shape[1]), torch.float32)
         if not cached:
-            recv_src_idx = buffer._empty((rows,), torch.int32)
+            recv_src_idx = engine.empty((rows,), torch.int32)
 
         tensors = C.Tensors()
         tensors.x = self.x.data_ptr()
@@ -147,30 +153,29 @@ class PendingDispatch:
             tensors.recv_topk_idx, tensors.recv_topk_weights = recv_topk_idx.data_ptr(), recv_topk_weights.data_ptr()
         if recv_src_idx is not None:
             tensors.recv_src_idx = recv_src_idx.data_ptr()
-        direct = buffer.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), rows, cached, self.blocks)
-        _ended(buffer, call, self.operation)
-        buffer._stats["cached_dispatches" if cached else "dispatches"] += 1
-        buffer._stats["direct" if direct else "rounds"] += 1
+        direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), rows, cached, self.blocks)
+        engine.end_operation(call, self.operation, direct)
+        engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         event = EventOverlap(EventHandle())
         if recv_src_idx is None:
             return recv_x, None, None, None, None, event
         align = self.expert_alignment
         counts = [(count + align - 1) // align * align for count in call.rows_per_expert]
         topk = 0 if self.topk_idx is None else self.topk_idx.shape[1]
-        handle = DispatchHandle.make(buffer, self.plan, self.is_token_in_rank, recv_src_idx, topk, call.operation)
+        handle = DispatchHandle.make(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, call.operation)
         return recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event
 
     def __del__(self) -> None:
         # The peers wait for rows that will never come: better that they hear it now.
-        if not self.finished and self.buffer._broken is None:
-            self.buffer._break(f"operation {self.operation} was begun and dropped")
+        if not self.finished:
+            self.engine.break_off(f"operation {self.operation} was begun and dropped")
 
 
 @dataclass
 class PendingCombine:
     """A combine that has taken its number."""
 
-    buffer: Buffer
+    engine: Engine
     call: Any
     operation: int
     blocks: int
@@ -182,7 +187,7 @@ class PendingCombine:
 
     @staticmethod
     def begin(
-        buffer: Buffer,
+        engine: Engine,
         x: torch.Tensor,
         handle: DispatchHandle,
         topk_weights: torch.Tensor | None,
@@ -190,7 +195,7 @@ class PendingCombine:
         config: Config | None,
     ) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
-        handle = check_handle(buffer, handle)
+        handle = check_handle(engine, handle)
         blocks = arguments.config(config, CPU_BLOCKS)
         x = arguments.rows("x", x, handle.rows)
         topk = 0
@@ -203,16 +208,16 @@ class PendingCombine:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
         biases = arguments.biases(bias, (handle.tokens, x.shape[1]))
         sizes = C.Sizes(handle.tokens, _row_bytes(x), topk, 0)
-        buffer._check_room(sizes, _row_bytes(x))
-        operation = buffer._open_operation()
-        call = buffer.runtime.notify_cached(True)
-        return PendingCombine(buffer, call, operation, blocks, sizes, x, topk_weights, biases, handle)
+        engine.check_room(sizes, _row_bytes(x))
+        operation = engine.open_operation()
+        call = engine.runtime.notify_cached(True)
+        return PendingCombine(engine, call, operation, blocks, sizes, x, topk_weights, biases, handle)
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
-        buffer, handle = self.buffer, self.handle
+        engine, handle = self.engine, self.handle
         # From the arena, though no peer needs it: its pages are there already, torch would map fresh ones every time.
-        combined_x = buffer._empty((handle.tokens, self.x.shape[1]), self.x.dtype)
+        combined_x = engine.empty((handle.tokens, self.x.shape[1]), self.x.dtype)
         combined_weights = None
         tensors = C.Tensors()
         tensors.x = self.x.data_ptr()
@@ -225,25 +230,24 @@ class PendingCombine:
             tensors.topk_weights, tensors.recv_topk_weights = weights.data_ptr(), combined_weights.data_ptr()
         for slot, bias in zip(("bias0", "bias1"), self.biases, strict=False):
             setattr(tensors, slot, bias.data_ptr())
-        direct = buffer.runtime.combine(self.call, self.sizes, tensors, handle.plan.native(), handle.rows, self.blocks)
-        _ended(buffer, self.call, self.operation)
-        buffer._stats["combines"] += 1
-        buffer._stats["direct" if direct else "rounds"] += 1
+        direct = engine.runtime.combine(self.call, self.sizes, tensors, handle.plan.native(), handle.rows, self.blocks)
+        engine.end_operation(self.call, self.operation, direct)
+        engine.stats["combines"] += 1
         return combined_x, combined_weights, EventOverlap(EventHandle())
 
     def _published(self, weights: torch.Tensor) -> torch.Tensor:
         """Where the rows can be read in place, copy their few weights to where they can be too."""
-        contains = self.buffer.runtime.arena_contains
+        contains = self.engine.runtime.arena_contains
         x_bytes, weight_bytes = self.x.numel() * self.x.element_size(), weights.numel() * weights.element_size()
         if not contains(self.x.data_ptr(), x_bytes) or contains(weights.data_ptr(), weight_bytes):
             return weights
-        return self.buffer._empty(tuple(weights.shape), weights.dtype).copy_(weights)
+        return self.engine.empty(tuple(weights.shape), weights.dtype).copy_(weights)
 
 
-def check_handle(buffer: Buffer, handle: Any) -> DispatchHandle:
+def check_handle(engine: Engine, handle: Any) -> DispatchHandle:
     """Check that a handle is of this Buffer."""
     if not isinstance(handle, DispatchHandle):
         raise TypeError(f"handle={type(handle).__name__}: expected the handle that dispatch returned")
-    if handle.buffer is not buffer:
+    if handle.owner is not engine:
         raise ValueError("handle: expected one of this Buffer, this is another Buffer's")
     return handle

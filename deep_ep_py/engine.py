@@ -1,0 +1,194 @@
+"""What a Buffer and its operations share: the native runtime, which operations are open, and what has failed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from ._version import __version__
+from .bootstrap import Bootstrap, exchange_heaps
+from .errors import DeepEPError, DeepEPTimeout
+from .native import BUILD, C
+
+FABRICS = ("peer", "weak", "mixed")
+
+_PAGE = 4096
+_DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
+"""Type code and bits, as DLPack has them."""
+
+
+def _default_arena_bytes(ranks: int) -> int:
+    """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory // (2 * ranks)
+
+
+def _reached(fabric: str, rank: int, peer: int) -> bool:
+    """Tell whether `peer`'s heap is used by loads and stores. The same from both sides."""
+    if rank == peer or fabric == "peer":
+        return True
+    return fabric == "mixed" and (rank + peer) % 2 == 0
+
+
+class Engine:
+    """The state of a Buffer, without its interface.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks.
+    num_nvl_bytes, arena_bytes, fabric, timeout, regions
+        As `Buffer` takes them, checked.
+
+    Attributes
+    ----------
+    rank, ranks : int
+        This rank, and how many there are.
+    runtime : native.C.Runtime or None
+        None once destroyed.
+    stats : dict
+        Counts for `Buffer.stats`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        num_nvl_bytes: int,
+        arena_bytes: int | None,
+        fabric: str,
+        timeout: float,
+        regions: int,
+    ) -> None:
+        self.rank, self.ranks = bootstrap.rank, bootstrap.size
+        self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
+        arena_bytes = _default_arena_bytes(self.ranks) if arena_bytes is None else arena_bytes
+        arena_bytes = arena_bytes // _PAGE * _PAGE
+        self._agree(bootstrap, arena_bytes, fabric)
+        self.runtime = self._make_runtime(bootstrap, arena_bytes, fabric)
+        self.stats = dict.fromkeys(("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds"), 0)
+        self._issued = 0
+        self._open: set[int] = set()
+        self._broken: DeepEPError | None = None
+
+    def _agree(self, bootstrap: Bootstrap, arena_bytes: int, fabric: str) -> None:
+        """Refuse ranks that were started differently before they share memory."""
+        mine = {
+            "version": __version__,
+            "build": BUILD,
+            "num_nvl_bytes": self.num_nvl_bytes,
+            "arena_bytes": arena_bytes,
+            "fabric": fabric,
+            "regions": self.regions,
+        }
+        for peer, theirs in enumerate(bootstrap.all_gather(mine)):
+            for name, value in mine.items():
+                if theirs[name] != value:
+                    raise ValueError(
+                        f"{name}={value!r} on rank {self.rank}: expected the same on all ranks, "
+                        f"rank {peer} has {theirs[name]!r}"
+                    )
+
+    def _make_runtime(self, bootstrap: Bootstrap, arena_bytes: int, fabric: str) -> Any:
+        ranks = range(self.ranks)
+        options = C.BufferOptions(
+            rank=self.rank,
+            ranks=self.ranks,
+            regions=self.regions,
+            region_bytes=self.num_nvl_bytes // self.regions // 128 * 128,
+            arena_bytes=arena_bytes,
+            timeout_ns=int(self.timeout * 1e9),
+            poison=bootstrap.in_process,
+            has_remote=any(not _reached(fabric, i, j) for i in ranks for j in ranks),
+            mapped=[_reached(fabric, self.rank, peer) for peer in ranks],
+        )
+        heap_bytes = C.heap_bytes(options)
+        heap = C.Heap.make_plain(heap_bytes) if bootstrap.in_process else C.Heap.make_shared(heap_bytes)
+        runtime = C.Runtime(options, exchange_heaps(bootstrap, heap))
+        bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
+        return runtime
+
+    def check_usable(self) -> None:
+        """Raise if the Buffer is destroyed or broken."""
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        if self._broken is not None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer is broken since: {self._broken}") from self._broken
+
+    def check_room(self, sizes: Any, row_bytes: int) -> None:
+        """Raise if a call of these sizes does not fit even in rounds."""
+        needed = self.runtime.least_region_bytes(sizes) * self.regions
+        if needed > self.num_nvl_bytes:
+            needed = (needed + 127 * self.regions + 127) // 128 * 128
+            raise ValueError(
+                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes "
+                f"among {self.ranks} ranks"
+            )
+
+    def open_operation(self) -> int:
+        """Count a new operation; refuse it where the last use of its region is still open."""
+        operation, before = self._issued, self._issued - self.regions
+        if before in self._open:
+            raise DeepEPError(
+                f"rank {self.rank}: operation {operation} needs the region of operation {before}, which is still open; "
+                f"finish that one first, or make the Buffer with regions={self.regions + 1} or more"
+            )
+        self._issued += 1
+        self._open.add(operation)
+        self.stats["operations"] += 1
+        return operation
+
+    def end_operation(self, call: Any, operation: int, direct: bool) -> None:
+        """Wait for a call whose kernels are all launched."""
+        self.runtime.wait(call)
+        self.check_failure(call)
+        self.runtime.retire(call)
+        self._open.discard(operation)
+        self.stats["direct" if direct else "rounds"] += 1
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make an output that peers can see; an ordinary tensor where it is empty or the arena is full."""
+        if 0 not in shape:
+            capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype])
+            if capsule is not None:
+                return torch.utils.dlpack.from_dlpack(capsule)
+        return torch.empty(shape, dtype=dtype)
+
+    def check_failure(self, call: Any) -> None:
+        """Raise what a call failed of, and tell the other ranks."""
+        failure = call.failure
+        if failure.reason == 0:
+            return
+        error: DeepEPError
+        if failure.reason == C.TIMEOUT:
+            error = DeepEPTimeout(
+                self.rank, call.kind, failure.phase, failure.peer, failure.expected, failure.seen, self.timeout
+            )
+        elif failure.reason == C.ABORTED:
+            error = DeepEPError(
+                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} failed; it was in: {failure.phase}"
+            )
+        else:
+            error = DeepEPError(
+                f"rank {self.rank}: {call.kind} does not match that of rank {failure.peer}: "
+                f"other operation, experts, hidden size or "
+                f"top-k ({failure.phase}: expected {failure.expected:#x}, got {failure.seen:#x})"
+            )
+        self._broken = error
+        if failure.reason != C.ABORTED:
+            self.runtime.abort(failure.reason)
+        raise error
+
+    def break_off(self, why: str) -> None:
+        """Break the Buffer, and tell the other ranks. Nothing where it is broken or destroyed already."""
+        if self.runtime is not None and self._broken is None:
+            self._broken = DeepEPError(f"rank {self.rank}: {why}")
+            self.runtime.abort(C.EXCEPTION)
+
+    def destroy(self) -> None:
+        """Let go of the runtime, after what peers still wait for has left."""
+        if self.runtime is not None and self._broken is None:
+            self.runtime.drain()
+        self.runtime = None
