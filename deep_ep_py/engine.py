@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -166,15 +168,20 @@ class Engine:
             error = DeepEPTimeout(
                 self.rank, call.kind, failure.phase, failure.peer, failure.expected, failure.seen, self.timeout
             )
+        elif call.mismatch[0] >= 0:
+            peer, kind = call.mismatch
+            error = DeepEPError(
+                f"rank {self.rank}: {call.kind} does not match rank {peer}, which is in {kind} as its operation "
+                f"{call.operation}, or has other sizes"
+            )
         elif failure.reason == C.ABORTED:
             error = DeepEPError(
                 f"rank {self.rank}: {call.kind} ended because rank {failure.peer} failed; it was in: {failure.phase}"
             )
         else:
             error = DeepEPError(
-                f"rank {self.rank}: {call.kind} does not match that of rank {failure.peer}: "
-                f"other operation, experts, hidden size or "
-                f"top-k ({failure.phase}: expected {failure.expected:#x}, got {failure.seen:#x})"
+                f"rank {self.rank}: {call.kind} does not match rank {failure.peer}, which has another operation, "
+                f"experts, hidden size or top-k ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
             )
         self._broken = error
         if failure.reason != C.ABORTED:
@@ -186,6 +193,15 @@ class Engine:
         if self.runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
             self.runtime.abort(C.EXCEPTION)
+
+    @contextmanager
+    def telling_others(self, kind: str) -> Iterator[None]:
+        """Break the Buffer if the body raises: peers would wait for what this rank will not do."""
+        try:
+            yield
+        except BaseException as error:
+            self.break_off(f"{kind} raised {error!r}")
+            raise
 
     def destroy(self) -> None:
         """Let go of the runtime, after what peers still wait for has left."""

@@ -123,12 +123,16 @@ class PendingDispatch:
         sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
         engine.check_room(sizes, _row_bytes(x))
         operation = engine.open_operation()
-        call = engine.runtime.notify_cached(False)
+        call = engine.runtime.notify_cached(False, sizes)
         return PendingDispatch(engine, call, operation, blocks, sizes, x, None, None, handle.plan, handle, handle[4], 1)
 
     def finish(self) -> tuple[Any, ...]:
         """Wait for the counts, make the outputs, move the rows."""
         self.finished = True
+        with self.engine.telling_others(self.call.kind):
+            return self._finish()
+
+    def _finish(self) -> tuple[Any, ...]:
         engine, call, cached = self.engine, self.call, self.handle is not None
         if self.handle is not None:
             rows = self.handle.rows
@@ -210,11 +214,15 @@ class PendingCombine:
         sizes = C.Sizes(handle.tokens, _row_bytes(x), topk, 0)
         engine.check_room(sizes, _row_bytes(x))
         operation = engine.open_operation()
-        call = engine.runtime.notify_cached(True)
+        call = engine.runtime.notify_cached(True, sizes)
         return PendingCombine(engine, call, operation, blocks, sizes, x, topk_weights, biases, handle)
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
+        with self.engine.telling_others(self.call.kind):
+            return self._finish()
+
+    def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         engine, handle = self.engine, self.handle
         # From the arena, though no peer needs it: its pages are there already, torch would map fresh ones every time.
         combined_x = engine.empty((handle.tokens, self.x.shape[1]), self.x.dtype)

@@ -35,4 +35,9 @@ uint64_t CpuLauncher::streaming_threshold() const { return cpu::streaming_thresh
 
 void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) { Executor::get().wait(ready, what); }
 
+bool CpuLauncher::wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) {
+    Executor& executor = Executor::get();
+    return executor.wait(ready, what, executor.now_ns() + nanoseconds);
+}
+
 }  // namespace deep_ep::cpu

@@ -17,6 +17,7 @@ class CpuLauncher final : public host::Launcher {
     bool finished(uint64_t serial) const override;
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
+    bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;
 
   private:
     const int rank_;

@@ -19,6 +19,8 @@ class Launcher {
     virtual uint64_t streaming_threshold() const = 0;
     // Blocks the calling host thread until `ready()`; what it reads may be written by kernels.
     virtual void wait(const std::function<bool()>& ready, const char* what) = 0;
+    // The same for so long: -> whether `ready()`.
+    virtual bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) = 0;
 };
 
 }  // namespace deep_ep::host

@@ -34,6 +34,9 @@ uint64_t hash_arguments(std::initializer_list<uint64_t> values) {
     return hash;
 }
 
+// A wait that lasts so long is looked into (P15).
+constexpr uint64_t kSuspicious = 500'000'000;  // ns
+
 template <class T>
 T* pointer(uint64_t address) {
     return reinterpret_cast<T*>(address);
@@ -112,7 +115,7 @@ void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_
     launch(nullptr, "layout", blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args, sizeof(args));
 }
 
-std::shared_ptr<Call> Runtime::open(const char* kind) {
+std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     auto call = std::make_shared<Call>();
     call->kind = kind;
     calls_.push_back(call);
@@ -121,7 +124,7 @@ std::shared_ptr<Call> Runtime::open(const char* kind) {
 
 std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
                                       const Plan& plan, uint64_t rows_to_rank, unsigned blocks) {
-    auto call = open("dispatch");
+    auto call = open(wire::Kind::kDispatch);
     call->rows_per_expert.assign(sizes.experts / static_cast<u32>(options_.ranks), 0);
     NotifyArgs args{};
     args.call = call_args(*call);
@@ -138,9 +141,9 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     return call;
 }
 
-std::shared_ptr<Call> Runtime::notify_cached(const char* kind) {
+std::shared_ptr<Call> Runtime::notify_cached(wire::Kind kind, const Sizes& sizes) {
     auto call = open(kind);
-    const NotifyCachedArgs args{call_args(*call)};
+    const NotifyCachedArgs args{call_args(*call), kind, hash_arguments({sizes.row_bytes, sizes.topk})};
     launch(call.get(), "notify_cached", 1, 0, &args, sizeof(args));
     return call;
 }
@@ -209,16 +212,42 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     return args.offer.visible != 0;
 }
 
-void Runtime::wait_counts(const Call& call) {
-    const auto ready = [&] {
+void Runtime::wait_counts(Call& call) {
+    wait_until(call, [&] {
         // Pairs with notify's release: the counts are visible. A call that failed ends without them.
         return __atomic_load_n(&call.outcome.counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
-    };
-    launcher_->wait(ready, "counts of a dispatch");
+    });
 }
 
-void Runtime::wait(const Call& call) {
-    launcher_->wait([&] { return finished(call); }, call.kind);
+void Runtime::wait(Call& call) {
+    wait_until(call, [&] { return finished(call); });
+}
+
+void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
+    const char* what = wire::kind_name(call.kind);
+    while (!launcher_->wait_for(ready, what, kSuspicious)) {
+        if (compare_with_peers(call)) break;
+    }
+    launcher_->wait(ready, what);  // after a mismatch: the abort word ends it
+}
+
+uint64_t Runtime::announcement(int rank) const {
+    const auto* header = pointer<const wire::HeapHeader>(heap_base(rank));
+    return __atomic_load_n(&header->announcement, __ATOMIC_RELAXED);  // one word, that stands for itself
+}
+
+// A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
+bool Runtime::compare_with_peers(Call& call) {
+    const uint64_t own = announcement(options_.rank);
+    for (int peer = 0; peer < options_.ranks; ++peer) {
+        const uint64_t theirs = announcement(peer);
+        if (theirs == own || theirs == 0 || own == 0) continue;
+        if (wire::announced_operation(theirs) != wire::announced_operation(own)) continue;
+        call.mismatch = {peer, wire::announced_kind(theirs)};
+        abort(wire::kMismatch);
+        return true;
+    }
+    return false;
 }
 
 void Runtime::retire(const std::shared_ptr<Call>& call) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -27,11 +28,15 @@ struct BufferOptions {
 
 // One call of a collective: what its kernels share, and what they tell the host.
 struct Call {
-    const char* kind;
+    wire::Kind kind;
     Ticket ticket{};
     wire::Outcome outcome{};
     std::vector<int32_t> rows_per_expert;  // written by notify
-    uint64_t serial = 0;                   // of its latest launch
+    struct Mismatch {
+        int peer = -1;  // -1: none
+        wire::Kind kind = wire::Kind::kNone;
+    } mismatch;           // a peer found to be in another call than this
+    uint64_t serial = 0;  // of its latest launch
 };
 
 // Addresses of what a dispatch reads and writes; 0 where a tensor is not given. See kernels/args.h for the shapes.
@@ -63,7 +68,7 @@ class Runtime {
     std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
                                  const Plan& plan, uint64_t rows_to_rank, unsigned blocks);
     // An operation whose counts are known: cached dispatch, combine.
-    std::shared_ptr<Call> notify_cached(const char* kind);
+    std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes);
     // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who
     // are mapped.
     bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
@@ -72,9 +77,9 @@ class Runtime {
                  unsigned blocks);
 
     // Until the counts of a dispatch are there, or the call has ended without.
-    void wait_counts(const Call& call);
+    void wait_counts(Call& call);
     // Until all launched kernels of the call have ended.
-    void wait(const Call& call);
+    void wait(Call& call);
     bool finished(const Call& call) const { return launcher_->finished(call.serial); }
 
     // A call whose kernels have ended well.
@@ -98,7 +103,10 @@ class Runtime {
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
     CallArgs call_args(Call& call) { return {&context_, &call.ticket, &call.outcome}; }
 
-    std::shared_ptr<Call> open(const char* kind);
+    std::shared_ptr<Call> open(wire::Kind kind);
+    void wait_until(Call& call, const std::function<bool()>& ready);
+    bool compare_with_peers(Call& call);
+    uint64_t announcement(int rank) const;
 
     const BufferOptions options_;
     const std::vector<std::shared_ptr<Heap>> heaps_;

@@ -49,6 +49,8 @@ struct NotifyArgs {
 
 struct NotifyCachedArgs {
     CallArgs call;
+    wire::Kind kind;
+    u64 arguments;
 };
 
 struct DispatchArgs {

@@ -111,7 +111,7 @@ DEEP_EP_KERNEL void notify(const NotifyArgs args) {
     }
     if (!op.last_block(kCounted)) return;
 
-    if (threadIdx.x == 0) op.take_number();
+    if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
     __syncthreads();
     op.read_number();
     if (!op.await_free()) return;
@@ -128,7 +128,7 @@ DEEP_EP_KERNEL void notify_cached(const NotifyCachedArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
     if (!op.enter()) return;
-    if (threadIdx.x == 0) op.take_number();
+    if (threadIdx.x == 0) op.take_number(args.kind, args.arguments);
 }
 
 }  // namespace deep_ep

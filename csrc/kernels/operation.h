@@ -35,10 +35,13 @@ class Operation {
 
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
     // after by their launches, so plain accesses do.
-    DEEP_EP_DEVICE void take_number() {
+    DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
         ticket_.operation = context_.operation;
         context_.operation = ticket_.operation + 1;
         outcome_.operation = ticket_.operation;
+        // Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
+        device::store_relaxed<Scope::kSystem>(&reinterpret_cast<wire::HeapHeader*>(peers().local)->announcement,
+                                              wire::announcement(ticket_.operation, kind, arguments));
     }
     // All threads, after the barrier that follows take_number().
     DEEP_EP_DEVICE void read_number() { number_ = ticket_.operation; }

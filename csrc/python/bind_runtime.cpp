@@ -81,11 +81,14 @@ void bind_call(py::module_& m) {
         .def_readonly("expected", &wire::Failure::expected)
         .def_readonly("seen", &wire::Failure::seen);
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
-        .def_property_readonly("kind", [](const Call& call) { return call.kind; })
+        .def_property_readonly("kind", [](const Call& call) { return wire::kind_name(call.kind); })
         .def_property_readonly("operation", [](const Call& call) { return call.outcome.operation; })
         .def_property_readonly("counts_ready", [](const Call& call) { return call.outcome.counts_ready != 0; })
         .def_property_readonly("total_rows", [](const Call& call) { return call.outcome.total_rows; })
         .def_readonly("rows_per_expert", &Call::rows_per_expert)
+        .def_property_readonly(
+            "mismatch",
+            [](const Call& call) { return py::make_tuple(call.mismatch.peer, wire::kind_name(call.mismatch.kind)); })
         .def_property_readonly("failure", [](const Call& call) { return call.outcome.failure; });
 }
 
@@ -133,8 +136,12 @@ void bind_runtime(py::module_& m) {
         .def("least_region_bytes", &Runtime::least_region_bytes)
         .def("layout", &Runtime::layout, NoGil())
         .def("notify", &Runtime::notify, NoGil())
-        .def("notify_cached",
-             [](Runtime& runtime, bool combining) { return runtime.notify_cached(combining ? "combine" : "dispatch"); })
+        .def(
+            "notify_cached",
+            [](Runtime& runtime, bool combining, const Sizes& sizes) {
+                return runtime.notify_cached(combining ? wire::Kind::kCombine : wire::Kind::kCachedDispatch, sizes);
+            },
+            NoGil())
         .def("dispatch", &Runtime::dispatch, NoGil())
         .def("combine", &Runtime::combine, NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())

@@ -16,8 +16,9 @@ constexpr u64 align_up(u64 value, u64 alignment) { return (value + alignment - 1
 constexpr u32 ceil_div(u32 value, u32 divisor) { return (value + divisor - 1) / divisor; }
 
 struct HeapHeader {
-    u64 abort;  // see abort_word(); any rank may store here, last wins
-    u8 reserved[kPage - sizeof(u64)];
+    u64 abort;         // see abort_word(); any rank may store here, last wins
+    u64 announcement;  // see announcement(); this rank's kernels store, other ranks' hosts load
+    u8 reserved[kPage - 2 * sizeof(u64)];
 };
 static_assert(sizeof(HeapHeader) == kPage, "the header takes one page");
 

@@ -58,4 +58,31 @@ static_assert(abort_rank(abort_word(7, kTimeout, 4095)) == 4095 &&
                   abort_generation(abort_word(7, kTimeout, 4095)) == 7,
               "abort word: 32-bit generation, 8-bit reason, ranks below 2^24");
 
+// What a rank is doing: the operation its latest first kernel has taken, of which kind and with what arguments. Kept in
+// its own heap, for peers whose waits last suspiciously long to compare with (P15). Zero: nothing yet.
+enum class Kind : u32 { kNone, kDispatch, kCachedDispatch, kCombine };
+
+constexpr u64 announcement(u64 operation, Kind kind, u64 arguments) {
+    return (operation + 1) << 24 | static_cast<u64>(kind) << 20 | (arguments & 0xfffff);
+}
+constexpr u64 announced_operation(u64 word) { return (word >> 24) - 1; }
+constexpr Kind announced_kind(u64 word) { return static_cast<Kind>(word >> 20 & 0xf); }
+
+static_assert(announced_operation(announcement((1ull << 40) - 2, Kind::kCombine, ~0ull)) == (1ull << 40) - 2 &&
+                  announced_kind(announcement(5, Kind::kCombine, ~0ull)) == Kind::kCombine,
+              "announcement: 40-bit operation, 4-bit kind, 20 bits of the arguments' hash");
+
+constexpr const char* kind_name(Kind kind) {
+    switch (kind) {
+        case Kind::kDispatch:
+            return "dispatch";
+        case Kind::kCachedDispatch:
+            return "cached dispatch";
+        case Kind::kCombine:
+            return "combine";
+        default:
+            return "none";
+    }
+}
+
 }  // namespace deep_ep::wire
