@@ -22,6 +22,8 @@ struct Context {
 // One per call; zeroed by the host. The operation's first kernel leaves the number here, the later ones read it (P1).
 struct Ticket {
     u64 operation;
+    u64 use;     // how often its region has been used before: operation / regions
+    u32 region;  // operation % regions; both kept, a 64-bit division is long on a GPU
     fabric::Completion completion;
     u32 failed;         // some block of this call has given up: its other blocks need not wait on
     u32 blocks_met[4];  // last-block counters, one per Meeting

@@ -29,7 +29,7 @@ class Operation {
             block_.gave_up = 0;
             if (must_leave()) give_up(Phase::kNone, -1, 0, 0);
         }
-        number_ = ticket_.operation;
+        read_number();
         return meet();
     }
 
@@ -37,6 +37,8 @@ class Operation {
     // after by their launches, so plain accesses do.
     DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
         ticket_.operation = context_.operation;
+        ticket_.use = ticket_.operation / heap().regions;
+        ticket_.region = static_cast<u32>(ticket_.operation % heap().regions);
         context_.operation = ticket_.operation + 1;
         outcome_.operation = ticket_.operation;
         // Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
@@ -44,7 +46,10 @@ class Operation {
                                               wire::announcement(ticket_.operation, kind, arguments));
     }
     // All threads, after the barrier that follows take_number().
-    DEEP_EP_DEVICE void read_number() { number_ = ticket_.operation; }
+    DEEP_EP_DEVICE void read_number() {
+        number_ = ticket_.operation;
+        region_ = ticket_.region;
+    }
 
     DEEP_EP_DEVICE u64 number() const { return number_; }
     DEEP_EP_DEVICE const fabric::Peers& peers() const { return context_.peers; }
@@ -54,7 +59,7 @@ class Operation {
 
     // --- places
     // -----------------------------------------------------------------------------------------------------------------
-    DEEP_EP_DEVICE u32 region() const { return static_cast<u32>(number_ % heap().regions); }
+    DEEP_EP_DEVICE u32 region() const { return region_; }
     DEEP_EP_DEVICE u64 region_offset() const { return heap().region_offset(region()); }
     DEEP_EP_DEVICE u8* local_region() const { return peers().local + region_offset(); }
     DEEP_EP_DEVICE const u64* word(u32 kind, u32 source) const {
@@ -123,7 +128,7 @@ class Operation {
 
     // The whole block: every rank has given back its region's use before this one, so it may be stored into (P4).
     DEEP_EP_DEVICE bool await_free() {
-        const u64 uses = number_ / heap().regions;
+        const u64 uses = ticket_.use;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), uses * wire::kUnit);
         }
@@ -211,6 +216,7 @@ class Operation {
     wire::Outcome& outcome_;
     BlockState& block_;
     u64 number_ = 0;
+    u32 region_ = 0;
 };
 
 // One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders
