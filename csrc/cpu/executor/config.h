@@ -21,8 +21,8 @@
 
 namespace deep_ep::cpu {
 
-// 32: one fiber per CUDA thread, as on a GPU. 1: one fiber per warp, the same source run fast. Between: fewer threads than
-// on a GPU, but with all their races (ThreadSanitizer tells at most 255 threads apart).
+// 32: one fiber per CUDA thread, as on a GPU. 1: one fiber per warp, the same source run fast. Between: fewer threads
+// than on a GPU, but with all their races (ThreadSanitizer tells at most 255 threads apart).
 constexpr unsigned kWarpWidth = DEEP_EP_WARP;
 static_assert(kWarpWidth <= 32 && (kWarpWidth & (kWarpWidth - 1)) == 0, "a warp has 1, 2, 4, 8, 16 or 32 lanes");
 

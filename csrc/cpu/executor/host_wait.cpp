@@ -9,7 +9,6 @@ namespace deep_ep::cpu {
 namespace {
 
 constexpr u64 kSpins = 16;                        // idle looks before the core is given to another process
-constexpr u64 kLookEvery = 16;                    // turns between looks at what host threads wait for
 constexpr u64 kInterruptCheckEvery = 50'000'000;  // ns
 
 }  // namespace
@@ -56,7 +55,7 @@ void FreeThreads::drive(Sleeper& self) {
         if (scheduler_.failure()) return fail_all();
         if (ran) {
             idle_rounds = 0;
-            if (++turns % kLookEvery != 0 && !scheduler_.take_news()) continue;
+            if (++turns % kTurnsPerLook != 0 && !scheduler_.take_news()) continue;
         } else {
             if (scheduler_.stuck()) {
                 scheduler_.fail(true, "deadlock: no thread can ever run again\n" + dump_fibers(scheduler_));

@@ -10,6 +10,8 @@
 
 namespace deep_ep::cpu {
 
+constexpr u64 kTurnsPerLook = 32;  // of fibers, between looks at what host threads wait for
+
 struct HostWait {
     const std::function<bool()>& ready;
     const char* what;

@@ -19,7 +19,7 @@ bool memory_switches = false;
 namespace {
 
 constexpr u64 kVirtualStart = 1000000000;  // a world's clock starts at one second: 0 stays free to mean "never"
-constexpr u64 kPollEvery = 64;             // turns: those who are always ready must not starve those who poll
+constexpr u64 kTurnsPerPoll = 64;          // turns: those who are always ready must not starve those who poll
 
 // What the kernel finds in threadIdx and its sisters.
 void show(const Fiber& fiber) {
@@ -177,7 +177,7 @@ void Scheduler::start_launches() {
 
 Fiber* Scheduler::choose() {
     if (ready_.random()) return choose_random();
-    if (ready_.turns() % kPollEvery == 0) poll_all();
+    if (ready_.turns() % kTurnsPerPoll == 0) poll_all();
     if (Fiber* fiber = ready_.pop()) return fiber;
     poll_all();
     return ready_.pop();

@@ -9,8 +9,6 @@ namespace deep_ep::cpu {
 
 namespace {
 
-constexpr u64 kLookEvery = 32;  // turns between looks at what host threads wait for
-
 thread_local int my_rank = -1;  // of the calling host thread; never read on a fiber
 
 }  // namespace
@@ -126,7 +124,7 @@ void World::hold_back(RankThread& thread) {
 bool World::drive() {
     lock_.let_others_in();  // none of the ranks: somebody who wants a dump
     bool ran = false;
-    for (u64 turn = 0; turn < kLookEvery; turn++) {
+    for (u64 turn = 0; turn < kTurnsPerLook; turn++) {
         if (!scheduler_.step()) break;
         ran = true;
         if (scheduler_.take_news() || scheduler_.failure()) break;

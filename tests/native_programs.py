@@ -1,0 +1,62 @@
+"""Builds the C++ programs of tests/native in the variant under test."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from builds import BUILD
+
+ROOT = Path(__file__).resolve().parent.parent
+NATIVE = ROOT / "tests" / "native"
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import native_build  # noqa: E402
+import sanitizers  # noqa: E402
+
+VARIANT = native_build.VARIANTS[BUILD]
+FOLDER = native_build.objects_folder(VARIANT)
+
+
+@cache
+def build_planted() -> Path:
+    """The program with the planted bugs."""
+    target = FOLDER / "tests" / "planted"
+    native_build.build_program(VARIANT, [NATIVE / "planted" / "main.cpp"], target)
+    return target
+
+
+def run(program: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run a program, which brings its sanitizer with it."""
+    options = {name: "" for name in ("LD_PRELOAD", "ASAN_OPTIONS")}
+    environment = {**os.environ, **sanitizers.environment(VARIANT), **options}
+    return subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+@cache
+def build_selftest() -> ModuleType:
+    """A Python module with the executor and a few tiny kernels, apart from the library's own extension."""
+    compiler, link_flags = native_build.find_compiler(VARIANT)
+    bindings = native_build.SOURCE_ROOT / "python" / "bind_executor.cpp"
+    source = NATIVE / "selftest" / "module.cpp"
+    own = FOLDER / "tests" / "selftest.o"
+    target = FOLDER / "tests" / f"selftest{native_build.extension_suffix()}"
+    flags = native_build.compile_flags(VARIANT, bindings)
+    command = [*compiler, *flags, "-MMD", "-MF", str(own.with_suffix(".d")), "-c", str(source.relative_to(ROOT))]
+    library = [*sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp")), bindings]
+    with native_build._locked(FOLDER / ".lock"):
+        inputs = native_build._dependencies(own.with_suffix(".d"))
+        if not native_build._is_current(own, command, inputs and [ROOT / path for path in inputs]):
+            native_build._run(command, own)
+        objects = native_build._objects(VARIANT, compiler, library, FOLDER)
+        native_build._link(VARIANT, [*compiler, "-shared", *link_flags], [own, *objects], target)
+    spec = importlib.util.spec_from_file_location("selftest", target)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
