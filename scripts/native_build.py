@@ -173,12 +173,19 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _is_bindings(source: Path) -> bool:
+    """Whether a source may include Python.h: nothing in csrc/ but the bindings may."""
+    if source.is_relative_to(SOURCE_ROOT):
+        return source.is_relative_to(SOURCE_ROOT / "python")
+    return source.name == "module.cpp"
+
+
 def compile_flags(variant: Variant, source: Path) -> list[str]:
     """The flags `source` is compiled with."""
     flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
-    if source.is_relative_to(SOURCE_ROOT / "python"):  # nothing below the bindings may include Python.h
+    if _is_bindings(source):
         flags += [*variant.bindings_flags, f"-DDEEP_EP_MODULE={variant.module}", *_python_flags()]
     return flags
 
@@ -221,20 +228,24 @@ def objects_folder(variant: Variant) -> Path:
     return ROOT / "build" / "native" / variant.name
 
 
-def build_extension(variant: Variant, target: Path) -> bool:
-    """Brings `target`, the variant's extension module, up to date; returns whether anything had changed."""
+def build_module(variant: Variant, sources: Sequence[Path], target: Path) -> bool:
+    """Brings a shared library of `sources` up to date; returns whether anything had changed."""
     compiler, link_flags = find_compiler(variant)
-    sources = sorted(SOURCE_ROOT.rglob("*.cpp"))
     folder = objects_folder(variant)
     with _locked(folder / ".lock"):
         objects = _objects(variant, compiler, sources, folder)
-        linked = folder / target.name
-        changed = _link(variant, [*compiler, "-shared", *link_flags], objects, linked)
-        if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
-            shutil.copy2(linked, temporary)
-            temporary.replace(target)
+        return _link(variant, [*compiler, "-shared", *link_flags], objects, target)
+
+
+def build_extension(variant: Variant, target: Path) -> bool:
+    """Brings `target`, the variant's extension module, up to date; returns whether anything had changed."""
+    linked = objects_folder(variant) / target.name
+    changed = build_module(variant, sorted(SOURCE_ROOT.rglob("*.cpp")), linked)
+    if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
+        shutil.copy2(linked, temporary)
+        temporary.replace(target)
     return changed
 
 

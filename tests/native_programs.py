@@ -41,20 +41,10 @@ def run(program: Path, *arguments: str, timeout: float = 120) -> subprocess.Comp
 @cache
 def build_selftest() -> ModuleType:
     """A Python module with the executor and a few tiny kernels, apart from the library's own extension."""
-    compiler, link_flags = native_build.find_compiler(VARIANT)
     bindings = native_build.SOURCE_ROOT / "python" / "bind_executor.cpp"
-    source = NATIVE / "selftest" / "module.cpp"
-    own = FOLDER / "tests" / "selftest.o"
+    executor = sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp"))
     target = FOLDER / "tests" / f"selftest{native_build.extension_suffix()}"
-    flags = native_build.compile_flags(VARIANT, bindings)
-    command = [*compiler, *flags, "-MMD", "-MF", str(own.with_suffix(".d")), "-c", str(source.relative_to(ROOT))]
-    library = [*sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp")), bindings]
-    with native_build._locked(FOLDER / ".lock"):
-        inputs = native_build._dependencies(own.with_suffix(".d"))
-        if not native_build._is_current(own, command, inputs and [ROOT / path for path in inputs]):
-            native_build._run(command, own)
-        objects = native_build._objects(VARIANT, compiler, library, FOLDER)
-        native_build._link(VARIANT, [*compiler, "-shared", *link_flags], [own, *objects], target)
+    native_build.build_module(VARIANT, [*executor, bindings, NATIVE / "selftest" / "module.cpp"], target)
     spec = importlib.util.spec_from_file_location("selftest", target)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
