@@ -31,6 +31,7 @@ struct Fiber {
     u32 thread = 0;          // index within the block
     u8 lane = 0;
     State state = State::kReady;
+    u64 identity = 0;  // in the record of events: which launch, which thread. The low three bits are the state's
 
     // What it waits for, or where it last gave way.
     const char* what = "start";

@@ -48,19 +48,16 @@ void FreeThreads::drive(Sleeper& self) {
         ~Driving() { flag = false; }
     } driving(driving_);
 
-    u64 turns = 0, idle_rounds = 0;
-    for (;;) {
+    for (u64 idle_rounds = 0;;) {
         lock_.let_others_in();
-        const bool ran = scheduler_.step();
+        const bool ran = scheduler_.run(kTurnsPerLook) != 0;
         if (scheduler_.failure()) return fail_all();
         if (ran) {
             idle_rounds = 0;
-            if (++turns % kTurnsPerLook != 0 && !scheduler_.take_news()) continue;
+        } else if (scheduler_.stuck()) {
+            scheduler_.fail(true, "deadlock: no thread can ever run again\n" + dump_fibers(scheduler_));
+            return fail_all();
         } else {
-            if (scheduler_.stuck()) {
-                scheduler_.fail(true, "deadlock: no thread can ever run again\n" + dump_fibers(scheduler_));
-                return fail_all();
-            }
             rest(idle_rounds++);
             scheduler_.look_again();
         }

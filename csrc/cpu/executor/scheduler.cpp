@@ -42,11 +42,7 @@ void Clock::make_virtual() {
     time_ = kVirtualStart;
 }
 
-Scheduler& Scheduler::get() {
-    // Outlives every thread and static destructor.
-    static Scheduler* scheduler = tsan::as(tsan::executor_fiber(), [] { return new Scheduler(); });
-    return *scheduler;
-}
+Scheduler* const Scheduler::instance = tsan::as(tsan::executor_fiber(), [] { return new Scheduler(); });
 
 Scheduler::Scheduler() = default;
 
@@ -121,6 +117,7 @@ u64 Scheduler::last_launch(int rank, int stream) const {
 
 Agent* Scheduler::add_agent(int rank, std::string name, std::function<void()> body) {
     agents_.push_back(std::make_unique<Agent>(++last_agent_, rank, std::move(name), std::move(body), fiber_main));
+    agents_.back()->fiber.identity = ~(static_cast<u64>(last_agent_ - first_agent_) << 3);
     ready_.push(&agents_.back()->fiber);
     return agents_.back().get();
 }
@@ -154,28 +151,24 @@ void Scheduler::remove(Agent& agent) {
 void Scheduler::stop_all_agents() {
     for (auto& agent : agents_) stop(*agent);
     auto running = [](const std::unique_ptr<Agent>& agent) { return !agent->done; };
-    while (std::any_of(agents_.begin(), agents_.end(), running) && step()) {
+    while (std::any_of(agents_.begin(), agents_.end(), running) && run(1)) {
     }
     agents_.clear();
-}
-
-bool Scheduler::step() {
-    if (!to_start_.empty()) start_launches();
-    Fiber* fiber = choose();
-    if (!fiber) return false;
-    resume(fiber);
-    return true;
 }
 
 void Scheduler::start_launches() {
     for (Stream* stream : to_start_) {
         stream->start(fiber_main);
-        for (size_t i = 0; i < stream->grid.size(); i++) ready_.push(&stream->grid.fibers[i]);
+        const u64 kernel = stream->grid.serial / kMaxStreams - first_serial_;
+        for (size_t i = 0; i < stream->grid.size(); i++) {
+            stream->grid.fibers[i].identity = kernel << 32 | i << 3;
+            ready_.push(&stream->grid.fibers[i]);
+        }
     }
     to_start_.clear();
 }
 
-Fiber* Scheduler::choose() {
+[[gnu::always_inline]] inline Fiber* Scheduler::choose() {
     if (ready_.random()) return choose_random();
     if (ready_.turns() % kTurnsPerPoll == 0) poll_all();
     if (Fiber* fiber = ready_.pop()) return fiber;
@@ -228,25 +221,7 @@ bool Scheduler::may_proceed(Fiber* fiber) {
     return ready;
 }
 
-void Scheduler::resume(Fiber* fiber) {
-    show(*fiber);
-    current = fiber;
-    memory_switches = ready_.random();
-    switches_++;
-    void* fake_stack = nullptr;
-    asan::start_switch(&fake_stack, fiber->stack_low, fiber->stack_size);
-    tsan::switch_to(fiber->tsan_fiber);
-    context_switch(driver_, fiber->context);
-    tsan::switch_to(tsan::executor_fiber());
-    asan::finish_switch(fake_stack, nullptr, nullptr);
-    memory_switches = false;
-    current = nullptr;
-    if (!std::exchange(fiber->woken_in_vain, false)) progress_++;
-    record(*fiber);
-    settle(fiber);
-}
-
-void Scheduler::settle(Fiber* fiber) {
+[[gnu::always_inline]] inline void Scheduler::settle(Fiber* fiber) {
     switch (fiber->state) {
         case State::kReady:
             ready_.push(fiber);
@@ -264,25 +239,36 @@ void Scheduler::settle(Fiber* fiber) {
     }
 }
 
-void Scheduler::record(const Fiber& fiber) {
-    events_.add(fiber.agent ? static_cast<u64>(fiber.agent->id - first_agent_) << 32
-                            : (fiber.block->grid->serial / kMaxStreams - first_serial_) << 32 | fiber.block->index);
-    events_.add(u64{fiber.thread} << 8 | static_cast<u64>(fiber.state));
+[[gnu::always_inline]] inline void Scheduler::resume(Fiber* fiber) {
+    show(*fiber);
+    current = fiber;
+    memory_switches = ready_.random();
+    switches_++;
+    void* fake_stack = nullptr;
+    asan::start_switch(&fake_stack, fiber->stack_low, fiber->stack_size);
+    tsan::switch_to(fiber->tsan_fiber);
+    context_switch(driver_, fiber->context);
+    tsan::switch_to(tsan::executor_fiber());
+    asan::finish_switch(fake_stack, nullptr, nullptr);
+    memory_switches = false;
+    current = nullptr;
+    if (!std::exchange(fiber->woken_in_vain, false)) progress_++;
+    events_.add(fiber->identity ^ static_cast<u64>(fiber->state));
+    settle(fiber);
 }
 
-void Scheduler::suspend(State state) {
-    Fiber* self = current;
-    self->state = state;
-    asan::start_switch(&self->asan_fake_stack, driver_stack_, driver_stack_size_);
-    context_switch(self->context, driver_);
-    asan::finish_switch(self->asan_fake_stack, &driver_stack_, &driver_stack_size_);
-}
-
-void Scheduler::suspend_for_good(State state) {
-    current->state = state;
-    asan::start_switch(nullptr, driver_stack_, driver_stack_size_);
-    context_switch(current->context, driver_);
-    __builtin_unreachable();
+// One loop with everything inlined: after a switch of stacks each return is mispredicted, so there should be few.
+u64 Scheduler::run(u64 most) {
+    news_ = false;
+    u64 turns = 0;
+    while (turns < most && !news_ && !failure_) {
+        if (!to_start_.empty()) start_launches();
+        Fiber* fiber = choose();
+        if (!fiber) break;
+        resume(fiber);
+        turns++;
+    }
+    return turns;
 }
 
 u64 Scheduler::earliest_deadline() const {

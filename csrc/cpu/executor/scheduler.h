@@ -18,6 +18,9 @@
 
 namespace deep_ep::cpu {
 
+// The fiber that runs or on whose behalf a predicate is looked at; null while the scheduler itself runs.
+extern Fiber* current;
+
 // Why everything stopped.
 struct Failure {
     bool deadlock;  // else a broken rule
@@ -41,7 +44,7 @@ class Clock {
 
 class Scheduler {
   public:
-    static Scheduler& get();
+    static Scheduler& get() { return *instance; }
 
     u64 launch(const Launch& launch);
     bool finished(u64 serial) const;  // needs no lock
@@ -54,12 +57,10 @@ class Scheduler {
     void remove(Agent& agent);  // after it is done
     void stop_all_agents();     // idle or not
 
-    // One turn of one fiber. False when none can run now.
-    bool step();
+    // Gives fibers their turns: at most so many, and only until there is news. Returns how many; 0: none can run now.
+    u64 run(u64 most);
     // Predicates are looked at once per change of the world; this says that something outside may have changed.
     void look_again() { progress_++; }
-    // Since the last call: did a kernel or an agent end?
-    bool take_news() { return std::exchange(news_, false); }
     bool kernels_running() const { return kernels_ != 0; }
     // Only barriers and collectives are waited for: nobody can end that, in this process or another.
     bool stuck() const { return kernels_ != 0 && polling_.empty(); }
@@ -72,8 +73,19 @@ class Scheduler {
     tsan::SyncPoint abandoned;
 
     // For fibers. The state in which a fiber suspends itself says what becomes of it.
-    void suspend(State state);
-    [[noreturn]] void suspend_for_good(State state);
+    void suspend(State state) {
+        Fiber* self = current;
+        self->state = state;
+        asan::start_switch(&self->asan_fake_stack, driver_stack_, driver_stack_size_);
+        context_switch(self->context, driver_);
+        asan::finish_switch(self->asan_fake_stack, &driver_stack_, &driver_stack_size_);
+    }
+    [[noreturn]] void suspend_for_good(State state) {
+        current->state = state;
+        asan::start_switch(nullptr, driver_stack_, driver_stack_size_);
+        context_switch(current->context, driver_);
+        __builtin_unreachable();
+    }
     template <class Visit>
     void make_ready(Visit for_each_fiber) {
         tsan::as(tsan::executor_fiber(), [&] { for_each_fiber([this](Fiber* fiber) { ready_.push(fiber); }); });
@@ -97,6 +109,7 @@ class Scheduler {
     const std::vector<std::unique_ptr<Agent>>& agents() const { return agents_; }
 
   private:
+    static Scheduler* const instance;  // outlives every thread and static destructor
     Scheduler();
     size_t stream_index(int rank, int number);
     void start_launches();
@@ -107,7 +120,6 @@ class Scheduler {
     void resume(Fiber* fiber);
     void settle(Fiber* fiber);
     void retire(Fiber* fiber);
-    void record(const Fiber& fiber);
 
     ReadyQueue ready_;
     std::vector<Fiber*> polling_;
@@ -125,7 +137,7 @@ class Scheduler {
     u64 last_serial_ = 0, first_serial_ = 0;
     size_t kernels_ = 0;  // running or pending
     u64 progress_ = 0;
-    bool news_ = false;
+    bool news_ = false;  // a kernel or an agent has ended
     std::optional<Failure> failure_;
 
     Context driver_;  // the host thread that drives, while a fiber runs
@@ -137,9 +149,6 @@ class Scheduler {
 
     friend void fiber_main();  // finishes the switch that resume() began
 };
-
-// The fiber that runs or on whose behalf a predicate is looked at; null while the scheduler itself runs.
-extern Fiber* current;
 
 int rank_of(const Fiber& fiber);
 

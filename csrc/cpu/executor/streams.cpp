@@ -6,14 +6,12 @@
 namespace deep_ep::cpu {
 
 void Stream::enqueue(const Launch& launch, u64 serial) {
-    PendingLaunch pending_launch{launch, serial, {}};
-    if (!free_args_.empty()) {
-        pending_launch.args = std::move(free_args_.back());
-        free_args_.pop_back();
-    }
-    std::memcpy(pending_launch.args.data(), launch.args, launch.args_bytes);
-    tsan::as(tsan::host_fiber, [&] { pending_launch.args.launched().open(); });
-    pending.push_back(std::move(pending_launch));
+    if (free_args_.empty()) free_args_.emplace_back();
+    pending.push_back({launch, serial, std::move(free_args_.back())});
+    free_args_.pop_back();
+    const Args& args = pending.back().args;
+    std::memcpy(args.data(), launch.args, launch.args_bytes);
+    tsan::as(tsan::host_fiber, [&] { args.launched().open(); });
     last_enqueued = serial;
 }
 

@@ -47,6 +47,7 @@ void World::enter(int rank) {
 void World::leave(int rank) {
     threads_[rank]->state = RankThread::State::kLeft;
     my_rank = -1;
+    scheduler_.look_again();  // as in wait()
     pass_baton();
 }
 
@@ -123,19 +124,15 @@ void World::hold_back(RankThread& thread) {
 
 bool World::drive() {
     lock_.let_others_in();  // none of the ranks: somebody who wants a dump
-    bool ran = false;
-    for (u64 turn = 0; turn < kTurnsPerLook; turn++) {
-        if (!scheduler_.step()) break;
-        ran = true;
-        if (scheduler_.take_news() || scheduler_.failure()) break;
-    }
+    const bool ran = scheduler_.run(kTurnsPerLook) != 0;
     if (scheduler_.failure()) die();
     return ran;
 }
 
 // Nothing can run, nobody is able to go on: time passes, or it is over.
 void World::stall() {
-    u64 next = scheduler_.earliest_deadline();
+    const u64 first_fiber = scheduler_.earliest_deadline();
+    u64 next = first_fiber;
     for (auto& thread : threads_)
         if (thread->state == RankThread::State::kWaiting) next = std::min(next, thread->wait->deadline);
     if (next == kForever) {
@@ -143,7 +140,7 @@ void World::stall() {
         die();
         return;
     }
-    last_stall_ = dump();
+    if (next == first_fiber) last_stall_ = dump();  // a kernel is about to give up; a host thread only looks up
     clock_jumps_++;
     scheduler_.events().add(next);
     scheduler_.clock.jump(next);
