@@ -32,9 +32,10 @@ def build_planted() -> Path:
 
 
 def run(program: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a program, which brings its sanitizer with it."""
-    options = {name: "" for name in ("LD_PRELOAD", "ASAN_OPTIONS")}
-    environment = {**os.environ, **sanitizers.environment(VARIANT), **options}
+    """Run a program, which brings its sanitizer with it: nothing to preload, and leaks count."""
+    environment = {**os.environ, **sanitizers.environment(VARIANT), "LD_PRELOAD": "", "ASAN_OPTIONS": ""}
+    if "TSAN_OPTIONS" in environment:
+        environment["TSAN_OPTIONS"] += ":atexit_sleep_ms=0"  # all threads are done by then
     return subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, timeout=timeout)
 
 
