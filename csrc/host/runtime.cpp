@@ -225,7 +225,9 @@ void Runtime::wait(Call& call) {
 
 void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     const char* what = wire::kind_name(call.kind);
-    while (!launcher_->wait_for(ready, what, kSuspicious)) {
+    // Not for ever: a wait without end is for the executor to find.
+    for (uint64_t time = kSuspicious; time < 2 * options_.timeout_ns; time *= 2) {
+        if (launcher_->wait_for(ready, what, time)) return;
         if (compare_with_peers(call)) break;
     }
     launcher_->wait(ready, what);  // after a mismatch: the abort word ends it

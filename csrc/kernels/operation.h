@@ -18,6 +18,13 @@ struct BlockState {
     u32 is_last;
 };
 
+// One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders
+// nothing).
+DEEP_EP_DEVICE int broadcast(int value) {
+    __syncwarp();
+    return __shfl_sync(device::kFullMask, value, 0);
+}
+
 class Operation {
   public:
     DEEP_EP_DEVICE Operation(Context* context, Ticket* ticket, wire::Outcome* outcome, BlockState* block)
@@ -175,8 +182,10 @@ class Operation {
     }
     // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
     DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {
-        return !failed() && fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count,
-                                               heap().word_offset(region(), kind, rank()));
+        // Another warp may give up at any time: one lane decides, or the rest would wait for those that left.
+        if (!broadcast(!failed())) return false;
+        return fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count,
+                                  heap().word_offset(region(), kind, rank()));
     }
 
     // The last block, when every word of the operation has been waited for and consumed: gives the region back to
@@ -218,12 +227,5 @@ class Operation {
     u64 number_ = 0;
     u32 region_ = 0;
 };
-
-// One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders
-// nothing).
-DEEP_EP_DEVICE int broadcast(int value) {
-    __syncwarp();
-    return __shfl_sync(device::kFullMask, value, 0);
-}
 
 }  // namespace deep_ep

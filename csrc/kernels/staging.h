@@ -122,7 +122,7 @@ DEEP_EP_DEVICE void serve_streams(Operation& op, const wire::RegionLayout& layou
             if (progress[i] >= total(stream)) continue;
             const u32 done = progress[i];
             const StreamWait wait = StreamWait::of(op, stream, done);
-            if (!broadcast(device::lane() == 0 && wait.over())) {
+            if (!broadcast(device::lane() == 0 && !op.failed() && wait.over())) {
                 pending = wait;
                 pending_peer = static_cast<i32>(stream.peer);
                 continue;
