@@ -153,7 +153,7 @@ void Scheduler::stop_all_agents() {
     auto running = [](const std::unique_ptr<Agent>& agent) { return !agent->done; };
     while (std::any_of(agents_.begin(), agents_.end(), running) && run(1)) {
     }
-    agents_.clear();
+    while (!agents_.empty()) remove(*agents_.back());
 }
 
 void Scheduler::start_launches() {
