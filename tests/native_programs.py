@@ -51,3 +51,17 @@ def build_selftest() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def build_portable(folder: Path) -> Path:
+    """The planted program without assembly: with the context switches of the C library, and warps of 4 lanes."""
+    executor = sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp"))
+    everything = folder / "everything.cpp"
+    everything.write_text("".join(f'#include "{path}"\n' for path in (*executor, NATIVE / "planted" / "main.cpp")))
+    target = folder / "portable"
+    compiler, _ = native_build.find_compiler(VARIANT)
+    defines = ("-O1", "-DDEEP_EP_WARP=4", "-DDEEP_EP_UCONTEXT=1")
+    include = f"-I{native_build.SOURCE_ROOT}"
+    command = [*compiler, *native_build.COMMON_FLAGS, *defines, include, str(everything), "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target

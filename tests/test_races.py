@@ -6,11 +6,12 @@ The programs are in tests/native/planted; each bug has a name there. ThreadSanit
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from builds import BUILD
-from native_programs import NATIVE, build_planted, run
+from native_programs import NATIVE, build_planted, build_portable, run
 
 WRONG_VALUE, BROKEN_RULE, DEADLOCK, RACE = 3, 4, 5, 66
 SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0: first come, first served
@@ -128,3 +129,15 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
     place = line_of("misuse.h", "barrier never met")
     assert re.search(rf"warp 0: \d+ threads?: barrier: barrier_sync at \S*{place}", result.stderr), result.stderr
     assert re.search(r"warp 1: \d+ threads?: barrier: __syncthreads", result.stderr), result.stderr
+
+
+@pytest.mark.once
+def test_planted_bugs_show_without_assembly(tmp_path: Path) -> None:
+    """On processors that the executor has no context switch for; and warps may have 4 lanes as well as 1 or 32."""
+    program = build_portable(tmp_path)
+    for scenario in ("ring", "block", "copy engine", "host", "misuse"):
+        result = run(program, scenario, "none", "1")
+        assert result.returncode == 0, result.stderr
+    assert run(program, "ring", "lost head", "1").returncode == DEADLOCK
+    assert run(program, "misuse", "mixed collectives", "1").returncode == BROKEN_RULE
+    assert run(program, "block", "missing syncwarp", "1").returncode == WRONG_VALUE
