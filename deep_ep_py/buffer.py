@@ -175,7 +175,23 @@ class Buffer:
         self.runtime.layout(sizes, topk_idx.data_ptr(), *outputs, CPU_BLOCKS)
         return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle())
 
-    def dispatch(self, x: torch.Tensor, handle: DispatchHandle | None = None, **options: Any) -> tuple[Any, ...]:
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        handle: DispatchHandle | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, ...]:
         """Send every token to the ranks that hold its experts.
 
         Parameters
@@ -219,12 +235,27 @@ class Buffer:
         DeepEPError
             If another rank failed, or this Buffer has before.
         """
-        return self._begin_dispatch(x, handle, **options).finish()
+        return self._begin_dispatch(
+            x,
+            handle,
+            num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+        ).finish()
 
-    def _begin_dispatch(self, x: torch.Tensor, handle: DispatchHandle | None = None, **options: Any) -> PendingDispatch:
+    def _begin_dispatch(self, *arguments: Any, **options: Any) -> PendingDispatch:
         """Start a dispatch: this rank's counts are on their way. `finish()` does the rest."""
         self._engine.check_usable()
-        return PendingDispatch.begin(self._engine, x, handle, **options)
+        return PendingDispatch.begin(self._engine, *arguments, **options)
 
     def combine(
         self,
