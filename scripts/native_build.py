@@ -48,6 +48,8 @@ TSAN_DEFINES = (*EXACT_DEFINES, "-DDEEP_EP_TSAN=1")
 ASAN_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-omit-frame-pointer")
 # Bindings are pybind11's templates for the most part: half the time of a checked build, and nothing that it checks.
 CHECKED_BINDINGS_FLAGS = ("-O1", "-g1", "-fno-sanitize=undefined")
+# ThreadSanitizer does not look at accesses of more than 16 bytes, and would miss what became one.
+TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")
 # The executor switches the sanitizer's fibers itself, which instrumented code cannot do.
 TSAN_UNINSTRUMENTED = "cpu/executor"
 
@@ -77,7 +79,7 @@ VARIANTS = {
         Variant("asan", ("-O1", "-g", *EXACT_DEFINES, *ASAN_FLAGS), link_flags=ASAN_FLAGS),
         Variant(
             "tsan",
-            ("-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-pass-failed", *TSAN_DEFINES),
+            ("-O1", "-g1", "-fno-omit-frame-pointer", "-Wno-pass-failed", *TSAN_CODE, *TSAN_DEFINES),
             instrument=("-fsanitize=thread",),
             uninstrumented=TSAN_UNINSTRUMENTED,
             clang=True,
@@ -105,13 +107,14 @@ def find_clang() -> Clang:
     return clang
 
 
-def find_compiler(variant: Variant) -> tuple[list[str], tuple[str, ...]]:
-    """The command that compiles and links the variant, and the flags of its link."""
+def find_compiler(variant: Variant, program: bool = False) -> tuple[list[str], tuple[str, ...]]:
+    """The command that compiles the variant and links modules (or programs) of it, and the flags of that link."""
     if not variant.clang:
         return toolchain.find_gcc(), variant.link_flags
     clang = find_clang()
     clang.make_runtime()
-    return [*clang.command, *clang.flags], clang.link_flags
+    flags = variant.instrument if program else clang.module_flags  # a program contains the sanitizer's runtime
+    return [*clang.command, *clang.flags], (*flags, *clang.libraries)
 
 
 def job_count() -> int:
@@ -173,6 +176,11 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def objects_folder(variant: Variant) -> Path:
+    """Where the variant's intermediate files go."""
+    return ROOT / "build" / "native" / variant.name
+
+
 def _is_bindings(source: Path) -> bool:
     """Whether a source may include Python.h: nothing in csrc/ but the bindings may."""
     if source.is_relative_to(SOURCE_ROOT):
@@ -180,22 +188,25 @@ def _is_bindings(source: Path) -> bool:
     return source.name == "module.cpp"
 
 
-def compile_flags(variant: Variant, source: Path) -> list[str]:
-    """The flags `source` is compiled with."""
+def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
+    """The flags `source` is compiled with for `module`, whose name only bindings learn."""
     flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
     if _is_bindings(source):
-        flags += [*variant.bindings_flags, f"-DDEEP_EP_MODULE={variant.module}", *_python_flags()]
+        # pybind11 shares types and exception translators between modules of one ABI. Ours are for one module each:
+        # where the C++ library is linked into each of them (zig), no module can catch what another throws.
+        abi = f'-DPYBIND11_BUILD_ABI="_{module}"'
+        flags += [*variant.bindings_flags, f"-DDEEP_EP_MODULE={module}", abi, *_python_flags()]
     return flags
 
 
-def _object(variant: Variant, compiler: list[str], source: Path, folder: Path) -> Path:
+def _object(variant: Variant, compiler: list[str], source: Path, module: str) -> Path:
     """Compiles one source, if need be, and returns its object file."""
     path = source.relative_to(ROOT)
-    output = folder / path.with_suffix(".o")
+    output = objects_folder(variant) / (module if _is_bindings(source) else "") / path.with_suffix(".o")
     depfile = output.with_suffix(".d")
-    command = [*compiler, *compile_flags(variant, source), "-MMD", "-MF", str(depfile), "-c", str(path)]
+    command = [*compiler, *compile_flags(variant, source, module), "-MMD", "-MF", str(depfile), "-c", str(path)]
     inputs = _dependencies(depfile)
     if not _is_current(output, command, inputs and [ROOT / path for path in inputs]):
         print(f"[{variant.name}] {path}", flush=True)
@@ -203,9 +214,9 @@ def _object(variant: Variant, compiler: list[str], source: Path, folder: Path) -
     return output
 
 
-def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], folder: Path) -> list[Path]:
+def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], module: str) -> list[Path]:
     with ThreadPoolExecutor(job_count()) as pool:
-        futures = [pool.submit(_object, variant, compiler, source, folder) for source in sources]
+        futures = [pool.submit(_object, variant, compiler, source, module) for source in sources]
         try:
             return [future.result() for future in futures]
         except BuildError:
@@ -213,9 +224,9 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], fol
             raise
 
 
-def _link(variant: Variant, command: list[str], objects: Sequence[Path], target: Path) -> bool:
+def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: Sequence[Path], target: Path) -> bool:
     """Links, if need be, and returns whether it was needed."""
-    command = [*command, "-pthread", *map(str, objects), "-ldl"]
+    command = [*command, "-pthread", *map(str, objects), *flags, "-ldl"]
     if _is_current(target, command, list(objects)):
         return False
     print(f"[{variant.name}] link {target.name}", flush=True)
@@ -223,18 +234,12 @@ def _link(variant: Variant, command: list[str], objects: Sequence[Path], target:
     return True
 
 
-def objects_folder(variant: Variant) -> Path:
-    """Where the variant's intermediate files go."""
-    return ROOT / "build" / "native" / variant.name
-
-
 def build_module(variant: Variant, sources: Sequence[Path], target: Path) -> bool:
     """Brings a shared library of `sources` up to date; returns whether anything had changed."""
     compiler, link_flags = find_compiler(variant)
-    folder = objects_folder(variant)
-    with _locked(folder / ".lock"):
-        objects = _objects(variant, compiler, sources, folder)
-        return _link(variant, [*compiler, "-shared", *link_flags], objects, target)
+    with _locked(objects_folder(variant) / ".lock"):
+        objects = _objects(variant, compiler, sources, target.name.partition(".")[0])
+        return _link(variant, [*compiler, "-shared"], link_flags, objects, target)
 
 
 def build_extension(variant: Variant, target: Path) -> bool:
@@ -251,11 +256,8 @@ def build_extension(variant: Variant, target: Path) -> bool:
 
 def build_program(variant: Variant, sources: Sequence[Path], target: Path) -> None:
     """Links `sources` with all of csrc/ but the bindings into a program. Not to be run with a preloaded runtime."""
-    compiler, link_flags = find_compiler(variant)
-    if variant.clang:
-        link_flags = variant.instrument  # the sanitizer's runtime becomes part of the program
+    compiler, link_flags = find_compiler(variant, program=True)
     library = [path for path in sorted(SOURCE_ROOT.rglob("*.cpp")) if not path.is_relative_to(SOURCE_ROOT / "python")]
-    folder = objects_folder(variant)
-    with _locked(folder / ".lock"):
-        objects = _objects(variant, compiler, [*library, *sources], folder)
-        _link(variant, [*compiler, *link_flags], objects, target)
+    with _locked(objects_folder(variant) / ".lock"):
+        objects = _objects(variant, compiler, [*library, *sources], "")
+        _link(variant, compiler, link_flags, objects, target)

@@ -30,7 +30,8 @@ class Clang:
     command: list[str]
     runtime: Path  # the shared runtime to preload; for zig it exists once make_runtime has run
     flags: tuple[str, ...] = ()
-    link_flags: tuple[str, ...] = ("-fsanitize=thread", "-shared-libsan")
+    module_flags: tuple[str, ...] = ("-shared-libsan", "-fsanitize=thread")  # to link what is loaded after the runtime
+    libraries: tuple[str, ...] = ()
     symbolizer: str | None = None
 
     @property
@@ -64,6 +65,11 @@ def find_gcc() -> list[str]:
     raise BuildError("no C++ compiler found: install g++ (11 or newer), or name one in CXX")
 
 
+def _libgcc() -> str:
+    """GCC's own library, which has what __builtin_cpu_supports needs; zig's has not."""
+    return subprocess.check_output([*find_gcc(), "-print-libgcc-file-name"], text=True).strip()
+
+
 def _runtime(command: list[str]) -> Path | None:
     for name in (f"libclang_rt.tsan-{platform.machine()}.so", "libclang_rt.tsan.so"):
         result = subprocess.run([*command, f"-print-file-name={name}"], capture_output=True, text=True)
@@ -83,8 +89,11 @@ def find_clang(build_folder: Path) -> Clang | None:
         return Clang(
             [sys.executable, "-m", "ziglang", "c++"],
             build_folder / "tsan_runtime" / "libtsan_zig.so",
-            flags=("-fno-sanitize=undefined",),  # zig's default
-            link_flags=(),  # its runtime is preloaded; a second copy inside the extension must not be
+            flags=("-fno-sanitize=undefined", "-mcpu=baseline"),  # which are not zig's defaults
+            # Its runtime is an archive: no second copy of it in the module. Its libc++ is one too, and the module must
+            # throw by its own, not by the libstdc++ that torch has loaded.
+            module_flags=("-Wl,-Bsymbolic",),
+            libraries=(_libgcc(),),
             symbolizer=shutil.which("addr2line"),  # others are C++ programs, which this runtime's preloading breaks
         )
     return None

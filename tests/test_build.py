@@ -134,7 +134,7 @@ def test_variants_from_env(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_executor_is_not_instrumented_for_threads() -> None:
     tsan = native_build.VARIANTS["tsan"]
     for source, instrumented in (("cpu/executor/executor.cpp", False), ("cpu/kernel_table.cpp", True)):
-        flags = native_build.compile_flags(tsan, native_build.SOURCE_ROOT / source)
+        flags = native_build.compile_flags(tsan, native_build.SOURCE_ROOT / source, "module")
         assert ("-fsanitize=thread" in flags) == instrumented
         assert "-DDEEP_EP_TSAN=1" in flags
 
@@ -181,7 +181,7 @@ def test_wheel_carries_the_headers(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
     for name in ("csrc", "deep_ep_py", "scripts"):
         shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(root / name, tmp_path)
     environment = {**os.environ, "DEEP_EP_BUILDS": "none"}
     subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tmp_path, env=environment, check=True)
