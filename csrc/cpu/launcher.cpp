@@ -12,7 +12,10 @@ CpuLauncher::CpuLauncher(int rank, const void* words, size_t bytes)
     Executor::get().share_memory(words, bytes, -1);
 }
 
-CpuLauncher::~CpuLauncher() { Executor::get().unshare_memory(words_); }
+CpuLauncher::~CpuLauncher() {
+    Executor::get().release_stream(rank_, stream_);
+    Executor::get().unshare_memory(words_);
+}
 
 uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
                              size_t args_bytes) {

@@ -81,7 +81,7 @@ std::string describe(const Fiber& fiber) {
 std::string dump_fibers(const Scheduler& scheduler) {
     std::map<Group, unsigned> groups;
     size_t pending = 0;
-    scheduler.for_each_stream([&](const Stream& stream) {
+    scheduler.streams.for_each([&](const Stream& stream) {
         pending += stream.pending.size();
         if (!stream.running) return;
         const Launch& launch = stream.grid.launch;

@@ -50,6 +50,16 @@ Executor& Executor::get() {
     return *executor;
 }
 
+int Executor::new_stream() {
+    Guard guard(state_->lock);
+    return state_->scheduler.new_stream();
+}
+
+void Executor::release_stream(int rank, int stream) {
+    Guard guard(state_->lock);
+    state_->scheduler.streams.release(rank, stream);
+}
+
 uint64_t Executor::launch(const Launch& launch) {
     check(launch);
     Guard guard(state_->lock);
@@ -60,7 +70,7 @@ bool Executor::finished(uint64_t serial) const { return state_->scheduler.finish
 
 void Executor::synchronize(int rank, int stream) {
     Guard guard(state_->lock);
-    const u64 serial = state_->scheduler.last_launch(rank, stream);
+    const u64 serial = state_->scheduler.streams.last_launch(rank, stream);
     if (serial == 0) return;
     state_->wait([this, serial] { return finished(serial); }, "synchronize", kForever);
 }
@@ -99,11 +109,6 @@ void Executor::remove_agent(int id) {
 uint64_t Executor::random() {
     ReadyQueue& ready = state_->scheduler.ready();
     return ready.random() ? ready.draw().next() : 0;
-}
-
-int Executor::new_stream() {
-    Guard guard(state_->lock);
-    return state_->scheduler.new_stream();
 }
 
 void Executor::world_begin(int ranks, Schedule schedule) {

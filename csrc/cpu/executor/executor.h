@@ -54,11 +54,11 @@ class Executor {
   public:
     static Executor& get();
 
-    int new_stream();  // a number no other launch uses
-
     // Kernels. Launches of one (rank, stream) run one after the other, all others side by side with all blocks
     // resident. A kernel sees what the launching thread wrote; who has waited for it sees what it wrote.
-    uint64_t launch(const Launch& launch);  // -> serial number
+    int new_stream();                           // a number that nobody else has
+    void release_stream(int rank, int stream);  // after its last kernel; a world's end does it too
+    uint64_t launch(const Launch& launch);      // -> serial number
     bool finished(uint64_t serial) const;
     void synchronize(int rank, int stream);
 

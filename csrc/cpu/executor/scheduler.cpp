@@ -18,8 +18,7 @@ bool memory_switches = false;
 
 namespace {
 
-constexpr u64 kVirtualStart = 1000000000;  // a world's clock starts at one second: 0 stays free to mean "never"
-constexpr u64 kTurnsPerPoll = 64;          // turns: those who are always ready must not starve those who poll
+constexpr u64 kTurnsPerPoll = 64;  // those who are always ready must not starve those who poll
 
 // What the kernel finds in threadIdx and its sisters.
 void show(const Fiber& fiber) {
@@ -34,13 +33,6 @@ void show(const Fiber& fiber) {
 }  // namespace
 
 int rank_of(const Fiber& fiber) { return fiber.agent ? fiber.agent->rank : fiber.block->grid->launch.rank; }
-
-u64 Clock::now() const { return virtual_ ? time_ : monotonic_ns(); }
-
-void Clock::make_virtual() {
-    virtual_ = true;
-    time_ = kVirtualStart;
-}
 
 Scheduler* const Scheduler::instance = tsan::as(tsan::executor_fiber(), [] { return new Scheduler(); });
 
@@ -58,6 +50,8 @@ void fiber_main() {
         } catch (const AgentStopped&) {
         } catch (const std::exception& error) {
             scheduler.fail(false, "agent " + agent->name + " threw: " + error.what());
+        } catch (...) {
+            scheduler.fail(false, "agent " + agent->name + " threw something");
         }
         agent->ended.open();
     } else {
@@ -72,47 +66,19 @@ void fiber_main() {
 }
 
 u64 Scheduler::launch(const Launch& launch) {
-    const size_t index = stream_index(launch.rank, launch.stream);
-    Stream& stream = *streams_[index];
-    const u64 serial = ++last_serial_ * kMaxStreams + index;
-    stream.enqueue(launch, serial);
+    auto [stream, serial] = streams.launch(launch);
     if (!stream.running && stream.pending.size() == 1) to_start_.push_back(&stream);
     kernels_++;
-    launches_++;
     progress_++;
     events_.add(static_cast<u64>(launch.rank) << 32 | static_cast<u32>(launch.stream - first_stream_));
     return serial;
 }
 
-size_t Scheduler::stream_index(int rank, int number) {
-    const auto found = stream_index_.find({rank, number});
-    if (found != stream_index_.end()) return found->second;
-    if (free_streams_.empty()) {
-        if (stream_count_ == kMaxStreams) throw std::length_error("more than 4096 streams");
-        streams_[stream_count_] = std::make_unique<Stream>();
-        free_streams_.push_back(stream_count_++);
-    }
-    const size_t index = free_streams_.back();
-    free_streams_.pop_back();
-    stream_index_[{rank, number}] = index;
-    return index;
-}
-
-void Scheduler::release_streams() {
-    for (const auto& [name, index] : stream_index_) free_streams_.push_back(index);
-    stream_index_.clear();
-}
-
 bool Scheduler::finished(u64 serial) const {
-    Stream& stream = *streams_[serial % kMaxStreams];
+    Stream& stream = streams.of_serial(serial);
     if (stream.finished.load(std::memory_order_acquire) < serial) return false;
     if (kTsan) stream.ended(stream.running ? stream.kernels - 1 : stream.kernels).acquire();
     return true;
-}
-
-u64 Scheduler::last_launch(int rank, int stream) const {
-    auto found = stream_index_.find({rank, stream});
-    return found == stream_index_.end() ? 0 : streams_[found->second]->last_enqueued;
 }
 
 Agent* Scheduler::add_agent(int rank, std::string name, std::function<void()> body) {
@@ -159,7 +125,7 @@ void Scheduler::stop_all_agents() {
 void Scheduler::start_launches() {
     for (Stream* stream : to_start_) {
         stream->start(fiber_main);
-        const u64 kernel = stream->grid.serial / kMaxStreams - first_serial_;
+        const u64 kernel = StreamTable::number_of(stream->grid.serial) - first_launch_;
         for (size_t i = 0; i < stream->grid.size(); i++) {
             stream->grid.fibers[i].identity = kernel << 32 | i << 3;
             ready_.push(&stream->grid.fibers[i]);
@@ -177,9 +143,11 @@ void Scheduler::start_launches() {
 }
 
 void Scheduler::poll_all() {
+    if (polling_.empty()) return;
+    const u64 now = clock.now();
     size_t kept = 0;
     for (Fiber* fiber : polling_) {
-        if (may_proceed(fiber))
+        if (may_proceed(fiber, now))
             ready_.push(fiber);
         else
             polling_[kept++] = fiber;
@@ -188,9 +156,10 @@ void Scheduler::poll_all() {
 }
 
 Fiber* Scheduler::choose_random() {
+    const u64 now = clock.now();
     auto take = [&](size_t i) -> Fiber* {
         Fiber* fiber = polling_[i];
-        if (ready_.frozen(fiber) || !may_proceed(fiber)) return nullptr;
+        if (ready_.frozen(fiber) || !may_proceed(fiber, now)) return nullptr;
         polling_[i] = polling_.back();
         polling_.pop_back();
         return fiber;
@@ -209,8 +178,8 @@ Fiber* Scheduler::choose_random() {
 
 // Looks on the fiber's behalf, which costs no switch. Under ThreadSanitizer it must look itself: what it acquires by
 // looking is its own.
-bool Scheduler::may_proceed(Fiber* fiber) {
-    if (fiber->deadline != kForever && fiber->deadline <= clock.now()) return fiber->timed_out = true;
+bool Scheduler::may_proceed(Fiber* fiber, u64 now) {
+    if (fiber->deadline <= now) return fiber->timed_out = true;
     if (fiber->looked_at == progress_) return false;
     if (kTsan) return true;
     show(*fiber);
@@ -290,7 +259,7 @@ void Failure::raise() const {
 void Scheduler::abandon() {
     if (kTsan) {
         auto release = [&](const Fiber& fiber) { tsan::as(fiber.tsan_fiber, [&] { abandoned.release(); }); };
-        for_each_stream([&](const Stream& stream) {
+        streams.for_each([&](const Stream& stream) {
             if (!stream.running) return;
             for (size_t i = 0; i < stream.grid.size(); i++) release(stream.grid.fibers[i]);
         });
@@ -299,7 +268,7 @@ void Scheduler::abandon() {
     ready_.clear();
     polling_.clear();
     to_start_.clear();
-    for_each_stream([](Stream& stream) { stream.abandon(); });
+    streams.for_each([](Stream& stream) { stream.abandon(); });
     agents_.clear();
     kernels_ = 0;
     news_ = true;
@@ -309,9 +278,8 @@ void Scheduler::abandon() {
 
 void Scheduler::begin_recording() {
     events_ = EventHash();
-    news_ = true;  // the same start for every world, whatever was before
-    switches_ = launches_ = collectives = barriers = 0;
-    first_serial_ = last_serial_;
+    switches_ = collectives = barriers = 0;
+    first_launch_ = streams.launches();
     first_agent_ = last_agent_;
     first_stream_ = last_stream_;
 }
@@ -320,7 +288,7 @@ WorldStats Scheduler::stats() const {
     WorldStats stats;
     stats.event_hash = events_.value();
     stats.switches = switches_;
-    stats.launches = launches_;
+    stats.launches = streams.launches() - first_launch_;
     stats.collectives = collectives;
     stats.barriers = barriers;
     return stats;

@@ -1,7 +1,6 @@
 // Gives fibers their turns. Knows nothing of host threads: whoever holds the executor's lock calls step().
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,12 +8,13 @@
 #include <vector>
 
 #include "cpu/executor/agents.h"
+#include "cpu/executor/clock.h"
 #include "cpu/executor/executor.h"
 #include "cpu/executor/fiber.h"
 #include "cpu/executor/memory_map.h"
 #include "cpu/executor/random.h"
 #include "cpu/executor/ready_queue.h"
-#include "cpu/executor/streams.h"
+#include "cpu/executor/stream_table.h"
 
 namespace deep_ep::cpu {
 
@@ -28,28 +28,12 @@ struct Failure {
     [[noreturn]] void raise() const;
 };
 
-// Real time, or a world's own, which stands still until nothing can run.
-class Clock {
-  public:
-    u64 now() const;
-    bool is_virtual() const { return virtual_; }
-    void make_virtual();
-    void make_real() { virtual_ = false; }
-    void jump(u64 to) { time_ = to; }
-
-  private:
-    bool virtual_ = false;
-    u64 time_ = 0;
-};
-
 class Scheduler {
   public:
     static Scheduler& get() { return *instance; }
 
     u64 launch(const Launch& launch);
     bool finished(u64 serial) const;  // needs no lock
-    u64 last_launch(int rank, int stream) const;
-    void release_streams();  // all idle ones, with their warm stacks, to whoever comes next
     Agent* add_agent(int rank, std::string name, std::function<void()> body);
     Agent* agent(int id) const;  // null once removed
     bool idle(const Agent& agent) const;
@@ -102,39 +86,28 @@ class Scheduler {
     MemoryMap memory;
     u64 collectives = 0, barriers = 0;
 
-    template <class Visit>
-    void for_each_stream(Visit visit) const {
-        for (size_t i = 0; i < stream_count_; i++) visit(*streams_[i]);
-    }
+    StreamTable streams;
     const std::vector<std::unique_ptr<Agent>>& agents() const { return agents_; }
 
   private:
     static Scheduler* const instance;  // outlives every thread and static destructor
     Scheduler();
-    size_t stream_index(int rank, int number);
     void start_launches();
     Fiber* choose();
     Fiber* choose_random();
     void poll_all();
-    bool may_proceed(Fiber* fiber);
+    bool may_proceed(Fiber* fiber, u64 now);
     void resume(Fiber* fiber);
     void settle(Fiber* fiber);
     void retire(Fiber* fiber);
 
     ReadyQueue ready_;
     std::vector<Fiber*> polling_;
-    // By the index that a serial carries. Never moved or dropped: finished() looks without a lock. Serials only grow,
-    // so one of a stream's earlier life counts as finished.
-    static constexpr size_t kMaxStreams = 4096;
-    std::unique_ptr<Stream> streams_[kMaxStreams];
-    size_t stream_count_ = 0;
-    std::map<std::pair<int, int>, size_t> stream_index_;
-    std::vector<size_t> free_streams_;
     std::vector<Stream*> to_start_;
     std::vector<std::unique_ptr<Agent>> agents_;
     int last_agent_ = 0, first_agent_ = 0;  // first: since recording began
     int last_stream_ = 0, first_stream_ = 0;
-    u64 last_serial_ = 0, first_serial_ = 0;
+    u64 first_launch_ = 0;
     size_t kernels_ = 0;  // running or pending
     u64 progress_ = 0;
     bool news_ = false;  // a kernel or an agent has ended
@@ -145,7 +118,7 @@ class Scheduler {
     size_t driver_stack_size_ = 0;
 
     EventHash events_;
-    u64 switches_ = 0, launches_ = 0;
+    u64 switches_ = 0;
 
     friend void fiber_main();  // finishes the switch that resume() began
 };

@@ -160,7 +160,7 @@ WorldStats World::end(bool abandon) {
     if (!abandon && !failure_) scheduler_.stop_all_agents();
     scheduler_.abandon();
     tsan::as(tsan::host_fiber, [&] { scheduler_.abandoned.acquire(); });
-    scheduler_.release_streams();
+    scheduler_.streams.release_all();
     WorldStats stats = scheduler_.stats();
     stats.clock_jumps = clock_jumps_;
     open_ = false;
