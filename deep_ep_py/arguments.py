@@ -16,6 +16,11 @@ ROW_ALIGNMENT = 16
 MAX_TOPK = 32
 MAX_EXPERTS = 2048
 MAX_RANKS = 64
+MAX_TOKENS = (2**31 - 1) // MAX_RANKS
+"""Of a rank: rows are counted in 32 bits."""
+MAX_ROW_BYTES = 1 << 24
+MAX_BLOCKS = 256
+"""All blocks of a kernel are resident at once."""
 MAX_BYTES = 1 << 44
 """Of a Buffer: more is a mistake."""
 
@@ -52,10 +57,13 @@ def rows(name: str, value: Any, count: int | None = None) -> torch.Tensor:
         )
     value = tensor(name, value, torch.bfloat16, (count, None))
     row_bytes = value.shape[1] * value.element_size()
-    if row_bytes == 0 or row_bytes % ROW_ALIGNMENT:
+    if row_bytes == 0 or row_bytes % ROW_ALIGNMENT or row_bytes > MAX_ROW_BYTES:
         raise ValueError(
-            f"{name}={_describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes, got {row_bytes}"
+            f"{name}={_describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes "
+            f"up to {MAX_ROW_BYTES}, got {row_bytes}"
         )
+    if count is None and value.shape[0] > MAX_TOKENS:
+        raise ValueError(f"{name}={_describe(value)}: expected at most {MAX_TOKENS} tokens")
     return value
 
 
@@ -101,7 +109,7 @@ def config(value: Any, default_blocks: int) -> int:
         return default_blocks
     if not isinstance(value, Config):
         raise TypeError(f"config={value!r}: expected a Config")
-    return value.num_sms
+    return integer("config.num_sms", value.num_sms, 1, MAX_BLOCKS)
 
 
 def biases(value: Any, shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:

@@ -9,7 +9,11 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .errors import DeepEPError
 from .native import C
+
+EXCHANGE_SECONDS = 60.0
+"""How long ranks wait for each other's heaps when a Buffer is made."""
 
 
 class Bootstrap(Protocol):
@@ -163,20 +167,27 @@ def _send_descriptor(bootstrap: Bootstrap, addresses: list[str], descriptor: int
 def _receive_descriptors(bootstrap: Bootstrap, listener: socket.socket, own: Any) -> list[Any]:
     heaps: list[Any] = [None] * bootstrap.size
     heaps[bootstrap.rank] = own
-    missing = bootstrap.size - 1
-    while missing:
-        connection, _ = listener.accept()
+    listener.settimeout(EXCHANGE_SECONDS)
+    while None in heaps:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            missing = [rank for rank, heap in enumerate(heaps) if heap is None]
+            raise DeepEPError(
+                f"rank {bootstrap.rank}: ranks {missing} did not send their heaps within {EXCHANGE_SECONDS:g} s"
+            ) from None
         with connection:
             # Any process of the machine can reach an abstract name: only this user's are let in.
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             if struct.unpack("3i", credentials)[1] != os.getuid():
                 continue
+            connection.settimeout(EXCHANGE_SECONDS)
             message, descriptors, _, _ = socket.recv_fds(connection, struct.calcsize("i"), 1)
         try:
-            peer = struct.unpack("i", message)[0]
-            heaps[peer] = C.Heap.map(descriptors[0], own.bytes)
+            peer = struct.unpack("i", message)[0] if len(message) == struct.calcsize("i") else -1
+            if len(descriptors) == 1 and 0 <= peer < bootstrap.size and heaps[peer] is None:
+                heaps[peer] = C.Heap.map(descriptors[0], own.bytes)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        missing -= 1
     return heaps

@@ -28,7 +28,7 @@ class Buffer:
     group : torch.distributed.ProcessGroup
         The ranks. Under `deep_ep_py.testing.run_ranks`, the group it passes.
     num_nvl_bytes : int
-        Bytes for rows and counts in transit. At least 64 rows per rank and region; a multiple of 128.
+        Bytes for rows and counts in transit: at least 4 rows per rank and region, better 64; a multiple of 128.
     num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, enable_shrink
         As in DeepEP, for other modes than this version has: `low_latency_mode` and `enable_shrink` must be False, the
         others are accepted and have no effect inside a node.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from .native import BUILD, C
 FABRICS = ("peer", "weak", "mixed")
 
 _PAGE = 4096
+_REGION_ALIGNMENT = 128
+_SETTLE_SECONDS = 5.0
+"""How long kernels that have been told to leave are waited for."""
 _DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
 """Type code and bits, as DLPack has them."""
 
@@ -68,11 +71,12 @@ class Engine:
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
         arena_bytes = _default_arena_bytes(self.ranks) if arena_bytes is None else arena_bytes
         arena_bytes = arena_bytes // _PAGE * _PAGE
+        self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self._agree(bootstrap, arena_bytes, fabric)
         self.runtime = self._make_runtime(bootstrap, arena_bytes, fabric)
         self.stats = dict.fromkeys(("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds"), 0)
         self._issued = 0
-        self._open: set[int] = set()
+        self._open: dict[int, object] = {}
         self._broken: DeepEPError | None = None
 
     def _agree(self, bootstrap: Bootstrap, arena_bytes: int, fabric: str) -> None:
@@ -99,7 +103,7 @@ class Engine:
             rank=self.rank,
             ranks=self.ranks,
             regions=self.regions,
-            region_bytes=self.num_nvl_bytes // self.regions // 128 * 128,
+            region_bytes=self._region_bytes,
             arena_bytes=arena_bytes,
             timeout_ns=int(self.timeout * 1e9),
             poison=bootstrap.in_process,
@@ -121,16 +125,19 @@ class Engine:
 
     def check_room(self, sizes: Any, row_bytes: int) -> None:
         """Raise if a call of these sizes does not fit even in rounds."""
-        needed = self.runtime.least_region_bytes(sizes) * self.regions
-        if needed > self.num_nvl_bytes:
-            needed = (needed + 127 * self.regions + 127) // 128 * 128
+        needed = self.runtime.least_region_bytes(sizes)
+        if needed > self._region_bytes:
+            needed = -(-needed // _REGION_ALIGNMENT) * _REGION_ALIGNMENT * self.regions
             raise ValueError(
                 f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes "
                 f"among {self.ranks} ranks"
             )
 
-    def open_operation(self) -> int:
-        """Count a new operation; refuse it where the last use of its region is still open."""
+    def open_operation(self, held: object) -> int:
+        """Count a new operation; refuse it where the last use of its region is still open.
+
+        `held` lives until the operation has ended: what its kernels read and write.
+        """
         operation, before = self._issued, self._issued - self.regions
         if before in self._open:
             raise DeepEPError(
@@ -138,7 +145,7 @@ class Engine:
                 f"finish that one first, or make the Buffer with regions={self.regions + 1} or more"
             )
         self._issued += 1
-        self._open.add(operation)
+        self._open[operation] = held
         self.stats["operations"] += 1
         return operation
 
@@ -147,7 +154,7 @@ class Engine:
         self.runtime.wait(call)
         self.check_failure(call)
         self.runtime.retire(call)
-        self._open.discard(operation)
+        del self._open[operation]
         self.stats["direct" if direct else "rounds"] += 1
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -205,6 +212,26 @@ class Engine:
 
     def destroy(self) -> None:
         """Let go of the runtime, after what peers still wait for has left."""
-        if self.runtime is not None and self._broken is None:
-            self.runtime.drain()
-        self.runtime = None
+        runtime, self.runtime = self.runtime, None
+        if runtime is None:
+            return
+        if not self._open:
+            runtime.drain()
+            return
+        # Operations that were begun and never ended, or failed: their kernels may still run on what is held here.
+        if self._broken is None:
+            runtime.abort(C.EXCEPTION)
+        if runtime.settle(int(_SETTLE_SECONDS * 1e9)):
+            self._open.clear()
+        else:
+            _abandoned.append((runtime, self._open))
+
+    def __del__(self) -> None:
+        # Nothing to save where the constructor failed. What a dead executor throws has been raised before.
+        if getattr(self, "runtime", None) is not None:
+            with suppress(RuntimeError):
+                self.destroy()
+
+
+_abandoned: list[tuple[Any, dict[int, object]]] = []
+"""Runtimes whose kernels never left, with what those may still touch."""

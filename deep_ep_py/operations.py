@@ -40,8 +40,6 @@ class PendingDispatch:
     handle: DispatchHandle | None
     is_token_in_rank: torch.Tensor
     expert_alignment: int
-    held: tuple[torch.Tensor, ...] = ()
-    """Tensors that kernels still read and nobody else may hold."""
     finished: bool = False
 
     @staticmethod
@@ -90,10 +88,12 @@ class PendingDispatch:
         engine.check_room(sizes, row_bytes)
 
         plan = Plan.empty(tokens, ranks)
-        operation = engine.open_operation()
-        call = engine.runtime.notify(
-            sizes, in_rank.data_ptr(), per_expert.data_ptr(), plan.native(), plan.rows_to_rank.data_ptr(), blocks
-        )
+        tensors = (x, in_rank, per_expert, topk_idx, topk_weights, plan)
+        operation = engine.open_operation(tensors)
+        with engine.telling_others("dispatch"):
+            call = engine.runtime.notify(
+                sizes, in_rank.data_ptr(), per_expert.data_ptr(), plan.native(), plan.rows_to_rank.data_ptr(), blocks
+            )
         return PendingDispatch(
             engine,
             call,
@@ -107,7 +107,6 @@ class PendingDispatch:
             None,
             in_rank,
             expert_alignment,
-            (per_expert,),
         )
 
     @staticmethod
@@ -122,8 +121,9 @@ class PendingDispatch:
         x = arguments.rows("x", x, handle.tokens)
         sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
         engine.check_room(sizes, _row_bytes(x))
-        operation = engine.open_operation()
-        call = engine.runtime.notify_cached(False, sizes)
+        operation = engine.open_operation((x, handle))
+        with engine.telling_others("cached dispatch"):
+            call = engine.runtime.notify_cached(False, sizes, handle.operation)
         return PendingDispatch(engine, call, operation, blocks, sizes, x, None, None, handle.plan, handle, handle[4], 1)
 
     def finish(self) -> tuple[Any, ...]:
@@ -213,8 +213,9 @@ class PendingCombine:
         biases = arguments.biases(bias, (handle.tokens, x.shape[1]))
         sizes = C.Sizes(handle.tokens, _row_bytes(x), topk, 0)
         engine.check_room(sizes, _row_bytes(x))
-        operation = engine.open_operation()
-        call = engine.runtime.notify_cached(True, sizes)
+        operation = engine.open_operation((x, handle, topk_weights, biases))
+        with engine.telling_others("combine"):
+            call = engine.runtime.notify_cached(True, sizes, handle.operation)
         return PendingCombine(engine, call, operation, blocks, sizes, x, topk_weights, biases, handle)
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:

@@ -199,8 +199,7 @@ def run_ranks(
             torch.manual_seed(seed)
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join()
+            _join(threads)
         stats = _end_world(seed, abandon=bool(errors))
     finally:
         if collecting:
@@ -208,6 +207,18 @@ def run_ranks(
     if errors:
         raise _chosen(errors, seed)
     return RankResults(results, stats)
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # Ctrl-C, or a test's timeout
+        C.executor.world_abort("run_ranks was interrupted")
+        for thread in threads:
+            thread.join()
+        C.executor.world_end(True)
+        raise
 
 
 def _end_world(seed: int, abandon: bool) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "kernels/combine.h"
 #include "kernels/dispatch.h"
@@ -26,8 +27,8 @@ wire::ChunkFormat combine_format(const Sizes& sizes) {
 RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
 
 // FNV-1a over what all ranks must agree on.
-uint64_t hash_arguments(std::initializer_list<uint64_t> values) {
-    uint64_t hash = 0xcbf29ce484222325ull;
+uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values) {
+    uint64_t hash = 0xcbf29ce484222325ull ^ static_cast<uint64_t>(kind);
     for (const uint64_t value : values) {
         for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xff)) * 0x100000001b3ull;
     }
@@ -71,7 +72,6 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     context_.timeout_ns = options_.timeout_ns;
     context_.base = base_.data();
     context_.generation = 1;
-    context_.has_remote = options_.has_remote;
     if (options_.poison) {
         const wire::HeapLayout& heap = context_.peers.heap;
         std::memset(context_.peers.local + heap.regions_offset(), kPoison, heap.arena_offset() - heap.regions_offset());
@@ -79,8 +79,10 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 }
 
 wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
-    return wire::RegionLayout::fit(static_cast<u32>(options_.ranks), experts, options_.has_remote, format,
-                                   options_.region_bytes);
+    const auto layout = wire::RegionLayout::fit(static_cast<u32>(options_.ranks), experts, options_.has_remote, format,
+                                                options_.region_bytes);
+    if (layout.chunk_rows == 0) throw std::invalid_argument("a region does not hold one row per slot and source");
+    return layout;
 }
 
 uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
@@ -93,7 +95,7 @@ uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
 
 void Runtime::launch(Call* call, const char* kernel, unsigned blocks, size_t shared_bytes, const void* args,
                      size_t bytes) {
-    const uint64_t serial = launcher_->launch(kernel, blocks, kWarps, shared_bytes, args, bytes);
+    const uint64_t serial = latest_ = launcher_->launch(kernel, blocks, kWarps, shared_bytes, args, bytes);
     if (call != nullptr) {
         call->serial = serial;
     } else {
@@ -130,7 +132,7 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     args.call = call_args(*call);
     args.shape = shape_of(sizes, options_.ranks);
     args.layout = region_layout(sizes.experts, dispatch_format(sizes, false));
-    args.arguments = hash_arguments({sizes.row_bytes, sizes.topk, sizes.experts});
+    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.topk, sizes.experts});
     args.tokens = sizes.tokens;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
@@ -141,16 +143,15 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     return call;
 }
 
-std::shared_ptr<Call> Runtime::notify_cached(wire::Kind kind, const Sizes& sizes) {
+std::shared_ptr<Call> Runtime::notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = open(kind);
-    const NotifyCachedArgs args{call_args(*call), kind, hash_arguments({sizes.row_bytes, sizes.topk})};
+    const NotifyCachedArgs args{call_args(*call), kind, hash_arguments(kind, {sizes.row_bytes, sizes.topk, handle})};
     launch(call.get(), "notify_cached", 1, 0, &args, sizeof(args));
     return call;
 }
 
 wire::Offer Runtime::offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const {
     wire::Offer offer{};
-    offer.rows = rows;
     const auto inside = [&](uint64_t address, uint64_t bytes_per_row) {
         return address == 0 || arena_->contains(pointer<const void>(address), rows * bytes_per_row);
     };
@@ -256,7 +257,13 @@ void Runtime::retire(const std::shared_ptr<Call>& call) {
     calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end());
 }
 
+bool Runtime::settle(uint64_t nanoseconds) {
+    return launcher_->wait_for([this] { return latest_ == 0 || launcher_->finished(latest_); }, "kernels of a Buffer",
+                               nanoseconds);
+}
+
 void Runtime::drain() {
+    // Own kernels post, the agent adds to `completed` when it has read a put's pieces.
     const auto left = [this] {
         return __atomic_load_n(&context_.farewell.completed, __ATOMIC_ACQUIRE) ==
                __atomic_load_n(&context_.farewell.posted, __ATOMIC_RELAXED);
@@ -267,7 +274,8 @@ void Runtime::drain() {
 void Runtime::abort(uint32_t reason) {
     const uint64_t word = wire::abort_word(context_.generation, reason, static_cast<uint32_t>(options_.rank));
     for (const auto& heap : heaps_) {
-        // Any rank may store here and the last one wins; kernels poll it and need nothing else to be visible with it.
+        // Any rank may store here and the last one wins. Kernels of all ranks poll it at system scope. A release, so
+        // that whoever reads what this rank's user writes into published rows from now on finds the word as well.
         __atomic_store_n(pointer<uint64_t>(reinterpret_cast<uint64_t>(heap->base())), word, __ATOMIC_RELEASE);
     }
 }

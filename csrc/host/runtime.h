@@ -39,7 +39,8 @@ struct Call {
     uint64_t serial = 0;  // of its latest launch
 };
 
-// Addresses of what a dispatch reads and writes; 0 where a tensor is not given. See kernels/args.h for the shapes.
+// Addresses of what a call reads and writes; 0 where a tensor is not given. In combine recv_x and recv_topk_weights are
+// the combined rows and weights, and recv_src_idx is read. See kernels/args.h for the shapes.
 struct Tensors {
     uint64_t x = 0, topk_idx = 0, topk_weights = 0;
     uint64_t recv_x = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
@@ -67,8 +68,8 @@ class Runtime {
                 uint64_t is_token_in_rank, unsigned blocks);
     std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
                                  const Plan& plan, uint64_t rows_to_rank, unsigned blocks);
-    // An operation whose counts are known: cached dispatch, combine.
-    std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes);
+    // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
+    std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle);
     // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who
     // are mapped.
     bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
@@ -84,6 +85,9 @@ class Runtime {
 
     // A call whose kernels have ended well.
     void retire(const std::shared_ptr<Call>& call);
+    // Until all kernels launched here have ended, or so long: -> whether they have. After abort() they leave by
+    // themselves.
+    bool settle(uint64_t nanoseconds);
     // Until the puts that no operation waits for have left; before a rank goes away in good order.
     void drain();
 
@@ -113,6 +117,7 @@ class Runtime {
     const std::shared_ptr<Arena> arena_;
     const std::unique_ptr<Launcher> launcher_;
     std::vector<u8*> mapped_;  // Context::peers.base
+    uint64_t latest_ = 0;      // serial of the latest launch
     std::vector<u64> base_;    // Context::base
     Context context_{};
     std::vector<std::shared_ptr<Call>>

@@ -113,10 +113,7 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
         if (!op.wait_signal(Phase::kChunk, wire::kChunk + slot, r, round / wire::kSlots + 1)) continue;
         const u8* message = op.local_region() + args.layout.chunk(r, slot);
         const auto& header = *reinterpret_cast<const wire::ChunkHeader*>(message);
-        if (header.operation != op.number() || header.source != r) {
-            op.fail(wire::kMismatch, Phase::kChunk, static_cast<i32>(r), op.number(), header.operation);
-            continue;
-        }
+        if (!op.check_message(Phase::kChunk, r, header.operation, header.arguments)) continue;
         const u64 first = header.first;
         sources[r].x = message + args.layout.format.x_offset() - first * shape.row_bytes();
         const auto* weights =

@@ -16,14 +16,14 @@ struct Context {
     u64* base;      // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
     fabric::Completion farewell;  // puts that nobody waits for within their operation: the `free` words
     u32 generation;
-    u32 has_remote;  // some pair of ranks is not load/store-reachable; the same on all ranks
 };
 
 // One per call; zeroed by the host. The operation's first kernel leaves the number here, the later ones read it (P1).
 struct Ticket {
     u64 operation;
-    u64 use;     // how often its region has been used before: operation / regions
-    u32 region;  // operation % regions; both kept, a 64-bit division is long on a GPU
+    u64 use;        // how often its region has been used before: operation / regions
+    u64 arguments;  // hash of what all ranks must agree on; messages carry it
+    u32 region;     // operation % regions; both kept, a 64-bit division is long on a GPU
     fabric::Completion completion;
     u32 failed;         // some block of this call has given up: its other blocks need not wait on
     u32 blocks_met[4];  // last-block counters, one per Meeting

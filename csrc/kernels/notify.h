@@ -33,10 +33,9 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
     if (threadIdx.x == 0) {
         wire::NotifyHeader header{};
         header.operation = op.number();
-        header.arguments = args.arguments;
+        header.arguments = op.arguments();
         header.generation = op.context().generation;
         header.tokens = args.tokens;
-        header.source = op.rank();
         *reinterpret_cast<wire::NotifyHeader*>(message) = header;
     }
     i32* rows_to_rank = reinterpret_cast<i32*>(message + sizeof(wire::NotifyHeader));
@@ -63,10 +62,9 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
         const auto& header =
             *reinterpret_cast<const wire::NotifyHeader*>(op.local_region() + args.layout.notify_row(r));
-        if (header.operation != op.number()) {
-            op.fail(wire::kMismatch, Phase::kNotify, static_cast<i32>(r), op.number(), header.operation);
-        } else if (header.arguments != args.arguments) {
-            op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), args.arguments, header.arguments);
+        if (!op.check_message(Phase::kNotify, r, header.operation, header.arguments)) continue;
+        if (header.generation != op.context().generation) {
+            op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.context().generation, header.generation);
         }
         args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
         op.consume(wire::kNotify, r, 1);

@@ -9,6 +9,7 @@ namespace deep_ep {
 // One thread per mapped rank: tells it where this rank's output lies (P9).
 DEEP_EP_DEVICE void send_offers(const wire::RegionLayout& layout, wire::Offer offer, Operation& op, u32 ranks) {
     offer.operation = op.number();
+    offer.arguments = op.arguments();
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (!fabric::mapped(op.peers(), r) || op.failed()) continue;
         // Read by rank r's blocks after they acquire the signal; this thread's store precedes its own release.
@@ -23,10 +24,7 @@ DEEP_EP_DEVICE const wire::Offer* await_offer(const wire::RegionLayout& layout, 
     if (!fabric::mapped(op.peers(), r)) return nullptr;
     if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return nullptr;
     const auto* offer = reinterpret_cast<const wire::Offer*>(op.local_region() + layout.offer(r));
-    if (offer->operation != op.number()) {
-        op.fail(wire::kMismatch, Phase::kOffer, static_cast<i32>(r), op.number(), offer->operation);
-        return nullptr;
-    }
+    if (!op.check_message(Phase::kOffer, r, offer->operation, offer->arguments)) return nullptr;
     return offer->visible != 0 ? offer : nullptr;
 }
 

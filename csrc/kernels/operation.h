@@ -46,6 +46,7 @@ class Operation {
         ticket_.operation = context_.operation;
         ticket_.use = ticket_.operation / heap().regions;
         ticket_.region = static_cast<u32>(ticket_.operation % heap().regions);
+        ticket_.arguments = arguments;
         context_.operation = ticket_.operation + 1;
         outcome_.operation = ticket_.operation;
         // Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
@@ -56,9 +57,11 @@ class Operation {
     DEEP_EP_DEVICE void read_number() {
         number_ = ticket_.operation;
         region_ = ticket_.region;
+        arguments_ = ticket_.arguments;
     }
 
     DEEP_EP_DEVICE u64 number() const { return number_; }
+    DEEP_EP_DEVICE u64 arguments() const { return arguments_; }
     DEEP_EP_DEVICE const fabric::Peers& peers() const { return context_.peers; }
     DEEP_EP_DEVICE u32 rank() const { return context_.peers.rank; }
     DEEP_EP_DEVICE u32 ranks() const { return context_.peers.ranks; }
@@ -104,6 +107,15 @@ class Operation {
 
     // --- waiting
     // ----------------------------------------------------------------------------------------------------------------
+    // One thread: refuses a message that is not of this very operation, before anything it says is used.
+    DEEP_EP_DEVICE bool check_message(Phase phase, u32 source, u64 operation, u64 arguments) {
+        if (operation == number_ && arguments == arguments_) return true;
+        const bool other = operation != number_;
+        fail(wire::kMismatch, other ? phase : Phase::kHeader, static_cast<i32>(source), other ? number_ : arguments_,
+             other ? operation : arguments);
+        return false;
+    }
+
     // One thread: waits until `ready()` returns true. Bounded: false once the operation has to be given up.
     template <class Ready>
     DEEP_EP_DEVICE bool wait(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
@@ -191,7 +203,12 @@ class Operation {
     // The last block, when every word of the operation has been waited for and consumed: gives the region back to
     // everyone (P4).
     DEEP_EP_DEVICE void finish() {
-        if (threadIdx.x == 0) fabric::quiet(*this, ticket_.completion);
+        if (threadIdx.x == 0) {
+            fabric::quiet(*this, ticket_.completion);
+            // A producer that gave up may have let its user write over the rows it had published; it has set the abort
+            // word before. So what was summed counts only if the word is still clear now (P12, P15).
+            if (must_leave()) give_up(Phase::kRead, -1, 0, 0);
+        }
         if (!meet()) return;  // also orders the consume() of all threads before the release below
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             fabric::signal(peers(), *this, context_.farewell, r, heap().word_offset(region(), wire::kFree, rank()));
@@ -226,6 +243,7 @@ class Operation {
     BlockState& block_;
     u64 number_ = 0;
     u32 region_ = 0;
+    u64 arguments_ = 0;
 };
 
 }  // namespace deep_ep

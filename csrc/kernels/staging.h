@@ -64,7 +64,7 @@ DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, 
     if (device::lane() == 0) {
         wire::ChunkHeader header{};
         header.operation = op.number();
-        header.source = op.rank();
+        header.arguments = op.arguments();
         header.first = first;
         header.rows = rows;
         *reinterpret_cast<wire::ChunkHeader*>(message) = header;
@@ -86,11 +86,9 @@ DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layou
     const u32 slot = chunk % wire::kSlots;
     const u8* message = op.local_region() + layout.chunk(from, slot);
     const wire::ChunkHeader header = *reinterpret_cast<const wire::ChunkHeader*>(message);
-    if (header.operation != op.number() || header.source != from) {
-        if (device::lane() == 0)
-            op.fail(wire::kMismatch, Phase::kChunk, static_cast<i32>(from), op.number(), header.operation);
-        return;
-    }
+    int ours = 1;
+    if (device::lane() == 0) ours = op.check_message(Phase::kChunk, from, header.operation, header.arguments);
+    if (!broadcast(ours)) return;
     chunks.place(message, from, header.first, header.rows);
     __syncwarp();  // all lanes have read the slot before lane 0 releases it to its writer
     if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);

@@ -138,8 +138,9 @@ void bind_runtime(py::module_& m) {
         .def("notify", &Runtime::notify, NoGil())
         .def(
             "notify_cached",
-            [](Runtime& runtime, bool combining, const Sizes& sizes) {
-                return runtime.notify_cached(combining ? wire::Kind::kCombine : wire::Kind::kCachedDispatch, sizes);
+            [](Runtime& runtime, bool combining, const Sizes& sizes, uint64_t handle) {
+                const auto kind = combining ? wire::Kind::kCombine : wire::Kind::kCachedDispatch;
+                return runtime.notify_cached(kind, sizes, handle);
             },
             NoGil())
         .def("dispatch", &Runtime::dispatch, NoGil())
@@ -148,6 +149,7 @@ void bind_runtime(py::module_& m) {
         .def("wait", &Runtime::wait, NoGil())
         .def("finished", &Runtime::finished)
         .def("retire", &Runtime::retire)
+        .def("settle", &Runtime::settle, NoGil())
         .def("drain", &Runtime::drain, NoGil())
         .def("abort", &Runtime::abort)
         .def("abort_word", &Runtime::abort_word)

@@ -10,11 +10,10 @@ namespace deep_ep::wire {
 // i32 rows_to_expert[experts of the receiver].
 struct NotifyHeader {
     u64 operation;
-    u64 arguments;  // hash of what all ranks must agree on: kind of call, experts, row bytes, top-k
+    u64 arguments;  // hash of what all ranks must agree on: kind of call, sizes, whose handle
     u32 generation;
     u32 tokens;  // tokens of the source: how many rounds its combine takes
-    u32 source;
-    u32 reserved[9];
+    u32 reserved[10];
 };
 static_assert(sizeof(NotifyHeader) == 64, "notify header");
 
@@ -27,19 +26,19 @@ struct Offer {
     u64 topk_idx;
     u64 topk_weights;
     u64 src_idx;
-    u32 visible;  // 0: not peer-visible memory; rows go through the region, chunk by chunk
-    u32 rows;
-    u64 reserved[2];
+    u64 arguments;  // as in NotifyHeader
+    u32 visible;    // 0: not peer-visible memory; rows go through the region, chunk by chunk
+    u32 reserved[3];
 };
 static_assert(sizeof(Offer) == 64, "offer");
 
 // First part of a chunk: rows [first, first + rows) of what its source sends to its destination.
 struct ChunkHeader {
     u64 operation;
-    u32 source;
+    u64 arguments;  // as in NotifyHeader
     u32 first;
     u32 rows;
-    u32 reserved[11];
+    u32 reserved[10];
 };
 static_assert(sizeof(ChunkHeader) == 64, "chunk header");
 
