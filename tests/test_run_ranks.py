@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -19,13 +20,17 @@ SECOND = 1_000_000_000
 NEVER = torch.zeros(1, dtype=torch.int64)  # nobody writes to it
 
 
+@pytest.fixture(scope="module")
+def selftest() -> ModuleType:
+    return build_selftest()
+
+
 @pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def native(selftest: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The executor of the self-test module in place of the library's."""
-    module = build_selftest()
-    monkeypatch.setattr(testing, "C", module)
+    monkeypatch.setattr(testing, "C", selftest)
     monkeypatch.delenv("DEEP_EP_SEED", raising=False)
-    yield module
+    return selftest
 
 
 def exchange(group: Any, native: ModuleType, words: torch.Tensor, rounds: int = 3) -> list[int]:
@@ -291,14 +296,34 @@ def test_a_rank_falls_behind_now_and_then(native: ModuleType) -> None:
     assert 3 <= behind <= 28
 
 
+def test_ctrl_c_ends_a_world(native: ModuleType) -> None:
+    words = torch.zeros(2, dtype=torch.int64)
+
+    def endless(group: Any) -> None:
+        rank = group.rank()
+        native.launch("ping_pong", rank, word=words.data_ptr(), value=1 << 60, result=words.data_ptr() * rank)
+        native.synchronize(rank)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            run_ranks(2, endless, seed=1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert run_exchange(native, 1) == [[6, 9, 12]] * 3, "the next world works"
+
+
 def test_worlds_do_not_nest() -> None:
     with pytest.raises(RuntimeError, match="a world is open already"):
         run_ranks(1, lambda group: run_ranks(1, lambda inner: None))
 
 
 def test_threads_that_are_not_ranks_may_not_wait(native: ModuleType) -> None:
-    import threading
-
     errors: list[BaseException] = []
 
     def outsider() -> None:

@@ -75,6 +75,9 @@ void bind_executor(py::module_& m) {
     e.def(
         "world_leave", [](int rank) { Executor::get().world_leave(rank); }, py::arg("rank"), NoGil(),
         "Last call of a rank's thread.");
+    e.def(
+        "world_abort", [](const std::string& why) { Executor::get().world_abort(why); }, py::arg("why"), NoGil(),
+        "Let every wait in the world raise SimtError. For a thread that is no rank's.");
     e.def("world_end", world_end, py::arg("abandon") = false,
           "Close the world after all have left: run what is still running to its end, or drop it. Return statistics.");
     e.def("new_event", [] { return Executor::get().new_event(); }, NoGil());

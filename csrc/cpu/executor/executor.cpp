@@ -127,6 +127,11 @@ void Executor::world_leave(int rank) {
     state_->world.leave(rank);
 }
 
+void Executor::world_abort(const std::string& why) {
+    Guard guard(state_->lock);
+    if (state_->world.open()) state_->scheduler.fail(false, why);
+}
+
 WorldStats Executor::world_end(bool abandon) {
     Guard guard(state_->lock);
     return state_->world.end(abandon);

@@ -123,7 +123,7 @@ void World::hold_back(RankThread& thread) {
 }
 
 bool World::drive() {
-    lock_.let_others_in();  // none of the ranks: somebody who wants a dump
+    lock_.let_others_in();  // none of the ranks: somebody who wants a dump, or to end this
     const bool ran = scheduler_.run(kTurnsPerLook) != 0;
     if (scheduler_.failure()) die();
     return ran;
