@@ -227,8 +227,8 @@ class Engine:
             _abandoned.append((runtime, self._open))
 
     def __del__(self) -> None:
-        # Nothing to save where the constructor failed. What a dead executor throws has been raised before.
-        if getattr(self, "runtime", None) is not None:
+        # Kernels may still be about. What a dead executor throws has been raised before.
+        if getattr(self, "_open", None):
             with suppress(RuntimeError):
                 self.destroy()
 
