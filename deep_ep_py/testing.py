@@ -38,7 +38,7 @@ class RankResults(list):
     event_hash : int
         Hash of every decision of the schedule: equal for equal runs.
     stats : dict of str to int
-        What the executor counted: switches, launches, collectives, barriers, clock_jumps.
+        What the executor counted: switches, launches, peak_fibers, collectives, barriers, clock_jumps.
     """
 
     def __init__(self, results: list[Any], stats: dict[str, int]) -> None:

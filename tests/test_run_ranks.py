@@ -200,6 +200,19 @@ def test_a_deadlock_of_collectives_is_told() -> None:
         run_ranks(2, body, seed=1)
 
 
+def test_statistics(native: ModuleType) -> None:
+    def body(group: Any, word: torch.Tensor) -> None:
+        for _ in range(2):
+            native.launch("barriers", group.rank(), blocks=3, warps=2, word=word.data_ptr())
+
+    stats = run_ranks(2, body, torch.zeros(1, dtype=torch.int64), seed=1).stats
+    assert stats["launches"] == 4
+    assert stats["barriers"] == 4 * 3 * (5 * 2 + 3)
+    assert 3 * 2 * native.WARP_SIZE <= stats["peak_fibers"] <= 2 * 3 * 2 * native.WARP_SIZE
+    assert stats["switches"] > stats["barriers"]
+    assert stats["clock_jumps"] == 0
+
+
 def test_what_still_runs_at_the_end_runs_to_its_end(native: ModuleType) -> None:
     word = torch.zeros(1, dtype=torch.int64)
     for seed in range(4):

@@ -41,6 +41,7 @@ py::dict as_dict(const cpu::WorldStats& stats) {
     result["event_hash"] = stats.event_hash;
     result["switches"] = stats.switches;
     result["launches"] = stats.launches;
+    result["peak_fibers"] = stats.peak_fibers;
     result["collectives"] = stats.collectives;
     result["barriers"] = stats.barriers;
     result["clock_jumps"] = stats.clock_jumps;

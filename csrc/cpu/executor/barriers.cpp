@@ -92,6 +92,7 @@ void Scheduler::retire(Fiber* fiber) {
     if (--grid.live_blocks != 0) return;
     grid.stream->finish();
     kernels_--;
+    fibers_ -= grid.size();
     news_ = true;
     if (!grid.stream->pending.empty()) to_start_.push_back(grid.stream);
 }

@@ -45,6 +45,7 @@ struct WorldStats {
     uint64_t event_hash = 0;  // over every decision of the schedule
     uint64_t switches = 0;    // turns given to fibers
     uint64_t launches = 0;
+    uint64_t peak_fibers = 0;  // of kernels running at once; ThreadSanitizer tells about 250 apart
     uint64_t collectives = 0;
     uint64_t barriers = 0;
     uint64_t clock_jumps = 0;  // times the virtual clock went to the next deadline because nothing could run

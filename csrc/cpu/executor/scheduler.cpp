@@ -125,6 +125,8 @@ void Scheduler::stop_all_agents() {
 void Scheduler::start_launches() {
     for (Stream* stream : to_start_) {
         stream->start(fiber_main);
+        fibers_ += stream->grid.size();
+        peak_fibers_ = std::max(peak_fibers_, fibers_);
         const u64 kernel = StreamTable::number_of(stream->grid.serial) - first_launch_;
         for (size_t i = 0; i < stream->grid.size(); i++) {
             stream->grid.fibers[i].identity = kernel << 32 | i << 3;
@@ -271,6 +273,7 @@ void Scheduler::abandon() {
     streams.for_each([](Stream& stream) { stream.abandon(); });
     agents_.clear();
     kernels_ = 0;
+    fibers_ = 0;
     news_ = true;
     progress_++;
     failure_.reset();
@@ -278,7 +281,7 @@ void Scheduler::abandon() {
 
 void Scheduler::begin_recording() {
     events_ = EventHash();
-    switches_ = collectives = barriers = 0;
+    switches_ = peak_fibers_ = collectives = barriers = 0;
     first_launch_ = streams.launches();
     first_agent_ = last_agent_;
     first_stream_ = last_stream_;
@@ -289,6 +292,7 @@ WorldStats Scheduler::stats() const {
     stats.event_hash = events_.value();
     stats.switches = switches_;
     stats.launches = streams.launches() - first_launch_;
+    stats.peak_fibers = peak_fibers_;
     stats.collectives = collectives;
     stats.barriers = barriers;
     return stats;

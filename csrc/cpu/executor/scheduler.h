@@ -118,7 +118,7 @@ class Scheduler {
     size_t driver_stack_size_ = 0;
 
     EventHash events_;
-    u64 switches_ = 0;
+    u64 switches_ = 0, fibers_ = 0, peak_fibers_ = 0;
 
     friend void fiber_main();  // finishes the switch that resume() began
 };
