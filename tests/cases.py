@@ -135,7 +135,7 @@ CASES = [
     Case("two_ranks", ranks=2, tokens=9, topk=2, experts=4),
     Case("three_ranks", ranks=3, tokens=8, topk=3, experts=9),
     Case("sixteen_ranks", ranks=16, tokens=4, topk=8, experts=32, hidden=16, max_blocks=3),
-    Case("sixty_four_ranks", ranks=64, tokens=2, topk=4, experts=64, hidden=8, max_blocks=3, cached=False),
+    Case("sixty_four_ranks", ranks=64, tokens=2, topk=4, experts=64, hidden=8, max_blocks=2, cached=False),
     Case("all_to_one_rank", ranks=4, tokens=10, topk=4, routing="one_rank"),
     Case("to_own_rank", ranks=4, tokens=10, topk=2, routing="own_rank"),
     Case("ranks_that_send_nothing", ranks=4, tokens=(0, 11, 0, 3)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
+from deep_ep_py import engine
+from deep_ep_py.bootstrap import exchange_heaps
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
@@ -71,6 +74,41 @@ def test_a_rank_that_stops_half_way(fabric: str, arena_bytes: int | None, blocks
 
     for errors in under_schedules(4, on_each_rank):
         check_failures([error for error in errors if error is not None], "")
+
+
+def test_nothing_is_stored_after_giving_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that comes when the others have failed stores no row, adds to no signal word and frees no region: but for
+    the abort words, all heaps stay as they were, bit by bit."""
+    arena_bytes = 1 << 16
+    heaps: list[Any] = []
+
+    def remember(*arguments: Any) -> list[Any]:
+        heaps[:] = exchange_heaps(*arguments)
+        return list(heaps)
+
+    def contents(rank: int) -> list[bytes]:
+        # The first page holds the abort word, the last pages outputs: the late rank makes its own before it fails.
+        ends = [heap.bytes - (arena_bytes if owner == rank else 0) for owner, heap in enumerate(heaps)]
+        return [ctypes.string_at(heap.base + 4096, end - 4096) for heap, end in zip(heaps, ends)]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer", timeout=30.0, arena_bytes=arena_bytes)
+        rank = buffer.rank
+        arguments = dispatch_arguments(TRIAL.work, rank)
+        TRIAL.check_dispatch(rank, buffer.dispatch(**arguments))
+        pending = buffer._begin_dispatch(**arguments)
+        if rank != ABSENT:
+            fails(pending.finish)
+            barrier(group)
+        else:
+            barrier(group)
+            before = contents(rank)
+            fails(pending.finish)
+            assert contents(rank) == before
+        barrier(group)
+
+    monkeypatch.setattr(engine, "exchange_heaps", remember)
+    under_schedules(4, on_each_rank)
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
