@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .errors import SimtError
 from .native import C
 
 DEFAULT_FREEZE = 512
@@ -180,7 +181,10 @@ def run_ranks(
     errors: dict[int, BaseException] = {}
 
     def body(rank: int) -> None:
-        C.executor.world_enter(rank)
+        try:
+            C.executor.world_enter(rank, number)
+        except SimtError:  # called off before it began, or over
+            return
         try:
             results[rank] = fn(ThreadGroup(world, rank), *args, **kwargs)
         except BaseException as error:  # noqa: B036 - handed to the caller of run_ranks
@@ -190,16 +194,14 @@ def run_ranks(
             C.executor.world_leave(rank)
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
-    C.executor.world_begin(n, seed, freeze)
+    number = C.executor.world_begin(n, seed, freeze)
     # A collection at an arbitrary point could end a Buffer there, and would do so elsewhere in a replay.
     collecting = gc.isenabled()
     gc.disable()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for thread in threads:
-                thread.start()
-            _join(threads)
+            _run(threads, number)
         stats = _end_world(seed, abandon=bool(errors))
     finally:
         if collecting:
@@ -209,14 +211,17 @@ def run_ranks(
     return RankResults(results, stats)
 
 
-def _join(threads: list[threading.Thread]) -> None:
+def _run(threads: list[threading.Thread], number: int) -> None:
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     except BaseException:  # Ctrl-C, or a test's timeout
-        C.executor.world_abort("run_ranks was interrupted")
+        C.executor.world_abort(number, "run_ranks was interrupted")
         for thread in threads:
-            thread.join()
+            if thread.is_alive():
+                thread.join()
         C.executor.world_end(True)
         raise
 

@@ -331,6 +331,33 @@ def test_ctrl_c_ends_a_world(native: ModuleType) -> None:
     assert run_exchange(native, 1) == [[6, 9, 12]] * 3, "the next world works"
 
 
+@pytest.mark.filterwarnings("error")
+def test_ctrl_c_ends_a_world_that_has_not_begun(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some threads wait for the others in vain; one comes when the next world is open already."""
+    start = threading.Thread.start
+    late: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "rank 2":
+            return start(thread)
+        late.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(4, lambda group: group.barrier(), seed=1)
+    monkeypatch.undo()
+    monkeypatch.setattr(testing, "C", native)
+
+    def body(group: Any) -> None:
+        if group.rank() == 0:
+            late[0].start()
+            late[0].join()
+        group.barrier()
+
+    run_ranks(4, body, seed=1)
+
+
 def test_worlds_do_not_nest() -> None:
     with pytest.raises(RuntimeError, match="a world is open already"):
         run_ranks(1, lambda group: run_ranks(1, lambda inner: None))

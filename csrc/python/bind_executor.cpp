@@ -67,18 +67,20 @@ void bind_executor(py::module_& m) {
 
     e.def(
         "world_begin",
-        [](int ranks, uint64_t seed, unsigned freeze) { Executor::get().world_begin(ranks, {seed, freeze}); },
+        [](int ranks, uint64_t seed, unsigned freeze) { return Executor::get().world_begin(ranks, {seed, freeze}); },
         py::arg("ranks"), py::arg("seed") = 0, py::arg("freeze") = cpu::Schedule{}.freeze, NoGil(),
-        "Open a world of rank threads whose schedule is drawn from the seed (0: first come, first served).");
+        "Open a world of rank threads whose schedule is drawn from the seed (0: first come, first served). Return its "
+        "number.");
     e.def(
-        "world_enter", [](int rank) { Executor::get().world_enter(rank); }, py::arg("rank"), NoGil(),
-        "First call of a rank's thread: returns when its turn comes.");
+        "world_enter", [](int rank, uint64_t number) { Executor::get().world_enter(rank, number); }, py::arg("rank"),
+        py::arg("number"), NoGil(), "First call of a rank's thread: returns when its turn comes.");
     e.def(
         "world_leave", [](int rank) { Executor::get().world_leave(rank); }, py::arg("rank"), NoGil(),
         "Last call of a rank's thread.");
     e.def(
-        "world_abort", [](const std::string& why) { Executor::get().world_abort(why); }, py::arg("why"), NoGil(),
-        "Let every wait in the world raise SimtError. For a thread that is no rank's.");
+        "world_abort", [](uint64_t number, const std::string& why) { Executor::get().world_abort(number, why); },
+        py::arg("number"), py::arg("why"), NoGil(),
+        "Let every wait in that world raise SimtError. For a thread that is no rank's.");
     e.def("world_end", world_end, py::arg("abandon") = false,
           "Close the world after all have left: run what is still running to its end, or drop it. Return statistics.");
     e.def("new_event", [] { return Executor::get().new_event(); }, NoGil());

@@ -111,15 +111,16 @@ uint64_t Executor::random() {
     return ready.random() ? ready.draw().next() : 0;
 }
 
-void Executor::world_begin(int ranks, Schedule schedule) {
+uint64_t Executor::world_begin(int ranks, Schedule schedule) {
     Guard guard(state_->lock);
-    state_->world.begin(ranks, schedule);
+    const uint64_t number = state_->world.begin(ranks, schedule);
     state_->events.clear();
+    return number;
 }
 
-void Executor::world_enter(int rank) {
+void Executor::world_enter(int rank, uint64_t number) {
     Guard guard(state_->lock);
-    state_->world.enter(rank);
+    state_->world.enter(rank, number);
 }
 
 void Executor::world_leave(int rank) {
@@ -127,9 +128,9 @@ void Executor::world_leave(int rank) {
     state_->world.leave(rank);
 }
 
-void Executor::world_abort(const std::string& why) {
+void Executor::world_abort(uint64_t number, const std::string& why) {
     Guard guard(state_->lock);
-    if (state_->world.open()) state_->scheduler.fail(false, why);
+    state_->world.abort(number, why);
 }
 
 WorldStats Executor::world_end(bool abandon) {

@@ -76,10 +76,12 @@ class Executor {
 
     // A world: ranks as threads of one process. One of them runs at a time; who is next is drawn from the seed. Fibers
     // run while all rank threads wait. The clock is virtual: it jumps to the next deadline when nothing can run.
-    void world_begin(int ranks, Schedule schedule);
-    void world_enter(int rank);                // called first by each rank's thread: blocks until its turn comes
-    void world_leave(int rank);                // called last
-    void world_abort(const std::string& why);  // from a thread that is no rank: every wait raises SimtError
+    uint64_t world_begin(int ranks, Schedule schedule);  // -> the world's number
+    // First call of each rank's thread: blocks until its turn comes. Given a number, throws unless that world is open.
+    void world_enter(int rank, uint64_t number = 0);
+    void world_leave(int rank);  // last call of each rank's thread
+    // From a thread that is no rank's: every wait in that world, if it is still open, throws SimtError.
+    void world_abort(uint64_t number, const std::string& why);
     // After all have left. Runs to its end what is still running, or drops it.
     WorldStats world_end(bool abandon = false);
     bool in_world() const;

@@ -13,7 +13,7 @@ thread_local int my_rank = -1;  // of the calling host thread; never read on a f
 
 }  // namespace
 
-void World::begin(int ranks, Schedule schedule) {
+u64 World::begin(int ranks, Schedule schedule) {
     if (open_) throw std::logic_error("a world is open already");
     if (scheduler_.kernels_running()) throw std::logic_error("kernels are running: a world starts with none");
     if (ranks < 1) throw std::invalid_argument("a world has at least one rank");
@@ -21,6 +21,7 @@ void World::begin(int ranks, Schedule schedule) {
     threads_.clear();
     for (int i = 0; i < ranks; i++) threads_.push_back(std::make_unique<RankThread>());
     entered_ = 0;
+    called_off_ = false;
     failure_.reset();
     clock_jumps_ = 0;
     last_stall_.clear();
@@ -28,20 +29,34 @@ void World::begin(int ranks, Schedule schedule) {
     scheduler_.ready().set_schedule(schedule);
     scheduler_.clock.make_virtual();
     scheduler_.begin_recording();
+    return ++number_;
 }
 
-void World::enter(int rank) {
-    if (!open_ || rank < 0 || rank >= static_cast<int>(threads_.size())) throw std::logic_error("no such rank here");
+void World::enter(int rank, u64 number) {
+    if (!open_ || (number != 0 && number != number_)) throw SimtError("this world is over");
+    if (rank < 0 || rank >= static_cast<int>(threads_.size())) throw std::logic_error("no such rank here");
     RankThread& thread = *threads_[rank];
     if (thread.state != RankThread::State::kAbsent) throw std::logic_error("this rank has entered already");
     my_rank = rank;
     thread.state = RankThread::State::kStarting;
     // Threads come in any order, so nothing is drawn before all are here.
-    if (++entered_ == threads_.size()) {
+    if (++entered_ == threads_.size() && !called_off_) {
         for (auto& each : threads_) hold_back(*each);
         pass_baton();
     }
-    take_baton(rank);
+    if (!called_off_) take_baton(rank);
+    if (!called_off_) return;
+    thread.state = RankThread::State::kLeft;
+    my_rank = -1;
+    failure_->raise();
+}
+
+void World::abort(u64 number, const std::string& why) {
+    if (!open_ || number != number_) return;
+    if (entered_ == threads_.size()) return scheduler_.fail(false, why);  // whoever drives will tell
+    called_off_ = true;
+    failure_ = Failure{false, why};
+    for (auto& thread : threads_) thread->gate.open();
 }
 
 void World::leave(int rank) {

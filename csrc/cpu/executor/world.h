@@ -16,9 +16,10 @@ class World {
     World(Lock& lock, Scheduler& scheduler) : lock_(lock), scheduler_(scheduler) {}
 
     // All with the lock held, which is given up while a thread waits for the baton.
-    void begin(int ranks, Schedule schedule);
-    void enter(int rank);
+    u64 begin(int ranks, Schedule schedule);
+    void enter(int rank, u64 number);
     void leave(int rank);
+    void abort(u64 number, const std::string& why);
     WorldStats end(bool abandon);
     bool wait(const HostWait& wait);
 
@@ -47,6 +48,8 @@ class World {
     Lock& lock_;
     Scheduler& scheduler_;
     bool open_ = false;
+    u64 number_ = 0;           // counts worlds: a thread that was late for one must not enter the next
+    bool called_off_ = false;  // aborted before all had come
     std::vector<std::unique_ptr<RankThread>> threads_;
     size_t entered_ = 0;
     std::optional<Failure> failure_;  // every wait in this world ends with it
