@@ -13,7 +13,7 @@ import deep_ep_py as deep_ep
 import oracle
 from builds import PROTOCOL_SCHEDULES, schedules
 from cases import Case, build
-from deep_ep_py.testing import run_ranks
+from deep_ep_py.testing import DEFAULT_FREEZE, run_ranks
 from oracle import Received, Workload
 
 
@@ -141,9 +141,18 @@ def round_trip(buffer: deep_ep.Buffer, rank: int, trial: Trial, blocks: int, bia
     trial.check_combine(rank, trial.combine(buffer, rank, handle, weights=False, config=config), weights=False)
 
 
-def under_schedules(ranks: int, fn: Callable[..., Any], *args: Any, count: int = PROTOCOL_SCHEDULES) -> list[Any]:
-    """Run `fn(group, *args)` on each rank under `count` schedules and return each run's results."""
-    return [run_ranks(ranks, fn, *args, seed=seed) for seed in schedules(count)]
+def under_schedules(
+    ranks: int,
+    fn: Callable[..., Any],
+    *args: Any,
+    count: int = PROTOCOL_SCHEDULES,
+    freeze: int = DEFAULT_FREEZE,
+) -> list[Any]:
+    """Run `fn(group, *args)` on each rank under `count` schedules and return each run's results.
+
+    With a smaller `freeze` warps are put to sleep more often: for rules that only a rank far behind the others needs.
+    """
+    return [run_ranks(ranks, fn, *args, seed=seed, freeze=freeze) for seed in schedules(count)]
 
 
 def barrier(group: Any) -> None:

@@ -37,21 +37,26 @@ def test_a_rank_that_runs_ahead(fabric: str, regions: int, arena_bytes: int | No
     under_schedules(4, on_each_rank)
 
 
+@pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_one_region(fabric: str) -> None:
-    """Each operation uses the region of the one before: a rank that has ended may only go on when all have."""
-    trials = [Trial.of(BY_NAME[name]) for name in ("uniform", "skewed")]
+def test_one_region(fabric: str, arena_bytes: int | None) -> None:
+    """Each operation uses the region of the one before. Ranks without tokens end theirs early and go on; were they
+    not to wait, their next rows would take the place of rows that the others have not read yet, which differ."""
+    case = Case("one_region", ranks=4, tokens=(0, 25, 0, 30), topk=2)
+    trials = [Trial.of(case, seed=seed) for seed in (1, 2)]
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_buffer(group, trials[0].case, fabric, regions=1)
-        for turn in range(4):
-            trial = trials[turn % 2]
-            results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
-            trial.check_dispatch(buffer.rank, results)
-            trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, results[4]))
-            trial.check_cached(buffer.rank, buffer.dispatch(trial.work.x[buffer.rank], handle=results[4]))
+        buffer = make_buffer(group, case, fabric, regions=1, arena_bytes=arena_bytes)
+        rank = buffer.rank
+        handles = [buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for trial in trials]
+        for turn in (0, 1, 1, 0, 1, 0):
+            trials[turn].check_combine(rank, trials[turn].combine(buffer, rank, handles[turn]))
+        for turn in (1, 0, 0, 1):
+            trial = trials[turn]
+            trial.check_cached(rank, buffer.dispatch(trial.work.x[rank], handle=handles[turn]))
+            trial.check_combine(rank, trial.combine(buffer, rank, handles[turn]))
 
-    under_schedules(4, on_each_rank)
+    under_schedules(4, on_each_rank, freeze=16)
 
 
 @pytest.mark.parametrize(
