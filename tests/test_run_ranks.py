@@ -309,6 +309,7 @@ def test_a_rank_falls_behind_now_and_then(native: ModuleType) -> None:
     assert 3 <= behind <= 28
 
 
+@pytest.mark.once  # of the host's threads alone; a sanitizer delays signals too much
 def test_ctrl_c_ends_a_world(native: ModuleType) -> None:
     words = torch.zeros(2, dtype=torch.int64)
 
@@ -332,6 +333,8 @@ def test_ctrl_c_ends_a_world(native: ModuleType) -> None:
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.once  # of the host's threads alone; a sanitizer delays signals too much
+@pytest.mark.once  # of the host's threads alone; a sanitizer delays signals too much
 def test_ctrl_c_ends_a_world_that_has_not_begun(native: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some threads wait for the others in vain; one comes when the next world is open already."""
     start = threading.Thread.start
