@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -180,18 +181,24 @@ def run_ranks(
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
 
-    def body(rank: int) -> None:
-        try:
-            C.executor.world_enter(rank, number)
-        except SimtError:  # called off before it began, or over
-            return
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def call(rank: int) -> None:
         try:
             results[rank] = fn(ThreadGroup(world, rank), *args, **kwargs)
         except BaseException as error:  # noqa: B036 - handed to the caller of run_ranks
             errors[rank] = error
             world.fail(rank)
-        finally:
+
+    def body(rank: int) -> None:
+        try:
+            C.executor.world_enter(rank, number)
+        except SimtError:  # called off before it began, or over
+            pass
+        else:
+            call(rank)
             C.executor.world_leave(rank)
+        ended.put(rank)
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
     number = C.executor.world_begin(n, seed, freeze)
@@ -201,7 +208,7 @@ def run_ranks(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            _run(threads, number)
+            _run(threads, ended, number)
         stats = _end_world(seed, abandon=bool(errors))
     finally:
         if collecting:
@@ -211,19 +218,25 @@ def run_ranks(
     return RankResults(results, stats)
 
 
-def _run(threads: list[threading.Thread], number: int) -> None:
+def _run(threads: list[threading.Thread], ended: queue.SimpleQueue[int], number: int) -> None:
+    """Start the threads and wait for them. Not by `join`, which takes a thread for dead when a signal interrupts it."""
+    running = 0
     try:
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+            running += 1
+        while running:
+            ended.get()
+            running -= 1
     except BaseException:  # Ctrl-C, or a test's timeout
         C.executor.world_abort(number, "run_ranks was interrupted")
-        for thread in threads:
-            if thread.is_alive():
-                thread.join()
+        while running:
+            ended.get()
+            running -= 1
         C.executor.world_end(True)
         raise
+    for thread in threads:
+        thread.join()
 
 
 def _end_world(seed: int, abandon: bool) -> dict[str, int]:

@@ -168,6 +168,7 @@ void World::die() {
 
 WorldStats World::end(bool abandon) {
     if (!open_) throw std::logic_error("no world is open");
+    wait_for_stragglers();
     const bool failed_before = failure_.has_value();
     // The last kernels may still run, as on a GPU after the last launch.
     while (!abandon && !failure_ && scheduler_.kernels_running())
@@ -183,6 +184,18 @@ WorldStats World::end(bool abandon) {
     scheduler_.ready().set_schedule(outer_schedule_);
     if (!abandon && !failed_before && failure_) failure_->raise();  // no rank was left to be told
     return stats;
+}
+
+// A thread of an aborted world may still be on its way out.
+void World::wait_for_stragglers() {
+    const auto inside = [](const std::unique_ptr<RankThread>& thread) {
+        return thread->state != RankThread::State::kAbsent && thread->state != RankThread::State::kLeft;
+    };
+    while (std::any_of(threads_.begin(), threads_.end(), inside)) {
+        lock_.unlock();
+        sched_yield();
+        lock_.lock();
+    }
 }
 
 std::string World::dump() const {

@@ -43,6 +43,7 @@ class World {
     // Gives fibers turns until something may have changed for a host thread. False when nothing could run.
     bool drive();
     void stall();
+    void wait_for_stragglers();
     void die();
 
     Lock& lock_;
