@@ -1,7 +1,7 @@
 // Fabric `weak`, for tests: the weakest network the protocol has to work on. A put becomes a command for an agent that
 // waits at random, copies the pieces in random order and adds to the signal word last; puts overtake each other freely.
 //
-// This is the kernel's half; the agent is cpu/weak_agent.cpp.
+// This is the kernel's half; the agent is host/cpu/weak_agent.cpp.
 #pragma once
 
 #include "fabric/peers.h"

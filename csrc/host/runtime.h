@@ -96,6 +96,7 @@ class Runtime {
     uint64_t abort_word() const;
 
     const std::shared_ptr<Arena>& arena() const { return arena_; }
+    const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
     uint32_t generation() const { return context_.generation; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }

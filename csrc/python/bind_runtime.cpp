@@ -1,8 +1,8 @@
 // Heaps, calls and the runtime of a Buffer.
 #include <pybind11/stl.h>
 
-#include "cpu/launcher.h"
-#include "cpu/weak_agent.h"
+#include "host/cpu/launcher.h"
+#include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
 #include "host/runtime.h"
 #include "python/bindings.h"
@@ -36,10 +36,10 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
         if (mapped || network) continue;
         std::vector<uint8_t*> bases;
         for (const auto& heap : heaps) bases.push_back(heap->base());
-        network = std::make_unique<cpu::WeakAgent>(options.rank, std::move(bases));
+        network = std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
     }
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
-    auto launcher = std::make_unique<cpu::CpuLauncher>(options.rank, own->base(), words);
+    auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
     return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(launcher), std::move(network)));
 }
 

@@ -1,11 +1,11 @@
-#include "cpu/weak_agent.h"
+#include "host/cpu/weak_agent.h"
 
 #include <algorithm>
 
 #include "cpu/executor/executor.h"
 #include "device/device.h"
 
-namespace deep_ep::cpu {
+namespace deep_ep::host {
 namespace {
 
 using device::Scope;
@@ -42,13 +42,13 @@ void carry(const Cut& cut) {
 
 WeakAgent::WeakAgent(int rank, std::vector<uint8_t*> heaps)
     : heaps_(std::move(heaps)), local_(heaps_[static_cast<size_t>(rank)]) {
-    agent_ = Executor::get().add_agent(rank, "weak fabric", [this] { serve(); });
+    agent_ = cpu::Executor::get().add_agent(rank, "weak fabric", [this] { serve(); });
 }
 
-WeakAgent::~WeakAgent() { Executor::get().remove_agent(agent_); }
+WeakAgent::~WeakAgent() { cpu::Executor::get().remove_agent(agent_); }
 
 void WeakAgent::serve() {
-    Executor& executor = Executor::get();
+    cpu::Executor& executor = cpu::Executor::get();
     const auto random = [&executor](uint32_t bound) { return static_cast<uint32_t>(executor.random() % bound); };
     Put puts[kInFlight];
     uint32_t flying = 0;
@@ -59,7 +59,7 @@ void WeakAgent::serve() {
                taken + 1;
     };
     for (;;) {
-        if (flying == 0) wait_until(next_ready, "weak fabric: a put");
+        if (flying == 0) cpu::wait_until(next_ready, "weak fabric: a put");
         while (flying < kInFlight && next_ready()) {
             Put& put = puts[flying++];
             put.command = queue_.commands[taken % fabric::WeakQueue::kCapacity];
@@ -75,7 +75,7 @@ void WeakAgent::serve() {
                 }
             }
         }
-        for (uint32_t delay = random(kMostDelay); delay != 0; --delay) yield();
+        for (uint32_t delay = random(kMostDelay); delay != 0; --delay) cpu::yield();
         // One step of one put: a cut, or, when all are copied, the signal.
         Put& put = puts[random(flying)];
         if (put.left != 0) {
@@ -92,4 +92,4 @@ void WeakAgent::serve() {
     }
 }
 
-}  // namespace deep_ep::cpu
+}  // namespace deep_ep::host

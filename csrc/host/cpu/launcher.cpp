@@ -1,25 +1,25 @@
-#include "cpu/launcher.h"
+#include "host/cpu/launcher.h"
 
 #include "cpu/executor/executor.h"
-#include "cpu/kernel_table.h"
+#include "host/cpu/kernel_table.h"
 #include "cpu/vector/vector.h"
 #include "device/device.h"
 
-namespace deep_ep::cpu {
+namespace deep_ep::host {
 
 CpuLauncher::CpuLauncher(int rank, const void* words, size_t bytes)
-    : rank_(rank), stream_(Executor::get().new_stream()), words_(words) {
-    Executor::get().share_memory(words, bytes, -1);
+    : rank_(rank), stream_(cpu::Executor::get().new_stream()), words_(words) {
+    cpu::Executor::get().share_memory(words, bytes, -1);
 }
 
 CpuLauncher::~CpuLauncher() {
-    Executor::get().release_stream(rank_, stream_);
-    Executor::get().unshare_memory(words_);
+    cpu::Executor::get().release_stream(rank_, stream_);
+    cpu::Executor::get().unshare_memory(words_);
 }
 
 uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
                              size_t args_bytes) {
-    Launch launch{};
+    cpu::Launch launch{};
     launch.name = kernel;
     launch.rank = rank_;
     launch.stream = stream_;
@@ -29,18 +29,18 @@ uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps
     launch.entry = find_kernel(kernel);
     launch.args = args;
     launch.args_bytes = args_bytes;
-    return Executor::get().launch(launch);
+    return cpu::Executor::get().launch(launch);
 }
 
-bool CpuLauncher::finished(uint64_t serial) const { return Executor::get().finished(serial); }
+bool CpuLauncher::finished(uint64_t serial) const { return cpu::Executor::get().finished(serial); }
 
 uint64_t CpuLauncher::streaming_threshold() const { return cpu::streaming_threshold(); }
 
-void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) { Executor::get().wait(ready, what); }
+void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) { cpu::Executor::get().wait(ready, what); }
 
 bool CpuLauncher::wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) {
-    Executor& executor = Executor::get();
+    cpu::Executor& executor = cpu::Executor::get();
     return executor.wait(ready, what, executor.now_ns() + nanoseconds);
 }
 
-}  // namespace deep_ep::cpu
+}  // namespace deep_ep::host

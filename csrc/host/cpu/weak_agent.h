@@ -7,10 +7,10 @@
 #include "fabric/weak.h"
 #include "host/network.h"
 
-namespace deep_ep::cpu {
+namespace deep_ep::host {
 
 // Owns a rank's queue and the fiber that serves it.
-class WeakAgent final : public host::Network {
+class WeakAgent final : public Network {
   public:
     // `heaps`: every rank's heap as mapped in this process.
     WeakAgent(int rank, std::vector<uint8_t*> heaps);
@@ -29,4 +29,4 @@ class WeakAgent final : public host::Network {
     int agent_ = -1;
 };
 
-}  // namespace deep_ep::cpu
+}  // namespace deep_ep::host

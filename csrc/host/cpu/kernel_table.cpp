@@ -1,4 +1,4 @@
-#include "cpu/kernel_table.h"
+#include "host/cpu/kernel_table.h"
 
 #include <stdexcept>
 #include <string>
@@ -8,7 +8,7 @@
 #include "kernels/layout.h"
 #include "kernels/notify.h"
 
-namespace deep_ep::cpu {
+namespace deep_ep::host {
 namespace {
 
 template <class Args, void (*kKernel)(const Args)>
@@ -18,7 +18,7 @@ void call(const void* args) {
 
 struct Named {
     const char* name;
-    Entry entry;
+    cpu::Entry entry;
 };
 
 constexpr Named kKernels[] = {
@@ -29,11 +29,11 @@ constexpr Named kKernels[] = {
 
 }  // namespace
 
-Entry find_kernel(const char* name) {
+cpu::Entry find_kernel(const char* name) {
     for (const Named& kernel : kKernels) {
         if (std::string(kernel.name) == name) return kernel.entry;
     }
     throw std::out_of_range(std::string("no kernel named ") + name);
 }
 
-}  // namespace deep_ep::cpu
+}  // namespace deep_ep::host

@@ -3,9 +3,9 @@
 
 #include "cpu/executor/executor.h"
 
-namespace deep_ep::cpu {
+namespace deep_ep::host {
 
 // Throws std::out_of_range for a name that is none.
-Entry find_kernel(const char* name);
+cpu::Entry find_kernel(const char* name);
 
-}  // namespace deep_ep::cpu
+}  // namespace deep_ep::host

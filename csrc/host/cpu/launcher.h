@@ -3,9 +3,9 @@
 
 #include "host/launcher.h"
 
-namespace deep_ep::cpu {
+namespace deep_ep::host {
 
-class CpuLauncher final : public host::Launcher {
+class CpuLauncher final : public Launcher {
   public:
     // Each launcher is a stream of its own. `words`: memory of this rank that other ranks' kernels and the host poll
     // and add to, so that every access needs system scope.
@@ -25,4 +25,4 @@ class CpuLauncher final : public host::Launcher {
     const void* const words_;
 };
 
-}  // namespace deep_ep::cpu
+}  // namespace deep_ep::host
