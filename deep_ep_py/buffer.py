@@ -42,8 +42,9 @@ class Buffer:
         How ranks reach each other. "peer" (default): loads and stores. "weak": for tests, an agent that delays, cuts
         and reorders; "mixed": some pairs one, some the other.
     arena_bytes : int, optional
-        Shared memory that outputs come from. Where it is full, rows go through `num_nvl_bytes` in rounds: same result,
-        slower. Default: half the machine's memory, shared among the ranks; pages that are not touched cost nothing.
+        Shared memory that outputs come from, and copies of what `combine` is given elsewhere. Where it is full, rows
+        go through `num_nvl_bytes` in rounds: same result, slower. Default: half the machine's memory, shared among the
+        ranks; pages that are not touched cost nothing.
     timeout : float
         Seconds after which a wait inside a kernel gives up.
     regions : int
@@ -277,7 +278,7 @@ class Buffer:
         ----------
         x : torch.Tensor
             bfloat16 [rows, hidden], in the order of `recv_x`. Where it is `recv_x` itself, or lies in it, the owners
-            read it in place.
+            read it in place; else from a copy in shared memory.
         handle : DispatchHandle
             Of the dispatch.
         topk_weights : torch.Tensor, optional
@@ -315,8 +316,9 @@ class Buffer:
         -------
         dict
             `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went
-            straight between user tensors, `rounds`: those that went through the Buffer for want of shared memory;
-            `arena_bytes`, `arena_used`.
+            straight to or from where a rank keeps them, `rounds`: those that could not, for want of shared memory, and
+            went through the Buffer (as all do to ranks that share no memory); `copied`: combines whose rows were copied
+            into shared memory first; `arena_bytes`, `arena_used`.
         """
         self._engine.check_usable()
         return {**self._engine.stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}

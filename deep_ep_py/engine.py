@@ -17,6 +17,7 @@ from .native import BUILD, C
 
 FABRICS = ("peer", "weak", "mixed")
 
+_STATS = ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied")
 _PAGE = 4096
 _REGION_ALIGNMENT = 128
 _SETTLE_SECONDS = 5.0
@@ -74,7 +75,9 @@ class Engine:
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self._agree(bootstrap, arena_bytes, fabric)
         self.runtime = self._make_runtime(bootstrap, arena_bytes, fabric)
-        self.stats = dict.fromkeys(("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds"), 0)
+        self.stats = dict.fromkeys(_STATS, 0)
+        others = [peer for peer in range(self.ranks) if peer != self.rank]
+        self._published_to_someone = not others or any(_reached(fabric, self.rank, peer) for peer in others)
         self._issued = 0
         self._open: dict[int, object] = {}
         self._broken: DeepEPError | None = None
@@ -159,11 +162,33 @@ class Engine:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make an output that peers can see; an ordinary tensor where it is empty or the arena is full."""
-        if 0 not in shape:
-            capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype])
-            if capsule is not None:
-                return torch.utils.dlpack.from_dlpack(capsule)
-        return torch.empty(shape, dtype=dtype)
+        tensor = self._shared(shape, dtype)
+        return torch.empty(shape, dtype=dtype) if tensor is None else tensor
+
+    def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Return the tensors, or copies, where peers can read them; as they are if that helps nobody or has no room."""
+        if not self._published_to_someone:
+            return tensors
+        copies = [None if tensor is None else self._copy_if_private(tensor) for tensor in tensors]
+        if any(copy is None and tensor is not None for copy, tensor in zip(copies, tensors, strict=True)):
+            return tensors
+        return tuple(copies)
+
+    def _copy_if_private(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.nbytes == 0 or self.runtime.arena_contains(tensor.data_ptr(), tensor.nbytes):
+            return tensor
+        copy = self._shared(tuple(tensor.shape), tensor.dtype)
+        if copy is not None:
+            # The peers' copies count: all ranks of a machine share its caches.
+            streaming = tensor.nbytes * self.ranks > C.STREAMING_THRESHOLD
+            C.copy_row_to_many([copy.data_ptr()], tensor.data_ptr(), tensor.nbytes, streaming)
+        return copy
+
+    def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        if 0 in shape:
+            return None
+        capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype])
+        return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
 
     def check_failure(self, call: Any) -> None:
         """Raise what a call failed of, and tell the other ranks."""

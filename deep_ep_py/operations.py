@@ -225,32 +225,26 @@ class PendingCombine:
 
     def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         engine, handle = self.engine, self.handle
+        # Owners read the rows where they are. One copy to where they can costs less than the handshakes of chunks.
+        x, weights = engine.visible(self.x, self.topk_weights)
+        assert x is not None
         # From the arena, though no peer needs it: its pages are there already, torch would map fresh ones every time.
         combined_x = engine.empty((handle.tokens, self.x.shape[1]), self.x.dtype)
         combined_weights = None
         tensors = C.Tensors()
-        tensors.x = self.x.data_ptr()
+        tensors.x = x.data_ptr()
         tensors.recv_x = combined_x.data_ptr()
         tensors.recv_src_idx = handle.recv_src_idx.data_ptr()
-        weights = self.topk_weights
         if weights is not None:
             combined_weights = torch.empty((handle.tokens, weights.shape[1]), dtype=torch.float32)
-            weights = self._published(weights)
             tensors.topk_weights, tensors.recv_topk_weights = weights.data_ptr(), combined_weights.data_ptr()
         for slot, bias in zip(("bias0", "bias1"), self.biases, strict=False):
             setattr(tensors, slot, bias.data_ptr())
         direct = engine.runtime.combine(self.call, self.sizes, tensors, handle.plan.native(), handle.rows, self.blocks)
         engine.end_operation(self.call, self.operation, direct)
         engine.stats["combines"] += 1
+        engine.stats["copied"] += x is not self.x
         return combined_x, combined_weights, EventOverlap(EventHandle())
-
-    def _published(self, weights: torch.Tensor) -> torch.Tensor:
-        """Where the rows can be read in place, copy their few weights to where they can be too."""
-        contains = self.engine.runtime.arena_contains
-        x_bytes, weight_bytes = self.x.numel() * self.x.element_size(), weights.numel() * weights.element_size()
-        if not contains(self.x.data_ptr(), x_bytes) or contains(weights.data_ptr(), weight_bytes):
-            return weights
-        return self.engine.empty(tuple(weights.shape), weights.dtype).copy_(weights)
 
 
 def check_handle(engine: Engine, handle: Any) -> DispatchHandle:

@@ -95,6 +95,27 @@ def test_rows_that_dispatch_returned(fabric: str, arena_bytes: int | None) -> No
     under_schedules(trial.case.ranks, on_each_rank)
 
 
+@pytest.mark.parametrize("arena_bytes", [None, 0], ids=["room", "no_room"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_private_rows_are_copied_to_where_peers_can_read_them(fabric: str, arena_bytes: int | None) -> None:
+    trial = Trial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, fabric, arena_bytes=arena_bytes)
+        handle = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))[4]
+        before = buffer.stats()
+        combined = trial.combine(buffer, buffer.rank, handle, 0)
+        after = buffer.stats()
+        trial.check_combine(buffer.rank, combined, 0)
+        helps = fabric == "peer" and arena_bytes is None
+        assert after["copied"] - before["copied"] == helps
+        assert after["direct"] - before["direct"] == helps and after["rounds"] - before["rounds"] == (not helps)
+        del combined
+        assert buffer.stats()["arena_used"] == before["arena_used"], "the copy goes when the combine ends"
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
 def test_a_handle_serves_many_combines() -> None:
     trial = Trial.of(BY_NAME["uniform"])
 

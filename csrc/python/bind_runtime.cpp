@@ -1,6 +1,7 @@
 // Heaps, calls and the runtime of a Buffer.
 #include <pybind11/stl.h>
 
+#include "cpu/vector/vector.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
@@ -167,7 +168,13 @@ void bind_runtime(py::module_& m) {
                  }
                  throw py::value_error("address: expected one inside this rank's shared memory for outputs");
              })
-        .def("peer_base", &Runtime::heap_base);
+        .def("peer_base", &Runtime::heap_base)
+        .def(
+            "pretouch",
+            [](const Runtime& runtime) {
+                for (const auto& heap : runtime.heaps()) cpu::pretouch(heap->base(), heap->bytes());
+            },
+            NoGil(), "Make every page of every rank's heap present in this process without changing it.");
 }
 
 }  // namespace deep_ep::python

@@ -49,8 +49,9 @@ class Ours:
                 config.row_bytes, config.ranks
             ),
             device="cpu",
-            arena_bytes=2 * inputs.max_received * config.row_bytes + _ARENA_SLACK,
+            arena_bytes=2 * (inputs.max_received + inputs.tokens) * config.row_bytes + _ARENA_SLACK,
         )
+        self.buffer.runtime.pretouch()  # as after the first steps of a run; the baselines' memory is warm too
         self.recv_x: torch.Tensor = torch.empty(0)
         self.recv_topk_idx: torch.Tensor | None = None
         self.recv_topk_weights: torch.Tensor | None = None
