@@ -49,6 +49,14 @@ def tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, .
     return value
 
 
+def _aligned(name: str, value: torch.Tensor) -> torch.Tensor:
+    if value.numel() and value.data_ptr() % ROW_ALIGNMENT:
+        raise ValueError(
+            f"{name}={_describe(value)} at address {value.data_ptr():#x}: expected a multiple of {ROW_ALIGNMENT} bytes"
+        )
+    return value
+
+
 def rows(name: str, value: Any, count: int | None = None) -> torch.Tensor:
     """Check a tensor of bf16 rows."""
     if isinstance(value, tuple):
@@ -64,7 +72,7 @@ def rows(name: str, value: Any, count: int | None = None) -> torch.Tensor:
         )
     if count is None and value.shape[0] > MAX_TOKENS:
         raise ValueError(f"{name}={_describe(value)}: expected at most {MAX_TOKENS} tokens")
-    return value
+    return _aligned(name, value)
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -119,7 +127,7 @@ def biases(value: Any, shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
     given = value if isinstance(value, tuple) else (value,)
     if len(given) > 2:
         raise ValueError(f"bias=a tuple of {len(given)}: expected at most 2 tensors")
-    return tuple(tensor("bias", bias, torch.bfloat16, shape) for bias in given if bias is not None)
+    return tuple(_aligned("bias", tensor("bias", bias, torch.bfloat16, shape)) for bias in given if bias is not None)
 
 
 def overlap(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> None:

@@ -37,7 +37,7 @@ class Buffer:
     comm : mpi4py.MPI.Comm, optional
         Used where `group` is None.
     device : torch.device or str, optional
-        Default: CUDA where there is one, else the CPU. This version has the CPU only.
+        Where tensors live. This version has the CPU only, which is the default.
     fabric : {"peer", "weak", "mixed"}, optional
         How ranks reach each other. "peer" (default): loads and stores. "weak": for tests, an agent that delays, cuts
         and reorders; "mixed": some pairs one, some the other.
@@ -122,9 +122,8 @@ class Buffer:
             raise TypeError(f"timeout={timeout!r}: expected seconds")
         if not 0 < timeout < 1e6:
             raise ValueError(f"timeout={timeout!r}: expected more than 0 and less than 1e6 seconds")
-        default = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            chosen = torch.device(default if device is None else device)
+            chosen = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError):
             raise ValueError(f"device={device!r}: expected cpu or cuda") from None
         if chosen.type != "cpu":
@@ -200,10 +199,10 @@ class Buffer:
         x : torch.Tensor
             bfloat16 [tokens, hidden]; rows of a multiple of 16 bytes.
         handle : DispatchHandle, optional
-            Of an earlier dispatch: send along the same routes again (cached dispatch). Then no layout and no top-k is
-            given.
+            Of an earlier dispatch: send along the same routes again (cached dispatch). Then no top-k is given, and a
+            layout, alignment or `num_worst_tokens` is not looked at.
         num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert : torch.Tensor
-            From `get_dispatch_layout`.
+            From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from the first.
         topk_idx : torch.Tensor, optional
             int64 [tokens, top-k]: travels with the tokens.
         topk_weights : torch.Tensor, optional
@@ -347,7 +346,7 @@ class Buffer:
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
         """Set the blocks of `get_dispatch_config` and `get_combine_config`; an even number."""
-        if arguments.integer("new_num_sms", new_num_sms, 2, 1024) % 2:
+        if arguments.integer("new_num_sms", new_num_sms, 2, arguments.MAX_BLOCKS) % 2:
             raise ValueError(f"new_num_sms={new_num_sms}: expected an even number")
         Buffer.num_sms = new_num_sms
 

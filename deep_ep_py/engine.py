@@ -79,7 +79,7 @@ class Engine:
         others = [peer for peer in range(self.ranks) if peer != self.rank]
         self._published_to_someone = not others or any(_reached(fabric, self.rank, peer) for peer in others)
         self._issued = 0
-        self._open: dict[int, object] = {}
+        self._open: dict[int, list[object]] = {}
         self._broken: DeepEPError | None = None
 
     def _agree(self, bootstrap: Bootstrap, arena_bytes: int, fabric: str) -> None:
@@ -136,10 +136,11 @@ class Engine:
                 f"among {self.ranks} ranks"
             )
 
-    def open_operation(self, held: object) -> int:
+    @contextmanager
+    def opening(self, kind: str, held: object) -> Iterator[int]:
         """Count a new operation; refuse it where the last use of its region is still open.
 
-        `held` lives until the operation has ended: what its kernels read and write.
+        The body launches its first kernel. `held` lives until the operation has ended: what its kernels read and write.
         """
         operation, before = self._issued, self._issued - self.regions
         if before in self._open:
@@ -147,10 +148,15 @@ class Engine:
                 f"rank {self.rank}: operation {operation} needs the region of operation {before}, which is still open; "
                 f"finish that one first, or make the Buffer with regions={self.regions + 1} or more"
             )
-        self._issued += 1
-        self._open[operation] = held
-        self.stats["operations"] += 1
-        return operation
+        with self.telling_others(kind):
+            self._issued += 1
+            self._open[operation] = [held]
+            self.stats["operations"] += 1
+            yield operation
+
+    def hold(self, operation: int, *tensors: torch.Tensor | None) -> None:
+        """Keep tensors until an operation has ended, even if its caller leaves it by an exception."""
+        self._open[operation].append(tensors)
 
     def end_operation(self, call: Any, operation: int, direct: bool) -> None:
         """Wait for a call whose kernels are all launched."""
@@ -207,8 +213,9 @@ class Engine:
                 f"{call.operation}, or has other sizes"
             )
         elif failure.reason == C.ABORTED:
+            waiting = f"; it waited for: {failure.phase}" if failure.phase else ""
             error = DeepEPError(
-                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} failed; it was in: {failure.phase}"
+                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} {failure.cause}{waiting}"
             )
         else:
             error = DeepEPError(
@@ -216,7 +223,9 @@ class Engine:
                 f"experts, hidden size or top-k ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
             )
         self._broken = error
-        if failure.reason != C.ABORTED:
+        if failure.reason == C.ABORTED:
+            self.runtime.pass_abort_on()
+        else:
             self.runtime.abort(failure.reason)
         raise error
 
@@ -246,10 +255,14 @@ class Engine:
         # Operations that were begun and never ended, or failed: their kernels may still run on what is held here.
         if self._broken is None:
             runtime.abort(C.EXCEPTION)
-        if runtime.settle(int(_SETTLE_SECONDS * 1e9)):
-            self._open.clear()
-        else:
-            _abandoned.append((runtime, self._open))
+        settled = False
+        try:
+            settled = runtime.settle(int(_SETTLE_SECONDS * 1e9))
+        finally:
+            if settled:
+                self._open.clear()
+            else:
+                _abandoned.append((runtime, self._open))
 
     def __del__(self) -> None:
         # Kernels may still be about. What a dead executor throws has been raised before.
@@ -258,5 +271,5 @@ class Engine:
                 self.destroy()
 
 
-_abandoned: list[tuple[Any, dict[int, object]]] = []
+_abandoned: list[tuple[Any, dict[int, list[object]]]] = []
 """Runtimes whose kernels never left, with what those may still touch."""

@@ -27,8 +27,9 @@ class DeepEPTimeout(DeepEPError):
     def __init__(self, rank: int, kernel: str, phase: str, peer: int, expected: int, seen: int, seconds: float) -> None:
         self.rank, self.kernel, self.phase, self.peer = rank, kernel, phase, peer
         self.expected, self.seen = expected, seen
+        whose = f" of rank {peer}" if peer >= 0 else ""
         super().__init__(
-            f"rank {rank} gave up in {kernel} after {seconds:g} s: waited for {phase} of rank {peer}, "
+            f"rank {rank} gave up in {kernel} after {seconds:g} s: waited for {phase}{whose}, "
             f"expected {expected}, saw {seen}"
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,13 +25,34 @@ def _row_bytes(x: torch.Tensor) -> int:
 
 
 @dataclass
-class PendingDispatch:
-    """A dispatch whose counts are on their way."""
+class _Pending:
+    """An operation that has taken its number: peers count on its end."""
 
     engine: Engine
     call: Any
     operation: int
     blocks: int
+    finished: bool = field(default=False, init=False)
+
+    def finish(self) -> tuple[Any, ...]:
+        """Do the rest and wait for it."""
+        self.finished = True
+        with self.engine.telling_others(self.call.kind):
+            return self._finish()
+
+    def _finish(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # The peers wait for rows that will never come: better that they hear it now.
+        if not self.finished:
+            self.engine.break_off(f"operation {self.operation} was begun and dropped")
+
+
+@dataclass
+class PendingDispatch(_Pending):
+    """A dispatch whose counts are on their way."""
+
     sizes: Any
     x: torch.Tensor
     topk_idx: torch.Tensor | None
@@ -40,7 +61,6 @@ class PendingDispatch:
     handle: DispatchHandle | None
     is_token_in_rank: torch.Tensor
     expert_alignment: int
-    finished: bool = False
 
     @staticmethod
     def begin(
@@ -89,25 +109,25 @@ class PendingDispatch:
 
         plan = Plan.empty(tokens, ranks)
         tensors = (x, in_rank, per_expert, topk_idx, topk_weights, plan)
-        operation = engine.open_operation(tensors)
-        with engine.telling_others("dispatch"):
+        with engine.opening("dispatch", tensors) as operation:
             call = engine.runtime.notify(
                 sizes, in_rank.data_ptr(), per_expert.data_ptr(), plan.native(), plan.rows_to_rank.data_ptr(), blocks
             )
-        return PendingDispatch(
-            engine,
-            call,
-            operation,
-            blocks,
-            sizes,
-            x,
-            topk_idx,
-            topk_weights,
-            plan,
-            None,
-            in_rank,
-            expert_alignment,
-        )
+            pending = PendingDispatch(
+                engine,
+                call,
+                operation,
+                blocks,
+                sizes,
+                x,
+                topk_idx,
+                topk_weights,
+                plan,
+                None,
+                in_rank,
+                expert_alignment,
+            )
+        return pending
 
     @staticmethod
     def _begin_cached(
@@ -121,18 +141,15 @@ class PendingDispatch:
         x = arguments.rows("x", x, handle.tokens)
         sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
         engine.check_room(sizes, _row_bytes(x))
-        operation = engine.open_operation((x, handle))
-        with engine.telling_others("cached dispatch"):
+        with engine.opening("cached dispatch", (x, handle)) as operation:
             call = engine.runtime.notify_cached(False, sizes, handle.operation)
-        return PendingDispatch(engine, call, operation, blocks, sizes, x, None, None, handle.plan, handle, handle[4], 1)
-
-    def finish(self) -> tuple[Any, ...]:
-        """Wait for the counts, make the outputs, move the rows."""
-        self.finished = True
-        with self.engine.telling_others(self.call.kind):
-            return self._finish()
+            pending = PendingDispatch(
+                engine, call, operation, blocks, sizes, x, None, None, handle.plan, handle, handle[4], 1
+            )
+        return pending
 
     def _finish(self) -> tuple[Any, ...]:
+        """Wait for the counts, make the outputs, move the rows."""
         engine, call, cached = self.engine, self.call, self.handle is not None
         if self.handle is not None:
             rows = self.handle.rows
@@ -157,6 +174,7 @@ class PendingDispatch:
             tensors.recv_topk_idx, tensors.recv_topk_weights = recv_topk_idx.data_ptr(), recv_topk_weights.data_ptr()
         if recv_src_idx is not None:
             tensors.recv_src_idx = recv_src_idx.data_ptr()
+        engine.hold(self.operation, recv_x, recv_topk_idx, recv_topk_weights, recv_src_idx)
         direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), rows, cached, self.blocks)
         engine.end_operation(call, self.operation, direct)
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
@@ -169,20 +187,11 @@ class PendingDispatch:
         handle = DispatchHandle.make(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, call.operation)
         return recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event
 
-    def __del__(self) -> None:
-        # The peers wait for rows that will never come: better that they hear it now.
-        if not self.finished:
-            self.engine.break_off(f"operation {self.operation} was begun and dropped")
-
 
 @dataclass
-class PendingCombine:
+class PendingCombine(_Pending):
     """A combine that has taken its number."""
 
-    engine: Engine
-    call: Any
-    operation: int
-    blocks: int
     sizes: Any
     x: torch.Tensor
     topk_weights: torch.Tensor | None
@@ -213,17 +222,13 @@ class PendingCombine:
         biases = arguments.biases(bias, (handle.tokens, x.shape[1]))
         sizes = C.Sizes(handle.tokens, _row_bytes(x), topk, 0)
         engine.check_room(sizes, _row_bytes(x))
-        operation = engine.open_operation((x, handle, topk_weights, biases))
-        with engine.telling_others("combine"):
+        with engine.opening("combine", (x, handle, topk_weights, biases)) as operation:
             call = engine.runtime.notify_cached(True, sizes, handle.operation)
-        return PendingCombine(engine, call, operation, blocks, sizes, x, topk_weights, biases, handle)
-
-    def finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Move and sum the rows."""
-        with self.engine.telling_others(self.call.kind):
-            return self._finish()
+            pending = PendingCombine(engine, call, operation, blocks, sizes, x, topk_weights, biases, handle)
+        return pending
 
     def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Move and sum the rows."""
         engine, handle = self.engine, self.handle
         # Owners read the rows where they are. One copy to where they can costs less than the handshakes of chunks.
         x, weights = engine.visible(self.x, self.topk_weights)
@@ -240,6 +245,7 @@ class PendingCombine:
             tensors.topk_weights, tensors.recv_topk_weights = weights.data_ptr(), combined_weights.data_ptr()
         for slot, bias in zip(("bias0", "bias1"), self.biases, strict=False):
             setattr(tensors, slot, bias.data_ptr())
+        engine.hold(self.operation, x, weights, combined_x, combined_weights)
         direct = engine.runtime.combine(self.call, self.sizes, tensors, handle.plan.native(), handle.rows, self.blocks)
         engine.end_operation(self.call, self.operation, direct)
         engine.stats["combines"] += 1

@@ -21,6 +21,12 @@ BF16, I32, I64, F32 = torch.bfloat16, torch.int32, torch.int64, torch.float32
 
 Bad = tuple[str, Any, str, str]  # argument, value, what the message says it was, what was expected
 
+
+def shifted(rows: torch.Tensor) -> torch.Tensor:
+    """The same rows, one element off their alignment."""
+    return torch.cat([torch.zeros(1, dtype=rows.dtype), rows.flatten()])[1:].view_as(rows)
+
+
 LAYOUT: list[Bad] = [
     ("topk_idx", torch.zeros(6, 2, dtype=I32), "int32", "int64"),
     ("topk_idx", torch.zeros(6, dtype=I64), r"\[6\]", "any, any"),
@@ -35,6 +41,7 @@ LAYOUT: list[Bad] = [
 ]
 
 DISPATCH: list[Bad] = [
+    ("x", shifted(torch.zeros(6, 64, dtype=BF16)), "0x", "16 bytes"),
     ("x", torch.zeros(6, 64), "float32", "bfloat16"),
     ("x", torch.zeros(6, 60, dtype=BF16), "120", "16"),
     ("x", torch.zeros(64, dtype=BF16), r"\[64\]", "any, any"),
@@ -64,6 +71,7 @@ DISPATCH: list[Bad] = [
 ]
 
 COMBINE: list[Bad] = [
+    ("bias", shifted(torch.zeros(6, 64, dtype=BF16)), "0x", "16 bytes"),
     ("x", torch.zeros(3, 64, dtype=BF16), r"\[3, 64\]", "any"),
     ("x", TRIAL.expert.x[0].float(), "float32", "bfloat16"),
     ("x", None, "None", "bfloat16"),

@@ -9,7 +9,8 @@ import pytest
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
-from harness import Trial, dispatch_arguments, make_buffer, under_schedules
+from deep_ep_py.operations import PendingCombine
+from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 
 
 @pytest.mark.parametrize("regions", [2, 3])
@@ -77,8 +78,9 @@ def test_open_ends_with_the_last_launch(fabric: str) -> None:
     under_schedules(4, on_each_rank)
 
 
+@pytest.mark.parametrize("kind", ["dispatch", "combine"])
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_a_dropped_operation(fabric: str) -> None:
+def test_a_dropped_operation(fabric: str, kind: str) -> None:
     """One that is dropped without being finished runs its rest, or breaks the Buffer and says so. It does not leave
     the peers waiting for rows that nobody will send."""
     trial = Trial.of(BY_NAME["uniform"])
@@ -87,12 +89,20 @@ def test_a_dropped_operation(fabric: str) -> None:
         buffer = make_buffer(group, trial.case, fabric)
         rank = buffer.rank
         arguments = dispatch_arguments(trial.work, rank)
-        pending = buffer._begin_dispatch(**arguments)
+        pending: Any
+        if kind == "dispatch":
+            pending = buffer._begin_dispatch(**arguments)
+        else:
+            handle = buffer.dispatch(**arguments)[4]
+            barrier(group)  # a peer may still be in the call that has ended here
+            pending = PendingCombine.begin(buffer._engine, trial.expert.x[rank], handle, None, None, None)
         if rank == 2:
             del pending
         try:
-            if rank != 2:
+            if rank != 2 and kind == "dispatch":
                 trial.check_dispatch(rank, pending.finish())
+            elif rank != 2:
+                trial.check_combine(rank, pending.finish(), weights=False)
             for _ in range(3):
                 trial.check_dispatch(rank, buffer.dispatch(**arguments))
         except deep_ep.DeepEPError as error:

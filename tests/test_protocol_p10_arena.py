@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import suppress
 from typing import Any
 
+import pytest
+import torch
+
+import deep_ep_py as deep_ep
 from cases import Case
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
@@ -83,5 +90,40 @@ def test_a_queued_operation_holds_what_it_touches() -> None:
             buffer.dispatch(TRIAL.work.x[rank] * 2, handle=handle, async_finish=True)
             TRIAL.combine(buffer, rank, handle, async_finish=True)
             TRIAL.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)))
+
+    under_schedules(2, on_each_rank)
+
+
+@pytest.mark.parametrize("arena_bytes", [None, 0], ids=["arena", "ordinary"])
+def test_an_interrupted_operation_keeps_its_outputs(arena_bytes: int | None) -> None:
+    """Ctrl-C in a wait: the caller is gone, but the kernels go on storing until they have seen the abort word."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer", arena_bytes=arena_bytes)
+        engine, outputs = buffer._engine, []
+
+        def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            tensor = type(engine).empty(engine, shape, dtype)
+            outputs.append(weakref.ref(tensor))
+            return tensor
+
+        def interrupted(*_: Any) -> None:
+            group.barrier()  # kernels get turns
+            raise KeyboardInterrupt
+
+        if buffer.rank == 1:
+            engine.empty, engine.end_operation = empty, interrupted
+            with pytest.raises(KeyboardInterrupt):
+                buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+            gc.collect()
+            assert outputs and all(output() is not None for output in outputs)
+            buffer.destroy()
+            gc.collect()
+            assert all(output() is None for output in outputs)
+        else:
+            pending = buffer._begin_dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+            group.barrier()
+            with suppress(deep_ep.DeepEPError):  # rank 1's kernels may have ended before it was interrupted
+                pending.finish()
 
     under_schedules(2, on_each_rank)

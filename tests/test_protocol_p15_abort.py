@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -113,6 +114,28 @@ def test_abort(fabric: str) -> None:
 
     for errors in collect(4, on_each_rank):
         assert all("rank 0" in str(error) for error in errors), errors
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_who_has_been_told_tells_the_others(fabric: str) -> None:
+    """A rank that fails is stopped after it has told rank 1 alone. Rank 1's caller may write into rows that it had
+    published as soon as it is told, so by then every rank must know."""
+
+    def on_each_rank(group: Any) -> Any:
+        buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
+        arguments = dispatch_arguments(TRIAL.work, buffer.rank)
+        if buffer.rank == 0:
+            generation, exception = 1, 4
+            word = ctypes.c_uint64.from_address(buffer.runtime.peer_base(1))
+            word.value = generation << 32 | exception << 24 | buffer.rank
+            barrier(group)
+            return None
+        error = raised(lambda: buffer.dispatch(**arguments))
+        barrier(group)
+        return error
+
+    for errors in collect(4, on_each_rank):
+        assert all("rank 0 raised an exception" in str(error) for error in errors[1:]), errors
 
 
 @pytest.mark.parametrize("fabric", FABRICS)

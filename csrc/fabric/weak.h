@@ -28,8 +28,7 @@ struct WeakQueue {
 
 namespace weak {
 
-// One thread. `waiter.wait(phase, peer, word, expected)` is the operation's bounded wait; false: the operation has
-// failed.
+// One thread. False: a bounded wait of the operation's (fabric.h) has given up.
 template <class Waiter>
 DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
                          u32 count, u64 word_offset) {

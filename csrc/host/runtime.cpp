@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "host/chunk_size.h"
 #include "kernels/combine.h"
 #include "kernels/dispatch.h"
 #include "kernels/layout.h"
@@ -79,17 +80,15 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 }
 
 wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
-    const auto layout = wire::RegionLayout::fit(static_cast<u32>(options_.ranks), experts, options_.has_remote, format,
-                                                options_.region_bytes);
-    if (layout.chunk_rows == 0) throw std::invalid_argument("a region does not hold one row per slot and source");
-    return layout;
+    return fit_chunks({static_cast<u32>(options_.ranks), experts, options_.has_remote, kMinChunkRows, format},
+                      options_.region_bytes);
 }
 
 uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
     const u32 ranks = static_cast<u32>(options_.ranks);
-    const u32 rows = wire::RegionLayout::kMinChunkRows;
-    const wire::RegionLayout dispatch{ranks, sizes.experts, options_.has_remote, rows, dispatch_format(sizes, false)};
-    const wire::RegionLayout combine{ranks, 0, options_.has_remote, rows, combine_format(sizes)};
+    const wire::RegionLayout dispatch{ranks, sizes.experts, options_.has_remote, kMinChunkRows,
+                                      dispatch_format(sizes, false)};
+    const wire::RegionLayout combine{ranks, 0, options_.has_remote, kMinChunkRows, combine_format(sizes)};
     return std::max(dispatch.bytes(), combine.bytes());
 }
 
@@ -109,7 +108,7 @@ void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_
     args.shape = shape_of(sizes, options_.ranks);
     args.tokens = sizes.tokens;
     args.experts = sizes.experts;
-    args.experts_per_rank = wire::Divider::by(sizes.experts / static_cast<u32>(options_.ranks));
+    args.experts_per_rank = Divider::by(sizes.experts / static_cast<u32>(options_.ranks));
     args.topk_idx = pointer<const i64>(topk_idx);
     args.tokens_per_rank = pointer<i32>(tokens_per_rank);
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);
@@ -236,7 +235,8 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
 
 uint64_t Runtime::announcement(int rank) const {
     const auto* header = pointer<const wire::HeapHeader>(heap_base(rank));
-    return __atomic_load_n(&header->announcement, __ATOMIC_RELAXED);  // one word, that stands for itself
+    // Stored by that rank's kernels. One word, that stands for itself.
+    return __atomic_load_n(&header->announcement, __ATOMIC_RELAXED);
 }
 
 // A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
@@ -268,20 +268,28 @@ void Runtime::drain() {
         return __atomic_load_n(&context_.farewell.completed, __ATOMIC_ACQUIRE) ==
                __atomic_load_n(&context_.farewell.posted, __ATOMIC_RELAXED);
     };
-    if (!left()) launcher_->wait(left, "last puts of a Buffer");
+    if (left()) return;
+    // A rank that went away will not acknowledge: then this one need not wait for it either.
+    launcher_->wait_for(left, "last puts of a Buffer", options_.timeout_ns);
 }
 
 void Runtime::abort(uint32_t reason) {
-    const uint64_t word = wire::abort_word(context_.generation, reason, static_cast<uint32_t>(options_.rank));
-    for (const auto& heap : heaps_) {
-        // Any rank may store here and the last one wins. Kernels of all ranks poll it at system scope. A release, so
-        // that whoever reads what this rank's user writes into published rows from now on finds the word as well.
-        __atomic_store_n(pointer<uint64_t>(reinterpret_cast<uint64_t>(heap->base())), word, __ATOMIC_RELEASE);
-    }
+    store_abort_word(wire::abort_word(context_.generation, reason, static_cast<uint32_t>(options_.rank)));
 }
 
-uint64_t Runtime::abort_word() const {
-    return __atomic_load_n(pointer<uint64_t>(heap_base(options_.rank)), __ATOMIC_ACQUIRE);
+void Runtime::pass_abort_on() {
+    // The word stands for itself. Some rank has stored it here, or this rank would not have given up.
+    store_abort_word(__atomic_load_n(pointer<uint64_t>(heap_base(options_.rank)), __ATOMIC_RELAXED));
+}
+
+void Runtime::store_abort_word(uint64_t word) {
+    for (const auto& heap : heaps_) {
+        // Any rank may store here and the last one wins. Kernels of all ranks poll it at system scope.
+        __atomic_store_n(pointer<uint64_t>(reinterpret_cast<uint64_t>(heap->base())), word, __ATOMIC_RELAXED);
+    }
+    // Whoever reads what this rank's user writes into published rows from now on, and then looks, finds the word: every
+    // rank has it before this one's caller goes on (P12, Operation::finish).
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 }  // namespace deep_ep::host

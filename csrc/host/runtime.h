@@ -93,12 +93,12 @@ class Runtime {
 
     // Tells every rank, this one included, that this rank has failed (P15).
     void abort(uint32_t reason);
-    uint64_t abort_word() const;
+    // Tells every rank what this one has been told: who told it may not have come to all of them yet.
+    void pass_abort_on();
 
     const std::shared_ptr<Arena>& arena() const { return arena_; }
     const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
-    uint32_t generation() const { return context_.generation; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
 
   private:
@@ -111,6 +111,7 @@ class Runtime {
     std::shared_ptr<Call> open(wire::Kind kind);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
+    void store_abort_word(uint64_t word);
     uint64_t announcement(int rank) const;
 
     const BufferOptions options_;

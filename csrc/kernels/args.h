@@ -2,15 +2,15 @@
 #pragma once
 
 #include "kernels/context.h"
+#include "kernels/divider.h"
 #include "kernels/shape.h"
-#include "wire/divider.h"
 #include "wire/messages.h"
 
 namespace deep_ep {
 
 struct LayoutArgs {
     RuntimeShape shape;
-    wire::Divider experts_per_rank;
+    Divider experts_per_rank;
     u32 tokens;
     u32 experts;
     const i64* topk_idx;     // [tokens, topk] expert ids, -1: none

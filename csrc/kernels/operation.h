@@ -90,7 +90,7 @@ class Operation {
     DEEP_EP_DEVICE bool failed() const { return device::load_relaxed<Scope::kBlock>(&block_.gave_up) != 0; }
 
     // One thread: gives up for a reason it has found itself.
-    DEEP_EP_DEVICE void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen) {
+    DEEP_EP_DEVICE void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u32 cause = 0) {
         // The first to give up writes the record; the host reads it after the kernel has ended, or once it sees
         // `reason`.
         if (device::cas_acq_rel<Scope::kSystem>(&outcome_.failure.claimed, 0u, 1u) == 0) {
@@ -98,6 +98,7 @@ class Operation {
             outcome_.failure.peer = peer;
             outcome_.failure.expected = expected;
             outcome_.failure.seen = seen;
+            outcome_.failure.cause = cause;
             device::store_release<Scope::kSystem>(&outcome_.failure.reason, static_cast<u32>(reason));
         }
         // Hints that end waits early; what follows from them is decided at a meeting, so no order is needed.
@@ -207,7 +208,7 @@ class Operation {
             fabric::quiet(*this, ticket_.completion);
             // A producer that gave up may have let its user write over the rows it had published; it has set the abort
             // word before. So what was summed counts only if the word is still clear now (P12, P15).
-            if (must_leave()) give_up(Phase::kRead, -1, 0, 0);
+            if (must_leave()) give_up(Phase::kNone, -1, 0, 0);
         }
         if (!meet()) return;  // also orders the consume() of all threads before the release below
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
@@ -231,7 +232,8 @@ class Operation {
     DEEP_EP_DEVICE void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();
         if (word != 0) {
-            fail(wire::kAborted, phase, static_cast<i32>(wire::abort_rank(word)), expected, seen);
+            fail(wire::kAborted, phase, static_cast<i32>(wire::abort_rank(word)), expected, seen,
+                 wire::abort_reason(word));
         } else {
             fail(wire::kTimeout, phase, peer, expected, seen);
         }

@@ -79,12 +79,12 @@ void bind_call(py::module_& m) {
         .def_property_readonly(
             "phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
         .def_readonly("peer", &wire::Failure::peer)
+        .def_property_readonly("cause", [](const wire::Failure& f) { return wire::reason_name(f.cause); })
         .def_readonly("expected", &wire::Failure::expected)
         .def_readonly("seen", &wire::Failure::seen);
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
         .def_property_readonly("kind", [](const Call& call) { return wire::kind_name(call.kind); })
         .def_property_readonly("operation", [](const Call& call) { return call.outcome.operation; })
-        .def_property_readonly("counts_ready", [](const Call& call) { return call.outcome.counts_ready != 0; })
         .def_property_readonly("total_rows", [](const Call& call) { return call.outcome.total_rows; })
         .def_readonly("rows_per_expert", &Call::rows_per_expert)
         .def_property_readonly(
@@ -148,12 +148,11 @@ void bind_runtime(py::module_& m) {
         .def("combine", &Runtime::combine, NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())
         .def("wait", &Runtime::wait, NoGil())
-        .def("finished", &Runtime::finished)
         .def("retire", &Runtime::retire)
         .def("settle", &Runtime::settle, NoGil())
         .def("drain", &Runtime::drain, NoGil())
         .def("abort", &Runtime::abort)
-        .def("abort_word", &Runtime::abort_word)
+        .def("pass_abort_on", &Runtime::pass_abort_on)
         .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"))
         .def("arena_contains",
              [](const Runtime& runtime, uint64_t address, uint64_t bytes) {

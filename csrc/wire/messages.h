@@ -69,16 +69,8 @@ struct RegionLayout {
     u32 experts;     // 0: the operation exchanges no counts
     u32 has_remote;  // some pair of ranks of this Buffer is not load/store-reachable: messages are built in the
                      // sender's own region
-    u32 chunk_rows;  // rows per chunk, 0: does not fit
+    u32 chunk_rows;  // rows per chunk
     ChunkFormat format;
-
-    // The most a chunk may hold. Small enough that the slots of all streams stay in a cache between the one who writes
-    // and the one who reads (on 2 cores with 8 ranks, combine through chunks took half as long as with 2 MiB), large
-    // enough to amortise the handshake and to be an efficient message of a NIC.
-    static constexpr u32 kMaxChunkRows = 128;
-    static constexpr u64 kMaxChunkBytes = 128 * 1024;
-    // The least a region must hold: kSlots rows per source (P9).
-    static constexpr u32 kMinChunkRows = 1;
 
     constexpr u64 rank_counts_bytes() const { return align_up(static_cast<u64>(ranks) * sizeof(i32), kPieceBytes); }
     constexpr u64 expert_counts_bytes() const {
@@ -99,15 +91,6 @@ struct RegionLayout {
         return notify_send() + notify_send_bytes() + (destination * kSlots + slot) * chunk_bytes();
     }
     constexpr u64 bytes() const { return chunk_send(has_remote ? ranks : 0, 0); }
-
-    // The layout with the most rows per chunk that fits; chunk_rows = 0 where not even the least does.
-    static constexpr RegionLayout fit(u32 ranks, u32 experts, u32 has_remote, ChunkFormat format, u64 region_bytes) {
-        RegionLayout layout{ranks, experts, has_remote, kMaxChunkRows, format};
-        while (layout.chunk_rows > kMinChunkRows && layout.chunk_bytes() > kMaxChunkBytes) --layout.chunk_rows;
-        while (layout.chunk_rows >= kMinChunkRows && layout.bytes() > region_bytes) --layout.chunk_rows;
-        if (layout.chunk_rows < kMinChunkRows) layout.chunk_rows = 0;
-        return layout;
-    }
 };
 
 }  // namespace deep_ep::wire

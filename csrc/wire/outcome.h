@@ -31,7 +31,7 @@ constexpr const char* phase_name(Phase phase) {
         case Phase::kHeader:
             return "message header check";
         default:
-            return "none";
+            return "";
     }
 }
 
@@ -40,6 +40,8 @@ struct Failure {
     u32 phase;   // wire::Phase
     i32 peer;
     u32 claimed;  // the first thread that gives up writes the record
+    u32 cause;    // why `peer` failed, where reason is kAborted
+    u32 reserved;
     u64 expected;
     u64 seen;
 };

@@ -46,6 +46,20 @@ enum Reason : u32 {
     kException = 4,  // a rank's Python code raised
 };
 
+// What a rank that failed has done.
+constexpr const char* reason_name(u32 reason) {
+    switch (reason) {
+        case kTimeout:
+            return "waited too long";
+        case kMismatch:
+            return "found calls that do not match";
+        case kException:
+            return "raised an exception";
+        default:
+            return "failed";
+    }
+}
+
 constexpr u64 abort_word(u32 generation, u32 reason, u32 rank) {
     return static_cast<u64>(generation) << 32 | static_cast<u64>(reason) << 24 | rank;
 }

@@ -1,9 +1,9 @@
 #include "host/cpu/launcher.h"
 
 #include "cpu/executor/executor.h"
-#include "host/cpu/kernel_table.h"
 #include "cpu/vector/vector.h"
 #include "device/device.h"
+#include "host/cpu/kernel_table.h"
 
 namespace deep_ep::host {
 

@@ -3,7 +3,7 @@
 
 #include "wire/types.h"
 
-namespace deep_ep::wire {
+namespace deep_ep {
 
 // n / divisor for n * divisor < 2^32: the error of the reciprocal, below divisor / 2^32, is then too small to reach the
 // next quotient.
@@ -19,4 +19,4 @@ static_assert(Divider::by(1).divide(2047) == 2047 && Divider::by(3).divide(2047)
 static_assert(Divider::by(7).divide(6) == 0 && Divider::by(7).divide(7) == 1 && Divider::by(7).divide(13) == 1,
               "quotients");
 
-}  // namespace deep_ep::wire
+}  // namespace deep_ep
