@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,9 +13,7 @@ from rich.table import Table
 from deep_ep_py.bench.plots import INSTALL_HINT, can_plot
 from deep_ep_py.bench.timing import summary
 from deep_ep_py.examples.demo_check import BOUND
-
-if TYPE_CHECKING:
-    from deep_ep_py.examples.moe_demo import DemoConfig
+from deep_ep_py.examples.demo_config import DemoConfig
 
 _COLORS = {"gate": "#9aa5b1", "layout": "#4c9f70", "dispatch": "#0b6e4f", "experts": "#9aa5b1", "combine": "#0b6e4f"}
 

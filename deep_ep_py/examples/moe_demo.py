@@ -9,7 +9,6 @@ one process. Also runs under torchrun.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,12 @@ from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.routing import require_groups
 from deep_ep_py.bench.timing import Stopwatch
 from deep_ep_py.examples.demo_check import compare, reference
+from deep_ep_py.examples.demo_config import DemoConfig
 from deep_ep_py.examples.demo_report import plot_demo, print_demo
 from deep_ep_py.examples.moe_layer import ExpertParallelMoE, Experts, Gate
 from deep_ep_py.examples.text import embed_bytes, read_text
 
 _BF16_BYTES = 2
-
-
-@dataclass(frozen=True)
-class DemoConfig:
-    """The demo's sizes."""
-
-    ranks: int
-    tokens: int
-    hidden: int
-    intermediate: int
-    experts: int
-    topk: int
-    steps: int
-    warmup: int
-    seed: int
 
 
 def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str, Any] | None:
