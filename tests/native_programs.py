@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 from builds import BUILD
 
@@ -31,12 +34,12 @@ def build_planted() -> Path:
     return target
 
 
-def run(program: Path, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run a program, which brings its sanitizer with it: nothing to preload, and leaks count."""
     environment = {**os.environ, **sanitizers.environment(VARIANT), "LD_PRELOAD": "", "ASAN_OPTIONS": ""}
     if "TSAN_OPTIONS" in environment:
         environment["TSAN_OPTIONS"] += ":atexit_sleep_ms=0"  # all threads are done by then
-    return subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 @cache
@@ -53,15 +56,27 @@ def build_selftest() -> ModuleType:
     return module
 
 
-def build_portable(folder: Path) -> Path:
+def build_portable(folder: Path) -> list[str]:
     """The planted program without assembly: with the context switches of the C library, and warps of 4 lanes."""
+    compiler, _ = native_build.find_compiler(VARIANT)
+    return [str(_build_whole(folder, compiler, "-DDEEP_EP_UCONTEXT=1"))]
+
+
+def build_aarch64(folder: Path) -> list[str]:
+    """The planted program for another processor, and what runs it; skips the test where that is not installed."""
+    compiler, emulator = "aarch64-linux-gnu-g++", "qemu-aarch64"
+    for tool in (compiler, emulator):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed (Debian: g++-aarch64-linux-gnu, qemu-user)")
+    return [emulator, str(_build_whole(folder, [compiler], "-static"))]
+
+
+def _build_whole(folder: Path, compiler: list[str], flag: str) -> Path:
     executor = sorted((native_build.SOURCE_ROOT / "cpu" / "executor").glob("*.cpp"))
     everything = folder / "everything.cpp"
     everything.write_text("".join(f'#include "{path}"\n' for path in (*executor, NATIVE / "planted" / "main.cpp")))
-    target = folder / "portable"
-    compiler, _ = native_build.find_compiler(VARIANT)
-    defines = ("-O1", "-DDEEP_EP_WARP=4", "-DDEEP_EP_UCONTEXT=1")
-    include = f"-I{native_build.SOURCE_ROOT}"
-    command = [*compiler, *native_build.COMMON_FLAGS, *defines, include, str(everything), "-o", str(target)]
+    target = folder / "planted"
+    flags = ("-O1", "-DDEEP_EP_WARP=4", flag, f"-I{native_build.SOURCE_ROOT}")
+    command = [*compiler, *native_build.COMMON_FLAGS, *flags, str(everything), "-o", str(target)]
     subprocess.run(command, check=True)
     return target

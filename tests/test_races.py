@@ -6,12 +6,13 @@ The programs are in tests/native/planted; each bug has a name there. ThreadSanit
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from builds import BUILD
-from native_programs import NATIVE, build_planted, build_portable, run
+from native_programs import NATIVE, build_aarch64, build_planted, build_portable, run
 
 WRONG_VALUE, BROKEN_RULE, DEADLOCK, RACE = 3, 4, 5, 66
 SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0: first come, first served
@@ -132,12 +133,13 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
 
 
 @pytest.mark.once
-def test_planted_bugs_show_without_assembly(tmp_path: Path) -> None:
-    """On processors that the executor has no context switch for; and warps may have 4 lanes as well as 1 or 32."""
-    program = build_portable(tmp_path)
+@pytest.mark.parametrize("build", [build_portable, build_aarch64], ids=["without_assembly", "aarch64"])
+def test_planted_bugs_show_on_other_processors(tmp_path: Path, build: Callable[[Path], list[str]]) -> None:
+    """On those that the executor has no context switch for, and by emulation on one it has; with warps of 4 lanes."""
+    program = build(tmp_path)
     for scenario in ("ring", "block", "copy engine", "host", "misuse"):
-        result = run(program, scenario, "none", "1")
+        result = run(*program, scenario, "none", "1")
         assert result.returncode == 0, result.stderr
-    assert run(program, "ring", "lost head", "1").returncode == DEADLOCK
-    assert run(program, "misuse", "mixed collectives", "1").returncode == BROKEN_RULE
-    assert run(program, "block", "missing syncwarp", "1").returncode == WRONG_VALUE
+    assert run(*program, "ring", "lost head", "1").returncode == DEADLOCK
+    assert run(*program, "misuse", "mixed collectives", "1").returncode == BROKEN_RULE
+    assert run(*program, "block", "missing syncwarp", "1").returncode == WRONG_VALUE
