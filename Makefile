@@ -49,7 +49,7 @@ bench: venv ## dispatch and combine against memcpy and gloo: a table, a plot, JS
 	$(PY) -m deep_ep_py bench $(ARGS)
 
 compile-report: venv ## registers, shared memory and spills of every kernel, by NVRTC
-	$(PY) -m deep_ep_py compile --all --arch sm_90a $(ARGS)
+	$(PY) -m deep_ep_py compile --all --fresh --arch sm_90a $(ARGS)
 
 clean: ## remove what was built; the virtual environment stays
 	rm -rf build dist *.egg-info deep_ep_py/_C_*.so .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The command `compile`: every kernel through NVRTC, and what it takes of an SM. Needs no GPU."""
+"""The command `compile`: fills the cache of kernels, and says what each takes of an SM. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deep_ep_py.jit import KERNELS, NvrtcUnavailableError, Shape, require_nvrtc
+from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
+from deep_ep_py.jit.cache import FOLDER_VARIABLE, Compile
 from deep_ep_py.jit.report import Outcome, as_json, as_table, compile_each
 
 _DEFAULTS = Shape()
@@ -19,12 +20,14 @@ _ELEMENT_BYTES = 2
 _PIECE_BYTES = 16
 
 
-def _compile(names: list[str], architectures: list[str], shape: Shape, console: Console) -> list[Outcome]:
+def _compile(
+    names: list[str], architectures: list[str], shape: Shape, compile_: Compile, console: Console
+) -> list[Outcome]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     outcomes = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("compiling", total=len(names) * len(architectures))
-        for outcome in compile_each([KERNELS[name] for name in names], architectures, shape):
+        for outcome in compile_each([KERNELS[name] for name in names], architectures, shape, compile_):
             outcomes.append(outcome)
             progress.update(task, advance=1, description=f"{outcome.kernel} for {outcome.architecture}")
     return outcomes
@@ -40,6 +43,13 @@ def _compile(names: list[str], architectures: list[str], shape: Shape, console: 
 @click.option("--hidden", type=click.IntRange(1), default=_DEFAULTS.row_bytes // _ELEMENT_BYTES, help="BF16 per row.")
 @click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULTS.topk, help="Experts each token chooses.")
 @click.option("--experts", type=click.IntRange(1, 2048), default=_DEFAULTS.experts, help="Experts in all.")
+@click.option("--fresh", is_flag=True, show_default=False, help="Compile anew, and leave the cache alone.")
+@click.option(
+    "--cache",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help=f"Where compiled kernels are kept.  [default: {FOLDER_VARIABLE}, else the user's cache folder]",
+)
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report here."
 )
@@ -51,9 +61,14 @@ def command(
     hidden: int,
     topk: int,
     experts: int,
+    fresh: bool,
+    folder: Path | None,
     json_file: Path | None,
 ) -> None:
-    """Compile kernels for GPUs with NVRTC and list registers, shared memory and spills. Needs no GPU."""
+    """Compile kernels for GPUs with NVRTC and list registers, shared memory and spills. Needs no GPU.
+
+    What is compiled is kept: the next call with the same sources, shape and architecture finds it.
+    """
     if every == bool(kernels):
         raise click.UsageError("expected either --all or --kernel NAME")
     if hidden * _ELEMENT_BYTES % _PIECE_BYTES:
@@ -66,7 +81,9 @@ def command(
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     shape = Shape(ranks, hidden * _ELEMENT_BYTES, topk, experts)
     names = list(KERNELS) if every else list(dict.fromkeys(kernels))
-    outcomes = _compile(names, list(dict.fromkeys(architectures)), shape, console)
+    cache = KernelCache(folder)
+    compile_ = compile_kernel if fresh else cache.get
+    outcomes = _compile(names, list(dict.fromkeys(architectures)), shape, compile_, console)
     console.print(as_table(outcomes, shape))
     failures = [outcome for outcome in outcomes if outcome.compiled is None]
     for failure in failures:
@@ -75,5 +92,7 @@ def command(
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(as_json(outcomes, shape), indent=2) + "\n")
         console.print(f"Report: {json_file}")
+    if not fresh:
+        console.print(f"Cache: {cache.folder}")
     if failures:
         raise SystemExit(1)

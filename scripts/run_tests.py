@@ -108,7 +108,7 @@ def compile_report() -> Result:
     result = Result("compile")
     for architecture in COMPILE_ARCHITECTURES:
         heading(f"kernels for {architecture}")
-        command = [sys.executable, "-m", "deep_ep_py", "compile", "--all", "--arch", architecture]
+        command = [sys.executable, "-m", "deep_ep_py", "compile", "--all", "--fresh", "--arch", architecture]
         result.check(architecture, command, {"DEEP_EP_BUILD": "fast"})
     return result
 

@@ -16,6 +16,7 @@ from deep_ep_py.jit import (
     CompiledKernel,
     CompileError,
     Kernel,
+    KernelCache,
     NvrtcUnavailableError,
     Shape,
     compile_kernel,
@@ -37,7 +38,8 @@ SPILLING = Kernel("spilling", "spilling.h", "deep_ep::test::spilling<{static}>")
 
 
 @pytest.fixture(autouse=True)
-def nvrtc() -> None:
+def nvrtc(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
     try:
         require_nvrtc()
     except NvrtcUnavailableError as error:
@@ -116,6 +118,18 @@ def test_command_writes_a_report(tmp_path: Path) -> None:
     for entry in entries:
         assert {"registers", "static_shared", "dynamic_shared", "local", "code", "seconds"} <= entry.keys()
         assert entry["spill_stores"] == entry["spill_loads"] == 0
+
+
+def test_command_fills_the_cache(tmp_path: Path) -> None:
+    for _ in range(2):
+        result = CliRunner().invoke(command, ["--kernel", "layout", "--hidden", "64", "--cache", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+        (made,) = tmp_path.glob("*.kernel")
+    assert made == KernelCache(tmp_path).path(KERNELS["layout"], Shape(row_bytes=128), "sm_90a")
+    before = made.stat().st_mtime_ns
+    result = CliRunner().invoke(command, ["--kernel", "notify", "--fresh", "--cache", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert list(tmp_path.glob("*.kernel")) == [made] and made.stat().st_mtime_ns == before
 
 
 def test_command_fails_when_a_kernel_does(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deep_ep_py.jit.cache import KernelCache
 from deep_ep_py.jit.compiler import CompiledKernel, CompileError, NvrtcUnavailableError, compile_kernel, require_nvrtc
 from deep_ep_py.jit.registry import KERNELS, Kernel, Shape
 from deep_ep_py.jit.resources import Resources
@@ -11,6 +12,7 @@ __all__ = [
     "CompileError",
     "CompiledKernel",
     "Kernel",
+    "KernelCache",
     "NvrtcUnavailableError",
     "Resources",
     "Shape",

@@ -22,6 +22,15 @@ class CompileError(RuntimeError):
     """A kernel does not compile; the message holds NVRTC's log."""
 
 
+OPTIONS = {
+    "std": "c++17",
+    # Makes the constexpr functions of wire/, which know no targets, device functions.
+    "device_as_default_execution_space": True,
+    "ptxas_options": ["-v"],
+}
+"""What every kernel is compiled with, besides name, architecture and include path."""
+
+
 @dataclass(frozen=True)
 class CompiledKernel:
     """One kernel, compiled for one shape and one architecture."""
@@ -52,6 +61,15 @@ def require_nvrtc() -> None:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:
         raise NvrtcUnavailableError(f"NVRTC cannot be loaded ({_INSTALL_HINT}): {error}") from None
+
+
+def nvrtc_version() -> str:
+    """Return NVRTC's version, as "13.0"."""
+    require_nvrtc()
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}"
 
 
 def source_of(kernel: Kernel, shape: Shape) -> str:
@@ -97,11 +115,8 @@ def compile_kernel(
     options = ProgramOptions(
         name=f"{kernel.name}.cu",
         arch=architecture,
-        std="c++17",
         include_path=[str(path) for path in include_paths or (include_root(),)],
-        # Makes the constexpr functions of wire/, which know no targets, device functions.
-        device_as_default_execution_space=True,
-        ptxas_options=["-v"],
+        **OPTIONS,
     )
     log = io.StringIO()
     started = time.perf_counter()

@@ -11,7 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from deep_ep_py.jit.compiler import CompiledKernel, CompileError, compile_kernel
+from deep_ep_py.jit.cache import Compile
+from deep_ep_py.jit.compiler import CompiledKernel, CompileError
 from deep_ep_py.jit.registry import Kernel, Shape
 
 _COLUMNS = (
@@ -36,7 +37,9 @@ class Outcome:
     error: str = ""
 
 
-def compile_each(kernels: Iterable[Kernel], architectures: Iterable[str], shape: Shape) -> Iterator[Outcome]:
+def compile_each(
+    kernels: Iterable[Kernel], architectures: Iterable[str], shape: Shape, compile_: Compile
+) -> Iterator[Outcome]:
     """Compile every kernel for every architecture and yield each outcome as it is there.
 
     Parameters
@@ -45,6 +48,8 @@ def compile_each(kernels: Iterable[Kernel], architectures: Iterable[str], shape:
         What to compile, and for what.
     shape
         Constants of the instantiations.
+    compile_
+        `compile_kernel`, or the `get` of a cache.
 
     Yields
     ------
@@ -54,7 +59,7 @@ def compile_each(kernels: Iterable[Kernel], architectures: Iterable[str], shape:
     for architecture in architectures:
         for kernel in kernels:
             try:
-                yield Outcome(kernel.name, architecture, compile_kernel(kernel, shape, architecture))
+                yield Outcome(kernel.name, architecture, compile_(kernel, shape, architecture))
             except CompileError as error:
                 yield Outcome(kernel.name, architecture, None, str(error))
 

@@ -1,0 +1,150 @@
+"""Compiled kernels on disk, so that a kernel is compiled once per machine and not once per process."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from deep_ep_py.jit.compiler import OPTIONS, CompiledKernel, compile_kernel, include_root, nvrtc_version, source_of
+from deep_ep_py.jit.registry import Kernel, Shape
+from deep_ep_py.jit.resources import Resources
+
+FOLDER_VARIABLE = "DEEP_EP_CACHE_DIR"
+"""Names the folder of the cache in the environment."""
+
+Compile = Callable[[Kernel, Shape, str], CompiledKernel]
+
+# What kernels include; the rest of csrc/ changes nothing in them.
+_DEVICE_FOLDERS = ("wire", "device", "fabric", "kernels")
+_SUFFIX = ".kernel"
+
+
+def default_folder() -> Path:
+    """Return where compiled kernels are kept: `DEEP_EP_CACHE_DIR`, else deep_ep_py in the user's cache folder."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deep_ep_py"
+
+
+class KernelCache:
+    """Kernels by what they are compiled from and for: sources, shape, architecture, options, version of NVRTC.
+
+    Any number of processes may use one folder. Of those that want the same kernel at once one compiles and the others
+    wait for it; if it is killed, the next one compiles. A file is there in full or not at all.
+
+    Parameters
+    ----------
+    folder
+        Where files are kept; made when the first one is.
+    compile_
+        What compiles a kernel that is not there.
+    """
+
+    def __init__(self, folder: Path | None = None, compile_: Compile = compile_kernel) -> None:
+        self.folder = default_folder() if folder is None else folder
+        self._compile = compile_
+
+    def get(self, kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
+        """Return one kernel: `get_all` for a list of one."""
+        return self.get_all([kernel], shape, architecture)[0]
+
+    def get_all(
+        self, kernels: Iterable[Kernel], shape: Shape, architecture: str, start: int = 0
+    ) -> list[CompiledKernel]:
+        """Return kernels, compiled now unless they are there.
+
+        Parameters
+        ----------
+        kernels, shape, architecture
+            As `compile_kernel` takes them.
+        start
+            Which one to begin with. Processes that begin with different ones share the work.
+
+        Returns
+        -------
+        list of CompiledKernel
+            In the order of `kernels`.
+
+        Raises
+        ------
+        CompileError, NvrtcUnavailableError
+            As `compile_kernel`.
+        OSError
+            The folder cannot be written.
+        """
+        wanted = list(kernels)
+        paths = [self.path(kernel, shape, architecture) for kernel in wanted]
+        found = {i: there for i, path in enumerate(paths) if (there := _read(path)) is not None}
+        order = [i % len(wanted) for i in range(start, start + len(wanted))]
+        # First those that nobody else is at, then wait for the others.
+        for patience in (0, -1):
+            for i in order:
+                if i not in found:
+                    made = self._make(paths[i], wanted[i], shape, architecture, patience)
+                    if made is not None:
+                        found[i] = made
+        return [found[i] for i in range(len(wanted))]
+
+    def path(self, kernel: Kernel, shape: Shape, architecture: str) -> Path:
+        """Return the file of a kernel, which need not be there."""
+        program = (source_of(kernel, shape), kernel.expression_for(shape))
+        parts = (_sources_hash(include_root()), *program, architecture, json.dumps(OPTIONS), nvrtc_version())
+        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        return self.folder / f"{kernel.name}-{architecture}-{key}{_SUFFIX}"
+
+    def _make(
+        self, path: Path, kernel: Kernel, shape: Shape, architecture: str, patience: float
+    ) -> CompiledKernel | None:
+        """Compile a kernel while no other process does; None if one does for longer than `patience` seconds."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The lock is the kernel's own: it goes with the process that holds it, however that ends.
+        try:
+            with FileLock(path.with_suffix(".lock"), timeout=patience):
+                compiled = _read(path)
+                if compiled is None:
+                    compiled = self._compile(kernel, shape, architecture)
+                    _write(path, compiled)
+                return compiled
+        except Timeout:
+            return None
+
+
+@cache
+def _sources_hash(root: Path) -> str:
+    """Hash what any kernel may include. Once per process: sources that change under a running one are not noticed."""
+    digest = hashlib.sha256()
+    for folder in _DEVICE_FOLDERS:
+        for path in sorted((root / folder).rglob("*.h")):
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _write(path: Path, kernel: CompiledKernel) -> None:
+    """Write a line of JSON and the cubin; whoever reads `path` finds both or no file."""
+    fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel) if field.name != "cubin"}
+    fields["resources"] = dataclasses.asdict(kernel.resources)
+    fields["sha256"] = hashlib.sha256(kernel.cubin).hexdigest()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
+        file.write(json.dumps(fields).encode() + b"\n" + kernel.cubin)
+    os.replace(file.name, path)
+
+
+def _read(path: Path) -> CompiledKernel | None:
+    """Read what `_write` wrote; None where there is nothing, or something else."""
+    try:
+        line, _, cubin = path.read_bytes().partition(b"\n")
+        fields = json.loads(line)
+        if fields.pop("sha256") != hashlib.sha256(cubin).hexdigest():
+            return None
+        return CompiledKernel(**{**fields, "resources": Resources(**fields["resources"]), "cubin": cubin})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,173 @@
+"""Kernels are compiled once per machine: among processes that start at once, and though some are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from deep_ep_py.jit import KERNELS, CompiledKernel, Kernel, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
+from deep_ep_py.jit import cache as cache_module
+from deep_ep_py.jit.compiler import compile_kernel
+from deep_ep_py.jit.resources import Resources
+
+pytestmark = pytest.mark.once
+
+ARCH = "sm_90a"
+SHAPE = Shape()
+SPAWN = multiprocessing.get_context("spawn")
+RESOURCES = Resources(32, 1, 0, 0, 0, 0, 0, 128)
+
+
+@pytest.fixture(autouse=True)
+def nvrtc() -> None:
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+
+
+class SlowCompiler:
+    """Stands in for NVRTC: writes down who compiles what, and takes its time."""
+
+    def __init__(self, log: Path, seconds: float = 0.3) -> None:
+        self.log, self.seconds = log, seconds
+
+    def __call__(self, kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
+        with self.log.open("a") as file:
+            file.write(f"{kernel.name} {os.getpid()}\n")
+        time.sleep(self.seconds)
+        cubin = f"{kernel.name} {shape} {architecture}".encode() + b"\n\x00\xff"
+        return CompiledKernel(kernel.name, architecture, f"_Z{kernel.name}", cubin, RESOURCES, self.seconds, "the log")
+
+    def compiled(self) -> list[str]:
+        return [line.split()[0] for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+
+def get_all(folder: Path, compiler: SlowCompiler, start: int) -> None:
+    kernels = KernelCache(folder, compiler).get_all(KERNELS.values(), SHAPE, ARCH, start)
+    assert [kernel.name for kernel in kernels] == list(KERNELS)
+
+
+def start_process(*arguments: object) -> multiprocessing.process.BaseProcess:
+    process = SPAWN.Process(target=get_all, args=arguments)
+    process.start()
+    return process
+
+
+def test_a_kernel_comes_back_as_it_was(tmp_path: Path) -> None:
+    kernel = KERNELS["notify_cached"]
+    made = KernelCache(tmp_path).get(kernel, SHAPE, ARCH)
+    assert made.cubin[:4] == b"\x7fELF"
+
+    def never(*_: object) -> CompiledKernel:
+        raise AssertionError("compiled twice")
+
+    assert KernelCache(tmp_path, never).get(kernel, SHAPE, ARCH) == made
+
+
+def test_what_makes_another_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = KernelCache(tmp_path)
+    sources = tmp_path / "csrc"
+    for folder in ("wire", "device", "fabric", "kernels"):
+        (sources / folder).mkdir(parents=True)
+    header = sources / "device" / "one.h"
+
+    def path_with(text: str) -> Path:
+        header.write_text(text)
+        cache_module._sources_hash.cache_clear()
+        return kernels.path(KERNELS["layout"], SHAPE, ARCH)
+
+    first = kernels.path(KERNELS["layout"], SHAPE, ARCH)
+    others = {
+        kernels.path(KERNELS["combine"], SHAPE, ARCH),
+        kernels.path(KERNELS["layout"], Shape(ranks=4), ARCH),
+        kernels.path(KERNELS["layout"], SHAPE, "sm_100a"),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "OPTIONS", {"std": "c++20"})
+        others.add(kernels.path(KERNELS["layout"], SHAPE, ARCH))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "nvrtc_version", lambda: "99.9")
+        others.add(kernels.path(KERNELS["layout"], SHAPE, ARCH))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "include_root", lambda: sources)
+        others |= {path_with("one"), path_with("another")}
+    cache_module._sources_hash.cache_clear()
+    assert first not in others and len(others) == 7
+    assert kernels.path(KERNELS["layout"], SHAPE, ARCH) == first
+
+
+def test_processes_that_start_at_once_compile_each_kernel_once(tmp_path: Path) -> None:
+    compiler = SlowCompiler(tmp_path / "log")
+    processes = [start_process(tmp_path / "cache", compiler, rank) for rank in range(4)]
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert sorted(compiler.compiled()) == sorted(KERNELS)
+
+
+def test_processes_share_the_work(tmp_path: Path) -> None:
+    """Those that begin with different kernels compile different ones."""
+    compiler = SlowCompiler(tmp_path / "log", seconds=2.0)
+    processes = [start_process(tmp_path / "cache", compiler, rank) for rank in range(3)]
+    for process in processes:
+        process.join(60)
+    pids = {line.split()[1] for line in compiler.log.read_text().splitlines()}
+    assert len(pids) > 1
+
+
+def test_the_next_one_compiles_when_one_is_killed(tmp_path: Path) -> None:
+    compiler = SlowCompiler(tmp_path / "log", seconds=600)
+    killed = start_process(tmp_path / "cache", compiler, 0)
+    while not compiler.compiled():
+        assert killed.is_alive()
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.join(60)
+    compiler.seconds = 0.0
+    get_all(tmp_path / "cache", compiler, 0)
+    first = next(iter(KERNELS))
+    assert sorted(compiler.compiled()) == sorted([first, *KERNELS])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other bytes", "other fields", "empty"])
+def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: str) -> None:
+    compiler = SlowCompiler(tmp_path / "log", seconds=0.0)
+    kernels = KernelCache(tmp_path, compiler)
+    made = kernels.get(KERNELS["layout"], SHAPE, ARCH)
+    path = kernels.path(KERNELS["layout"], SHAPE, ARCH)
+    whole = path.read_bytes()
+    damaged = {
+        "truncated": whole[:-3],
+        "other bytes": whole[:-1] + b"\x00",
+        "other fields": whole.replace(b'"symbol"', b'"sybmol"'),
+        "empty": b"",
+    }
+    path.write_bytes(damaged[damage])
+    assert kernels.get(KERNELS["layout"], SHAPE, ARCH) == made
+    assert path.read_bytes() == whole
+    assert compiler.compiled() == ["layout", "layout"]
+
+
+def test_a_failed_compile_leaves_nothing(tmp_path: Path) -> None:
+    def fails(*_: object) -> CompiledKernel:
+        raise RuntimeError("no")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no"):
+            KernelCache(tmp_path, fails).get(KERNELS["layout"], SHAPE, ARCH)
+    assert [path.suffix for path in tmp_path.iterdir()] in ([], [".lock"])
+
+
+def test_the_folder_is_chosen_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path / "mine"))
+    assert KernelCache().folder == tmp_path / "mine"
+    monkeypatch.delenv("DEEP_EP_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert KernelCache().folder == tmp_path / "deep_ep_py"
+    assert KernelCache()._compile is compile_kernel
