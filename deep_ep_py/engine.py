@@ -124,7 +124,9 @@ class Engine:
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         if self._broken is not None:
-            raise DeepEPError(f"rank {self.rank}: the Buffer is broken since: {self._broken}") from self._broken
+            raise DeepEPError(
+                f"rank {self.rank}: the Buffer is broken, make a new one; what broke it: {self._broken}"
+            ) from self._broken
 
     def check_room(self, sizes: Any, row_bytes: int) -> None:
         """Raise if a call of these sizes does not fit even in rounds."""
@@ -203,9 +205,10 @@ class Engine:
             return
         error: DeepEPError
         if failure.reason == C.TIMEOUT:
-            error = DeepEPTimeout(
-                self.rank, call.kind, failure.phase, failure.peer, failure.expected, failure.seen, self.timeout
-            )
+            # Words count in units, so that a put may be cut into pieces; people count signals.
+            unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
+            expected, seen = failure.expected // unit, failure.seen // unit
+            error = DeepEPTimeout(self.rank, call.kind, failure.phase, failure.peer, expected, seen, self.timeout)
         elif call.mismatch[0] >= 0:
             peer, kind = call.mismatch
             error = DeepEPError(
@@ -213,9 +216,10 @@ class Engine:
                 f"{call.operation}, or has other sizes"
             )
         elif failure.reason == C.ABORTED:
-            waiting = f"; it waited for: {failure.phase}" if failure.phase else ""
+            blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
+            waiting = f"; rank {self.rank} was waiting for: {failure.phase}" if failure.phase else ""
             error = DeepEPError(
-                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} {failure.cause}{waiting}"
+                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} {failure.cause}{blamed}{waiting}"
             )
         else:
             error = DeepEPError(
@@ -226,7 +230,7 @@ class Engine:
         if failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
-            self.runtime.abort(failure.reason)
+            self.runtime.abort(failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else failure.peer)
         raise error
 
     def break_off(self, why: str) -> None:

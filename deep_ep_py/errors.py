@@ -21,7 +21,7 @@ class DeepEPTimeout(DeepEPError):
     peer : int
         The rank that should have ended the wait, -1 where it was none.
     expected, seen : int
-        The value of the signal word that would have ended the wait, and its value at the end.
+        Signals that would have ended the wait, counted since the Buffer was made, and signals that have come.
     """
 
     def __init__(self, rank: int, kernel: str, phase: str, peer: int, expected: int, seen: int, seconds: float) -> None:
@@ -30,7 +30,7 @@ class DeepEPTimeout(DeepEPError):
         whose = f" of rank {peer}" if peer >= 0 else ""
         super().__init__(
             f"rank {rank} gave up in {kernel} after {seconds:g} s: waited for {phase}{whose}, "
-            f"expected {expected}, saw {seen}"
+            f"expected {expected} signals, saw {seen}"
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME, Case
+from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
@@ -96,6 +97,21 @@ def test_an_exception_inside_a_call(fabric: str) -> None:
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
+def test_run_ranks_raises_the_cause_and_not_what_followed_from_it(fabric: str) -> None:
+    """Rank 2's exception, not the timeout of rank 0, which waits for it in vain."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        if buffer.rank == 2:
+            raise ZeroDivisionError("the cause")
+        buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+
+    with pytest.raises(ZeroDivisionError, match="the cause") as info:
+        run_ranks(4, on_each_rank, seed=1)
+    assert isinstance(info.value.rank_exceptions[0], deep_ep.DeepEPError)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
 def test_abort(fabric: str) -> None:
     """Said by hand. Ranks inside a call and ranks that call later hear of it alike."""
 
@@ -125,9 +141,9 @@ def test_who_has_been_told_tells_the_others(fabric: str) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
         arguments = dispatch_arguments(TRIAL.work, buffer.rank)
         if buffer.rank == 0:
-            generation, exception = 1, 4
+            generation, exception, no_peer = 1, 4, (1 << 14) - 1
             word = ctypes.c_uint64.from_address(buffer.runtime.peer_base(1))
-            word.value = generation << 32 | exception << 24 | buffer.rank
+            word.value = generation << 32 | exception << 28 | no_peer << 14 | buffer.rank
             barrier(group)
             return None
         error = raised(lambda: buffer.dispatch(**arguments))

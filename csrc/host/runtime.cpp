@@ -247,7 +247,7 @@ bool Runtime::compare_with_peers(Call& call) {
         if (theirs == own || theirs == 0 || own == 0) continue;
         if (wire::announced_operation(theirs) != wire::announced_operation(own)) continue;
         call.mismatch = {peer, wire::announced_kind(theirs)};
-        abort(wire::kMismatch);
+        abort(wire::kMismatch, peer);
         return true;
     }
     return false;
@@ -273,8 +273,8 @@ void Runtime::drain() {
     launcher_->wait_for(left, "last puts of a Buffer", options_.timeout_ns);
 }
 
-void Runtime::abort(uint32_t reason) {
-    store_abort_word(wire::abort_word(context_.generation, reason, static_cast<uint32_t>(options_.rank)));
+void Runtime::abort(uint32_t reason, int peer) {
+    store_abort_word(wire::abort_word(context_.generation, reason, static_cast<uint32_t>(options_.rank), peer));
 }
 
 void Runtime::pass_abort_on() {

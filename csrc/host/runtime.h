@@ -92,7 +92,7 @@ class Runtime {
     void drain();
 
     // Tells every rank, this one included, that this rank has failed (P15).
-    void abort(uint32_t reason);
+    void abort(uint32_t reason, int peer = -1);
     // Tells every rank what this one has been told: who told it may not have come to all of them yet.
     void pass_abort_on();
 

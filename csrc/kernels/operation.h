@@ -89,8 +89,8 @@ class Operation {
     // True once this block has given up: from then on nothing is stored, signalled, offered or freed (P14).
     DEEP_EP_DEVICE bool failed() const { return device::load_relaxed<Scope::kBlock>(&block_.gave_up) != 0; }
 
-    // One thread: gives up for a reason it has found itself.
-    DEEP_EP_DEVICE void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u32 cause = 0) {
+    // One thread: gives up. `told`: the abort word, where that is the reason.
+    DEEP_EP_DEVICE void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
         // The first to give up writes the record; the host reads it after the kernel has ended, or once it sees
         // `reason`.
         if (device::cas_acq_rel<Scope::kSystem>(&outcome_.failure.claimed, 0u, 1u) == 0) {
@@ -98,7 +98,8 @@ class Operation {
             outcome_.failure.peer = peer;
             outcome_.failure.expected = expected;
             outcome_.failure.seen = seen;
-            outcome_.failure.cause = cause;
+            outcome_.failure.cause = wire::abort_reason(told);
+            outcome_.failure.cause_peer = wire::abort_peer(told);
             device::store_release<Scope::kSystem>(&outcome_.failure.reason, static_cast<u32>(reason));
         }
         // Hints that end waits early; what follows from them is decided at a meeting, so no order is needed.
@@ -232,8 +233,7 @@ class Operation {
     DEEP_EP_DEVICE void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();
         if (word != 0) {
-            fail(wire::kAborted, phase, static_cast<i32>(wire::abort_rank(word)), expected, seen,
-                 wire::abort_reason(word));
+            fail(wire::kAborted, phase, static_cast<i32>(wire::abort_rank(word)), expected, seen, word);
         } else {
             fail(wire::kTimeout, phase, peer, expected, seen);
         }

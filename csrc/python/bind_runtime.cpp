@@ -80,6 +80,7 @@ void bind_call(py::module_& m) {
             "phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
         .def_readonly("peer", &wire::Failure::peer)
         .def_property_readonly("cause", [](const wire::Failure& f) { return wire::reason_name(f.cause); })
+        .def_readonly("cause_peer", &wire::Failure::cause_peer)
         .def_readonly("expected", &wire::Failure::expected)
         .def_readonly("seen", &wire::Failure::seen);
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
@@ -151,7 +152,7 @@ void bind_runtime(py::module_& m) {
         .def("retire", &Runtime::retire)
         .def("settle", &Runtime::settle, NoGil())
         .def("drain", &Runtime::drain, NoGil())
-        .def("abort", &Runtime::abort)
+        .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
         .def("pass_abort_on", &Runtime::pass_abort_on)
         .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"))
         .def("arena_contains",

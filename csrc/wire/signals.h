@@ -37,7 +37,8 @@ constexpr u32 word_index(u32 region, u32 kind, u32 source, u32 ranks) {
     return (region * kSignals + kind) * ranks + source;
 }
 
-// The abort word (P15): generation in the upper half, reason and rank in the lower. Zero: nothing has failed.
+// The abort word (P15): generation in the upper half; in the lower the reason, the peer that it was about, and the rank
+// that failed. Zero: nothing has failed.
 enum Reason : u32 {
     kNoFailure = 0,
     kTimeout = 1,    // a bounded wait ran out
@@ -50,9 +51,9 @@ enum Reason : u32 {
 constexpr const char* reason_name(u32 reason) {
     switch (reason) {
         case kTimeout:
-            return "waited too long";
+            return "waited too long for";
         case kMismatch:
-            return "found calls that do not match";
+            return "made a call that does not match that of";
         case kException:
             return "raised an exception";
         default:
@@ -60,17 +61,29 @@ constexpr const char* reason_name(u32 reason) {
     }
 }
 
-constexpr u64 abort_word(u32 generation, u32 reason, u32 rank) {
-    return static_cast<u64>(generation) << 32 | static_cast<u64>(reason) << 24 | rank;
+constexpr u32 kAbortRankBits = 14;
+constexpr u32 kAbortRanks = 1u << kAbortRankBits;
+constexpr u32 kNoPeer = kAbortRanks - 1;
+
+constexpr u64 abort_word(u32 generation, u32 reason, u32 rank, i32 peer) {
+    return static_cast<u64>(generation) << 32 | static_cast<u64>(reason) << 2 * kAbortRankBits |
+           (static_cast<u32>(peer) & kNoPeer) << kAbortRankBits | rank;
 }
 constexpr u32 abort_generation(u64 word) { return static_cast<u32>(word >> 32); }
-constexpr u32 abort_reason(u64 word) { return static_cast<u32>(word >> 24) & 0xff; }
-constexpr u32 abort_rank(u64 word) { return static_cast<u32>(word) & 0xffffff; }
+constexpr u32 abort_reason(u64 word) { return static_cast<u32>(word) >> 2 * kAbortRankBits; }
+constexpr u32 abort_rank(u64 word) { return static_cast<u32>(word) & (kAbortRanks - 1); }
+// -1: about no peer.
+constexpr i32 abort_peer(u64 word) {
+    const u32 peer = static_cast<u32>(word) >> kAbortRankBits & (kAbortRanks - 1);
+    return peer == kNoPeer ? -1 : static_cast<i32>(peer);
+}
 
-static_assert(abort_rank(abort_word(7, kTimeout, 4095)) == 4095 &&
-                  abort_reason(abort_word(7, kTimeout, 4095)) == kTimeout &&
-                  abort_generation(abort_word(7, kTimeout, 4095)) == 7,
-              "abort word: 32-bit generation, 8-bit reason, ranks below 2^24");
+static_assert(abort_rank(abort_word(7, kTimeout, 4095, 4094)) == 4095 &&
+                  abort_peer(abort_word(7, kTimeout, 4095, 4094)) == 4094 &&
+                  abort_peer(abort_word(7, kException, 0, -1)) == -1 &&
+                  abort_reason(abort_word(7, kException, 4095, -1)) == kException &&
+                  abort_generation(abort_word(7, kTimeout, 4095, 4094)) == 7,
+              "abort word: 32-bit generation, 4-bit reason, ranks below 2^14 - 1");
 
 // What a rank is doing: the operation its latest first kernel has taken, of which kind and with what arguments. Kept in
 // its own heap, for peers whose waits last suspiciously long to compare with (P15). Zero: nothing yet.

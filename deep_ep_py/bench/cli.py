@@ -125,4 +125,4 @@ def _write(report: dict[str, Any], json_file: Path | None, plot_file: Path | Non
         plot_report(report, plot_file)
         console.print(f"picture: {plot_file}")
     else:
-        console.print(f"no picture: {INSTALL_HINT}")
+        console.print(f"no picture: {INSTALL_HINT}", markup=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from deep_ep_py.bench.results import BASELINE_OP
 
-INSTALL_HINT = "a plot needs matplotlib: pip install 'deep_ep_py[plot]'"
+INSTALL_HINT = "a plot needs matplotlib: pip install matplotlib"
 OURS = "deep_ep_py"
 _COLORS = {OURS: "#0b6e4f", "memcpy": "#7a7a7a", "gloo_bare": "#d98e04", "gloo": "#b3423a"}
 _PANELS = ("dispatch", "combine", "pair")

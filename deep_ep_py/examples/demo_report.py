@@ -82,7 +82,7 @@ def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: 
         Says where the picture is, or why there is none.
     """
     if not can_plot():
-        console.print(f"no picture: {INSTALL_HINT}")
+        console.print(f"no picture: {INSTALL_HINT}", markup=False)
         return
     import matplotlib
 

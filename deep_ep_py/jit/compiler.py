@@ -11,7 +11,7 @@ from deep_ep_py.jit.registry import Kernel, Shape
 from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_INSTALL_HINT = "pip install deep_ep_py[gpu]"
+_INSTALL_HINT = "pip install cuda-core nvidia-cuda-nvrtc"
 
 
 class NvrtcUnavailableError(RuntimeError):

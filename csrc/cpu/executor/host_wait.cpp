@@ -1,6 +1,7 @@
 #include "cpu/executor/host_wait.h"
 
 #include <algorithm>
+#include <ctime>
 
 #include "cpu/executor/dump.h"
 
@@ -9,6 +10,8 @@ namespace deep_ep::cpu {
 namespace {
 
 constexpr u64 kSpins = 16;                        // idle looks before the core is given to another process
+constexpr u64 kAwake = 20'000'000;                // ns of idle looks before this process sleeps between them,
+constexpr timespec kNap = {0, 100'000};           // for so long
 constexpr u64 kInterruptCheckEvery = 50'000'000;  // ns
 
 }  // namespace
@@ -87,9 +90,14 @@ void FreeThreads::fail_all() {
 
 void FreeThreads::rest(u64 idle_rounds) {
     if (idle_rounds < kSpins) return cpu_relax();
-    sched_yield();
-    if (!interrupt_check) return;
     const u64 now = monotonic_ns();
+    if (idle_rounds == kSpins) idle_since_ = now;
+    if (now - idle_since_ < kAwake) {
+        sched_yield();
+    } else {
+        nanosleep(&kNap, nullptr);
+    }
+    if (!interrupt_check) return;
     if (now - last_interrupt_check_ < kInterruptCheckEvery) return;
     last_interrupt_check_ = now;
     // The check may take the GIL, whose holder may want the lock.

@@ -43,13 +43,14 @@ class FreeThreads {
     void drive(Sleeper& self);
     void wake_ready(const Sleeper& driver);
     void fail_all();
-    void rest(u64 idle_rounds);
+    void rest(u64 idle_rounds);  // the more, the longer
 
     Lock& lock_;
     Scheduler& scheduler_;
     std::vector<Sleeper*> waiting_;
     bool driving_ = false;
     u64 last_interrupt_check_ = 0;
+    u64 idle_since_ = 0;
 };
 
 }  // namespace deep_ep::cpu

@@ -1,0 +1,38 @@
+"""What the README shows works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import deep_ep_py as deep_ep
+from deep_ep_py.testing import run_ranks
+
+pytestmark = pytest.mark.once
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def snippet(marker: str) -> str:
+    (found,) = [code for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if marker in code]
+    return found
+
+
+def test_the_layer(tmp_path: Path) -> None:
+    program = tmp_path / "layer.py"
+    program.write_text(snippet("dist.init_process_group"))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    result = subprocess.run([*launcher, str(program)], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    ranks = re.findall(r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)", result.stdout)
+    assert sorted(ranks) == ["0", "1", "2", "3"], result.stdout
+
+
+def test_ranks_as_threads() -> None:
+    names = {"deep_ep": deep_ep, "run_ranks": run_ranks}
+    exec(snippet("def on_each_rank"), names)
+    assert list(names["results"]) == [list(range(8))] * 8
