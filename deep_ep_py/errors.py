@@ -34,6 +34,10 @@ class DeepEPTimeout(DeepEPError):
         )
 
 
+class CudaError(RuntimeError):
+    """There is no GPU or no driver, or the driver refused something: the message says what, and the driver's text."""
+
+
 class DeadlockError(RuntimeError):
     """Nothing in a world of rank threads could ever run again; the message lists who waits where."""
 

@@ -148,9 +148,10 @@ LAYERS = {
     "kernels": {"fabric", "device", "wire"},
     "cpu/executor": {"device", "wire"},
     "cpu/vector": {"device", "wire"},
+    "host/cuda": {"host"},
     "host/cpu": {"host", "cpu/executor", "cpu/vector", "kernels", "fabric", "device", "wire"},
     "host": {"kernels", "fabric", "device", "wire"},
-    "python": {"cpu/executor", "cpu/vector", "host/cpu", "host", "kernels", "fabric", "device", "wire"},
+    "python": {"cpu/executor", "cpu/vector", "host/cpu", "host/cuda", "host", "kernels", "fabric", "device", "wire"},
 }
 # NVRTC ships no headers, so what it compiles includes none.
 FOR_GPUS = {"wire", "device", "fabric", "kernels"}

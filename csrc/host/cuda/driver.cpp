@@ -1,0 +1,86 @@
+#include "host/cuda/driver.h"
+
+#include <dlfcn.h>
+
+namespace deep_ep::host::cuda {
+namespace {
+
+constexpr const char* kLibrary = "libcuda.so.1";
+
+template <class F>
+void find(void* library, const char* symbol, F& function) {
+    function = reinterpret_cast<F>(dlsym(library, symbol));
+    if (function == nullptr) {
+        throw CudaError(0, std::string("the CUDA driver is too old: ") + kLibrary + " has no " + symbol);
+    }
+}
+
+}  // namespace
+
+Driver::Driver() {
+    // Never closed: the driver's threads outlive whoever asked for it.
+    void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) throw CudaError(0, std::string("there is no CUDA driver: ") + dlerror());
+#define DEEP_EP_FIND(name, symbol, ...) find(library, #symbol, name);
+    DEEP_EP_CUDA_FUNCTIONS(DEEP_EP_FIND)
+#undef DEEP_EP_FIND
+    check(init(0), "initialising the CUDA driver");
+}
+
+const Driver& Driver::get() {
+    static const Driver driver;  // one that throws is tried again
+    return driver;
+}
+
+void Driver::check(Result result, const std::string& doing) const {
+    if (result == kSuccess) return;
+    const char* name = nullptr;
+    const char* text = nullptr;
+    error_name(result, &name);
+    error_string(result, &text);
+    throw CudaError(result, doing + ": " + (name ? name : "unknown error") + " (" + std::to_string(result) + ")" +
+                                (text ? std::string(": ") + text : ""));
+}
+
+PrimaryContext::PrimaryContext(int ordinal) {
+    const Driver& driver = Driver::get();
+    int count = 0;
+    driver.check(driver.device_count(&count), "counting GPUs");
+    if (ordinal < 0 || ordinal >= count) {
+        throw CudaError(0, "cuda:" + std::to_string(ordinal) + ": there are " + std::to_string(count) + " GPUs");
+    }
+    const std::string what = "cuda:" + std::to_string(ordinal);
+    driver.check(driver.device_get(&device_, ordinal), "opening " + what);
+    char name[256] = {};
+    driver.check(driver.device_name(name, sizeof(name) - 1, device_), "naming " + what);
+    name_ = name;
+    driver.check(driver.primary_context_retain(&context_, device_), "making the context of " + what);
+}
+
+PrimaryContext::~PrimaryContext() { Driver::get().primary_context_release(device_); }
+
+int PrimaryContext::attribute(int which) const {
+    int value = 0;
+    const Driver& driver = Driver::get();
+    driver.check(driver.device_attribute(&value, which, device_),
+                 "asking " + name_ + " for attribute " + std::to_string(which));
+    return value;
+}
+
+std::string PrimaryContext::architecture() const {
+    const int major = attribute(kComputeCapabilityMajor), minor = attribute(kComputeCapabilityMinor);
+    // From Hopper on there are instructions that only the architecture-specific target has.
+    return "sm_" + std::to_string(10 * major + minor) + (major >= 9 ? "a" : "");
+}
+
+PrimaryContext::Current::Current(const PrimaryContext& context) {
+    const Driver& driver = Driver::get();
+    driver.check(driver.context_push(context.context_), "entering the context of " + context.name_);
+}
+
+PrimaryContext::Current::~Current() {
+    Context popped = nullptr;
+    Driver::get().context_pop(&popped);
+}
+
+}  // namespace deep_ep::host::cuda

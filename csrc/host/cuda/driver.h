@@ -1,0 +1,65 @@
+// The CUDA driver, opened when it is first needed: importing and using the library on a CPU never touches it.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "host/cuda/driver_types.h"
+
+namespace deep_ep::host::cuda {
+
+// What the driver says, behind what we were doing; or that there is no driver.
+class CudaError : public std::runtime_error {
+  public:
+    CudaError(Result code, const std::string& message) : std::runtime_error(message), code_(code) {}
+    Result code() const { return code_; }  // 0: not the driver's
+
+  private:
+    Result code_;
+};
+
+// The driver's functions, by the names of DEEP_EP_CUDA_FUNCTIONS.
+class Driver {
+  public:
+    // Opens the library and initialises it; throws CudaError, each time anew, where that fails.
+    static const Driver& get();
+
+#define DEEP_EP_DECLARE(name, symbol, ...) Result (*name)(__VA_ARGS__) = nullptr;
+    DEEP_EP_CUDA_FUNCTIONS(DEEP_EP_DECLARE)
+#undef DEEP_EP_DECLARE
+
+    // Throws CudaError with the driver's text where `result` is a failure.
+    void check(Result result, const std::string& doing) const;
+
+  private:
+    Driver();
+};
+
+// A device's primary context, which torch uses too; current on the calling thread while a Current lives.
+class PrimaryContext {
+  public:
+    explicit PrimaryContext(int ordinal);
+    ~PrimaryContext();
+    PrimaryContext(const PrimaryContext&) = delete;
+    PrimaryContext& operator=(const PrimaryContext&) = delete;
+
+    class Current {
+      public:
+        explicit Current(const PrimaryContext& context);
+        ~Current();
+        Current(const Current&) = delete;
+        Current& operator=(const Current&) = delete;
+    };
+
+    const std::string& name() const { return name_; }
+    std::string architecture() const;  // as NVRTC wants it: "sm_90a"
+    int multiprocessors() const { return attribute(kMultiprocessorCount); }
+    int attribute(int which) const;
+
+  private:
+    Device device_ = 0;
+    Context context_ = nullptr;
+    std::string name_;
+};
+
+}  // namespace deep_ep::host::cuda

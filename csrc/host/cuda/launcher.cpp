@@ -1,0 +1,173 @@
+#include "host/cuda/launcher.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace deep_ep::host {
+
+using cuda::CudaError;
+using cuda::Driver;
+using Current = cuda::PrimaryContext::Current;
+
+namespace {
+
+constexpr unsigned kWarpThreads = 32;
+constexpr size_t kFreeSharedBytes = 48 * 1024;  // more dynamic shared memory a function has to be told of
+constexpr uint64_t kForever = UINT64_MAX;
+constexpr unsigned kLooksPerCheck = 256;  // looks at the stream, and at the caller's signals, are slower than `ready`
+
+uint64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+}  // namespace
+
+CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, std::function<void()> interrupt_check)
+    : context_(std::move(context)), interrupt_check_(std::move(interrupt_check)) {
+    const Driver& driver = Driver::get();
+    const Current current(*context_);
+    if (context_->attribute(cuda::kCooperativeLaunch) == 0) {
+        throw CudaError(0, context_->name() + " cannot launch kernels whose blocks wait for each other");
+    }
+    // Communication goes first: other ranks wait for it.
+    int least = 0, greatest = 0;
+    driver.check(driver.stream_priorities(&least, &greatest), "asking for stream priorities");
+    driver.check(driver.stream_create(&stream_, cuda::kStreamNonBlocking, greatest), "making a stream");
+}
+
+CudaLauncher::~CudaLauncher() {
+    const Driver& driver = Driver::get();
+    const Current current(*context_);
+    for (const Running& running : running_) driver.event_destroy(running.ended);
+    for (const cuda::Event event : spare_events_) driver.event_destroy(event);
+    driver.stream_destroy(stream_);
+    for (const auto& [name, kernel] : kernels_) driver.module_unload(kernel.module);
+}
+
+void CudaLauncher::load(const std::string& name, std::string_view cubin, const std::string& symbol) {
+    if (kernels_.count(name) != 0) throw std::invalid_argument("kernel " + name + " is loaded already");
+    const Driver& driver = Driver::get();
+    const Current current(*context_);
+    Kernel kernel{};
+    driver.check(driver.module_load(&kernel.module, cubin.data()), "loading kernel " + name);
+    const cuda::Result found = driver.module_function(&kernel.function, kernel.module, symbol.c_str());
+    if (found != cuda::kSuccess) driver.module_unload(kernel.module);
+    driver.check(found, "finding " + symbol + " in kernel " + name);
+    kernels_.emplace(name, kernel);
+}
+
+CudaLauncher::Kernel& CudaLauncher::find(const std::string& name) {
+    const auto found = kernels_.find(name);
+    if (found == kernels_.end()) throw std::out_of_range("no kernel named " + name + " is loaded");
+    return found->second;
+}
+
+unsigned CudaLauncher::most_blocks(const std::string& name, unsigned warps, size_t shared_bytes) {
+    const Current current(*context_);
+    return most_blocks(find(name), name, warps, shared_bytes);
+}
+
+unsigned CudaLauncher::most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes) {
+    if (kernel.most_blocks != 0 && kernel.warps == warps && kernel.shared_bytes == shared_bytes) {
+        return kernel.most_blocks;
+    }
+    const Driver& driver = Driver::get();
+    if (shared_bytes > std::max(kernel.shared_allowed, kFreeSharedBytes)) {
+        driver.check(driver.function_set_attribute(kernel.function, cuda::kMaxDynamicSharedSizeBytes,
+                                                   static_cast<int>(shared_bytes)),
+                     "allowing " + name + " " + std::to_string(shared_bytes) + " bytes of shared memory");
+        kernel.shared_allowed = shared_bytes;
+    }
+    int per_multiprocessor = 0;
+    driver.check(
+        driver.occupancy(&per_multiprocessor, kernel.function, static_cast<int>(warps * kWarpThreads), shared_bytes),
+        "asking how many blocks of " + name + " fit");
+    kernel.warps = warps;
+    kernel.shared_bytes = shared_bytes;
+    return kernel.most_blocks = static_cast<unsigned>(per_multiprocessor * context_->multiprocessors());
+}
+
+cuda::Event CudaLauncher::take_event() {
+    if (!spare_events_.empty()) {
+        const cuda::Event event = spare_events_.back();
+        spare_events_.pop_back();
+        return event;
+    }
+    cuda::Event event = nullptr;
+    const Driver& driver = Driver::get();
+    driver.check(driver.event_create(&event, cuda::kEventDisableTiming), "making an event");
+    return event;
+}
+
+uint64_t CudaLauncher::launch(const char* name, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
+                              size_t) {
+    const Driver& driver = Driver::get();
+    const Current current(*context_);
+    collect();
+    Kernel& kernel = find(name);
+    const auto what = [&] {
+        return std::string(name) + ", " + std::to_string(blocks) + " blocks of " +
+               std::to_string(warps * kWarpThreads) + " threads with " + std::to_string(shared_bytes) +
+               " bytes of shared memory";
+    };
+    const unsigned most = most_blocks(kernel, name, warps, shared_bytes);
+    if (blocks > most) {
+        throw CudaError(0, what() + ": they wait for each other, and " + context_->name() + " holds at most " +
+                               std::to_string(most) + " at once");
+    }
+    cuda::LaunchAttribute cooperative{};
+    cooperative.id = cuda::kLaunchCooperative;
+    cooperative.value.cooperative = 1;
+    const cuda::LaunchConfig config{
+        {blocks, 1, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream_, &cooperative, 1};
+    void* parameters[] = {const_cast<void*>(args)};  // one struct by value; the driver copies as many bytes as it has
+    const cuda::Event ended = take_event();
+    cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
+    if (result == cuda::kSuccess) result = driver.event_record(ended, stream_);
+    if (result != cuda::kSuccess) {
+        spare_events_.push_back(ended);
+        driver.check(result, "launching " + what());
+    }
+    running_.push_back({++latest_, name, ended});
+    return latest_;
+}
+
+void CudaLauncher::collect() const {
+    const Driver& driver = Driver::get();
+    while (!running_.empty()) {
+        const Running& oldest = running_.front();
+        const cuda::Result result = driver.event_query(oldest.ended);
+        if (result == cuda::kNotReady) return;
+        if (result != cuda::kSuccess) driver.check(result, "running " + oldest.what);
+        spare_events_.push_back(oldest.ended);
+        running_.pop_front();
+    }
+}
+
+bool CudaLauncher::finished(uint64_t serial) const {
+    const Current current(*context_);
+    collect();
+    return running_.empty() || serial < running_.front().serial;
+}
+
+void CudaLauncher::wait(const std::function<bool()>& ready, const char* what) { wait_for(ready, what, kForever); }
+
+bool CudaLauncher::wait_for(const std::function<bool()>& ready, const char*, uint64_t nanoseconds) {
+    const uint64_t began = now_ns();
+    for (unsigned looks = 1; !ready(); ++looks) {
+        if (nanoseconds != kForever && now_ns() - began >= nanoseconds) return false;
+        if (looks % kLooksPerCheck != 0) continue;
+        {
+            const Current current(*context_);
+            collect();  // a kernel that has failed will not make it ready
+        }
+        if (interrupt_check_) interrupt_check_();
+        sched_yield();
+    }
+    return true;
+}
+
+}  // namespace deep_ep::host

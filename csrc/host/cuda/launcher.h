@@ -1,0 +1,71 @@
+// Launches kernels on one stream of a GPU.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "host/cuda/driver.h"
+#include "host/launcher.h"
+
+namespace deep_ep::host {
+
+class CudaLauncher final : public Launcher {
+  public:
+    // `interrupt_check` may throw, to end a wait.
+    CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, std::function<void()> interrupt_check);
+    // Kernels that still run keep stream and code until they have ended: the driver sees to that.
+    ~CudaLauncher() override;
+    CudaLauncher(const CudaLauncher&) = delete;
+    CudaLauncher& operator=(const CudaLauncher&) = delete;
+
+    // Takes a compiled kernel, to be launched by `name`. Everything is loaded before the first launch of an operation:
+    // loading may wait for kernels that run, and those for this rank (DESIGN 10).
+    void load(const std::string& name, std::string_view cubin, const std::string& symbol);
+    // Blocks of a loaded kernel that the GPU can hold at once.
+    unsigned most_blocks(const std::string& name, unsigned warps, size_t shared_bytes);
+
+    // All blocks are resident at once, or nothing is launched (CudaError): blocks wait for each other.
+    uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
+                    size_t args_bytes) override;
+    bool finished(uint64_t serial) const override;
+    uint64_t streaming_threshold() const override { return UINT64_MAX; }  // for a CPU's caches
+    void wait(const std::function<bool()>& ready, const char* what) override;
+    bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;
+
+  private:
+    struct Kernel {
+        cuda::Module module;
+        cuda::Function function;
+        size_t shared_allowed = 0;  // the most dynamic shared memory that the driver has been told of
+        // The last launch's, and what the driver said of it.
+        unsigned warps = 0;
+        size_t shared_bytes = 0;
+        unsigned most_blocks = 0;
+    };
+    struct Running {
+        uint64_t serial;
+        std::string what;
+        cuda::Event ended;
+    };
+
+    Kernel& find(const std::string& name);
+    unsigned most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes);
+    cuda::Event take_event();
+    // Forgets the launches that have ended; throws what a kernel has failed of.
+    void collect() const;
+
+    const std::shared_ptr<const cuda::PrimaryContext> context_;
+    const std::function<void()> interrupt_check_;
+    cuda::Stream stream_ = nullptr;
+    std::map<std::string, Kernel> kernels_;
+    uint64_t latest_ = 0;
+    // In the order of the stream; `finished` looks at the front.
+    mutable std::deque<Running> running_;
+    mutable std::vector<cuda::Event> spare_events_;
+};
+
+}  // namespace deep_ep::host

@@ -1,0 +1,75 @@
+// The CUDA driver, as far as it is reached without torch: what GPU there is, and launches.
+#include <pybind11/stl.h>
+
+#include "host/cuda/launcher.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace deep_ep::python {
+namespace {
+
+using host::CudaLauncher;
+using host::cuda::CudaError;
+using host::cuda::Driver;
+using host::cuda::PrimaryContext;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+void translate(std::exception_ptr error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const CudaError& cuda) {
+        const py::object type = py::module_::import("deep_ep_py.errors").attr("CudaError");
+        PyErr_SetString(type.ptr(), cuda.what());
+    }
+}
+
+void check_signals() {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+int driver_version() {
+    int version = 0;
+    const Driver& driver = Driver::get();
+    driver.check(driver.driver_version(&version), "asking for the driver's version");
+    return version;
+}
+
+uint64_t launch(CudaLauncher& launcher, const char* name, unsigned blocks, unsigned warps, size_t shared_bytes,
+                const std::string& args) {
+    py::gil_scoped_release no_gil;
+    return launcher.launch(name, blocks, warps, shared_bytes, args.data(), args.size());
+}
+
+}  // namespace
+
+void bind_cuda(py::module_& module) {
+    py::register_local_exception_translator(translate);
+    py::module_ m = module.def_submodule("cuda", "GPUs through the driver, which is opened at the first use.");
+    m.def("driver_version", driver_version, "CUDA's version that the driver supports, as 13000.");
+    py::class_<PrimaryContext, std::shared_ptr<PrimaryContext>>(m, "Context")
+        .def(py::init<int>(), py::arg("ordinal"))
+        .def_property_readonly("name", &PrimaryContext::name)
+        .def_property_readonly("architecture", &PrimaryContext::architecture)
+        .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors);
+    py::class_<CudaLauncher>(m, "Launcher")
+        .def(py::init([](std::shared_ptr<PrimaryContext> context) {
+                 return std::make_unique<CudaLauncher>(std::move(context), check_signals);
+             }),
+             py::arg("context"))
+        .def("load", &CudaLauncher::load, py::arg("name"), py::arg("cubin"), py::arg("symbol"))
+        .def("most_blocks", py::overload_cast<const std::string&, unsigned, size_t>(&CudaLauncher::most_blocks),
+             py::arg("name"), py::arg("warps"), py::arg("shared_bytes"))
+        .def("launch", launch, py::arg("name"), py::arg("blocks"), py::arg("warps"), py::arg("shared_bytes"),
+             py::arg("args"))
+        .def("finished", &CudaLauncher::finished, py::arg("serial"), NoGil())
+        .def(
+            "wait",
+            [](CudaLauncher& launcher, uint64_t serial) {
+                launcher.wait([&] { return launcher.finished(serial); }, "kernel");
+            },
+            py::arg("serial"), NoGil(), "Return when this launch has ended.");
+}
+
+}  // namespace deep_ep::python

@@ -1,0 +1,39 @@
+// Compiles where our declarations of the CUDA driver are those of its header.
+#include <cuda.h>
+
+#include <type_traits>
+
+#include "host/cuda/driver_types.h"
+
+using namespace deep_ep::host::cuda;
+
+static_assert(kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+static_assert(kComputeCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+static_assert(kComputeCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+static_assert(kCooperativeLaunch == CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
+static_assert(kMaxDynamicSharedSizeBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
+static_assert(kLaunchCooperative == CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute) && sizeof(LaunchConfig) == sizeof(CUlaunchConfig));
+static_assert(offsetof(LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+static_assert(offsetof(LaunchConfig, block) == offsetof(CUlaunchConfig, blockDimX));
+static_assert(offsetof(LaunchConfig, shared_bytes) == offsetof(CUlaunchConfig, sharedMemBytes));
+static_assert(offsetof(LaunchConfig, stream) == offsetof(CUlaunchConfig, hStream));
+static_assert(offsetof(LaunchConfig, attributes) == offsetof(CUlaunchConfig, attrs));
+static_assert(offsetof(LaunchConfig, attribute_count) == offsetof(CUlaunchConfig, numAttrs));
+
+// The same number of arguments, each of the same size and kind.
+template <class Ours, class Theirs>
+constexpr bool same_kind = sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs>;
+template <class... Ours, class... Theirs>
+constexpr bool same(void (*)(Ours...), CUresult (*)(Theirs...)) {
+    if constexpr (sizeof...(Ours) != sizeof...(Theirs)) {
+        return false;
+    } else {
+        return (same_kind<Ours, Theirs> && ...);
+    }
+}
+#define TAKES(name, symbol, ...) \
+    static_assert(same(static_cast<void (*)(__VA_ARGS__)>(nullptr), static_cast<decltype(&symbol)>(nullptr)), #symbol);
+DEEP_EP_CUDA_FUNCTIONS(TAKES)

@@ -1,0 +1,237 @@
+"""Launches through the CUDA driver, against a stand-in for the driver: no GPU is needed, and none is touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deep_ep_py import native
+from native_programs import NATIVE, native_build
+
+pytestmark = pytest.mark.once
+
+# The extension alone: without the package, which imports torch.
+PREAMBLE = f"""
+import importlib.util, os
+spec = importlib.util.spec_from_file_location({native.C.__name__!r}, {native.C.__file__!r})
+C = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(C)
+cuda = C.cuda
+CUBIN = b"\\x7fELF and more"
+
+def refused(call, *arguments):
+    try:
+        call(*arguments)
+    except (RuntimeError, ValueError, IndexError) as error:
+        return f"{{type(error).__name__}}: {{error}}"
+    raise AssertionError("not refused")
+
+def make(ordinal=0):
+    launcher = cuda.Launcher(cuda.Context(ordinal))
+    launcher.load("dispatch", CUBIN, "_Zdispatch")
+    return launcher
+
+"""
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-in for libcuda.so.1."""
+    folder = tmp_path_factory.mktemp("driver")
+    source = NATIVE / "driver_double" / "libcuda.cpp"
+    flags = [f"-I{native_build.SOURCE_ROOT}", "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(folder / "libcuda.so.1")], check=True)
+    return folder
+
+
+def run(folder: Path, program: str, **variables: str) -> list[str]:
+    environment = {**os.environ, **variables, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(native_build.ROOT)}
+    command = [sys.executable, "-c", PREAMBLE + program]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def run_logged(folder: Path, tmp_path: Path, program: str, **variables: str) -> tuple[list[str], list[str]]:
+    log = tmp_path / "log"
+    printed = run(folder, program, DOUBLE_LOG=str(log), **variables)
+    return printed, log.read_text().splitlines()
+
+
+def calls(log: list[str], name: str) -> list[str]:
+    return [line.removeprefix(f"{name} ") for line in log if line.split()[0] == name]
+
+
+def test_what_gpu_there_is(double: Path) -> None:
+    program = """
+for ordinal in (0, 1):
+    context = cuda.Context(ordinal)
+    print(cuda.driver_version(), context.name, context.architecture, context.multiprocessors)
+"""
+    assert run(double, program) == ["13000 Double sm_90a 4", "13000 Double sm_80 4"]
+
+
+def test_a_launch(double: Path, tmp_path: Path) -> None:
+    program = """
+launcher = make()
+print(launcher.most_blocks("dispatch", 4, 1000))
+serials = [launcher.launch("dispatch", 8, 4, 1000, bytes([n] + 15 * [0])) for n in (1, 2)]
+launcher.wait(serials[-1])
+print(serials, [launcher.finished(serial) for serial in serials])
+"""
+    printed, log = run_logged(double, tmp_path, program, DOUBLE_QUERIES="3")
+    assert printed == ["8", "[1, 2] [True, True]"]
+    launched = "grid=8,1,1 block=128,1,1 shared=1000 cooperative=1 args="
+    assert calls(log, "launch") == [launched + "1", launched + "2"]
+    assert calls(log, "stream") == ["flags=1 priority=-5"], "it waits for nobody, and goes first"
+    assert len(calls(log, "cuOccupancyMaxActiveBlocksPerMultiprocessor")) == 1, "the driver is asked once"
+
+
+def test_serials_end_in_order(double: Path) -> None:
+    program = """
+launcher = make()
+first = launcher.launch("dispatch", 1, 1, 0, bytes(8))
+second = launcher.launch("dispatch", 1, 1, 0, bytes(8))
+seen = []
+while not launcher.finished(second):
+    seen.append(launcher.finished(first))
+print(seen == sorted(seen), launcher.finished(first), seen[0])
+"""
+    assert run(double, program, DOUBLE_QUERIES="5") == ["True True False"]
+
+
+def test_nothing_is_left(double: Path, tmp_path: Path) -> None:
+    """Stream, events and code are given back, also those of launches that nobody waited for."""
+    program = """
+for n in range(3):
+    launcher = make()
+    for _ in range(4):
+        launcher.launch("dispatch", 1, 1, 0, bytes(8))
+    del launcher
+"""
+    _, log = run_logged(double, tmp_path, program, DOUBLE_QUERIES="1000000")
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"] * 3
+
+
+def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> None:
+    program = """
+launcher = make()
+for shared in (48 << 10, 100 << 10, 64 << 10, 100 << 10):
+    launcher.launch("dispatch", 1, 1, shared, bytes(8))
+"""
+    _, log = run_logged(double, tmp_path, program)
+    assert calls(log, "attribute") == [f"8={100 << 10}"]
+
+
+def test_refusals(double: Path) -> None:
+    program = """
+print(refused(cuda.Context, 2))
+launcher = make()
+print(refused(launcher.launch, "dispatch", 9, 4, 0, bytes(8)))
+print(refused(launcher.launch, "combine", 1, 4, 0, bytes(8)))
+print(refused(launcher.load, "dispatch", CUBIN, "_Zdispatch"))
+print(refused(launcher.load, "combine", b"no code at all", "_Zcombine"))
+print(refused(launcher.load, "combine", CUBIN, "combine"))
+"""
+    assert run(double, program) == [
+        "CudaError: cuda:2: there are 2 GPUs",
+        "CudaError: dispatch, 9 blocks of 128 threads with 0 bytes of shared memory: they wait for each other, and "
+        "Double holds at most 8 at once",
+        "IndexError: no kernel named combine is loaded",
+        "ValueError: kernel dispatch is loaded already",
+        "CudaError: loading kernel combine: unknown error (200)",
+        "CudaError: finding combine in kernel combine: unknown error (500)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        ("cuInit=218", "initialising the CUDA driver: "),
+        ("cuDevicePrimaryCtxRetain=218", "making the context of cuda:0: "),
+        ("cuStreamCreateWithPriority=218", "making a stream: "),
+        ("cuModuleLoadData=218", "loading kernel dispatch: "),
+        ("cuEventCreate=218", "making an event: "),
+        ("cuLaunchKernelEx=218", "launching dispatch, 1 blocks of 32 threads with 0 bytes of shared memory: "),
+        ("cuEventQuery=218", "running dispatch: "),
+    ],
+)
+def test_the_drivers_errors_say_what_we_were_doing(double: Path, call: str, said: str) -> None:
+    program = """
+def everything():
+    launcher = make()
+    launcher.wait(launcher.launch("dispatch", 1, 1, 0, bytes(8)))
+
+print(refused(everything))
+"""
+    expected = f"CudaError: {said}CUDA_ERROR_INVALID_PTX (218): a PTX JIT compilation failed"
+    assert run(double, program, DOUBLE_FAIL=call) == [expected]
+
+
+def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
+    (tmp_path / "old.cpp").write_text('extern "C" int cuInit(unsigned) { return 0; }\n')
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["g++", "-shared", "-fPIC", str(tmp_path / "old.cpp"), "-o", str(library)], check=True)
+    (said,) = run(tmp_path, "print(refused(cuda.driver_version))")
+    assert said == "CudaError: the CUDA driver is too old: libcuda.so.1 has no cuDriverGetVersion"
+
+
+def test_a_gpu_without_cooperative_launches(double: Path) -> None:
+    (said,) = run(double, "print(refused(make))", DOUBLE_OLD="1")
+    assert said == "CudaError: Double cannot launch kernels whose blocks wait for each other"
+
+
+def test_ctrl_c_ends_a_wait(double: Path) -> None:
+    program = """
+import signal
+launcher = make()
+serial = launcher.launch("dispatch", 1, 1, 0, bytes(8))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+try:
+    launcher.wait(serial)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert run(double, program, DOUBLE_QUERIES="2000000000") == ["interrupted"]
+
+
+def test_without_a_driver(tmp_path: Path) -> None:
+    """Importing and using a Buffer on CPU tensors opens no driver; asking for a GPU says what is missing."""
+    program = """
+import torch, deep_ep_py
+from deep_ep_py.testing import run_ranks
+
+def on_each_rank(group):
+    buffer = deep_ep_py.Buffer(group, num_nvl_bytes=1 << 16, arena_bytes=1 << 16)
+    return buffer.get_dispatch_layout(torch.zeros(4, 1, dtype=torch.int64), 2)[0].tolist()
+
+print(run_ranks(2, on_each_rank, seed=1))
+print("libcuda" in open("/proc/self/maps").read())
+"""
+    printed = run(tmp_path, program)
+    assert printed == ["[[4, 0], [4, 0]]", "False"]
+    with_driver = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True).stdout
+    if "libcuda.so.1" in with_driver:
+        pytest.skip("this machine has a CUDA driver")
+    (said,) = run(tmp_path, "print(refused(cuda.driver_version))")
+    assert said.startswith("CudaError: there is no CUDA driver: libcuda.so.1: cannot open"), said
+
+
+def test_our_declarations_are_the_headers(tmp_path: Path) -> None:
+    """Types, numbers and arguments against cuda.h itself, where a toolkit is installed."""
+    candidates = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
+    if compiler := shutil.which("nvcc"):
+        candidates.append(Path(compiler).resolve().parent.parent / "include")
+    include = next((folder for folder in candidates if (folder / "cuda.h").exists()), None)
+    if include is None:
+        pytest.skip("no cuda.h is installed")
+    source = NATIVE / "driver_double" / "cuda_header.cpp"
+    flags = ["-std=c++17", "-fsyntax-only", f"-I{native_build.SOURCE_ROOT}", f"-I{include}"]
+    result = subprocess.run(["g++", *flags, str(source)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
