@@ -1,8 +1,8 @@
 #include "host/runtime.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
+#include <tuple>
 
 #include "host/chunk_size.h"
 #include "kernels/combine.h"
@@ -36,6 +36,8 @@ uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values)
     return hash;
 }
 
+constexpr u32 kGeneration = 1;  // of the abort word; grows when a Buffer recovers
+
 // A wait that lasts so long is looked into (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
 
@@ -52,30 +54,39 @@ wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
 }
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-                 std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network)
+                 std::unique_ptr<Memory> memory, std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network)
     : options_(options),
       heaps_(std::move(heaps)),
       arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes,
                                      options.poison)),
+      memory_(std::move(memory)),
       launcher_(std::move(launcher)),
-      mapped_(heaps_.size(), nullptr),
-      base_(heap_layout(options).words(), 0),
+      mapped_(make_private<u8*>(heaps_.size())),
+      base_(make_private<u64>(heap_layout(options).words())),
+      farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
+      context_(make_private<Context>()),
       network_(std::move(network)) {
+    std::vector<u8*> mapped(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
-        if (options_.mapped[r]) mapped_[r] = heaps_[r]->base();
+        if (options_.mapped[r]) mapped[r] = heaps_[r]->base();
     }
-    context_.peers.rank = static_cast<u32>(options_.rank);
-    context_.peers.ranks = static_cast<u32>(options_.ranks);
-    context_.peers.local = reinterpret_cast<u8*>(heap_base(options_.rank));
-    context_.peers.base = mapped_.data();
-    context_.peers.weak = network_ ? network_->weak_queue() : nullptr;
-    context_.peers.heap = heap_layout(options_);
-    context_.timeout_ns = options_.timeout_ns;
-    context_.base = base_.data();
-    context_.generation = 1;
+    memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
+    Context context{};
+    context.peers.rank = static_cast<u32>(options_.rank);
+    context.peers.ranks = static_cast<u32>(options_.ranks);
+    context.peers.local = reinterpret_cast<u8*>(heap_base(options_.rank));
+    context.peers.base = mapped_.get();
+    context.peers.weak = network_ ? network_->weak_queue() : nullptr;
+    context.peers.heap = heap_layout(options_);
+    context.timeout_ns = options_.timeout_ns;
+    context.base = base_.get();
+    context.farewell = farewell_.get();
+    context.generation = kGeneration;
+    memory_->write(context_.get(), &context, sizeof(context));
     if (options_.poison) {
-        const wire::HeapLayout& heap = context_.peers.heap;
-        std::memset(context_.peers.local + heap.regions_offset(), kPoison, heap.arena_offset() - heap.regions_offset());
+        const wire::HeapLayout& heap = context.peers.heap;
+        memory_->fill(context.peers.local + heap.regions_offset(), kPoison,
+                      heap.arena_offset() - heap.regions_offset());
     }
 }
 
@@ -119,6 +130,13 @@ void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_
 std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     auto call = std::make_shared<Call>();
     call->kind = kind;
+    if (spare_.empty()) {
+        call->ticket = make_private<Ticket>();
+        call->report = std::static_pointer_cast<Report>(memory_->make_shared(sizeof(Report)));
+    } else {
+        std::tie(call->ticket, call->report) = spare_.back();
+        spare_.pop_back();
+    }
     calls_.push_back(call);
     return call;
 }
@@ -126,7 +144,8 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
 std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
                                       const Plan& plan, uint64_t rows_to_rank, unsigned blocks) {
     auto call = open(wire::Kind::kDispatch);
-    call->rows_per_expert.assign(sizes.experts / static_cast<u32>(options_.ranks), 0);
+    call->experts = sizes.experts / static_cast<u32>(options_.ranks);
+    if (call->experts > Report::kMostExperts) throw std::invalid_argument("too many experts");
     NotifyArgs args{};
     args.call = call_args(*call);
     args.shape = shape_of(sizes, options_.ranks);
@@ -137,7 +156,7 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
     args.rows_to_rank = pointer<i32>(rows_to_rank);
-    args.rows_per_expert = call->rows_per_expert.data();
+    args.rows_per_expert = call->report->rows_per_expert;
     launch(call.get(), "notify", blocks, 0, &args, sizeof(args));
     return call;
 }
@@ -215,7 +234,7 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
 void Runtime::wait_counts(Call& call) {
     wait_until(call, [&] {
         // Pairs with notify's release: the counts are visible. A call that failed ends without them.
-        return __atomic_load_n(&call.outcome.counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
+        return __atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
     });
 }
 
@@ -234,9 +253,8 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
 }
 
 uint64_t Runtime::announcement(int rank) const {
-    const auto* header = pointer<const wire::HeapHeader>(heap_base(rank));
-    // Stored by that rank's kernels. One word, that stands for itself.
-    return __atomic_load_n(&header->announcement, __ATOMIC_RELAXED);
+    // Stored by that rank's kernels.
+    return memory_->load_word(reinterpret_cast<const uint64_t*>(&header(rank)->announcement));
 }
 
 // A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
@@ -255,6 +273,12 @@ bool Runtime::compare_with_peers(Call& call) {
 
 void Runtime::retire(const std::shared_ptr<Call>& call) {
     calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end());
+    // The memory is for the next call; whoever holds this one still reads what came of it.
+    auto report = std::make_shared<Report>(*call->report);
+    call->report.swap(report);
+    report->outcome = {};
+    memory_->fill(call->ticket.get(), 0, sizeof(Ticket));
+    spare_.emplace_back(std::move(call->ticket), std::move(report));
 }
 
 bool Runtime::settle(uint64_t nanoseconds) {
@@ -265,8 +289,8 @@ bool Runtime::settle(uint64_t nanoseconds) {
 void Runtime::drain() {
     // Own kernels post, the agent adds to `completed` when it has read a put's pieces.
     const auto left = [this] {
-        return __atomic_load_n(&context_.farewell.completed, __ATOMIC_ACQUIRE) ==
-               __atomic_load_n(&context_.farewell.posted, __ATOMIC_RELAXED);
+        return __atomic_load_n(&farewell_->completed, __ATOMIC_ACQUIRE) ==
+               __atomic_load_n(&farewell_->posted, __ATOMIC_RELAXED);
     };
     if (left()) return;
     // A rank that went away will not acknowledge: then this one need not wait for it either.
@@ -274,22 +298,22 @@ void Runtime::drain() {
 }
 
 void Runtime::abort(uint32_t reason, int peer) {
-    store_abort_word(wire::abort_word(context_.generation, reason, static_cast<uint32_t>(options_.rank), peer));
+    store_abort_word(wire::abort_word(kGeneration, reason, static_cast<uint32_t>(options_.rank), peer));
 }
 
 void Runtime::pass_abort_on() {
-    // The word stands for itself. Some rank has stored it here, or this rank would not have given up.
-    store_abort_word(__atomic_load_n(pointer<uint64_t>(heap_base(options_.rank)), __ATOMIC_RELAXED));
+    // Some rank has stored it here, or this rank would not have given up.
+    store_abort_word(memory_->load_word(reinterpret_cast<const uint64_t*>(&header(options_.rank)->abort)));
 }
 
 void Runtime::store_abort_word(uint64_t word) {
-    for (const auto& heap : heaps_) {
-        // Any rank may store here and the last one wins. Kernels of all ranks poll it at system scope.
-        __atomic_store_n(pointer<uint64_t>(reinterpret_cast<uint64_t>(heap->base())), word, __ATOMIC_RELAXED);
-    }
-    // Whoever reads what this rank's user writes into published rows from now on, and then looks, finds the word: every
-    // rank has it before this one's caller goes on (P12, Operation::finish).
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. Whoever reads what
+    // this rank's user writes into published rows from now on, and then looks, finds the word: every rank has it before
+    // this one's caller goes on (P12, Operation::finish).
+    std::vector<uint64_t*> words;
+    for (int rank = 0; rank < options_.ranks; ++rank)
+        words.push_back(reinterpret_cast<uint64_t*>(&header(rank)->abort));
+    memory_->store_words(words, word);
 }
 
 }  // namespace deep_ep::host

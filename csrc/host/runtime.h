@@ -9,6 +9,7 @@
 #include "host/arena.h"
 #include "host/heap.h"
 #include "host/launcher.h"
+#include "host/memory.h"
 #include "host/network.h"
 #include "kernels/args.h"
 
@@ -26,12 +27,19 @@ struct BufferOptions {
     std::vector<bool> mapped;  // per peer: reached by loads and stores, else by the weak fabric
 };
 
+// What a call's kernels tell the host while they run.
+struct Report {
+    static constexpr uint32_t kMostExperts = 2048;  // of a rank
+    wire::Outcome outcome;
+    int32_t rows_per_expert[kMostExperts];
+};
+
 // One call of a collective: what its kernels share, and what they tell the host.
 struct Call {
     wire::Kind kind;
-    Ticket ticket{};
-    wire::Outcome outcome{};
-    std::vector<int32_t> rows_per_expert;  // written by notify
+    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<Report> report;
+    uint32_t experts = 0;  // of this rank, whose rows notify counts
     struct Mismatch {
         int peer = -1;  // -1: none
         wire::Kind kind = wire::Kind::kNone;
@@ -58,7 +66,7 @@ struct Sizes {
 class Runtime {
   public:
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-            std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network);
+            std::unique_ptr<Memory> memory, std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network);
 
     static wire::HeapLayout heap_layout(const BufferOptions& options);
     // Bytes of one region that a dispatch or combine of these sizes needs at the least.
@@ -106,7 +114,12 @@ class Runtime {
     wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
     wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
-    CallArgs call_args(Call& call) { return {&context_, &call.ticket, &call.outcome}; }
+    CallArgs call_args(Call& call) { return {context_.get(), call.ticket.get(), &call.report->outcome}; }
+    template <class T>
+    std::shared_ptr<T> make_private(size_t count = 1) {
+        return std::static_pointer_cast<T>(memory_->make_private(count * sizeof(T)));
+    }
+    wire::HeapHeader* header(int rank) const { return reinterpret_cast<wire::HeapHeader*>(heap_base(rank)); }
 
     std::shared_ptr<Call> open(wire::Kind kind);
     void wait_until(Call& call, const std::function<bool()>& ready);
@@ -117,14 +130,17 @@ class Runtime {
     const BufferOptions options_;
     const std::vector<std::shared_ptr<Heap>> heaps_;
     const std::shared_ptr<Arena> arena_;
+    const std::unique_ptr<Memory> memory_;
     const std::unique_ptr<Launcher> launcher_;
-    std::vector<u8*> mapped_;  // Context::peers.base
-    uint64_t latest_ = 0;      // serial of the latest launch
-    std::vector<u64> base_;    // Context::base
-    Context context_{};
-    std::vector<std::shared_ptr<Call>>
-        calls_;  // kept until retired: a failed one for good, agents may still hold its addresses
-    const std::unique_ptr<Network> network_;  // last, so that it stops first
+    uint64_t latest_ = 0;                                 // serial of the latest launch
+    const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
+    const std::shared_ptr<u64> base_;                     // Context::base
+    const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
+    const std::shared_ptr<Context> context_;
+    // Kept until retired: a failed one for good, agents may still hold its addresses.
+    std::vector<std::shared_ptr<Call>> calls_;
+    std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, zeroed
+    const std::unique_ptr<Network> network_;                                          // last, so that it stops first
 };
 
 }  // namespace deep_ep::host

@@ -14,7 +14,7 @@ struct Context {
     u64 timeout_ns;
     u64 operation;  // number of the next operation (P1)
     u64* base;      // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
-    fabric::Completion farewell;  // puts that nobody waits for within their operation: the `free` words
+    fabric::Completion* farewell;  // puts that nobody waits for within their operation: the `free` words; host-visible
     u32 generation;
 };
 
@@ -26,6 +26,7 @@ struct Ticket {
     u32 region;     // operation % regions; both kept, a 64-bit division is long on a GPU
     fabric::Completion completion;
     u32 failed;         // some block of this call has given up: its other blocks need not wait on
+    u32 claimed;        // the first thread to give up writes the record
     u32 blocks_met[4];  // last-block counters, one per Meeting
 };
 

@@ -93,7 +93,7 @@ class Operation {
     DEEP_EP_DEVICE void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
         // The first to give up writes the record; the host reads it after the kernel has ended, or once it sees
         // `reason`.
-        if (device::cas_acq_rel<Scope::kSystem>(&outcome_.failure.claimed, 0u, 1u) == 0) {
+        if (device::cas_acq_rel<Scope::kDevice>(&ticket_.claimed, 0u, 1u) == 0) {
             outcome_.failure.phase = static_cast<u32>(phase);
             outcome_.failure.peer = peer;
             outcome_.failure.expected = expected;
@@ -213,7 +213,7 @@ class Operation {
         }
         if (!meet()) return;  // also orders the consume() of all threads before the release below
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
-            fabric::signal(peers(), *this, context_.farewell, r, heap().word_offset(region(), wire::kFree, rank()));
+            fabric::signal(peers(), *this, *context_.farewell, r, heap().word_offset(region(), wire::kFree, rank()));
         }
     }
 

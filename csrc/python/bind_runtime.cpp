@@ -3,6 +3,7 @@
 
 #include "cpu/vector/vector.h"
 #include "host/cpu/launcher.h"
+#include "host/cpu/memory.h"
 #include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
 #include "host/runtime.h"
@@ -41,7 +42,8 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
     }
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
     auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
-    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(launcher), std::move(network)));
+    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::make_unique<host::CpuMemory>(),
+                                      std::move(launcher), std::move(network)));
 }
 
 void delete_capsule(PyObject* capsule) {
@@ -85,13 +87,17 @@ void bind_call(py::module_& m) {
         .def_readonly("seen", &wire::Failure::seen);
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
         .def_property_readonly("kind", [](const Call& call) { return wire::kind_name(call.kind); })
-        .def_property_readonly("operation", [](const Call& call) { return call.outcome.operation; })
-        .def_property_readonly("total_rows", [](const Call& call) { return call.outcome.total_rows; })
-        .def_readonly("rows_per_expert", &Call::rows_per_expert)
+        .def_property_readonly("operation", [](const Call& call) { return call.report->outcome.operation; })
+        .def_property_readonly("total_rows", [](const Call& call) { return call.report->outcome.total_rows; })
+        .def_property_readonly("rows_per_expert",
+                               [](const Call& call) {
+                                   const int32_t* rows = call.report->rows_per_expert;
+                                   return std::vector<int32_t>(rows, rows + call.experts);
+                               })
         .def_property_readonly(
             "mismatch",
             [](const Call& call) { return py::make_tuple(call.mismatch.peer, wire::kind_name(call.mismatch.kind)); })
-        .def_property_readonly("failure", [](const Call& call) { return call.outcome.failure; });
+        .def_property_readonly("failure", [](const Call& call) { return call.report->outcome.failure; });
 }
 
 }  // namespace

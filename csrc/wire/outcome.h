@@ -39,7 +39,6 @@ struct Failure {
     u32 reason;  // wire::Reason; set last
     u32 phase;   // wire::Phase
     i32 peer;
-    u32 claimed;     // the first thread that gives up writes the record
     u32 cause;       // why `peer` failed, where reason is kAborted
     i32 cause_peer;  // the rank that it blames, -1: none
     u64 expected;

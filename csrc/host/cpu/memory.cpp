@@ -1,0 +1,33 @@
+#include "host/cpu/memory.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace deep_ep::host {
+namespace {
+
+constexpr size_t kAlignment = 64;  // a cache line: no two of these share one
+
+}  // namespace
+
+std::shared_ptr<void> CpuMemory::make_private(size_t bytes) {
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    void* memory = std::aligned_alloc(kAlignment, bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    std::memset(memory, 0, bytes);
+    return {memory, std::free};
+}
+
+void CpuMemory::write(void* target, const void* source, size_t bytes) { std::memcpy(target, source, bytes); }
+
+void CpuMemory::fill(void* target, uint8_t byte, size_t bytes) { std::memset(target, byte, bytes); }
+
+uint64_t CpuMemory::load_word(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
+
+void CpuMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value) {
+    for (uint64_t* word : words) __atomic_store_n(word, value, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
+}  // namespace deep_ep::host

@@ -1,0 +1,18 @@
+// On a CPU all memory is plain, and kernels and host share it.
+#pragma once
+
+#include "host/memory.h"
+
+namespace deep_ep::host {
+
+class CpuMemory final : public Memory {
+  public:
+    std::shared_ptr<void> make_private(size_t bytes) override;
+    std::shared_ptr<void> make_shared(size_t bytes) override { return make_private(bytes); }
+    void write(void* target, const void* source, size_t bytes) override;
+    void fill(void* target, uint8_t byte, size_t bytes) override;
+    uint64_t load_word(const uint64_t* word) override;
+    void store_words(const std::vector<uint64_t*>& words, uint64_t value) override;
+};
+
+}  // namespace deep_ep::host

@@ -1,0 +1,28 @@
+// Memory that a rank's kernels work in beside the heap, and single words of heaps, wherever these lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace deep_ep::host {
+
+class Memory {
+  public:
+    virtual ~Memory() = default;
+
+    // For kernels alone. Zeroed.
+    virtual std::shared_ptr<void> make_private(size_t bytes) = 0;
+    // For kernels and the host at the same time, under one address. Zeroed.
+    virtual std::shared_ptr<void> make_shared(size_t bytes) = 0;
+    // Both return when it is done; no kernel uses that memory meanwhile.
+    virtual void write(void* target, const void* source, size_t bytes) = 0;
+    virtual void fill(void* target, uint8_t byte, size_t bytes) = 0;
+    // One word of a heap, which kernels of any rank may use at the same time. It stands for itself.
+    virtual uint64_t load_word(const uint64_t* word) = 0;
+    // The same value into several such words; everywhere before anything that the caller does afterwards.
+    virtual void store_words(const std::vector<uint64_t*>& words, uint64_t value) = 0;
+};
+
+}  // namespace deep_ep::host
