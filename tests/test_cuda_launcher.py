@@ -173,6 +173,59 @@ print(refused(everything))
     assert run(double, program, DOUBLE_FAIL=call) == [expected]
 
 
+def test_heaps_are_shared_between_processes(double: Path, tmp_path: Path) -> None:
+    """One process makes a heap, another maps it by its descriptor; a word that one stores, the other loads."""
+    program = """
+import gc, sys
+context = cuda.Context(0)
+memory = cuda.Memory(context)
+heap = cuda.make_heap(context, 3 << 20)
+words = [heap.base, heap.base + heap.bytes - 8]
+memory.store_words(words, 7 << 32 | 5)
+print(heap.bytes == 4 << 20, [hex(memory.load_word(word)) for word in words])
+sys.stdout.flush()
+child = os.fork()
+if child == 0:
+    peer = cuda.map_heap(context, heap.descriptor, heap.bytes)
+    assert peer.base != heap.base and peer.bytes == heap.bytes
+    assert memory.load_word(peer.base) == 7 << 32 | 5
+    memory.store_words([peer.base + 8], 99)
+    del peer
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(memory.load_word(heap.base + 8))
+heap.close_descriptor()
+del heap, memory, context
+gc.collect()
+"""
+    printed, log = run_logged(double, tmp_path, program)
+    assert printed == ["True ['0x700000005', '0x700000005']", "99"]
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        ("cuMemCreate=218", "allocating a heap of 2097152 bytes on Double: "),
+        ("cuMemAddressReserve=218", "reserving addresses for a heap: "),
+        ("cuMemMap=218", "mapping a heap: "),
+        ("cuMemSetAccess=218", "letting Double access a heap: "),
+        ("cuMemExportToShareableHandle=218", "exporting a heap to other processes: "),
+    ],
+)
+def test_a_heap_that_fails_leaves_nothing(double: Path, tmp_path: Path, call: str, said: str) -> None:
+    program = """
+import gc
+context = cuda.Context(0)
+print(refused(cuda.make_heap, context, 1000))
+del context
+gc.collect()
+"""
+    printed, log = run_logged(double, tmp_path, program, DOUBLE_FAIL=call)
+    assert printed == [f"CudaError: {said}CUDA_ERROR_INVALID_PTX (218): a PTX JIT compilation failed"]
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
 def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
     (tmp_path / "old.cpp").write_text('extern "C" int cuInit(unsigned) { return 0; }\n')
     library = tmp_path / "libcuda.so.1"

@@ -11,18 +11,18 @@ namespace {
 
 [[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
-uint8_t* map_pages(size_t bytes, int flags, int descriptor) {
+// `kept`: the descriptor that the heap is to hold for its peers.
+std::shared_ptr<Heap> map_pages(size_t bytes, int flags, int descriptor, int kept) {
     // No reservation: the arena is large and mostly never touched.
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, descriptor, 0);
     if (base == MAP_FAILED) raise("mapping a heap");
-    return static_cast<uint8_t*>(base);
+    std::shared_ptr<void> mapping(base, [bytes](void* mapped) { munmap(mapped, bytes); });
+    return std::make_shared<Heap>(static_cast<uint8_t*>(base), bytes, kept, std::move(mapping));
 }
 
 }  // namespace
 
-std::shared_ptr<Heap> Heap::make_plain(size_t bytes) {
-    return std::shared_ptr<Heap>(new Heap(map_pages(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1), bytes, -1));
-}
+std::shared_ptr<Heap> Heap::make_plain(size_t bytes) { return map_pages(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1, -1); }
 
 std::shared_ptr<Heap> Heap::make_shared(size_t bytes) {
     const int descriptor = memfd_create("deep_ep_heap", MFD_CLOEXEC);
@@ -33,17 +33,10 @@ std::shared_ptr<Heap> Heap::make_shared(size_t bytes) {
         errno = error;
         raise("sizing a heap");
     }
-    return std::shared_ptr<Heap>(new Heap(map_pages(bytes, MAP_SHARED, descriptor), bytes, descriptor));
+    return map_pages(bytes, MAP_SHARED, descriptor, descriptor);
 }
 
-std::shared_ptr<Heap> Heap::map(int descriptor, size_t bytes) {
-    return std::shared_ptr<Heap>(new Heap(map_pages(bytes, MAP_SHARED, descriptor), bytes, -1));
-}
-
-Heap::~Heap() {
-    close_descriptor();
-    munmap(base_, bytes_);
-}
+std::shared_ptr<Heap> Heap::map(int descriptor, size_t bytes) { return map_pages(bytes, MAP_SHARED, descriptor, -1); }
 
 void Heap::close_descriptor() {
     if (descriptor_ >= 0) close(descriptor_);

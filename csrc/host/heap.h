@@ -17,7 +17,10 @@ class Heap {
     // A peer's heap. The descriptor may be closed afterwards.
     static std::shared_ptr<Heap> map(int descriptor, size_t bytes);
 
-    ~Heap();
+    // Memory that `mapping` keeps mapped.
+    Heap(uint8_t* base, size_t bytes, int descriptor, std::shared_ptr<void> mapping)
+        : base_(base), bytes_(bytes), descriptor_(descriptor), mapping_(std::move(mapping)) {}
+    ~Heap() { close_descriptor(); }
     Heap(const Heap&) = delete;
     Heap& operator=(const Heap&) = delete;
 
@@ -27,11 +30,10 @@ class Heap {
     void close_descriptor();
 
   private:
-    Heap(uint8_t* base, size_t bytes, int descriptor) : base_(base), bytes_(bytes), descriptor_(descriptor) {}
-
     uint8_t* base_;
     size_t bytes_;
     int descriptor_;
+    std::shared_ptr<void> mapping_;
 };
 
 }  // namespace deep_ep::host

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "host/cuda/launcher.h"
+#include "host/cuda/memory.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -10,6 +11,7 @@ namespace deep_ep::python {
 namespace {
 
 using host::CudaLauncher;
+using host::CudaMemory;
 using host::cuda::CudaError;
 using host::cuda::Driver;
 using host::cuda::PrimaryContext;
@@ -53,6 +55,18 @@ void bind_cuda(py::module_& module) {
         .def_property_readonly("name", &PrimaryContext::name)
         .def_property_readonly("architecture", &PrimaryContext::architecture)
         .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors);
+    m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), NoGil(),
+          "This rank's heap on a GPU; its descriptor is for the peers' map_heap.");
+    m.def("map_heap", &host::map_cuda_heap, py::arg("context"), py::arg("descriptor"), py::arg("bytes"), NoGil());
+    py::class_<CudaMemory>(m, "Memory")
+        .def(py::init<std::shared_ptr<const PrimaryContext>>(), py::arg("context"))
+        .def("load_word", [](CudaMemory& memory,
+                             uint64_t word) { return memory.load_word(reinterpret_cast<const uint64_t*>(word)); })
+        .def("store_words", [](CudaMemory& memory, const std::vector<uint64_t>& words, uint64_t value) {
+            std::vector<uint64_t*> pointers;
+            for (const uint64_t word : words) pointers.push_back(reinterpret_cast<uint64_t*>(word));
+            memory.store_words(pointers, value);
+        });
     py::class_<CudaLauncher>(m, "Launcher")
         .def(py::init([](std::shared_ptr<PrimaryContext> context) {
                  return std::make_unique<CudaLauncher>(std::move(context), check_signals);

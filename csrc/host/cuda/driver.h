@@ -51,6 +51,7 @@ class PrimaryContext {
         Current& operator=(const Current&) = delete;
     };
 
+    int ordinal() const { return device_; }
     const std::string& name() const { return name_; }
     std::string architecture() const;  // as NVRTC wants it: "sm_90a"
     int multiprocessors() const { return attribute(kMultiprocessorCount); }

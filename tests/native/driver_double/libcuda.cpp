@@ -3,10 +3,15 @@
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
 #include <map>
 #include <set>
 #include <string>
@@ -19,6 +24,7 @@ namespace {
 
 constexpr Result kInvalidValue = 1, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
                  kInvalidHandle = 400, kNotFound = 500, kTooLarge = 720;
+constexpr size_t kGranularity = 2 << 20;
 constexpr int kMultiprocessors = 4, kBlocksEach = 2;
 
 bool initialized = false;
@@ -63,6 +69,16 @@ Result enter_in_context(const char* name) {
     do {                                                                     \
         if (const Result result = (__VA_ARGS__); result != 0) return result; \
     } while (false)
+
+// Physical memory is a nameless file, so that its descriptor works between processes; mapping is done by replacing
+// reserved addresses.
+struct Physical {
+    int file;
+    size_t bytes;
+};
+std::map<Allocation, Physical> physical;
+std::map<DevicePointer, size_t> reserved, mapped;
+std::set<DevicePointer> accessible;
 
 Result forget(const void* handle) { return alive.erase(handle) == 1 ? kSuccess : kInvalidHandle; }
 
@@ -127,7 +143,10 @@ Result cuDevicePrimaryCtxRetain(Context* context, Device) {
     *context = reinterpret_cast<Context>(0x1);
     return kSuccess;
 }
-Result cuDevicePrimaryCtxRelease_v2(Device) { return enter("cuDevicePrimaryCtxRelease", "alive=%zu", alive.size()); }
+Result cuDevicePrimaryCtxRelease_v2(Device) {
+    return enter("cuDevicePrimaryCtxRelease", "alive=%zu",
+                 alive.size() + physical.size() + reserved.size() + mapped.size());
+}
 Result cuCtxPushCurrent_v2(Context) {
     ++contexts_pushed;
     return kSuccess;
@@ -215,6 +234,127 @@ Result cuEventQuery(Event event) {
     BEGIN(enter_in_context("cuEventQuery"));
     if (!alive.count(event)) return kInvalidHandle;
     return event_waits[event]-- > 0 ? kNotReady : kSuccess;
+}
+
+Result cuStreamSynchronize(Stream stream) {
+    BEGIN(enter_in_context("cuStreamSynchronize"));
+    return alive.count(stream) ? kSuccess : kInvalidHandle;
+}
+Result cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
+    BEGIN(enter_in_context("cuMemAlloc"));
+    void* memory = std::malloc(bytes);
+    std::memset(memory, 0xEE, bytes);  // not zeroed
+    alive.insert(memory);
+    *address = reinterpret_cast<DevicePointer>(memory);
+    return kSuccess;
+}
+Result cuMemFree_v2(DevicePointer address) {
+    BEGIN(enter_in_context("cuMemFree"));
+    BEGIN(forget(reinterpret_cast<void*>(address)));
+    std::free(reinterpret_cast<void*>(address));
+    return kSuccess;
+}
+Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+    BEGIN(enter_in_context("cuMemHostAlloc"));
+    if (flags != (kHostPortable | kHostDeviceMap)) return kInvalidValue;
+    DevicePointer memory = 0;
+    BEGIN(cuMemAlloc_v2(&memory, bytes));
+    *address = reinterpret_cast<void*>(memory);
+    return kSuccess;
+}
+Result cuMemFreeHost(void* address) { return cuMemFree_v2(reinterpret_cast<DevicePointer>(address)); }
+Result cuMemsetD8Async(DevicePointer address, unsigned char byte, size_t bytes, Stream stream) {
+    BEGIN(enter_in_context("cuMemsetD8Async"));
+    if (!alive.count(stream)) return kInvalidHandle;
+    std::memset(reinterpret_cast<void*>(address), byte, bytes);
+    return kSuccess;
+}
+Result cuMemcpyHtoDAsync_v2(DevicePointer target, const void* source, size_t bytes, Stream stream) {
+    BEGIN(enter_in_context("cuMemcpyHtoDAsync"));
+    if (!alive.count(stream)) return kInvalidHandle;
+    std::memcpy(reinterpret_cast<void*>(target), source, bytes);
+    return kSuccess;
+}
+Result cuMemcpyDtoHAsync_v2(void* target, DevicePointer source, size_t bytes, Stream stream) {
+    BEGIN(enter_in_context("cuMemcpyDtoHAsync"));
+    if (!alive.count(stream)) return kInvalidHandle;
+    std::memcpy(target, reinterpret_cast<const void*>(source), bytes);
+    return kSuccess;
+}
+Result cuMemGetAllocationGranularity(size_t* granularity, const AllocationProperties* properties, int) {
+    BEGIN(enter_in_context("cuMemGetAllocationGranularity"));
+    if (properties->type != kAllocationPinned || properties->location.type != kLocationDevice) return kInvalidValue;
+    *granularity = kGranularity;
+    return kSuccess;
+}
+Result cuMemCreate(Allocation* allocation, size_t bytes, const AllocationProperties* properties, unsigned long long) {
+    BEGIN(enter_in_context("cuMemCreate"));
+    if (bytes % kGranularity != 0 || properties->handle_types != kHandleFileDescriptor) return kInvalidValue;
+    const int file = memfd_create("double", 0);
+    if (ftruncate(file, static_cast<off_t>(bytes)) != 0) return kInvalidValue;
+    *allocation = next_handle += 0x10;
+    physical[*allocation] = {file, bytes};
+    return kSuccess;
+}
+Result cuMemRelease(Allocation allocation) {
+    BEGIN(enter_in_context("cuMemRelease"));
+    const auto found = physical.find(allocation);
+    if (found == physical.end()) return kInvalidHandle;
+    close(found->second.file);
+    physical.erase(found);
+    return kSuccess;
+}
+Result cuMemExportToShareableHandle(void* handle, Allocation allocation, int type, unsigned long long) {
+    BEGIN(enter_in_context("cuMemExportToShareableHandle"));
+    if (type != kHandleFileDescriptor || !physical.count(allocation)) return kInvalidValue;
+    *static_cast<int*>(handle) = dup(physical[allocation].file);
+    return kSuccess;
+}
+Result cuMemImportFromShareableHandle(Allocation* allocation, void* handle, int type) {
+    BEGIN(enter_in_context("cuMemImportFromShareableHandle"));
+    const int file = dup(static_cast<int>(reinterpret_cast<intptr_t>(handle)));
+    struct stat status{};
+    if (type != kHandleFileDescriptor || file < 0 || fstat(file, &status) != 0) return kInvalidValue;
+    *allocation = next_handle += 0x10;
+    physical[*allocation] = {file, static_cast<size_t>(status.st_size)};
+    return kSuccess;
+}
+Result cuMemAddressReserve(DevicePointer* address, size_t bytes, size_t, DevicePointer, unsigned long long) {
+    BEGIN(enter_in_context("cuMemAddressReserve"));
+    if (bytes % kGranularity != 0) return kInvalidValue;
+    void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return kInvalidValue;
+    *address = reinterpret_cast<DevicePointer>(memory);
+    reserved[*address] = bytes;
+    return kSuccess;
+}
+Result cuMemAddressFree(DevicePointer address, size_t bytes) {
+    BEGIN(enter_in_context("cuMemAddressFree"));
+    if (!reserved.count(address) || reserved[address] != bytes || mapped.count(address)) return kInvalidValue;
+    munmap(reinterpret_cast<void*>(address), bytes);
+    reserved.erase(address);
+    return kSuccess;
+}
+Result cuMemMap(DevicePointer address, size_t bytes, size_t offset, Allocation allocation, unsigned long long) {
+    BEGIN(enter_in_context("cuMemMap"));
+    if (!reserved.count(address) || !physical.count(allocation) || physical[allocation].bytes != bytes || offset != 0)
+        return kInvalidValue;
+    void* place = reinterpret_cast<void*>(address);
+    if (mmap(place, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical[allocation].file, 0) != place)
+        return kInvalidValue;
+    mapped[address] = bytes;
+    return kSuccess;
+}
+Result cuMemUnmap(DevicePointer address, size_t bytes) {
+    BEGIN(enter_in_context("cuMemUnmap"));
+    if (!mapped.count(address) || mapped[address] != bytes) return kInvalidValue;
+    mapped.erase(address);
+    return kSuccess;
+}
+Result cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess* access, size_t count) {
+    BEGIN(enter_in_context("cuMemSetAccess"));
+    if (!mapped.count(address) || count != 1 || access->flags != kAccessReadWrite) return kInvalidValue;
+    return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) == 0 ? kSuccess : kInvalidValue;
 }
 
 }  // extern "C"
