@@ -24,6 +24,7 @@ _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
 _DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
 """Type code and bits, as DLPack has them."""
+_DLPACK_CPU = (1, 0)
 
 
 def _default_arena_bytes(ranks: int) -> int:
@@ -195,7 +196,7 @@ class Engine:
     def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         if 0 in shape:
             return None
-        capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype])
+        capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype], _DLPACK_CPU)
         return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
 
     def check_failure(self, call: Any) -> None:

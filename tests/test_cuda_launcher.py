@@ -23,6 +23,7 @@ C = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(C)
 cuda = C.cuda
 CUBIN = b"\\x7fELF and more"
+SHAPE = (8, 14336, 8)
 
 def refused(call, *arguments):
     try:
@@ -33,7 +34,7 @@ def refused(call, *arguments):
 
 def make(ordinal=0):
     launcher = cuda.Launcher(cuda.Context(ordinal))
-    launcher.load("dispatch", CUBIN, "_Zdispatch")
+    launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
     return launcher
 
 """
@@ -79,8 +80,8 @@ for ordinal in (0, 1):
 def test_a_launch(double: Path, tmp_path: Path) -> None:
     program = """
 launcher = make()
-print(launcher.most_blocks("dispatch", 4, 1000))
-serials = [launcher.launch("dispatch", 8, 4, 1000, bytes([n] + 15 * [0])) for n in (1, 2)]
+print(launcher.most_blocks("dispatch", SHAPE, 4, 1000))
+serials = [launcher.launch("dispatch", SHAPE, 8, 4, 1000, bytes([n] + 15 * [0])) for n in (1, 2)]
 launcher.wait(serials[-1])
 print(serials, [launcher.finished(serial) for serial in serials])
 """
@@ -95,8 +96,8 @@ print(serials, [launcher.finished(serial) for serial in serials])
 def test_serials_end_in_order(double: Path) -> None:
     program = """
 launcher = make()
-first = launcher.launch("dispatch", 1, 1, 0, bytes(8))
-second = launcher.launch("dispatch", 1, 1, 0, bytes(8))
+first = launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
+second = launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
 seen = []
 while not launcher.finished(second):
     seen.append(launcher.finished(first))
@@ -111,7 +112,7 @@ def test_nothing_is_left(double: Path, tmp_path: Path) -> None:
 for n in range(3):
     launcher = make()
     for _ in range(4):
-        launcher.launch("dispatch", 1, 1, 0, bytes(8))
+        launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
     del launcher
 """
     _, log = run_logged(double, tmp_path, program, DOUBLE_QUERIES="1000000")
@@ -122,7 +123,7 @@ def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> 
     program = """
 launcher = make()
 for shared in (48 << 10, 100 << 10, 64 << 10, 100 << 10):
-    launcher.launch("dispatch", 1, 1, shared, bytes(8))
+    launcher.launch("dispatch", SHAPE, 1, 1, shared, bytes(8))
 """
     _, log = run_logged(double, tmp_path, program)
     assert calls(log, "attribute") == [f"8={100 << 10}"]
@@ -132,17 +133,17 @@ def test_refusals(double: Path) -> None:
     program = """
 print(refused(cuda.Context, 2))
 launcher = make()
-print(refused(launcher.launch, "dispatch", 9, 4, 0, bytes(8)))
-print(refused(launcher.launch, "combine", 1, 4, 0, bytes(8)))
-print(refused(launcher.load, "dispatch", CUBIN, "_Zdispatch"))
-print(refused(launcher.load, "combine", b"no code at all", "_Zcombine"))
-print(refused(launcher.load, "combine", CUBIN, "combine"))
+print(refused(launcher.launch, "dispatch", SHAPE, 9, 4, 0, bytes(8)))
+print(refused(launcher.launch, "dispatch", (4, 14336, 8), 1, 4, 0, bytes(8)))
+print(refused(launcher.load, "dispatch", SHAPE, CUBIN, "_Zdispatch"))
+print(refused(launcher.load, "combine", SHAPE, b"no code at all", "_Zcombine"))
+print(refused(launcher.load, "combine", SHAPE, CUBIN, "combine"))
 """
     assert run(double, program) == [
         "CudaError: cuda:2: there are 2 GPUs",
         "CudaError: dispatch, 9 blocks of 128 threads with 0 bytes of shared memory: they wait for each other, and "
         "Double holds at most 8 at once",
-        "IndexError: no kernel named combine is loaded",
+        "IndexError: no kernel named dispatch is loaded for this shape",
         "ValueError: kernel dispatch is loaded already",
         "CudaError: loading kernel combine: unknown error (200)",
         "CudaError: finding combine in kernel combine: unknown error (500)",
@@ -165,7 +166,7 @@ def test_the_drivers_errors_say_what_we_were_doing(double: Path, call: str, said
     program = """
 def everything():
     launcher = make()
-    launcher.wait(launcher.launch("dispatch", 1, 1, 0, bytes(8)))
+    launcher.wait(launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8)))
 
 print(refused(everything))
 """
@@ -243,7 +244,7 @@ def test_ctrl_c_ends_a_wait(double: Path) -> None:
     program = """
 import signal
 launcher = make()
-serial = launcher.launch("dispatch", 1, 1, 0, bytes(8))
+serial = launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8))
 signal.setitimer(signal.ITIMER_REAL, 0.2)
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 try:

@@ -18,14 +18,15 @@ void release(DLManagedTensor* managed) {
 
 }  // namespace
 
-DLManagedTensor* make_tensor(const std::shared_ptr<Arena>& arena, const std::vector<int64_t>& shape, DLDataType dtype) {
+DLManagedTensor* make_tensor(const std::shared_ptr<Arena>& arena, const std::vector<int64_t>& shape, DLDataType dtype,
+                             DLDevice device) {
     uint64_t bytes = dtype.bits / 8;
     for (const int64_t extent : shape) bytes *= static_cast<uint64_t>(extent);
     const auto offset = arena->allocate(bytes);
     if (!offset) return nullptr;
     auto* tensor = new ArenaTensor{{}, arena, *offset, shape};
     tensor->managed.tensor = {
-        arena->address(*offset), {1, 0}, static_cast<int32_t>(shape.size()), dtype, tensor->shape.data(), nullptr, 0};
+        arena->address(*offset), device, static_cast<int32_t>(shape.size()), dtype, tensor->shape.data(), nullptr, 0};
     tensor->managed.manager = tensor;
     tensor->managed.deleter = release;
     return &tensor->managed;

@@ -12,7 +12,7 @@
 namespace deep_ep::host {
 
 struct DLDevice {
-    int32_t type;  // 1: CPU
+    int32_t type;  // 1: CPU, 2: CUDA
     int32_t id;
 };
 struct DLDataType {
@@ -38,6 +38,7 @@ static_assert(sizeof(DLTensor) == 48 && sizeof(DLManagedTensor) == 64, "DLPack's
 
 // A tensor that gives its memory back to the arena when its consumer deletes it, from any thread, without the GIL. Null
 // where the arena is full.
-DLManagedTensor* make_tensor(const std::shared_ptr<Arena>& arena, const std::vector<int64_t>& shape, DLDataType dtype);
+DLManagedTensor* make_tensor(const std::shared_ptr<Arena>& arena, const std::vector<int64_t>& shape, DLDataType dtype,
+                             DLDevice device);
 
 }  // namespace deep_ep::host

@@ -5,15 +5,18 @@
 #include <cstdint>
 #include <functional>
 
+#include "kernels/shape.h"
+
 namespace deep_ep::host {
 
 class Launcher {
   public:
     virtual ~Launcher() = default;
 
-    // Queues a kernel behind this launcher's earlier ones. `args` is copied. Returns a serial number.
-    virtual uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
-                            size_t args_bytes) = 0;
+    // Queues a kernel behind this launcher's earlier ones. `args` is copied. Returns a serial number. `shape`: for
+    // launchers whose kernels are compiled for one; zeros for a kernel that takes none.
+    virtual uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps,
+                            size_t shared_bytes, const void* args, size_t args_bytes) = 0;
     virtual bool finished(uint64_t serial) const = 0;
     // Bytes stored by all ranks of a node from which on stores should pass the caches by.
     virtual uint64_t streaming_threshold() const = 0;

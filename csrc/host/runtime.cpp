@@ -54,7 +54,7 @@ wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
 }
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-                 std::unique_ptr<Memory> memory, std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network)
+                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network)
     : options_(options),
       heaps_(std::move(heaps)),
       arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes,
@@ -103,9 +103,9 @@ uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
     return std::max(dispatch.bytes(), combine.bytes());
 }
 
-void Runtime::launch(Call* call, const char* kernel, unsigned blocks, size_t shared_bytes, const void* args,
-                     size_t bytes) {
-    const uint64_t serial = latest_ = launcher_->launch(kernel, blocks, kWarps, shared_bytes, args, bytes);
+void Runtime::launch(Call* call, const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+                     const void* args, size_t bytes) {
+    const uint64_t serial = latest_ = launcher_->launch(kernel, shape, blocks, kWarps, shared_bytes, args, bytes);
     if (call != nullptr) {
         call->serial = serial;
     } else {
@@ -124,7 +124,8 @@ void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_
     args.tokens_per_rank = pointer<i32>(tokens_per_rank);
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);
     args.is_token_in_rank = pointer<u8>(is_token_in_rank);
-    launch(nullptr, "layout", blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args, sizeof(args));
+    launch(nullptr, "layout", args.shape, blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args,
+           sizeof(args));
 }
 
 std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
@@ -157,14 +158,14 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     args.plan = plan;
     args.rows_to_rank = pointer<i32>(rows_to_rank);
     args.rows_per_expert = call->report->rows_per_expert;
-    launch(call.get(), "notify", blocks, 0, &args, sizeof(args));
+    launch(call.get(), "notify", args.shape, blocks, 0, &args, sizeof(args));
     return call;
 }
 
 std::shared_ptr<Call> Runtime::notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = open(kind);
     const NotifyCachedArgs args{call_args(*call), kind, hash_arguments(kind, {sizes.row_bytes, sizes.topk, handle})};
-    launch(call.get(), "notify_cached", 1, 0, &args, sizeof(args));
+    launch(call.get(), "notify_cached", {}, 1, 0, &args, sizeof(args));
     return call;
 }
 
@@ -207,7 +208,8 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.recv_topk_idx = pointer<i64>(tensors.recv_topk_idx);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
-    launch(&call, "dispatch", blocks, dispatch_shared_bytes(args.shape.ranks_, kWarps), &args, sizeof(args));
+    launch(&call, "dispatch", args.shape, blocks, dispatch_shared_bytes(args.shape.ranks_, kWarps), &args,
+           sizeof(args));
     return args.offer.visible != 0;
 }
 
@@ -227,7 +229,7 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     args.combined_weights = pointer<float>(tensors.recv_topk_weights);
     args.bias[0] = pointer<const u8>(tensors.bias0);
     args.bias[1] = pointer<const u8>(tensors.bias1);
-    launch(&call, "combine", blocks, combine_shared_bytes(args.shape.ranks_, kWarps), &args, sizeof(args));
+    launch(&call, "combine", args.shape, blocks, combine_shared_bytes(args.shape.ranks_, kWarps), &args, sizeof(args));
     return args.offer.visible != 0;
 }
 

@@ -66,7 +66,7 @@ struct Sizes {
 class Runtime {
   public:
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-            std::unique_ptr<Memory> memory, std::unique_ptr<Launcher> launcher, std::unique_ptr<Network> network);
+            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network);
 
     static wire::HeapLayout heap_layout(const BufferOptions& options);
     // Bytes of one region that a dispatch or combine of these sizes needs at the least.
@@ -110,7 +110,8 @@ class Runtime {
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
 
   private:
-    void launch(Call* call, const char* kernel, unsigned blocks, size_t shared_bytes, const void* args, size_t bytes);
+    void launch(Call* call, const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+                const void* args, size_t bytes);
     wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
     wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
@@ -131,7 +132,7 @@ class Runtime {
     const std::vector<std::shared_ptr<Heap>> heaps_;
     const std::shared_ptr<Arena> arena_;
     const std::unique_ptr<Memory> memory_;
-    const std::unique_ptr<Launcher> launcher_;
+    const std::shared_ptr<Launcher> launcher_;
     uint64_t latest_ = 0;                                 // serial of the latest launch
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
     const std::shared_ptr<u64> base_;                     // Context::base

@@ -38,10 +38,27 @@ int driver_version() {
     return version;
 }
 
-uint64_t launch(CudaLauncher& launcher, const char* name, unsigned blocks, unsigned warps, size_t shared_bytes,
-                const std::string& args) {
+using Numbers = std::tuple<uint32_t, uint32_t, uint32_t>;  // ranks, bytes of a row, top-k
+
+RuntimeShape shape_of(const Numbers& numbers) {
+    return {std::get<0>(numbers), std::get<1>(numbers), std::get<2>(numbers)};
+}
+
+uint64_t launch(CudaLauncher& launcher, const char* name, const Numbers& shape, unsigned blocks, unsigned warps,
+                size_t shared_bytes, const std::string& args) {
     py::gil_scoped_release no_gil;
-    return launcher.launch(name, blocks, warps, shared_bytes, args.data(), args.size());
+    return launcher.launch(name, shape_of(shape), blocks, warps, shared_bytes, args.data(), args.size());
+}
+
+RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std::shared_ptr<host::Heap>> heaps,
+                            const std::shared_ptr<const PrimaryContext>& context,
+                            std::shared_ptr<CudaLauncher> launcher) {
+    for (const bool mapped : options.mapped) {
+        if (!mapped) throw std::invalid_argument("all ranks must share memory on a GPU");
+    }
+    const auto own = heaps.at(static_cast<size_t>(options.rank));
+    return RuntimePointer(new host::Runtime(options, own, std::move(heaps), std::make_unique<CudaMemory>(context),
+                                            std::move(launcher), nullptr));
 }
 
 }  // namespace
@@ -67,16 +84,30 @@ void bind_cuda(py::module_& module) {
             for (const uint64_t word : words) pointers.push_back(reinterpret_cast<uint64_t*>(word));
             memory.store_words(pointers, value);
         });
-    py::class_<CudaLauncher>(m, "Launcher")
+    py::class_<CudaLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
         .def(py::init([](std::shared_ptr<PrimaryContext> context) {
-                 return std::make_unique<CudaLauncher>(std::move(context), check_signals);
+                 return std::make_shared<CudaLauncher>(std::move(context), check_signals);
              }),
              py::arg("context"))
-        .def("load", &CudaLauncher::load, py::arg("name"), py::arg("cubin"), py::arg("symbol"))
-        .def("most_blocks", py::overload_cast<const std::string&, unsigned, size_t>(&CudaLauncher::most_blocks),
-             py::arg("name"), py::arg("warps"), py::arg("shared_bytes"))
-        .def("launch", launch, py::arg("name"), py::arg("blocks"), py::arg("warps"), py::arg("shared_bytes"),
-             py::arg("args"))
+        .def(
+            "load",
+            [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, const std::string& cubin,
+               const std::string& symbol) { launcher.load(name, shape_of(shape), cubin, symbol); },
+            py::arg("name"), py::arg("shape"), py::arg("cubin"), py::arg("symbol"))
+        .def(
+            "loaded",
+            [](const CudaLauncher& launcher, const std::string& name, const Numbers& shape) {
+                return launcher.loaded(name, shape_of(shape));
+            },
+            py::arg("name"), py::arg("shape"))
+        .def(
+            "most_blocks",
+            [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, unsigned warps, size_t bytes) {
+                return launcher.most_blocks(name, shape_of(shape), warps, bytes);
+            },
+            py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"))
+        .def("launch", launch, py::arg("name"), py::arg("shape"), py::arg("blocks"), py::arg("warps"),
+             py::arg("shared_bytes"), py::arg("args"))
         .def("finished", &CudaLauncher::finished, py::arg("serial"), NoGil())
         .def(
             "wait",
@@ -84,6 +115,8 @@ void bind_cuda(py::module_& module) {
                 launcher.wait([&] { return launcher.finished(serial); }, "kernel");
             },
             py::arg("serial"), NoGil(), "Return when this launch has ended.");
+    m.def("make_runtime", make_runtime, py::arg("options"), py::arg("heaps"), py::arg("context"), py::arg("launcher"),
+          "A Runtime whose kernels the launcher runs; it takes them from there as they are needed.");
 }
 
 }  // namespace deep_ep::python

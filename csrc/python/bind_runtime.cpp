@@ -22,15 +22,6 @@ using host::Sizes;
 using host::Tensors;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// Stopping an agent waits for its last puts, which other ranks' threads may have to run for.
-struct DeleteWithoutGil {
-    void operator()(Runtime* runtime) const {
-        py::gil_scoped_release release;
-        delete runtime;
-    }
-};
-using RuntimePointer = std::unique_ptr<Runtime, DeleteWithoutGil>;
-
 RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     std::unique_ptr<host::Network> network;
@@ -53,8 +44,10 @@ void delete_capsule(PyObject* capsule) {
     tensor->deleter(tensor);
 }
 
-py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, uint8_t code, uint8_t bits) {
-    host::DLManagedTensor* tensor = host::make_tensor(runtime.arena(), shape, {code, bits, 1});
+py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, uint8_t code, uint8_t bits,
+                    std::pair<int32_t, int32_t> device) {
+    host::DLManagedTensor* tensor =
+        host::make_tensor(runtime.arena(), shape, {code, bits, 1}, {device.first, device.second});
     if (tensor == nullptr) return py::none();
     return py::reinterpret_steal<py::object>(PyCapsule_New(tensor, "dltensor", delete_capsule));
 }
@@ -160,7 +153,7 @@ void bind_runtime(py::module_& m) {
         .def("drain", &Runtime::drain, NoGil())
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
         .def("pass_abort_on", &Runtime::pass_abort_on)
-        .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"))
+        .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"), py::arg("device"))
         .def("arena_contains",
              [](const Runtime& runtime, uint64_t address, uint64_t bytes) {
                  return runtime.arena()->contains(reinterpret_cast<const void*>(address), bytes);

@@ -3,7 +3,20 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
+#include "host/runtime.h"
+
 namespace deep_ep::python {
+
+// Stopping an agent waits for its last puts, which other ranks' threads may have to run for.
+struct DeleteWithoutGil {
+    void operator()(host::Runtime* runtime) const {
+        pybind11::gil_scoped_release release;
+        delete runtime;
+    }
+};
+using RuntimePointer = std::unique_ptr<host::Runtime, DeleteWithoutGil>;
 
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);

@@ -17,8 +17,8 @@ CpuLauncher::~CpuLauncher() {
     cpu::Executor::get().unshare_memory(words_);
 }
 
-uint64_t CpuLauncher::launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
-                             size_t args_bytes) {
+uint64_t CpuLauncher::launch(const char* kernel, const RuntimeShape&, unsigned blocks, unsigned warps,
+                             size_t shared_bytes, const void* args, size_t args_bytes) {
     cpu::Launch launch{};
     launch.name = kernel;
     launch.rank = rank_;

@@ -12,8 +12,8 @@ class CpuLauncher final : public Launcher {
     CpuLauncher(int rank, const void* words, size_t bytes);
     ~CpuLauncher() override;
 
-    uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
-                    size_t args_bytes) override;
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
+                    const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;

@@ -44,11 +44,16 @@ CudaLauncher::~CudaLauncher() {
     for (const Running& running : running_) driver.event_destroy(running.ended);
     for (const cuda::Event event : spare_events_) driver.event_destroy(event);
     driver.stream_destroy(stream_);
-    for (const auto& [name, kernel] : kernels_) driver.module_unload(kernel.module);
+    for (const auto& entry : kernels_) driver.module_unload(entry.second.module);
 }
 
-void CudaLauncher::load(const std::string& name, std::string_view cubin, const std::string& symbol) {
-    if (kernels_.count(name) != 0) throw std::invalid_argument("kernel " + name + " is loaded already");
+bool CudaLauncher::loaded(const std::string& name, const RuntimeShape& shape) const {
+    return kernels_.count(key(name, shape)) != 0;
+}
+
+void CudaLauncher::load(const std::string& name, const RuntimeShape& shape, std::string_view cubin,
+                        const std::string& symbol) {
+    if (loaded(name, shape)) throw std::invalid_argument("kernel " + name + " is loaded already");
     const Driver& driver = Driver::get();
     const Current current(*context_);
     Kernel kernel{};
@@ -56,18 +61,19 @@ void CudaLauncher::load(const std::string& name, std::string_view cubin, const s
     const cuda::Result found = driver.module_function(&kernel.function, kernel.module, symbol.c_str());
     if (found != cuda::kSuccess) driver.module_unload(kernel.module);
     driver.check(found, "finding " + symbol + " in kernel " + name);
-    kernels_.emplace(name, kernel);
+    kernels_.emplace(key(name, shape), kernel);
 }
 
-CudaLauncher::Kernel& CudaLauncher::find(const std::string& name) {
-    const auto found = kernels_.find(name);
-    if (found == kernels_.end()) throw std::out_of_range("no kernel named " + name + " is loaded");
+CudaLauncher::Kernel& CudaLauncher::find(const std::string& name, const RuntimeShape& shape) {
+    const auto found = kernels_.find(key(name, shape));
+    if (found == kernels_.end()) throw std::out_of_range("no kernel named " + name + " is loaded for this shape");
     return found->second;
 }
 
-unsigned CudaLauncher::most_blocks(const std::string& name, unsigned warps, size_t shared_bytes) {
+unsigned CudaLauncher::most_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps,
+                                   size_t shared_bytes) {
     const Current current(*context_);
-    return most_blocks(find(name), name, warps, shared_bytes);
+    return most_blocks(find(name, shape), name, warps, shared_bytes);
 }
 
 unsigned CudaLauncher::most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes) {
@@ -102,12 +108,12 @@ cuda::Event CudaLauncher::take_event() {
     return event;
 }
 
-uint64_t CudaLauncher::launch(const char* name, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
-                              size_t) {
+uint64_t CudaLauncher::launch(const char* name, const RuntimeShape& shape, unsigned blocks, unsigned warps,
+                              size_t shared_bytes, const void* args, size_t) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
     collect();
-    Kernel& kernel = find(name);
+    Kernel& kernel = find(name, shape);
     const auto what = [&] {
         return std::string(name) + ", " + std::to_string(blocks) + " blocks of " +
                std::to_string(warps * kWarpThreads) + " threads with " + std::to_string(shared_bytes) +

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "host/cuda/driver.h"
@@ -22,15 +23,16 @@ class CudaLauncher final : public Launcher {
     CudaLauncher(const CudaLauncher&) = delete;
     CudaLauncher& operator=(const CudaLauncher&) = delete;
 
-    // Takes a compiled kernel, to be launched by `name`. Everything is loaded before the first launch of an operation:
-    // loading may wait for kernels that run, and those for this rank (DESIGN 10).
-    void load(const std::string& name, std::string_view cubin, const std::string& symbol);
+    // Takes a kernel compiled for a shape. Everything is loaded before the first launch of an operation: loading may
+    // wait for kernels that run, and those for this rank.
+    void load(const std::string& name, const RuntimeShape& shape, std::string_view cubin, const std::string& symbol);
+    bool loaded(const std::string& name, const RuntimeShape& shape) const;
     // Blocks of a loaded kernel that the GPU can hold at once.
-    unsigned most_blocks(const std::string& name, unsigned warps, size_t shared_bytes);
+    unsigned most_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps, size_t shared_bytes);
 
     // All blocks are resident at once, or nothing is launched (CudaError): blocks wait for each other.
-    uint64_t launch(const char* kernel, unsigned blocks, unsigned warps, size_t shared_bytes, const void* args,
-                    size_t args_bytes) override;
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
+                    const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
     uint64_t streaming_threshold() const override { return UINT64_MAX; }  // for a CPU's caches
     void wait(const std::function<bool()>& ready, const char* what) override;
@@ -52,7 +54,11 @@ class CudaLauncher final : public Launcher {
         cuda::Event ended;
     };
 
-    Kernel& find(const std::string& name);
+    using Key = std::tuple<std::string, uint32_t, uint32_t, uint32_t>;
+    static Key key(const std::string& name, const RuntimeShape& shape) {
+        return {name, shape.ranks_, shape.row_bytes_, shape.topk_};
+    }
+    Kernel& find(const std::string& name, const RuntimeShape& shape);
     unsigned most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes);
     cuda::Event take_event();
     // Forgets the launches that have ended; throws what a kernel has failed of.
@@ -61,7 +67,7 @@ class CudaLauncher final : public Launcher {
     const std::shared_ptr<const cuda::PrimaryContext> context_;
     const std::function<void()> interrupt_check_;
     cuda::Stream stream_ = nullptr;
-    std::map<std::string, Kernel> kernels_;
+    std::map<Key, Kernel> kernels_;
     uint64_t latest_ = 0;
     // In the order of the stream; `finished` looks at the front.
     mutable std::deque<Running> running_;
