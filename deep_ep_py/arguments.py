@@ -32,14 +32,16 @@ def _describe(value: Any) -> str:
     return repr(value)
 
 
-def tensor(name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, ...]) -> torch.Tensor:
+def tensor(
+    name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, ...], device: torch.device
+) -> torch.Tensor:
     """Check a tensor; None in `shape` stands for any extent."""
     extents = ", ".join("any" if n is None else str(n) for n in shape)
-    wanted = f"{str(dtype).removeprefix('torch.')}[{extents}], contiguous, on cpu"
+    wanted = f"{str(dtype).removeprefix('torch.')}[{extents}], contiguous, on {device}"
     message = f"{name}={_describe(value)}: expected {wanted}"
     if not isinstance(value, torch.Tensor):
         raise TypeError(message)
-    if value.dtype != dtype or value.device.type != "cpu":
+    if value.dtype != dtype or value.device != device:
         raise TypeError(message)
     extents_fit = len(value.shape) == len(shape) and all(
         want is None or want == have for want, have in zip(shape, value.shape, strict=True)
@@ -57,13 +59,13 @@ def _aligned(name: str, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def rows(name: str, value: Any, count: int | None = None) -> torch.Tensor:
+def rows(name: str, value: Any, device: torch.device, count: int | None = None) -> torch.Tensor:
     """Check a tensor of bf16 rows."""
     if isinstance(value, tuple):
         raise TypeError(
             f"{name}=a tuple of {len(value)}: expected a bfloat16 tensor; FP8 rows with scales are not supported yet"
         )
-    value = tensor(name, value, torch.bfloat16, (count, None))
+    value = tensor(name, value, torch.bfloat16, (count, None), device)
     row_bytes = value.shape[1] * value.element_size()
     if row_bytes == 0 or row_bytes % ROW_ALIGNMENT or row_bytes > MAX_ROW_BYTES:
         raise ValueError(
@@ -99,9 +101,9 @@ def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
     return num_experts
 
 
-def topk_idx(value: Any, num_experts: int, tokens: int | None = None) -> torch.Tensor:
+def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | None = None) -> torch.Tensor:
     """Check expert ids: int64 [tokens, top-k], -1 or below `num_experts`."""
-    value = tensor("topk_idx", value, torch.int64, (tokens, None))
+    value = tensor("topk_idx", value, torch.int64, (tokens, None), device)
     if not 1 <= value.shape[1] <= MAX_TOPK:
         raise ValueError(f"topk_idx={_describe(value)}: expected 1 to {MAX_TOPK} experts per token")
     if value.numel():
@@ -120,14 +122,16 @@ def config(value: Any, default_blocks: int) -> int:
     return integer("config.num_sms", value.num_sms, 1, MAX_BLOCKS)
 
 
-def biases(value: Any, shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Check combine's bias: None, a tensor or two."""
     if value is None:
         return ()
     given = value if isinstance(value, tuple) else (value,)
     if len(given) > 2:
         raise ValueError(f"bias=a tuple of {len(given)}: expected at most 2 tensors")
-    return tuple(_aligned("bias", tensor("bias", bias, torch.bfloat16, shape)) for bias in given if bias is not None)
+    return tuple(
+        _aligned("bias", tensor("bias", bias, torch.bfloat16, shape, device)) for bias in given if bias is not None
+    )
 
 
 def overlap(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> None:

@@ -6,11 +6,11 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .errors import DeepEPError
-from .native import C
 
 EXCHANGE_SECONDS = 60.0
 """How long ranks wait for each other's heaps when a Buffer is made."""
@@ -107,7 +107,7 @@ def make_bootstrap(group: Any, comm: Any = None) -> Bootstrap:
     return MpiBootstrap(comm, comm.Get_rank(), comm.Get_size())
 
 
-def exchange_heaps(bootstrap: Bootstrap, heap: Any) -> list[Any]:
+def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int], Any]) -> list[Any]:
     """Give every rank every rank's heap.
 
     Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
@@ -120,6 +120,8 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any) -> list[Any]:
         The ranks.
     heap : native.C.Heap
         This rank's heap; the same size on all ranks.
+    map_heap : callable
+        Makes a peer's heap of its descriptor and size.
 
     Returns
     -------
@@ -148,7 +150,7 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any) -> list[Any]:
                 f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}; expected one machine"
             )
         _send_descriptor(bootstrap, [address for _, address in addresses], heap.descriptor)
-        heaps = _receive_descriptors(bootstrap, listener, heap)
+        heaps = _receive_descriptors(bootstrap, listener, heap, map_heap)
     bootstrap.all_gather(None)  # everybody has mapped everything
     heap.close_descriptor()
     return heaps
@@ -164,7 +166,9 @@ def _send_descriptor(bootstrap: Bootstrap, addresses: list[str], descriptor: int
             socket.send_fds(connection, [struct.pack("i", bootstrap.rank)], [descriptor])
 
 
-def _receive_descriptors(bootstrap: Bootstrap, listener: socket.socket, own: Any) -> list[Any]:
+def _receive_descriptors(
+    bootstrap: Bootstrap, listener: socket.socket, own: Any, map_heap: Callable[[int, int], Any]
+) -> list[Any]:
     heaps: list[Any] = [None] * bootstrap.size
     heaps[bootstrap.rank] = own
     listener.settimeout(EXCHANGE_SECONDS)
@@ -186,7 +190,7 @@ def _receive_descriptors(bootstrap: Bootstrap, listener: socket.socket, own: Any
         try:
             peer = struct.unpack("i", message)[0] if len(message) == struct.calcsize("i") else -1
             if len(descriptors) == 1 and 0 <= peer < bootstrap.size and heaps[peer] is None:
-                heaps[peer] = C.Heap.map(descriptors[0], own.bytes)
+                heaps[peer] = map_heap(descriptors[0], own.bytes)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

@@ -10,11 +10,12 @@ import torch
 from . import arguments
 from .bootstrap import make_bootstrap
 from .config import Config
-from .engine import FABRICS, Engine
+from .devices import CpuDevice, make_device
+from .engine import Engine
 from .events import EventHandle, EventOverlap
 from .handles import DispatchHandle
 from .native import C
-from .operations import CPU_BLOCKS, PendingCombine, PendingDispatch
+from .operations import PendingCombine, PendingDispatch
 
 
 class Buffer:
@@ -37,7 +38,7 @@ class Buffer:
     comm : mpi4py.MPI.Comm, optional
         Used where `group` is None.
     device : torch.device or str, optional
-        Where tensors live. This version has the CPU only, which is the default.
+        Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
     fabric : {"peer", "weak", "mixed"}, optional
         How ranks reach each other. "peer" (default): loads and stores. "weak": for tests, an agent that delays, cuts
         and reorders; "mixed": some pairs one, some the other.
@@ -77,7 +78,7 @@ class Buffer:
         timeout: float = 100.0,
         regions: int = 2,
     ) -> None:
-        self._check_constructor(
+        self.device = self._check_constructor(
             num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, device, fabric, arena_bytes, timeout
         )
         bootstrap = make_bootstrap(group, comm)
@@ -89,8 +90,11 @@ class Buffer:
         self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
         self.timeout = float(timeout)
         self.regions = arguments.integer("regions", regions, 1, 16)
-        self.device = torch.device("cpu")
-        self._engine = Engine(bootstrap, num_nvl_bytes, arena_bytes, fabric or "peer", self.timeout, self.regions)
+        where = make_device(self.device)
+        self.device, fabric = where.torch_device, fabric or "peer"
+        if fabric not in where.fabrics:
+            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(where.fabrics)} on {self.device}")
+        self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, fabric, self.timeout, self.regions)
 
     @property
     def runtime(self) -> Any:
@@ -107,15 +111,15 @@ class Buffer:
         fabric: Any,
         arena_bytes: Any,
         timeout: Any,
-    ) -> None:
+    ) -> torch.device:
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if arguments.integer(name, value, 0, arguments.MAX_BYTES) % 128:
                 raise ValueError(f"{name}={value}: expected a multiple of 128")
         for name, value in (("low_latency_mode", low_latency_mode), ("enable_shrink", enable_shrink)):
             if arguments.flag(name, value):
                 raise ValueError(f"{name}=True: expected False, low-latency mode does not exist yet")
-        if fabric is not None and fabric not in FABRICS:
-            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(FABRICS)}")
+        if fabric is not None and fabric not in CpuDevice.fabrics:
+            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(CpuDevice.fabrics)}")
         if arena_bytes is not None:
             arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float):
@@ -126,8 +130,9 @@ class Buffer:
             chosen = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError):
             raise ValueError(f"device={device!r}: expected cpu or cuda") from None
-        if chosen.type != "cpu":
-            raise ValueError(f"device={chosen}: expected cpu, CUDA tensors are not supported yet")
+        if chosen.type not in ("cpu", "cuda"):
+            raise ValueError(f"device={chosen}: expected cpu or cuda")
+        return chosen
 
     # --- operations -------------------------------------------------------------------------------------------
 
@@ -165,14 +170,15 @@ class Buffer:
         self._engine.check_usable()
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         num_experts = arguments.experts(num_experts, self.group_size)
-        topk_idx = arguments.topk_idx(topk_idx, num_experts)
+        topk_idx = arguments.topk_idx(topk_idx, num_experts, self.device)
         tokens, topk = topk_idx.shape
-        per_rank = torch.zeros(self.group_size, dtype=torch.int32)
-        per_expert = torch.zeros(num_experts, dtype=torch.int32)
-        in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool)
+        per_rank = torch.zeros(self.group_size, dtype=torch.int32, device=self.device)
+        per_expert = torch.zeros(num_experts, dtype=torch.int32, device=self.device)
+        in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool, device=self.device)
         sizes = C.Sizes(tokens, 0, topk, num_experts)
+        self._engine.prepare(sizes, "layout")
         outputs = (per_rank.data_ptr(), per_expert.data_ptr(), in_rank.data_ptr())
-        self.runtime.layout(sizes, topk_idx.data_ptr(), *outputs, CPU_BLOCKS)
+        self.runtime.layout(sizes, topk_idx.data_ptr(), *outputs, self._engine.device.blocks)
         return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle())
 
     def dispatch(

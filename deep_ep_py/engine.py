@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -12,10 +11,9 @@ import torch.utils.dlpack
 
 from ._version import __version__
 from .bootstrap import Bootstrap, exchange_heaps
+from .devices import Device
 from .errors import DeepEPError, DeepEPTimeout
 from .native import BUILD, C
-
-FABRICS = ("peer", "weak", "mixed")
 
 _STATS = ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied")
 _PAGE = 4096
@@ -24,13 +22,6 @@ _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
 _DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
 """Type code and bits, as DLPack has them."""
-_DLPACK_CPU = (1, 0)
-
-
-def _default_arena_bytes(ranks: int) -> int:
-    """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return memory // (2 * ranks)
 
 
 def _reached(fabric: str, rank: int, peer: int) -> bool:
@@ -47,6 +38,8 @@ class Engine:
     ----------
     bootstrap : Bootstrap
         The ranks.
+    device : Device
+        Where they compute.
     num_nvl_bytes, arena_bytes, fabric, timeout, regions
         As `Buffer` takes them, checked.
 
@@ -63,15 +56,16 @@ class Engine:
     def __init__(
         self,
         bootstrap: Bootstrap,
+        device: Device,
         num_nvl_bytes: int,
         arena_bytes: int | None,
         fabric: str,
         timeout: float,
         regions: int,
     ) -> None:
-        self.rank, self.ranks = bootstrap.rank, bootstrap.size
+        self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
-        arena_bytes = _default_arena_bytes(self.ranks) if arena_bytes is None else arena_bytes
+        arena_bytes = device.default_arena_bytes(self.ranks) if arena_bytes is None else arena_bytes
         arena_bytes = arena_bytes // _PAGE * _PAGE
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self._agree(bootstrap, arena_bytes, fabric)
@@ -88,6 +82,7 @@ class Engine:
         mine = {
             "version": __version__,
             "build": BUILD,
+            "device": self.device.torch_device.type,
             "num_nvl_bytes": self.num_nvl_bytes,
             "arena_bytes": arena_bytes,
             "fabric": fabric,
@@ -110,13 +105,12 @@ class Engine:
             region_bytes=self._region_bytes,
             arena_bytes=arena_bytes,
             timeout_ns=int(self.timeout * 1e9),
-            poison=bootstrap.in_process,
+            poison=bootstrap.in_process and self.device.poison,
             has_remote=any(not _reached(fabric, i, j) for i in ranks for j in ranks),
             mapped=[_reached(fabric, self.rank, peer) for peer in ranks],
         )
-        heap_bytes = C.heap_bytes(options)
-        heap = C.Heap.make_plain(heap_bytes) if bootstrap.in_process else C.Heap.make_shared(heap_bytes)
-        runtime = C.Runtime(options, exchange_heaps(bootstrap, heap))
+        heap = self.device.make_heap(C.heap_bytes(options), bootstrap.in_process)
+        runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, self.device.map_heap))
         bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
         return runtime
 
@@ -128,6 +122,11 @@ class Engine:
             raise DeepEPError(
                 f"rank {self.rank}: the Buffer is broken, make a new one; what broke it: {self._broken}"
             ) from self._broken
+
+    def prepare(self, sizes: Any, *kernels: str) -> None:
+        """Have an operation's kernels and inputs ready, before it takes its number."""
+        self.device.prepare(kernels, (self.ranks, sizes.row_bytes, sizes.topk))
+        self.device.settle()
 
     def check_room(self, sizes: Any, row_bytes: int) -> None:
         """Raise if a call of these sizes does not fit even in rounds."""
@@ -172,7 +171,7 @@ class Engine:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make an output that peers can see; an ordinary tensor where it is empty or the arena is full."""
         tensor = self._shared(shape, dtype)
-        return torch.empty(shape, dtype=dtype) if tensor is None else tensor
+        return torch.empty(shape, dtype=dtype, device=self.device.torch_device) if tensor is None else tensor
 
     def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors, or copies, where peers can read them; as they are if that helps nobody or has no room."""
@@ -188,15 +187,13 @@ class Engine:
             return tensor
         copy = self._shared(tuple(tensor.shape), tensor.dtype)
         if copy is not None:
-            # The peers' copies count: all ranks of a machine share its caches.
-            streaming = tensor.nbytes * self.ranks > C.STREAMING_THRESHOLD
-            C.copy_row_to_many([copy.data_ptr()], tensor.data_ptr(), tensor.nbytes, streaming)
+            self.device.copy(copy, tensor, self.ranks)
         return copy
 
     def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         if 0 in shape:
             return None
-        capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype], _DLPACK_CPU)
+        capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype], self.device.dlpack)
         return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
 
     def check_failure(self, call: Any) -> None:

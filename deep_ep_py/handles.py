@@ -35,11 +35,11 @@ class Plan:
     rows_to_rank: torch.Tensor
 
     @staticmethod
-    def empty(tokens: int, ranks: int) -> Plan:
+    def empty(tokens: int, ranks: int, device: torch.device) -> Plan:
         """Make a plan for notify to fill."""
 
         def tensor(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.int32)
+            return torch.empty(shape, dtype=torch.int32, device=device)
 
         return Plan(tensor(tokens, ranks), tensor(ranks, tokens), tensor(ranks, ranks), tensor(ranks), tensor(ranks, 1))
 

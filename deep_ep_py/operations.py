@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from .config import Config
     from .engine import Engine
 
-CPU_BLOCKS = 1
-"""Blocks of a kernel on a CPU, where no Config says otherwise: one thread runs them all."""
-
 
 def _row_bytes(x: torch.Tensor) -> int:
     return x.shape[1] * x.element_size()
@@ -81,33 +78,35 @@ class PendingDispatch(_Pending):
         allocate_on_comm_stream: bool = False,
     ) -> PendingDispatch:
         """Check the arguments and launch the first kernel."""
-        ranks = engine.ranks
+        ranks, device = engine.ranks, engine.device.torch_device
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         arguments.integer("expert_alignment", expert_alignment, 1, 1 << 20)
         if arguments.integer("num_worst_tokens", num_worst_tokens, 0, 1 << 31):
             raise ValueError(
                 f"num_worst_tokens={num_worst_tokens}: expected 0, fixed output sizes are not supported yet"
             )
-        blocks = arguments.config(config, CPU_BLOCKS)
+        blocks = arguments.config(config, engine.device.blocks)
         if handle is not None:
             return PendingDispatch._begin_cached(engine, x, handle, blocks, topk_idx, topk_weights)
 
-        x = arguments.rows("x", x)
+        x = arguments.rows("x", x, device)
         tokens, row_bytes = x.shape[0], _row_bytes(x)
-        arguments.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,))
-        in_rank = arguments.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks))
-        per_expert = arguments.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,))
+        arguments.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
+        in_rank = arguments.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
+        per_expert = arguments.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,), device)
         experts = arguments.experts(per_expert.shape[0], ranks, "len(num_tokens_per_expert)")
         if (topk_idx is None) != (topk_weights is None):
             raise ValueError("topk_idx and topk_weights: expected both or neither")
         topk = 0
         if topk_idx is not None:
-            topk = arguments.topk_idx(topk_idx, experts, tokens).shape[1]
-            arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk))
+            topk = arguments.topk_idx(topk_idx, experts, device, tokens).shape[1]
+            arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
         sizes = C.Sizes(tokens, row_bytes, topk, experts)
         engine.check_room(sizes, row_bytes)
 
-        plan = Plan.empty(tokens, ranks)
+        engine.prepare(sizes, "notify", "dispatch")
+
+        plan = Plan.empty(tokens, ranks, device)
         tensors = (x, in_rank, per_expert, topk_idx, topk_weights, plan)
         with engine.opening("dispatch", tensors) as operation:
             call = engine.runtime.notify(
@@ -138,9 +137,10 @@ class PendingDispatch(_Pending):
             raise ValueError(
                 "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
             )
-        x = arguments.rows("x", x, handle.tokens)
+        x = arguments.rows("x", x, engine.device.torch_device, handle.tokens)
         sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
         engine.check_room(sizes, _row_bytes(x))
+        engine.prepare(sizes, "notify_cached", "dispatch")
         with engine.opening("cached dispatch", (x, handle)) as operation:
             call = engine.runtime.notify_cached(False, sizes, handle.operation)
             pending = PendingDispatch(
@@ -209,19 +209,21 @@ class PendingCombine(_Pending):
     ) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
         handle = check_handle(engine, handle)
-        blocks = arguments.config(config, CPU_BLOCKS)
-        x = arguments.rows("x", x, handle.rows)
+        blocks = arguments.config(config, engine.device.blocks)
+        device = engine.device.torch_device
+        x = arguments.rows("x", x, device, handle.rows)
         topk = 0
         if topk_weights is not None:
             topk_weights = arguments.tensor(
-                "topk_weights", topk_weights, torch.float32, (handle.rows, handle.topk or None)
+                "topk_weights", topk_weights, torch.float32, (handle.rows, handle.topk or None), device
             )
             topk = topk_weights.shape[1]
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
-        biases = arguments.biases(bias, (handle.tokens, x.shape[1]))
+        biases = arguments.biases(bias, (handle.tokens, x.shape[1]), device)
         sizes = C.Sizes(handle.tokens, _row_bytes(x), topk, 0)
         engine.check_room(sizes, _row_bytes(x))
+        engine.prepare(sizes, "notify_cached", "combine")
         with engine.opening("combine", (x, handle, topk_weights, biases)) as operation:
             call = engine.runtime.notify_cached(True, sizes, handle.operation)
             pending = PendingCombine(engine, call, operation, blocks, sizes, x, topk_weights, biases, handle)
@@ -241,7 +243,7 @@ class PendingCombine(_Pending):
         tensors.recv_x = combined_x.data_ptr()
         tensors.recv_src_idx = handle.recv_src_idx.data_ptr()
         if weights is not None:
-            combined_weights = torch.empty((handle.tokens, weights.shape[1]), dtype=torch.float32)
+            combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
             tensors.topk_weights, tensors.recv_topk_weights = weights.data_ptr(), combined_weights.data_ptr()
         for slot, bias in zip(("bias0", "bias1"), self.biases, strict=False):
             setattr(tensors, slot, bias.data_ptr())

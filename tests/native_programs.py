@@ -80,3 +80,23 @@ def _build_whole(folder: Path, compiler: list[str], flag: str) -> Path:
     command = [*compiler, *native_build.COMMON_FLAGS, *flags, str(everything), "-o", str(target)]
     subprocess.run(command, check=True)
     return target
+
+
+def build_driver_double(folder: Path, runs_kernels: bool) -> Path:
+    """The stand-in for libcuda.so.1; `folder`, for LD_LIBRARY_PATH. Kernels run on an executor of its own, or not."""
+    double = NATIVE / "driver_double"
+    flags = ["-O2", "-g1", "-fPIC", "-shared", "-pthread"]
+    sources = [double / "libcuda.cpp"]
+    if runs_kernels:
+        flags += native_build.EXACT_DEFINES
+        parts = [native_build.SOURCE_ROOT / "cpu" / part for part in ("executor", "vector")]
+        sources += [double / "execute_kernels.cpp", native_build.SOURCE_ROOT / "host" / "cpu" / "kernel_table.cpp"]
+        sources += [source for part in parts for source in sorted(part.glob("*.cpp"))]
+    else:
+        sources.append(double / "execute_none.cpp")
+    include = f"-I{native_build.SOURCE_ROOT}"
+    target = folder / "libcuda.so.1"
+    link = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
+    command = ["g++", *native_build.COMMON_FLAGS, *flags, include, *map(str, sources), *link, "-o", str(target)]
+    subprocess.run(command, check=True)
+    return folder

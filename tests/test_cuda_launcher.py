@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deep_ep_py import native
-from native_programs import NATIVE, native_build
+from native_programs import NATIVE, build_driver_double, native_build
 
 pytestmark = pytest.mark.once
 
@@ -42,12 +42,8 @@ def make(ordinal=0):
 
 @pytest.fixture(scope="module")
 def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the stand-in for libcuda.so.1."""
-    folder = tmp_path_factory.mktemp("driver")
-    source = NATIVE / "driver_double" / "libcuda.cpp"
-    flags = [f"-I{native_build.SOURCE_ROOT}", "-std=c++17", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(folder / "libcuda.so.1")], check=True)
-    return folder
+    """The folder of the stand-in for libcuda.so.1; its kernels do nothing."""
+    return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=False)
 
 
 def run(folder: Path, program: str, **variables: str) -> list[str]:

@@ -107,7 +107,9 @@ void bind_runtime(py::module_& m) {
         .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts) {
                  return Sizes{tokens, row_bytes, topk, experts};
              }),
-             py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"));
+             py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"))
+        .def_readonly("row_bytes", &Sizes::row_bytes)
+        .def_readonly("topk", &Sizes::topk);
     py::class_<Tensors>(m, "Tensors")
         .def(py::init<>())
         .def_readwrite("x", &Tensors::x)

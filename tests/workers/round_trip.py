@@ -7,6 +7,7 @@ import gc
 
 import torch.distributed as dist
 
+import pretend_gpu
 from cases import Case
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
@@ -15,7 +16,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fabric", default="peer")
     parser.add_argument("--arena-bytes", type=int)
+    parser.add_argument("--pretend-gpu", action="store_true")
     options = parser.parse_args()
+    if options.pretend_gpu:
+        pretend_gpu.install()
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,5 @@
-// A stand-in for libcuda.so.1: knows the rules of the calls that are used, and breaks on demand. It runs no kernel.
+// A stand-in for libcuda.so.1: knows the rules of the calls that are used, and breaks on demand. Device memory is the
+// host's. What a launch does is execute_*.cpp's.
 //
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
@@ -16,6 +17,7 @@
 #include <set>
 #include <string>
 
+#include "execute.h"
 #include "host/cuda/driver_types.h"
 
 using namespace deep_ep::host::cuda;
@@ -29,8 +31,11 @@ constexpr int kMultiprocessors = 4, kBlocksEach = 2;
 
 bool initialized = false;
 int contexts_pushed = 0;
-std::set<const void*> alive;             // modules, streams, events
-std::map<const void*, int> event_waits;  // queries until a recorded event has happened
+std::set<const void*> alive;                      // modules, streams, events
+std::map<const void*, int> event_waits;           // queries until a recorded event has happened
+std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
+std::map<const void*, uint64_t> latest_launches;  // by stream
+std::map<const void*, std::string> symbols;       // by function
 uintptr_t next_handle = 0x1000;
 
 template <class Handle>
@@ -84,6 +89,7 @@ Result forget(const void* handle) { return alive.erase(handle) == 1 ? kSuccess :
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 Result cuInit(unsigned) {
@@ -191,6 +197,7 @@ Result cuModuleGetFunction(Function* function, Module module, const char* symbol
     if (!alive.count(module)) return kInvalidHandle;
     if (std::strncmp(symbol, "_Z", 2) != 0) return kNotFound;
     *function = reinterpret_cast<Function>(next_handle += 0x10);
+    symbols[*function] = symbol;
     return kSuccess;
 }
 Result cuFuncSetAttribute(Function, int which, int value) {
@@ -202,7 +209,7 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int th
     *blocks = threads <= 1024 ? kBlocksEach : 0;
     return kSuccess;
 }
-Result cuLaunchKernelEx(const LaunchConfig* config, Function, void** parameters, void** extra) {
+Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** parameters, void** extra) {
     BEGIN(enter_in_context("cuLaunchKernelEx"));
     if (extra != nullptr || !alive.count(config->stream)) return kInvalidValue;
     const bool cooperative = config->attribute_count == 1 && config->attributes[0].id == kLaunchCooperative &&
@@ -210,6 +217,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function, void** parameters,
     if (config->grid[0] > kMultiprocessors * kBlocksEach) return kTooLarge;
     uint64_t first = 0;
     std::memcpy(&first, parameters[0], sizeof(first));
+    latest_launches[config->stream] = driver_double::run(symbols[function], *config, parameters[0]);
     return enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%llx", config->grid[0],
                  config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
                  config->shared_bytes, cooperative, static_cast<unsigned long long>(first));
@@ -227,13 +235,15 @@ Result cuEventDestroy_v2(Event event) {
 Result cuEventRecord(Event event, Stream stream) {
     BEGIN(enter_in_context("cuEventRecord"));
     if (!alive.count(event) || !alive.count(stream)) return kInvalidHandle;
+    event_launches[event] = latest_launches[stream];
     event_waits[event] = std::getenv("DOUBLE_QUERIES") ? std::atoi(std::getenv("DOUBLE_QUERIES")) : 0;
     return kSuccess;
 }
 Result cuEventQuery(Event event) {
     BEGIN(enter_in_context("cuEventQuery"));
     if (!alive.count(event)) return kInvalidHandle;
-    return event_waits[event]-- > 0 ? kNotReady : kSuccess;
+    if (event_waits[event]-- > 0) return kNotReady;
+    return driver_double::ended(event_launches[event]) ? kSuccess : kNotReady;
 }
 
 Result cuStreamSynchronize(Stream stream) {
@@ -358,3 +368,4 @@ Result cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess* a
 }
 
 }  // extern "C"
+#pragma GCC visibility pop

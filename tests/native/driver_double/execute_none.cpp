@@ -1,0 +1,9 @@
+// Kernels end at once and do nothing.
+#include "execute.h"
+
+namespace driver_double {
+
+uint64_t run(const std::string&, const deep_ep::host::cuda::LaunchConfig&, const void*) { return 0; }
+bool ended(uint64_t) { return true; }
+
+}  // namespace driver_double

@@ -1,0 +1,64 @@
+"""Buffers the CUDA way, over a stand-in for the driver that runs their kernels on a CPU: what is not torch's or the
+GPU's own is as on a GPU. Not a word about what only a GPU can tell."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
+from native_programs import build_driver_double
+from test_processes import shared_memory, torchrun
+
+RANKS, ROW_BYTES, TOPK = 4, 528, 4
+# By shape; a layout has no rows, a cached dispatch and its combine have no top-k.
+KERNELS_OF = {
+    (RANKS, 0, TOPK): ["layout"],
+    (RANKS, ROW_BYTES, TOPK): ["notify", "dispatch", "notify_cached", "combine"],
+    (RANKS, ROW_BYTES, 0): ["dispatch", "combine"],
+}
+
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
+
+@pytest.fixture(scope="module")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=True)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with what the worker's calls need: NVRTC looks for the driver, and must not find the stand-in."""
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+    cache = KernelCache(tmp_path_factory.mktemp("kernels"))
+    for shape, names in KERNELS_OF.items():
+        cache.get_all([KERNELS[name] for name in names], Shape(*shape), "sm_90a")
+    return cache.folder
+
+
+@pytest.mark.parametrize("arguments", [(), ("--arena-bytes=0",)], ids=["direct", "rounds"])
+def test_round_trip(
+    double: Path,
+    compiled: Path,
+    workers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+) -> None:
+    """Layout, dispatch, cached dispatch and combine of 4 processes, against the oracle, with the kernels' code found by
+    shape, in heaps that the driver made."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
+    monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
+    before = shared_memory()
+    done = torchrun(workers / "round_trip.py", RANKS, "--pretend-gpu", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() <= before
+    calls = (tmp_path / "log").read_text()
+    assert calls.count("cuMemImportFromShareableHandle") == 4 * 3, "each rank maps its peers' heaps"
+    assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
