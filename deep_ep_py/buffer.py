@@ -90,7 +90,8 @@ class Buffer:
         self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
         self.timeout = float(timeout)
         self.regions = arguments.integer("regions", regions, 1, 16)
-        where = make_device(self.device)
+        # Between processes each has a GPU of its own; in one process all ranks share one.
+        where = make_device(self.device, bootstrap.size if bootstrap.in_process else 1)
         self.device, fabric = where.torch_device, fabric or "peer"
         if fabric not in where.fabrics:
             raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(where.fabrics)} on {self.device}")

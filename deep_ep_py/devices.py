@@ -104,6 +104,8 @@ class CudaDevice:
     ----------
     device
         `torch.device("cuda", n)`.
+    sharers
+        Ranks of the Buffer that are on this GPU.
 
     Raises
     ------
@@ -115,16 +117,17 @@ class CudaDevice:
     fabrics: tuple[str, ...] = ("peer",)
     poison = False
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, sharers: int = 1) -> None:
         self.torch_device = device
         self.dlpack = (2, device.index)
+        self._sharers = sharers
         self._context = C.cuda.Context(device.index)
-        self._launcher = C.cuda.Launcher(self._context)
+        self._launcher = C.cuda.Launcher(self._context, sharers)
 
     def default_arena_bytes(self, ranks: int) -> int:
-        """Return an eighth of the GPU's memory, shared among the ranks that share the GPU. It is taken at once."""
-        memory = torch.cuda.get_device_properties(self.torch_device).total_memory
-        return memory // (8 * -(-ranks // torch.cuda.device_count()))
+        """Return this rank's share of an eighth of the GPU's memory. It is taken at once."""
+        del ranks
+        return torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
 
     def make_heap(self, size: int, in_process: bool) -> Any:
         """Physical memory with a descriptor, mapped."""
@@ -168,11 +171,11 @@ class CudaDevice:
         return (0, 0, 0) if name == "notify_cached" else shape
 
 
-def make_device(device: torch.device) -> Device:
-    """Return the device by torch's name for it; "cuda" is the current one."""
+def make_device(device: torch.device, sharers: int) -> Device:
+    """Return the device by torch's name for it; "cuda" is the current one. `sharers`: ranks that are on it."""
     if device.type == "cpu":
         return CpuDevice()
     index = device.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return CudaDevice(torch.device("cuda", index))
+    return CudaDevice(torch.device("cuda", index), sharers)

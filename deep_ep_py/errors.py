@@ -44,3 +44,17 @@ class DeadlockError(RuntimeError):
 
 class SimtError(RuntimeError):
     """A kernel broke a rule of the SIMT machine on the CPU; the message names rule and line."""
+
+
+class PeerFailed(RuntimeError):
+    """A collective of a `ThreadGroup` can never complete, because another rank's function has raised.
+
+    Attributes
+    ----------
+    rank : int
+        The rank whose function raised.
+    """
+
+    def __init__(self, rank: int, what: str) -> None:
+        self.rank = rank
+        super().__init__(f"rank {rank} failed before it reached {what}")

@@ -12,24 +12,11 @@ from typing import Any
 
 import torch
 
-from .errors import SimtError
+from .errors import PeerFailed, SimtError
+from .free_ranks import run_free
 from .native import C
 
 DEFAULT_FREEZE = 512
-
-
-class PeerFailed(RuntimeError):
-    """A collective of a `ThreadGroup` can never complete, because another rank's function has raised.
-
-    Attributes
-    ----------
-    rank : int
-        The rank whose function raised.
-    """
-
-    def __init__(self, rank: int, what: str) -> None:
-        self.rank = rank
-        super().__init__(f"rank {rank} failed before it reached {what}")
 
 
 class RankResults(list):
@@ -38,7 +25,7 @@ class RankResults(list):
     Attributes
     ----------
     event_hash : int
-        Hash of every decision of the schedule: equal for equal runs.
+        Hash of every decision of the schedule: equal for equal runs. 0 on a GPU, where nobody schedules.
     stats : dict of str to int
         What the executor counted: switches, launches, peak_fibers, collectives, barriers, clock_jumps.
     """
@@ -46,7 +33,7 @@ class RankResults(list):
     def __init__(self, results: list[Any], stats: dict[str, int]) -> None:
         super().__init__(results)
         self.stats = stats
-        self.event_hash = stats["event_hash"]
+        self.event_hash = stats.get("event_hash", 0)
 
 
 @dataclass
@@ -141,6 +128,7 @@ def run_ranks(
     *args: Any,
     seed: int = 0,
     freeze: int = DEFAULT_FREEZE,
+    device: str = "cpu",
     **kwargs: Any,
 ) -> RankResults:
     """Run `fn(group, *args, **kwargs)` on `n` ranks that are threads of this process.
@@ -163,6 +151,10 @@ def run_ranks(
         replaces it, to replay a failure.
     freeze : int
         In a random schedule, one wake-up in `freeze` puts a whole warp to sleep for long. 0: never.
+    device : str
+        "cpu", or "cuda": the ranks run on one GPU, each with a stream of its own and its share of the
+        multiprocessors. Their threads and kernels then run as they like, and time is real: `seed` and `freeze` do
+        nothing but seed torch.
 
     Returns
     -------
@@ -179,6 +171,12 @@ def run_ranks(
     """
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: expected a function of a ThreadGroup")
+    if torch.device(device).type != "cpu":
+        torch.manual_seed(seed)
+        free, failed = run_free(n, fn, *args, **kwargs)
+        if failed:
+            raise _chosen(failed, seed)
+        return RankResults(free, {})
     seed = int(os.environ.get("DEEP_EP_SEED", seed))
     world = _World(n)
     results: list[Any] = [None] * n

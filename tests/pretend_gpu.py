@@ -11,8 +11,8 @@ from deep_ep_py.devices import CudaDevice, Device
 class PretendGpu(CudaDevice):
     """What torch would do on a GPU it does on the CPU here; the driver, kernels' code and heaps go the GPU's way."""
 
-    def __init__(self) -> None:
-        super().__init__(torch.device("cuda", 0))
+    def __init__(self, sharers: int) -> None:
+        super().__init__(torch.device("cuda", 0), sharers)
         self.torch_device, self.dlpack, self.blocks = torch.device("cpu"), (1, 0), 2
 
     def default_arena_bytes(self, ranks: int) -> int:
@@ -26,8 +26,8 @@ class PretendGpu(CudaDevice):
 def install() -> None:
     """Let Buffers be made on it."""
 
-    def make_device(device: torch.device) -> Device:
+    def make_device(device: torch.device, sharers: int) -> Device:
         del device
-        return PretendGpu()
+        return PretendGpu(sharers)
 
     buffer.make_device = make_device

@@ -4,6 +4,8 @@ GPU's own is as on a GPU. Not a word about what only a GPU can tell."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,13 @@ def test_round_trip(
     calls = (tmp_path / "log").read_text()
     assert calls.count("cuMemImportFromShareableHandle") == 4 * 3, "each rank maps its peers' heaps"
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
+
+
+def test_ranks_as_threads(double: Path, compiled: Path, workers: Path) -> None:
+    """`run_ranks(..., device="cuda")`."""
+    here = Path(__file__).parent
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(double), "DEEP_EP_CACHE_DIR": str(compiled)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent)])
+    command = [sys.executable, str(workers / "ranks_as_threads.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and done.stdout.endswith("done\n"), done.stdout + done.stderr

@@ -115,6 +115,17 @@ for n in range(3):
     assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"] * 3
 
 
+def test_ranks_share_a_gpu(double: Path) -> None:
+    program = """
+launcher = cuda.Launcher(cuda.Context(0), sharers=4)
+launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
+print(launcher.most_blocks("dispatch", SHAPE, 4, 0))
+print(refused(launcher.launch, "dispatch", SHAPE, 3, 4, 0, bytes(8)))
+"""
+    most, said = run(double, program)
+    assert most == "2" and said.endswith("Double holds at most 2 at once for each of 4 ranks"), said
+
+
 def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> None:
     program = """
 launcher = make()

@@ -85,10 +85,11 @@ void bind_cuda(py::module_& module) {
             memory.store_words(pointers, value);
         });
     py::class_<CudaLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
-        .def(py::init([](std::shared_ptr<PrimaryContext> context) {
-                 return std::make_shared<CudaLauncher>(std::move(context), check_signals);
+        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers) {
+                 if (sharers == 0) throw std::invalid_argument("sharers=0: expected at least 1");
+                 return std::make_shared<CudaLauncher>(std::move(context), sharers, check_signals);
              }),
-             py::arg("context"))
+             py::arg("context"), py::arg("sharers") = 1)
         .def(
             "load",
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, const std::string& cubin,

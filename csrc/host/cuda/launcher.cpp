@@ -25,8 +25,9 @@ uint64_t now_ns() {
 
 }  // namespace
 
-CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, std::function<void()> interrupt_check)
-    : context_(std::move(context)), interrupt_check_(std::move(interrupt_check)) {
+CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers,
+                           std::function<void()> interrupt_check)
+    : context_(std::move(context)), sharers_(sharers), interrupt_check_(std::move(interrupt_check)) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
     if (context_->attribute(cuda::kCooperativeLaunch) == 0) {
@@ -93,7 +94,7 @@ unsigned CudaLauncher::most_blocks(Kernel& kernel, const std::string& name, unsi
         "asking how many blocks of " + name + " fit");
     kernel.warps = warps;
     kernel.shared_bytes = shared_bytes;
-    return kernel.most_blocks = static_cast<unsigned>(per_multiprocessor * context_->multiprocessors());
+    return kernel.most_blocks = static_cast<unsigned>(per_multiprocessor * context_->multiprocessors()) / sharers_;
 }
 
 cuda::Event CudaLauncher::take_event() {
@@ -122,7 +123,8 @@ uint64_t CudaLauncher::launch(const char* name, const RuntimeShape& shape, unsig
     const unsigned most = most_blocks(kernel, name, warps, shared_bytes);
     if (blocks > most) {
         throw CudaError(0, what() + ": they wait for each other, and " + context_->name() + " holds at most " +
-                               std::to_string(most) + " at once");
+                               std::to_string(most) + " at once" +
+                               (sharers_ > 1 ? " for each of " + std::to_string(sharers_) + " ranks" : ""));
     }
     cuda::LaunchAttribute cooperative{};
     cooperative.id = cuda::kLaunchCooperative;

@@ -16,8 +16,10 @@ namespace deep_ep::host {
 
 class CudaLauncher final : public Launcher {
   public:
-    // `interrupt_check` may throw, to end a wait.
-    CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, std::function<void()> interrupt_check);
+    // `sharers`: ranks whose kernels are on this GPU at the same time, each with its share of it. `interrupt_check` may
+    // throw, to end a wait.
+    CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers,
+                 std::function<void()> interrupt_check);
     // Kernels that still run keep stream and code until they have ended: the driver sees to that.
     ~CudaLauncher() override;
     CudaLauncher(const CudaLauncher&) = delete;
@@ -27,7 +29,7 @@ class CudaLauncher final : public Launcher {
     // wait for kernels that run, and those for this rank.
     void load(const std::string& name, const RuntimeShape& shape, std::string_view cubin, const std::string& symbol);
     bool loaded(const std::string& name, const RuntimeShape& shape) const;
-    // Blocks of a loaded kernel that the GPU can hold at once.
+    // Blocks of a loaded kernel that this rank's share of the GPU can hold at once.
     unsigned most_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps, size_t shared_bytes);
 
     // All blocks are resident at once, or nothing is launched (CudaError): blocks wait for each other.
@@ -65,6 +67,7 @@ class CudaLauncher final : public Launcher {
     void collect() const;
 
     const std::shared_ptr<const cuda::PrimaryContext> context_;
+    const unsigned sharers_;
     const std::function<void()> interrupt_check_;
     cuda::Stream stream_ = nullptr;
     std::map<Key, Kernel> kernels_;
