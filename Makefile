@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv build demo test test-fast lint format races asan bench compile-report clean
+.PHONY: help venv build demo test test-fast lint format races asan bench gpu-check compile-report clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -47,6 +47,10 @@ format: venv ## rewrite the sources as lint wants them
 bench: venv ## dispatch and combine against memcpy and gloo: a table, a plot, JSON
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py bench $(ARGS)
+
+gpu-check: ## on a machine with a GPU, with the packages of its python3: the named cases on that GPU
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	$(PYTHON) -m pytest -rs tests/test_gpu.py $(ARGS)
 
 compile-report: venv ## registers, shared memory and spills of every kernel, by NVRTC
 	$(PY) -m deep_ep_py compile --all --fresh --arch sm_90a $(ARGS)

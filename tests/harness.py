@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,10 +37,15 @@ def dispatch_arguments(work: Workload, rank: int, **options: Any) -> dict[str, A
     }
 
 
+def on_cpu(values: Sequence[Any]) -> list[Any]:
+    """The values, tensors copied to where the oracle computes if they lie elsewhere."""
+    return [value.cpu() if isinstance(value, Tensor) else value for value in values]
+
+
 def as_received(results: Sequence[Any]) -> Received:
     """Name the results of a dispatch that was not cached."""
-    x, topk_idx, topk_weights, counts, handle, _ = results
-    prefix, channel, recv_channel, src_idx, _, send_head = handle
+    x, topk_idx, topk_weights, counts, handle, _ = on_cpu(results)
+    prefix, channel, recv_channel, src_idx, _, send_head = on_cpu(handle)
     return Received(
         x=x,
         topk_idx=topk_idx,
@@ -94,6 +99,18 @@ class Trial:
         }
         return Trial(case, work, received, Expert(x, weights, biases, expected))
 
+    def on(self, device: str) -> Trial:
+        """The same with what ranks pass in on another device; what must come back stays."""
+
+        def moved(tensors: Sequence[Tensor]) -> list[Tensor]:
+            return [tensor.to(device) for tensor in tensors]
+
+        work, expert = self.work, self.expert
+        work = replace(work, x=moved(work.x), topk_idx=moved(work.topk_idx), topk_weights=moved(work.topk_weights))
+        biases = [tuple(moved(both)) for both in expert.biases]
+        expert = replace(expert, x=moved(expert.x), topk_weights=moved(expert.topk_weights), biases=biases)
+        return replace(self, work=work, expert=expert)
+
     def combine(
         self, buffer: deep_ep.Buffer, rank: int, handle: Any, biases: int = 0, weights: bool = True, **options: Any
     ):
@@ -108,11 +125,11 @@ class Trial:
 
     def check_cached(self, rank: int, results: Sequence[Any]) -> None:
         assert all(part is None for part in results[1:5]), "a cached dispatch returns nothing but rows and an event"
-        wrong = oracle.difference("recv_x", results[0], self.received[rank].x)
+        wrong = oracle.difference("recv_x", results[0].cpu(), self.received[rank].x)
         assert wrong is None, wrong
 
     def check_combine(self, rank: int, results: Sequence[Any], biases: int = 0, weights: bool = True) -> None:
-        combined_x, combined_weights, _ = results
+        combined_x, combined_weights, _ = on_cpu(results)
         assert (combined_weights is not None) == weights
         oracle.check_combined(combined_x, combined_weights, self.expert.expected[biases][rank])
 

@@ -4,6 +4,7 @@
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
+//   DOUBLE_MULTIPROCESSORS  how many it has
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -27,7 +28,12 @@ namespace {
 constexpr Result kInvalidValue = 1, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
                  kInvalidHandle = 400, kNotFound = 500, kTooLarge = 720;
 constexpr size_t kGranularity = 2 << 20;
-constexpr int kMultiprocessors = 4, kBlocksEach = 2;
+constexpr int kBlocksEach = 2;
+
+int multiprocessors() {
+    const char* given = std::getenv("DOUBLE_MULTIPROCESSORS");
+    return given ? std::atoi(given) : 4;
+}
 
 bool initialized = false;
 int contexts_pushed = 0;
@@ -129,7 +135,7 @@ Result cuDeviceGetAttribute(int* value, int which, Device device) {
     BEGIN(enter("cuDeviceGetAttribute", "%d", which));
     switch (which) {
         case kMultiprocessorCount:
-            *value = kMultiprocessors;
+            *value = multiprocessors();
             return kSuccess;
         case kComputeCapabilityMajor:
             *value = device == 0 ? 9 : 8;
@@ -214,7 +220,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     if (extra != nullptr || !alive.count(config->stream)) return kInvalidValue;
     const bool cooperative = config->attribute_count == 1 && config->attributes[0].id == kLaunchCooperative &&
                              config->attributes[0].value.cooperative == 1;
-    if (config->grid[0] > kMultiprocessors * kBlocksEach) return kTooLarge;
+    if (config->grid[0] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
     uint64_t first = 0;
     std::memcpy(&first, parameters[0], sizeof(first));
     latest_launches[config->stream] = driver_double::run(symbols[function], *config, parameters[0]);
