@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,18 @@ def test_kernel_compiles(name: str, architecture: str) -> None:
     assert 0 < kernel.resources.registers <= 255
     if architecture in WITHOUT_SPILLS:
         assert (kernel.resources.spill_stores, kernel.resources.spill_loads) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "launches", [("notify", "dispatch"), ("notify_cached", "dispatch"), ("notify_cached", "combine")]
+)
+def test_profilers_find_each_phase_once(launches: tuple[str, str]) -> None:
+    """Whoever looks for a phase in the kernels' names, as profilers' users do, finds one kernel of an operation."""
+    symbols = "\n".join(compiled(name, "sm_90a").symbol for name in launches)
+    names = subprocess.check_output(["c++filt"], input=symbols, text=True).splitlines()
+    assert all(name.startswith(("deep_ep::", "void deep_ep::")) for name in names)
+    found = {phase: sum(phase in name for name in names) for phase in ("notify", "dispatch", "combine")}
+    assert found == {phase: int(any(name.startswith(phase) for name in launches)) for phase in found}
 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
