@@ -313,6 +313,26 @@ class Buffer:
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         return PendingCombine.begin(self._engine, x, handle, topk_weights, bias, config).finish()
 
+    def warmup(self, hidden: int, topk: int) -> None:
+        """Have the kernels for BF16 rows of `hidden` elements and `topk` experts per token ready, on all ranks.
+
+        On a GPU they are compiled, or taken from the cache, and loaded; else that happens at the first call of each
+        kind. Collective, and a barrier. Where several ranks share a GPU, it comes before the first operation: loading
+        may wait for another rank's kernels. On a CPU there is nothing to do.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
+        """
+        self._engine.check_usable()
+        arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // 2)
+        arguments.integer("topk", topk, 1, arguments.MAX_TOPK)
+        row_bytes = 2 * hidden
+        if row_bytes % arguments.ROW_ALIGNMENT:
+            raise ValueError(f"hidden={hidden}: expected a multiple of {arguments.ROW_ALIGNMENT // 2}")
+        self._engine.warmup(row_bytes, topk)
+
     # --- life -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:

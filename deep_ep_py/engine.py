@@ -70,6 +70,7 @@ class Engine:
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self._agree(bootstrap, arena_bytes, fabric)
         self.runtime = self._make_runtime(bootstrap, arena_bytes, fabric)
+        self._bootstrap = bootstrap
         self.stats = dict.fromkeys(_STATS, 0)
         others = [peer for peer in range(self.ranks) if peer != self.rank]
         self._published_to_someone = not others or any(_reached(fabric, self.rank, peer) for peer in others)
@@ -127,6 +128,16 @@ class Engine:
         """Have an operation's kernels and inputs ready, before it takes its number."""
         self.device.prepare(kernels, (self.ranks, sizes.row_bytes, sizes.topk))
         self.device.settle()
+
+    def warmup(self, row_bytes: int, topk: int) -> None:
+        """Have all kernels for these rows ready on all ranks. Collective."""
+        for shape, kernels in (
+            ((self.ranks, 0, topk), ("layout",)),
+            ((self.ranks, row_bytes, topk), ("notify", "dispatch", "notify_cached", "combine")),
+            ((self.ranks, row_bytes, 0), ("notify", "dispatch", "combine")),
+        ):
+            self.device.prepare(kernels, shape)
+        self._bootstrap.all_gather(None)
 
     def check_room(self, sizes: Any, row_bytes: int) -> None:
         """Raise if a call of these sizes does not fit even in rounds."""

@@ -193,3 +193,16 @@ def test_one_rank_alone_may_be_wrong() -> None:
         check_still_works(buffer)
 
     run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize(
+    "bad", [("hidden", 12, "12", "multiple of 8"), ("hidden", "64", "'64'", "int"), ("topk", 33, "33", "1 to 32")]
+)
+def test_warmup(bad: Bad) -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer")
+        check_refused(lambda: buffer.warmup(**{"hidden": 64, "topk": 2, bad[0]: bad[1]}), bad)
+        buffer.warmup(64, 2)
+        check_still_works(buffer)
+
+    run_ranks(2, on_each_rank, seed=1)

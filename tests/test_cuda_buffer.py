@@ -66,11 +66,12 @@ def test_round_trip(
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 
-def test_the_named_cases(double: Path, workers: Path) -> None:
+def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them, with ranks as threads: what tests/test_gpu.py does on a GPU."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent)])
     environment = {**os.environ, "LD_LIBRARY_PATH": str(double), "DOUBLE_MULTIPROCESSORS": "132", "PYTHONPATH": paths}
+    environment["DOUBLE_LOG"] = str(tmp_path / "log")
     command = [sys.executable, str(workers / "ranks_as_threads.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -21,6 +21,7 @@ BLOCKS = (1, 2, 5)
 
 def on_each_rank(group: Any, trial: Trial) -> None:
     buffer = make_buffer(group, trial.case, "peer", device="cuda")
+    buffer.warmup(trial.case.hidden, trial.case.topk)
     for blocks in BLOCKS:
         round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
     buffer.destroy()

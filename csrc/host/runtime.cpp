@@ -83,6 +83,11 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     context.farewell = farewell_.get();
     context.generation = kGeneration;
     memory_->write(context_.get(), &context, sizeof(context));
+    // As many as operations may be open: on a GPU an allocation may wait for kernels, and those for this rank.
+    for (int i = 0; i < options_.regions; ++i) {
+        spare_.emplace_back(make_private<Ticket>(),
+                            std::static_pointer_cast<Report>(memory_->make_shared(sizeof(Report))));
+    }
     if (options_.poison) {
         const wire::HeapLayout& heap = context.peers.heap;
         memory_->fill(context.peers.local + heap.regions_offset(), kPoison,
@@ -131,13 +136,9 @@ void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_
 std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     auto call = std::make_shared<Call>();
     call->kind = kind;
-    if (spare_.empty()) {
-        call->ticket = make_private<Ticket>();
-        call->report = std::static_pointer_cast<Report>(memory_->make_shared(sizeof(Report)));
-    } else {
-        std::tie(call->ticket, call->report) = spare_.back();
-        spare_.pop_back();
-    }
+    if (spare_.empty()) throw std::logic_error("more operations are open than there are regions");
+    std::tie(call->ticket, call->report) = spare_.back();
+    spare_.pop_back();
     calls_.push_back(call);
     return call;
 }
