@@ -151,7 +151,8 @@ class CudaDevice:
         from .jit import Shape as StaticShape
 
         wanted = [KERNELS[name] for name in missing]
-        found = KernelCache().get_all(wanted, StaticShape(*shape), self._context.architecture)
+        # Processes that start together begin with different kernels.
+        found = KernelCache().get_all(wanted, StaticShape(*shape), self._context.architecture, start=os.getpid())
         for name, kernel in zip(missing, found, strict=True):
             self._launcher.load(name, self._key(name, shape), kernel.cubin, kernel.symbol)
 

@@ -9,43 +9,8 @@ from typing import Any
 from .errors import PeerFailed
 
 
-class FreeGroup:
-    """The process group of such ranks; as `testing.ThreadGroup`, but nobody schedules it.
-
-    Parameters
-    ----------
-    meeting
-        What all ranks share.
-    rank
-        The caller's.
-    """
-
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self._meeting, self._rank = meeting, rank
-
-    def rank(self) -> int:
-        """Return the caller's rank."""
-        return self._rank
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return self._meeting.barrier.parties
-
-    def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return every rank's object, by rank. Objects are passed by reference."""
-        return self._meeting.gather(self._rank, obj)
-
-    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
-        """Return the object of rank `src`."""
-        return self._meeting.gather(self._rank, obj)[src]
-
-    def barrier(self) -> None:
-        """Return when all ranks have called it."""
-        self._meeting.gather(self._rank, None)
-
-
-class Meeting:
-    """Where ranks meet.
+class FreeWorld:
+    """Where ranks meet: what a `testing.ThreadGroup` asks of a world.
 
     Parameters
     ----------
@@ -54,31 +19,32 @@ class Meeting:
     """
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size)
+        self.size = size
         self.failed: int | None = None
+        self._barrier = threading.Barrier(size)
         self._values: list[Any] = [None] * size
 
-    def gather(self, rank: int, value: Any) -> list[Any]:
-        """Return what every rank has brought."""
+    def meet(self, rank: int, number: int, kind: str, value: Any) -> list[Any]:
+        """Return what every rank has brought to its collective of this number."""
         try:
             self._values[rank] = value
-            self.barrier.wait()
+            self._barrier.wait()
             values = list(self._values)
-            self.barrier.wait()  # nobody brings the next before all have looked
+            self._barrier.wait()  # nobody brings the next before all have looked
         except threading.BrokenBarrierError:
             assert self.failed is not None
-            raise PeerFailed(self.failed, "a collective") from None
+            raise PeerFailed(self.failed, f"{kind}, collective {number}") from None
         return values
 
     def fail(self, rank: int) -> None:
         """Let nobody wait for a rank that will not come."""
         if self.failed is None:
             self.failed = rank
-        self.barrier.abort()
+        self._barrier.abort()
 
 
-def run_free(n: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[Any], dict[int, BaseException]]:
-    """Run `fn(group, *args, **kwargs)` on `n` threads at once.
+def run_free(n: int, call: Callable[[FreeWorld, int], Any]) -> tuple[list[Any], dict[int, BaseException]]:
+    """Run `call(world, rank)` on `n` threads at once.
 
     Returns
     -------
@@ -87,16 +53,16 @@ def run_free(n: int, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple
     errors : dict
         Exceptions by rank, in the order in which they were raised.
     """
-    meeting = Meeting(n)
+    world = FreeWorld(n)
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
 
     def body(rank: int) -> None:
         try:
-            results[rank] = fn(FreeGroup(meeting, rank), *args, **kwargs)
+            results[rank] = call(world, rank)
         except BaseException as error:  # noqa: B036 - handed to the caller of run_ranks
             errors[rank] = error
-            meeting.fail(rank)
+            world.fail(rank)
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
     for thread in threads:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .errors import PeerFailed, SimtError
-from .free_ranks import run_free
+from .free_ranks import FreeWorld, run_free
 from .native import C
 
 DEFAULT_FREEZE = 512
@@ -92,7 +92,7 @@ class ThreadGroup:
     `run_ranks` makes one per rank. Every method but `rank` and `size` is collective.
     """
 
-    def __init__(self, world: _World, rank: int) -> None:
+    def __init__(self, world: _World | FreeWorld, rank: int) -> None:
         self._world = world
         self._rank = rank
         self._collectives = 0
@@ -173,7 +173,7 @@ def run_ranks(
         raise TypeError(f"fn={fn!r}: expected a function of a ThreadGroup")
     if torch.device(device).type != "cpu":
         torch.manual_seed(seed)
-        free, failed = run_free(n, fn, *args, **kwargs)
+        free, failed = run_free(n, lambda world, rank: fn(ThreadGroup(world, rank), *args, **kwargs))
         if failed:
             raise _chosen(failed, seed)
         return RankResults(free, {})

@@ -26,11 +26,6 @@ void translate(std::exception_ptr error) {
     }
 }
 
-void check_signals() {
-    py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 int driver_version() {
     int version = 0;
     const Driver& driver = Driver::get();

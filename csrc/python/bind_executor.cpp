@@ -30,12 +30,6 @@ void translate(std::exception_ptr error) {
     }
 }
 
-// Lets Ctrl-C end a wait for a rank that will never come.
-void check_signals() {
-    py::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 py::dict as_dict(const cpu::WorldStats& stats) {
     py::dict result;
     result["event_hash"] = stats.event_hash;

@@ -18,6 +18,12 @@ struct DeleteWithoutGil {
 };
 using RuntimePointer = std::unique_ptr<host::Runtime, DeleteWithoutGil>;
 
+// Lets Ctrl-C end a wait for a rank that will never come.
+inline void check_signals() {
+    pybind11::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
+
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);

@@ -23,6 +23,8 @@ void CpuMemory::write(void* target, const void* source, size_t bytes) { std::mem
 
 void CpuMemory::fill(void* target, uint8_t byte, size_t bytes) { std::memset(target, byte, bytes); }
 
+// Words of heaps: kernels of any rank, in any process, store and load them at system scope (Operation). Each stands for
+// itself, so relaxed; the fence is what store_words() promises its caller.
 uint64_t CpuMemory::load_word(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 
 void CpuMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value) {

@@ -11,7 +11,7 @@ template <class F>
 void find(void* library, const char* symbol, F& function) {
     function = reinterpret_cast<F>(dlsym(library, symbol));
     if (function == nullptr) {
-        throw CudaError(0, std::string("the CUDA driver is too old: ") + kLibrary + " has no " + symbol);
+        throw CudaError(std::string("the CUDA driver is too old: ") + kLibrary + " has no " + symbol);
     }
 }
 
@@ -20,7 +20,7 @@ void find(void* library, const char* symbol, F& function) {
 Driver::Driver() {
     // Never closed: the driver's threads outlive whoever asked for it.
     void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw CudaError(0, std::string("there is no CUDA driver: ") + dlerror());
+    if (library == nullptr) throw CudaError(std::string("there is no CUDA driver: ") + dlerror());
 #define DEEP_EP_FIND(name, symbol, ...) find(library, #symbol, name);
     DEEP_EP_CUDA_FUNCTIONS(DEEP_EP_FIND)
 #undef DEEP_EP_FIND
@@ -38,8 +38,8 @@ void Driver::check(Result result, const std::string& doing) const {
     const char* text = nullptr;
     error_name(result, &name);
     error_string(result, &text);
-    throw CudaError(result, doing + ": " + (name ? name : "unknown error") + " (" + std::to_string(result) + ")" +
-                                (text ? std::string(": ") + text : ""));
+    throw CudaError(doing + ": " + (name ? name : "unknown error") + " (" + std::to_string(result) + ")" +
+                    (text ? std::string(": ") + text : ""));
 }
 
 PrimaryContext::PrimaryContext(int ordinal) {
@@ -47,7 +47,7 @@ PrimaryContext::PrimaryContext(int ordinal) {
     int count = 0;
     driver.check(driver.device_count(&count), "counting GPUs");
     if (ordinal < 0 || ordinal >= count) {
-        throw CudaError(0, "cuda:" + std::to_string(ordinal) + ": there are " + std::to_string(count) + " GPUs");
+        throw CudaError("cuda:" + std::to_string(ordinal) + ": there are " + std::to_string(count) + " GPUs");
     }
     const std::string what = "cuda:" + std::to_string(ordinal);
     driver.check(driver.device_get(&device_, ordinal), "opening " + what);

@@ -11,11 +11,7 @@ namespace deep_ep::host::cuda {
 // What the driver says, behind what we were doing; or that there is no driver.
 class CudaError : public std::runtime_error {
   public:
-    CudaError(Result code, const std::string& message) : std::runtime_error(message), code_(code) {}
-    Result code() const { return code_; }  // 0: not the driver's
-
-  private:
-    Result code_;
+    using std::runtime_error::runtime_error;
 };
 
 // The driver's functions, by the names of DEEP_EP_CUDA_FUNCTIONS.

@@ -107,7 +107,6 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(stream_create, cuStreamCreateWithPriority, Stream*, unsigned, int)                                       \
     X(stream_destroy, cuStreamDestroy_v2, Stream)                                                              \
     X(stream_priorities, cuCtxGetStreamPriorityRange, int*, int*)                                              \
-    X(stream_wait, cuStreamWaitEvent, Stream, Event, unsigned)                                                 \
     X(event_create, cuEventCreate, Event*, unsigned)                                                           \
     X(event_destroy, cuEventDestroy_v2, Event)                                                                 \
     X(event_record, cuEventRecord, Event, Stream)                                                              \

@@ -31,7 +31,7 @@ CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, 
     const Driver& driver = Driver::get();
     const Current current(*context_);
     if (context_->attribute(cuda::kCooperativeLaunch) == 0) {
-        throw CudaError(0, context_->name() + " cannot launch kernels whose blocks wait for each other");
+        throw CudaError(context_->name() + " cannot launch kernels whose blocks wait for each other");
     }
     // Communication goes first: other ranks wait for it.
     int least = 0, greatest = 0;
@@ -122,9 +122,9 @@ uint64_t CudaLauncher::launch(const char* name, const RuntimeShape& shape, unsig
     };
     const unsigned most = most_blocks(kernel, name, warps, shared_bytes);
     if (blocks > most) {
-        throw CudaError(0, what() + ": they wait for each other, and " + context_->name() + " holds at most " +
-                               std::to_string(most) + " at once" +
-                               (sharers_ > 1 ? " for each of " + std::to_string(sharers_) + " ranks" : ""));
+        throw CudaError(what() + ": they wait for each other, and " + context_->name() + " holds at most " +
+                        std::to_string(most) + " at once" +
+                        (sharers_ > 1 ? " for each of " + std::to_string(sharers_) + " ranks" : ""));
     }
     cuda::LaunchAttribute cooperative{};
     cooperative.id = cuda::kLaunchCooperative;

@@ -180,10 +180,6 @@ Result cuStreamDestroy_v2(Stream stream) {
     BEGIN(enter_in_context("cuStreamDestroy"));
     return forget(stream);
 }
-Result cuStreamWaitEvent(Stream stream, Event event, unsigned) {
-    BEGIN(enter_in_context("cuStreamWaitEvent"));
-    return alive.count(stream) && alive.count(event) ? kSuccess : kInvalidHandle;
-}
 Result cuModuleLoadData(Module* module, const void* image) {
     BEGIN(enter_in_context("cuModuleLoadData"));
     if (std::memcmp(image,
