@@ -126,6 +126,23 @@ print(refused(launcher.launch, "dispatch", SHAPE, 3, 4, 0, bytes(8)))
     assert most == "2" and said.endswith("Double holds at most 2 at once for each of 4 ranks"), said
 
 
+def test_threads_launch_at_once(double: Path) -> None:
+    """Ranks that are threads: each has a launcher, and all call the driver as they like."""
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+
+def rank(number):
+    launcher = make()
+    for _ in range(500):
+        launcher.wait(launcher.launch("dispatch", SHAPE, 1, 1, 0, bytes(8)))
+    return number
+
+with ThreadPoolExecutor(8) as pool:
+    print(list(pool.map(rank, range(8))))
+"""
+    assert run(double, program, DOUBLE_QUERIES="20") == [str(list(range(8)))]
+
+
 def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> None:
     program = """
 launcher = make()

@@ -1,5 +1,5 @@
 // A stand-in for libcuda.so.1: knows the rules of the calls that are used, and breaks on demand. Device memory is the
-// host's. What a launch does is execute_*.cpp's.
+// host's. What a launch does is execute_*.cpp's. As with the driver, any thread may call, and has contexts of its own.
 //
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include <map>
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -35,8 +36,9 @@ int multiprocessors() {
     return given ? std::atoi(given) : 4;
 }
 
+thread_local int contexts_pushed = 0;
+std::recursive_mutex mutex;  // guards all that follows
 bool initialized = false;
-int contexts_pushed = 0;
 std::set<const void*> alive;                      // modules, streams, events
 std::map<const void*, int> event_waits;           // queries until a recorded event has happened
 std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
@@ -75,11 +77,14 @@ Result enter_in_context(const char* name) {
     return enter(name);
 }
 
-// Every call begins with one of these.
-#define BEGIN(...)                                                           \
+#define RETURN_IF_FAILED(...)                                                \
     do {                                                                     \
         if (const Result result = (__VA_ARGS__); result != 0) return result; \
     } while (false)
+// Every call begins with this, and then has the stand-in for itself.
+#define BEGIN(...)                                      \
+    std::unique_lock<std::recursive_mutex> lock(mutex); \
+    RETURN_IF_FAILED(__VA_ARGS__)
 
 // Physical memory is a nameless file, so that its descriptor works between processes; mapping is done by replacing
 // reserved addresses.
@@ -156,6 +161,7 @@ Result cuDevicePrimaryCtxRetain(Context* context, Device) {
     return kSuccess;
 }
 Result cuDevicePrimaryCtxRelease_v2(Device) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
     return enter("cuDevicePrimaryCtxRelease", "alive=%zu",
                  alive.size() + physical.size() + reserved.size() + mapped.size());
 }
@@ -172,7 +178,7 @@ Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 }
 Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) {
     BEGIN(enter_in_context("cuStreamCreateWithPriority"));
-    BEGIN(enter("stream", "flags=%u priority=%d", flags, priority));
+    RETURN_IF_FAILED(enter("stream", "flags=%u priority=%d", flags, priority));
     *stream = make<Stream>();
     return kSuccess;
 }
@@ -245,7 +251,9 @@ Result cuEventQuery(Event event) {
     BEGIN(enter_in_context("cuEventQuery"));
     if (!alive.count(event)) return kInvalidHandle;
     if (event_waits[event]-- > 0) return kNotReady;
-    return driver_double::ended(event_launches[event]) ? kSuccess : kNotReady;
+    const uint64_t launch = event_launches[event];
+    lock.unlock();  // kernels take their time
+    return driver_double::ended(launch) ? kSuccess : kNotReady;
 }
 
 Result cuStreamSynchronize(Stream stream) {
@@ -262,7 +270,7 @@ Result cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
 }
 Result cuMemFree_v2(DevicePointer address) {
     BEGIN(enter_in_context("cuMemFree"));
-    BEGIN(forget(reinterpret_cast<void*>(address)));
+    RETURN_IF_FAILED(forget(reinterpret_cast<void*>(address)));
     std::free(reinterpret_cast<void*>(address));
     return kSuccess;
 }
@@ -270,7 +278,7 @@ Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
     BEGIN(enter_in_context("cuMemHostAlloc"));
     if (flags != (kHostPortable | kHostDeviceMap)) return kInvalidValue;
     DevicePointer memory = 0;
-    BEGIN(cuMemAlloc_v2(&memory, bytes));
+    RETURN_IF_FAILED(cuMemAlloc_v2(&memory, bytes));
     *address = reinterpret_cast<void*>(memory);
     return kSuccess;
 }
