@@ -16,8 +16,9 @@ ROW_ALIGNMENT = 16
 MAX_TOPK = 32
 MAX_EXPERTS = 2048
 MAX_RANKS = 64
-MAX_TOKENS = (2**31 - 1) // MAX_RANKS
+MAX_ROWS = 2**31 - 1
 """Of a rank: rows are counted in 32 bits."""
+MAX_TOKENS = MAX_ROWS // MAX_RANKS
 MAX_ROW_BYTES = 1 << 24
 MAX_BLOCKS = 256
 """All blocks of a kernel are resident at once."""

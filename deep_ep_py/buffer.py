@@ -11,7 +11,7 @@ from . import arguments
 from .bootstrap import make_bootstrap
 from .config import Config
 from .devices import CpuDevice, make_device
-from .engine import Engine
+from .engine import Engine, Streams
 from .events import EventHandle, EventOverlap
 from .handles import DispatchHandle
 from .native import C
@@ -154,7 +154,7 @@ class Buffer:
         num_experts : int
             Experts of all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
         previous_event, async_finish, allocate_on_comm_stream
-            As in DeepEP. On a CPU the call has ended when it returns.
+            As in DeepEP: see `dispatch`.
 
         Returns
         -------
@@ -173,14 +173,19 @@ class Buffer:
         num_experts = arguments.experts(num_experts, self.group_size)
         topk_idx = arguments.topk_idx(topk_idx, num_experts, self.device)
         tokens, topk = topk_idx.shape
-        per_rank = torch.zeros(self.group_size, dtype=torch.int32, device=self.device)
-        per_expert = torch.zeros(num_experts, dtype=torch.int32, device=self.device)
-        in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool, device=self.device)
         sizes = C.Sizes(tokens, 0, topk, num_experts)
-        self._engine.prepare(sizes, "layout")
-        outputs = (per_rank.data_ptr(), per_expert.data_ptr(), in_rank.data_ptr())
-        self.runtime.layout(sizes, topk_idx.data_ptr(), *outputs, self._engine.device.blocks)
-        return per_rank, None, per_expert, in_rank, EventOverlap(EventHandle())
+        streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
+        engine, device = self._engine, self._engine.device
+        engine.prepare(sizes, "layout")
+        with device.allocating(streams.allocate_on_comm):
+            per_rank = torch.zeros(self.group_size, dtype=torch.int32, device=self.device)
+            per_expert = torch.zeros(num_experts, dtype=torch.int32, device=self.device)
+            in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool, device=self.device)
+        device.order_after_caller(streams.event, streams.allocate_on_comm)
+        tensors = (topk_idx, per_rank, per_expert, in_rank)
+        engine.launch_layout(sizes, topk_idx, tensors[1:])
+        event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
+        return per_rank, None, per_expert, in_rank, EventOverlap(event)
 
     def dispatch(
         self,
@@ -218,8 +223,20 @@ class Buffer:
             The returned counts per expert are rounded up to multiples of it.
         config : Config, optional
             `num_sms` blocks.
-        num_tokens_per_rdma_rank, num_worst_tokens, previous_event, async_finish, allocate_on_comm_stream
-            As in DeepEP. `num_worst_tokens` must be 0 in this version.
+        num_worst_tokens : int
+            Not 0: the rows of the outputs, the same on all ranks; then the host waits for nothing, as a CUDA graph
+            needs it. It must do for every rank: if one would receive more, the call fails on all. Rows that nobody
+            sends have index -1 and weight 0; what their `recv_x` holds is anything.
+        num_tokens_per_rdma_rank
+            There is one node.
+        previous_event : EventOverlap, optional
+            On a GPU: wait for it too. Kernels run on a stream of their own, after all that the current stream has been
+            given so far.
+        async_finish : bool
+            On a GPU: let the current stream go on; its next use of the results must wait for the returned event. Else
+            the current stream waits. The host waits for the counts alone. On a CPU a call has ended when it returns.
+        allocate_on_comm_stream : bool
+            With both of these: wait for the event alone, and make the outputs on that other stream.
 
         Returns
         -------
@@ -230,7 +247,7 @@ class Buffer:
         recv_topk_weights : torch.Tensor or None
             float32 [rows, top-k]: 0 where the id is -1.
         num_recv_tokens_per_expert_list : list of int or None
-            Rows for each local expert.
+            Rows for each local expert; empty with `num_worst_tokens`.
         handle : DispatchHandle or None
             For `combine` and for cached dispatches; None from a cached one.
         event : EventOverlap
@@ -238,7 +255,8 @@ class Buffer:
         Raises
         ------
         DeepEPTimeout
-            If a peer did not do its part in time.
+            If a peer did not do its part in time. On a GPU it is found when the kernels have given up, and raised by
+            the Buffer's next call, or by `destroy`.
         DeepEPError
             If another rank failed, or this Buffer has before.
         """
@@ -294,7 +312,7 @@ class Buffer:
         config : Config, optional
             `num_sms` blocks.
         previous_event, async_finish, allocate_on_comm_stream
-            As in DeepEP.
+            As in `dispatch`.
 
         Returns
         -------
@@ -311,7 +329,8 @@ class Buffer:
         """
         self._engine.check_usable()
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
-        return PendingCombine.begin(self._engine, x, handle, topk_weights, bias, config).finish()
+        streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
+        return PendingCombine.begin(self._engine, x, handle, topk_weights, bias, config, streams).finish()
 
     def warmup(self, hidden: int, topk: int) -> None:
         """Have the kernels for BF16 rows of `hidden` elements and `topk` experts per token ready, on all ranks.

@@ -1,17 +1,24 @@
-"""Where tensors live and kernels run: what an engine asks of a device."""
+"""Where tensors live and kernels run: what an engine asks of a device, and the CPU's answers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import torch.utils.dlpack
 
+from .events import EventHandle
 from .native import C
 
 Shape = tuple[int, int, int]
 """What kernels are compiled for: ranks, bytes of a row, top-k."""
+
+_DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
+"""Type code and bits, as DLPack has them."""
+_DLPACK_CPU = (1, 0)
 
 
 class Device(Protocol):
@@ -21,21 +28,27 @@ class Device(Protocol):
     ----------
     torch_device : torch.device
         Of tensors.
-    dlpack : tuple of int
-        The same as DLPack has it: type and number.
+    asynchronous : bool
+        Whether an operation's call returns before its kernels have ended.
     blocks : int
         Of a kernel where no Config says otherwise.
+    calls : int
+        Operations of a Buffer that are expected to be on their way at once.
     fabrics : tuple of str
         How ranks on such devices may reach each other.
     poison : bool
         Whether memory may be filled with a pattern before it is written, to make reading it unwritten show.
+    fresh_memory_is_slow : bool
+        Whether outputs that no peer uses are better taken from the heap all the same, whose pages are there already.
     """
 
     torch_device: torch.device
-    dlpack: tuple[int, int]
+    asynchronous: bool
     blocks: int
+    calls: int
     fabrics: tuple[str, ...]
     poison: bool
+    fresh_memory_is_slow: bool
 
     def default_arena_bytes(self, ranks: int) -> int:
         """Return how much memory for outputs a rank takes if nobody says."""
@@ -49,24 +62,52 @@ class Device(Protocol):
     def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
         """Make what launches kernels."""
 
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room."""
+
     def prepare(self, kernels: Iterable[str], shape: Shape) -> None:
         """Have kernels ready: once an operation has begun, nothing may be loaded."""
 
-    def settle(self) -> None:
-        """Wait until what the caller has queued on the device is done: kernels may then use its tensors."""
-
     def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
-        """Copy a contiguous tensor into another of its size while all `ranks` ranks do so."""
+        """Copy a contiguous tensor into another of its size, as the caller's next work, while all `ranks` ranks do."""
+
+    def capturing(self) -> bool:
+        """Tell whether the caller's work goes into a graph, to be run later."""
+
+    def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
+        """Let tensors made in the body be used first by the kernels if so asked, else by the caller's own work."""
+
+    def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
+        """Let the kernels launched next wait for the event and, unless `on_comm_stream`, for all that the caller has
+        queued.
+        """
+
+    def order_caller_after(
+        self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
+    ) -> EventHandle:
+        """Let the caller's next work wait for the kernels launched so far; if `async_finish` only for the event that is
+        returned, and then see to it that the memory of `tensors`, which these kernels use, is not given away before.
+        """
+
+
+def from_arena(
+    runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, device: tuple[int, int] = _DLPACK_CPU
+) -> torch.Tensor | None:
+    """Make a tensor that gives its memory back to the runtime's arena as soon as nobody refers to it."""
+    capsule = runtime.allocate(list(shape), *_DLPACK_TYPES[dtype], device)
+    return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
 
 
 class CpuDevice:
-    """The CPU: kernels run as fibers."""
+    """The CPU: kernels run as fibers, and have ended when a call returns."""
 
     torch_device = torch.device("cpu")
-    dlpack = (1, 0)
+    asynchronous = False
     blocks = 1  # one thread runs them all
+    calls = 2
     fabrics: tuple[str, ...] = ("peer", "weak", "mixed")
     poison = True
+    fresh_memory_is_slow = True
 
     def default_arena_bytes(self, ranks: int) -> int:
         """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
@@ -85,97 +126,44 @@ class CpuDevice:
         """Make one over the executor."""
         return C.Runtime(options, heaps)
 
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Straight from the arena: with the last reference goes the last use."""
+        return from_arena(runtime, shape, dtype)
+
     def prepare(self, kernels: Iterable[str], shape: Shape) -> None:
         """Nothing: they are part of the extension, for any shape."""
-
-    def settle(self) -> None:
-        """Nothing: tensors are ready when torch returns."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
         """Past the caches where all ranks' copies would not fit into them."""
         streaming = source.nbytes * ranks > C.STREAMING_THRESHOLD
         C.copy_row_to_many([target.data_ptr()], source.data_ptr(), source.nbytes, streaming)
 
+    def capturing(self) -> bool:
+        """Never."""
+        return False
 
-class CudaDevice:
-    """A GPU. Kernels are compiled for the shapes in use, or come from the cache, and are launched through the driver.
+    def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
+        """Nothing: there are no streams."""
+        del on_comm_stream
+        return nullcontext()
 
-    Parameters
-    ----------
-    device
-        `torch.device("cuda", n)`.
-    sharers
-        Ranks of the Buffer that are on this GPU.
+    def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
+        """Nothing: torch has done what it was asked when it returns."""
 
-    Raises
-    ------
-    CudaError
-        There is no driver, or no such GPU.
-    """
-
-    blocks = 24
-    fabrics: tuple[str, ...] = ("peer",)
-    poison = False
-
-    def __init__(self, device: torch.device, sharers: int = 1) -> None:
-        self.torch_device = device
-        self.dlpack = (2, device.index)
-        self._sharers = sharers
-        self._context = C.cuda.Context(device.index)
-        self._launcher = C.cuda.Launcher(self._context, sharers)
-
-    def default_arena_bytes(self, ranks: int) -> int:
-        """Return this rank's share of an eighth of the GPU's memory. It is taken at once."""
-        del ranks
-        return torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
-
-    def make_heap(self, size: int, in_process: bool) -> Any:
-        """Physical memory with a descriptor, mapped."""
-        del in_process
-        return C.cuda.make_heap(self._context, size)
-
-    def map_heap(self, descriptor: int, size: int) -> Any:
-        """Map the same physical memory."""
-        return C.cuda.map_heap(self._context, descriptor, size)
-
-    def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
-        """Make one over this device's launcher."""
-        return C.cuda.make_runtime(options, heaps, self._context, self._launcher)
-
-    def prepare(self, kernels: Iterable[str], shape: Shape) -> None:
-        """Compile or find, and load, what is not loaded yet."""
-        missing = [name for name in kernels if not self._launcher.loaded(name, self._key(name, shape))]
-        if not missing:
-            return
-        from .jit import KERNELS, KernelCache
-        from .jit import Shape as StaticShape
-
-        wanted = [KERNELS[name] for name in missing]
-        # Processes that start together begin with different kernels.
-        found = KernelCache().get_all(wanted, StaticShape(*shape), self._context.architecture, start=os.getpid())
-        for name, kernel in zip(missing, found, strict=True):
-            self._launcher.load(name, self._key(name, shape), kernel.cubin, kernel.symbol)
-
-    def settle(self) -> None:
-        """Wait for the current stream."""
-        torch.cuda.current_stream(self.torch_device).synchronize()
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
-        """Copy on the current stream, and wait for it."""
-        del ranks
-        target.copy_(source)
-        self.settle()
-
-    @staticmethod
-    def _key(name: str, shape: Shape) -> Shape:
-        # The one kernel that is the same for all shapes.
-        return (0, 0, 0) if name == "notify_cached" else shape
+    def order_caller_after(
+        self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
+    ) -> EventHandle:
+        """Nothing: the kernels have ended."""
+        del tensors, async_finish, on_comm_stream
+        return EventHandle()
 
 
 def make_device(device: torch.device, sharers: int) -> Device:
     """Return the device by torch's name for it; "cuda" is the current one. `sharers`: ranks that are on it."""
     if device.type == "cpu":
         return CpuDevice()
+    from .cuda_device import CudaDevice
+
     index = device.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils.dlpack
 
 from ._version import __version__
 from .bootstrap import Bootstrap, exchange_heaps
 from .devices import Device
 from .errors import DeepEPError, DeepEPTimeout
+from .events import EventHandle, EventOverlap
 from .native import BUILD, C
 
 _STATS = ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied")
@@ -20,8 +22,6 @@ _PAGE = 4096
 _REGION_ALIGNMENT = 128
 _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
-_DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
-"""Type code and bits, as DLPack has them."""
 
 
 def _reached(fabric: str, rank: int, peer: int) -> bool:
@@ -29,6 +29,20 @@ def _reached(fabric: str, rank: int, peer: int) -> bool:
     if rank == peer or fabric == "peer":
         return True
     return fabric == "mixed" and (rank + peer) % 2 == 0
+
+
+@dataclass(frozen=True)
+class Streams:
+    """How a call is ordered with what its caller does besides: V1's arguments."""
+
+    previous: EventOverlap | None = None
+    async_finish: bool = False
+    allocate_on_comm: bool = False
+
+    @property
+    def event(self) -> EventHandle | None:
+        """What kernels wait for; None: for nothing but the caller's stream."""
+        return None if self.previous is None else self.previous.event
 
 
 class Engine:
@@ -75,7 +89,9 @@ class Engine:
         others = [peer for peer in range(self.ranks) if peer != self.rank]
         self._published_to_someone = not others or any(_reached(fabric, self.rank, peer) for peer in others)
         self._issued = 0
-        self._open: dict[int, list[object]] = {}
+        self._open: dict[int, list[torch.Tensor | None]] = {}
+        self._on_their_way: deque[Any] = deque()
+        self._captured: list[Any] = []
         self._broken: DeepEPError | None = None
 
     def _agree(self, bootstrap: Bootstrap, arena_bytes: int, fabric: str) -> None:
@@ -106,6 +122,7 @@ class Engine:
             region_bytes=self._region_bytes,
             arena_bytes=arena_bytes,
             timeout_ns=int(self.timeout * 1e9),
+            calls=max(self.regions, self.device.calls),
             poison=bootstrap.in_process and self.device.poison,
             has_remote=any(not _reached(fabric, i, j) for i in ranks for j in ranks),
             mapped=[_reached(fabric, self.rank, peer) for peer in ranks],
@@ -116,18 +133,19 @@ class Engine:
         return runtime
 
     def check_usable(self) -> None:
-        """Raise if the Buffer is destroyed or broken."""
+        """Raise if the Buffer is destroyed or broken, or if an earlier operation has failed by now."""
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        if self._broken is None:
+            self._collect()
         if self._broken is not None:
             raise DeepEPError(
                 f"rank {self.rank}: the Buffer is broken, make a new one; what broke it: {self._broken}"
             ) from self._broken
 
     def prepare(self, sizes: Any, *kernels: str) -> None:
-        """Have an operation's kernels and inputs ready, before it takes its number."""
+        """Have an operation's kernels ready, before it takes its number."""
         self.device.prepare(kernels, (self.ranks, sizes.row_bytes, sizes.topk))
-        self.device.settle()
 
     def warmup(self, row_bytes: int, topk: int) -> None:
         """Have all kernels for these rows ready on all ranks. Collective."""
@@ -150,10 +168,11 @@ class Engine:
             )
 
     @contextmanager
-    def opening(self, kind: str, held: object) -> Iterator[int]:
+    def opening(self, kind: str, *tensors: torch.Tensor | None) -> Iterator[int]:
         """Count a new operation; refuse it where the last use of its region is still open.
 
-        The body launches its first kernel. `held` lives until the operation has ended: what its kernels read and write.
+        The body launches its first kernel. `tensors`, what its kernels read and write, are held as long as the
+        operation is open.
         """
         operation, before = self._issued, self._issued - self.regions
         if before in self._open:
@@ -163,26 +182,55 @@ class Engine:
             )
         with self.telling_others(kind):
             self._issued += 1
-            self._open[operation] = [held]
+            self._open[operation] = [*tensors]
             self.stats["operations"] += 1
             yield operation
 
     def hold(self, operation: int, *tensors: torch.Tensor | None) -> None:
-        """Keep tensors until an operation has ended, even if its caller leaves it by an exception."""
-        self._open[operation].append(tensors)
+        """Keep tensors as long as an operation is open, even if its caller leaves it by an exception."""
+        self._open[operation] += tensors
 
-    def end_operation(self, call: Any, operation: int, direct: bool) -> None:
-        """Wait for a call whose kernels are all launched."""
-        self.runtime.wait(call)
-        self.check_failure(call)
-        self.runtime.retire(call)
-        del self._open[operation]
+    def end_operation(self, call: Any, operation: int, direct: bool, streams: Streams) -> EventOverlap:
+        """End a call whose kernels are all launched: on a CPU wait for them; on a GPU they end when they do, and what
+        they fail of is raised by the Buffer's next call.
+        """
         self.stats["direct" if direct else "rounds"] += 1
+        if self.device.capturing():
+            self._captured.append(call)
+        else:
+            self._on_their_way.append(call)
+            if not self.device.asynchronous:
+                self.runtime.wait(call)
+                self._collect()
+        tensors = self._open.pop(operation)
+        return EventOverlap(self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm))
+
+    def _collect(self) -> None:
+        """Retire the operations that have ended; raise what one has failed of."""
+        while self._on_their_way and self.runtime.finished(self._on_their_way[0]):
+            call = self._on_their_way.popleft()
+            self.check_failure(call)
+            self.runtime.retire(call)
+        for call in self._captured:  # of graphs, which may have been replayed
+            self.check_failure(call)
+
+    def launch_layout(self, sizes: Any, topk_idx: torch.Tensor, outputs: tuple[torch.Tensor, ...]) -> None:
+        """Launch the one kernel that has to do with no other rank."""
+        addresses = (tensor.data_ptr() for tensor in (topk_idx, *outputs))
+        serial = self.runtime.layout(sizes, *addresses, self.device.blocks)
+        if not self.device.asynchronous:
+            self.runtime.wait_launch(serial)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make an output that peers can see; an ordinary tensor where it is empty or the arena is full."""
+        """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
         tensor = self._shared(shape, dtype)
         return torch.empty(shape, dtype=dtype, device=self.device.torch_device) if tensor is None else tensor
+
+    def empty_private(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make an output that no peer uses."""
+        if self.device.fresh_memory_is_slow:
+            return self.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.device.torch_device)
 
     def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors, or copies, where peers can read them; as they are if that helps nobody or has no room."""
@@ -202,10 +250,7 @@ class Engine:
         return copy
 
     def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        if 0 in shape:
-            return None
-        capsule = self.runtime.allocate(list(shape), *_DLPACK_TYPES[dtype], self.device.dlpack)
-        return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
+        return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype)
 
     def check_failure(self, call: Any) -> None:
         """Raise what a call failed of, and tell the other ranks."""
@@ -218,6 +263,11 @@ class Engine:
             unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
             expected, seen = failure.expected // unit, failure.seen // unit
             error = DeepEPTimeout(self.rank, call.kind, failure.phase, failure.peer, expected, seen, self.timeout)
+        elif failure.reason == C.OVERFLOW:
+            error = DeepEPError(
+                f"rank {self.rank}: num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows "
+                f"that rank {failure.peer} receives"
+            )
         elif call.mismatch[0] >= 0:
             peer, kind = call.mismatch
             error = DeepEPError(
@@ -258,20 +308,28 @@ class Engine:
             raise
 
     def destroy(self) -> None:
-        """Let go of the runtime, after what peers still wait for has left."""
-        runtime, self.runtime = self.runtime, None
-        if runtime is None:
+        """Let go of the runtime, after what peers still wait for has left.
+
+        Raises
+        ------
+        DeepEPError
+            What an operation has failed of that no call has raised yet.
+        """
+        if self.runtime is None:
             return
-        if not self._open:
-            runtime.drain()
-            return
-        # Operations that were begun and never ended, or failed: their kernels may still run on what is held here.
-        if self._broken is None:
-            runtime.abort(C.EXCEPTION)
+        runtime, well = self.runtime, not self._open and self._broken is None
         settled = False
         try:
-            settled = runtime.settle(int(_SETTLE_SECONDS * 1e9))
+            # Operations that were begun and never ended, or failed: their kernels may still run on what is held here.
+            if self._open and self._broken is None:
+                runtime.abort(C.EXCEPTION)
+            settled = runtime.settle(int((self.timeout if well else _SETTLE_SECONDS) * 1e9))
+            if well:
+                self._collect()
+            if settled and not self._open:
+                runtime.drain()
         finally:
+            self.runtime = None
             if settled:
                 self._open.clear()
             else:
@@ -279,10 +337,10 @@ class Engine:
 
     def __del__(self) -> None:
         # Kernels may still be about. What a dead executor throws has been raised before.
-        if getattr(self, "_open", None):
+        if getattr(self, "_open", None) or getattr(self, "_on_their_way", None):
             with suppress(RuntimeError):
                 self.destroy()
 
 
-_abandoned: list[tuple[Any, dict[int, list[object]]]] = []
+_abandoned: list[tuple[Any, dict[int, list[torch.Tensor | None]]]] = []
 """Runtimes whose kernels never left, with what those may still touch."""

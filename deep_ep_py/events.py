@@ -6,12 +6,35 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import torch
+
 
 class EventHandle:
-    """An event recorded on the current stream when it is made."""
+    """An event recorded on the current stream when it is made.
+
+    Where this process does not use CUDA there are no streams, and the event has always happened.
+
+    Parameters
+    ----------
+    stream : torch.cuda.Stream, optional
+        Record it there instead.
+    """
+
+    def __init__(self, stream: Any = None) -> None:
+        self._event: torch.cuda.Event | None = None
+        if stream is not None or torch.cuda.is_initialized():
+            self._event = torch.cuda.Event()
+            self._event.record(stream or torch.cuda.current_stream())
+
+    def wait_on(self, stream: Any) -> None:
+        """Make a stream wait for the event."""
+        if self._event is not None:
+            stream.wait_event(self._event)
 
     def current_stream_wait(self) -> None:
         """Make the current stream wait for the event."""
+        if self._event is not None:
+            torch.cuda.current_stream().wait_event(self._event)
 
 
 class EventOverlap:

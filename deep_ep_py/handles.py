@@ -43,6 +43,10 @@ class Plan:
 
         return Plan(tensor(tokens, ranks), tensor(ranks, tokens), tensor(ranks, ranks), tensor(ranks), tensor(ranks, 1))
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return all of it."""
+        return self.token_row, self.row_token, self.rank_prefix, self.source_tokens, self.rows_to_rank
+
     def native(self) -> Any:
         """Return the addresses, as kernels take them."""
         tensors = (self.token_row, self.row_token, self.rank_prefix, self.source_tokens)
@@ -64,6 +68,8 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
         Tokens this rank sent, rows it received.
     topk : int
         Experts per token, 0 where the dispatch carried none.
+    operation : int
+        The how-manieth operation of its Buffer it was; the same on all ranks.
     """
 
     owner: object
@@ -82,7 +88,7 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
         topk: int,
         operation: int,
     ) -> DispatchHandle:
-        """Make the handle of an operation that has ended."""
+        """Make the handle of an operation whose kernels are launched."""
         handle = DispatchHandle(
             (
                 plan.rank_prefix,
@@ -96,6 +102,10 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
         handle.owner, handle.plan, handle.topk, handle.operation = owner, plan, topk, operation
         handle.tokens, handle.rows = is_token_in_rank.shape[0], recv_src_idx.shape[0]
         return handle
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return all that kernels read."""
+        return *self.plan.tensors(), self.recv_src_idx
 
     @property
     def recv_src_idx(self) -> torch.Tensor:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import arguments
-from .events import EventHandle, EventOverlap
+from .engine import Streams
 from .handles import DispatchHandle, Plan
 from .native import C
 
 if TYPE_CHECKING:
     from .config import Config
     from .engine import Engine
+    from .events import EventOverlap
 
 
 def _row_bytes(x: torch.Tensor) -> int:
@@ -29,6 +30,7 @@ class _Pending:
     call: Any
     operation: int
     blocks: int
+    streams: Streams
     finished: bool = field(default=False, init=False)
 
     def finish(self) -> tuple[Any, ...]:
@@ -58,6 +60,7 @@ class PendingDispatch(_Pending):
     handle: DispatchHandle | None
     is_token_in_rank: torch.Tensor
     expert_alignment: int
+    worst_rows: int
 
     @staticmethod
     def begin(
@@ -80,14 +83,17 @@ class PendingDispatch(_Pending):
         """Check the arguments and launch the first kernel."""
         ranks, device = engine.ranks, engine.device.torch_device
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
+        streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
         arguments.integer("expert_alignment", expert_alignment, 1, 1 << 20)
-        if arguments.integer("num_worst_tokens", num_worst_tokens, 0, 1 << 31):
-            raise ValueError(
-                f"num_worst_tokens={num_worst_tokens}: expected 0, fixed output sizes are not supported yet"
-            )
+        arguments.integer("num_worst_tokens", num_worst_tokens, 0, arguments.MAX_ROWS)
         blocks = arguments.config(config, engine.device.blocks)
         if handle is not None:
-            return PendingDispatch._begin_cached(engine, x, handle, blocks, topk_idx, topk_weights)
+            return PendingDispatch._begin_cached(engine, x, handle, blocks, topk_idx, topk_weights, streams)
+        if num_worst_tokens == 0 and engine.device.capturing():
+            raise ValueError(
+                "num_worst_tokens=0: expected the most rows that a rank may receive, or a handle, where a graph is "
+                "captured: sizes cannot depend on what arrives"
+            )
 
         x = arguments.rows("x", x, device)
         tokens, row_bytes = x.shape[0], _row_bytes(x)
@@ -106,17 +112,26 @@ class PendingDispatch(_Pending):
 
         engine.prepare(sizes, "notify", "dispatch")
 
-        plan = Plan.empty(tokens, ranks, device)
-        tensors = (x, in_rank, per_expert, topk_idx, topk_weights, plan)
-        with engine.opening("dispatch", tensors) as operation:
+        with engine.device.allocating(streams.allocate_on_comm):
+            plan = Plan.empty(tokens, ranks, device)
+        tensors = (x, in_rank, per_expert, topk_idx, topk_weights, *plan.tensors())
+        with engine.opening("dispatch", *tensors) as operation:
+            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = engine.runtime.notify(
-                sizes, in_rank.data_ptr(), per_expert.data_ptr(), plan.native(), plan.rows_to_rank.data_ptr(), blocks
+                sizes,
+                in_rank.data_ptr(),
+                per_expert.data_ptr(),
+                plan.native(),
+                plan.rows_to_rank.data_ptr(),
+                num_worst_tokens,
+                blocks,
             )
             pending = PendingDispatch(
                 engine,
                 call,
                 operation,
                 blocks,
+                streams,
                 sizes,
                 x,
                 topk_idx,
@@ -125,12 +140,19 @@ class PendingDispatch(_Pending):
                 None,
                 in_rank,
                 expert_alignment,
+                num_worst_tokens,
             )
         return pending
 
     @staticmethod
     def _begin_cached(
-        engine: Engine, x: torch.Tensor, handle: DispatchHandle, blocks: int, topk_idx: Any, topk_weights: Any
+        engine: Engine,
+        x: torch.Tensor,
+        handle: DispatchHandle,
+        blocks: int,
+        topk_idx: Any,
+        topk_weights: Any,
+        streams: Streams,
     ) -> PendingDispatch:
         handle = check_handle(engine, handle)
         if topk_idx is not None or topk_weights is not None:
@@ -141,29 +163,26 @@ class PendingDispatch(_Pending):
         sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
         engine.check_room(sizes, _row_bytes(x))
         engine.prepare(sizes, "notify_cached", "dispatch")
-        with engine.opening("cached dispatch", (x, handle)) as operation:
+        with engine.opening("cached dispatch", x, *handle.tensors()) as operation:
+            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = engine.runtime.notify_cached(False, sizes, handle.operation)
             pending = PendingDispatch(
-                engine, call, operation, blocks, sizes, x, None, None, handle.plan, handle, handle[4], 1
+                engine, call, operation, blocks, streams, sizes, x, None, None, handle.plan, handle, handle[4], 1, 0
             )
         return pending
 
     def _finish(self) -> tuple[Any, ...]:
         """Wait for the counts, make the outputs, move the rows."""
         engine, call, cached = self.engine, self.call, self.handle is not None
-        if self.handle is not None:
-            rows = self.handle.rows
-        else:
-            engine.runtime.wait_counts(call)
-            engine.check_failure(call)
-            rows = call.total_rows
-        recv_x = engine.empty((rows, self.x.shape[1]), self.x.dtype)
+        rows = self._rows()
         recv_topk_idx = recv_topk_weights = recv_src_idx = None
-        if self.topk_idx is not None:
-            recv_topk_idx = engine.empty((rows, self.topk_idx.shape[1]), torch.int64)
-            recv_topk_weights = engine.empty((rows, self.topk_idx.shape[1]), torch.float32)
-        if not cached:
-            recv_src_idx = engine.empty((rows,), torch.int32)
+        with engine.device.allocating(self.streams.allocate_on_comm):
+            recv_x = engine.empty((rows, self.x.shape[1]), self.x.dtype)
+            if self.topk_idx is not None:
+                recv_topk_idx = engine.empty((rows, self.topk_idx.shape[1]), torch.int64)
+                recv_topk_weights = engine.empty((rows, self.topk_idx.shape[1]), torch.float32)
+            if not cached:
+                recv_src_idx = engine.empty((rows,), torch.int32)
 
         tensors = C.Tensors()
         tensors.x = self.x.data_ptr()
@@ -175,17 +194,28 @@ class PendingDispatch(_Pending):
         if recv_src_idx is not None:
             tensors.recv_src_idx = recv_src_idx.data_ptr()
         engine.hold(self.operation, recv_x, recv_topk_idx, recv_topk_weights, recv_src_idx)
+        # What the outputs' memory was used for before must be over before a peer is told where it is (P9).
+        engine.device.order_after_caller(None, self.streams.allocate_on_comm)
         direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), rows, cached, self.blocks)
-        engine.end_operation(call, self.operation, direct)
+        align = self.expert_alignment
+        counts = [] if self.worst_rows else [(count + align - 1) // align * align for count in call.rows_per_expert]
+        event = engine.end_operation(call, self.operation, direct, self.streams)
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
-        event = EventOverlap(EventHandle())
         if recv_src_idx is None:
             return recv_x, None, None, None, None, event
-        align = self.expert_alignment
-        counts = [(count + align - 1) // align * align for count in call.rows_per_expert]
         topk = 0 if self.topk_idx is None else self.topk_idx.shape[1]
-        handle = DispatchHandle.make(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, call.operation)
+        handle = DispatchHandle.make(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation)
         return recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event
+
+    def _rows(self) -> int:
+        """How many rows the outputs have, as soon as that is known."""
+        if self.handle is not None:
+            return self.handle.rows
+        if self.worst_rows:
+            return self.worst_rows
+        self.engine.runtime.wait_counts(self.call)
+        self.engine.check_failure(self.call)
+        return int(self.call.total_rows)
 
 
 @dataclass
@@ -206,6 +236,7 @@ class PendingCombine(_Pending):
         topk_weights: torch.Tensor | None,
         bias: Any,
         config: Config | None,
+        streams: Streams = Streams(),  # noqa: B008 - it is frozen
     ) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
         handle = check_handle(engine, handle)
@@ -224,35 +255,38 @@ class PendingCombine(_Pending):
         sizes = C.Sizes(handle.tokens, _row_bytes(x), topk, 0)
         engine.check_room(sizes, _row_bytes(x))
         engine.prepare(sizes, "notify_cached", "combine")
-        with engine.opening("combine", (x, handle, topk_weights, biases)) as operation:
+        with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
+            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = engine.runtime.notify_cached(True, sizes, handle.operation)
-            pending = PendingCombine(engine, call, operation, blocks, sizes, x, topk_weights, biases, handle)
+            pending = PendingCombine(engine, call, operation, blocks, streams, sizes, x, topk_weights, biases, handle)
         return pending
 
     def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
         """Move and sum the rows."""
         engine, handle = self.engine, self.handle
         # Owners read the rows where they are. One copy to where they can costs less than the handshakes of chunks.
-        x, weights = engine.visible(self.x, self.topk_weights)
-        assert x is not None
-        # From the arena, though no peer needs it: its pages are there already, torch would map fresh ones every time.
-        combined_x = engine.empty((handle.tokens, self.x.shape[1]), self.x.dtype)
         combined_weights = None
+        with engine.device.allocating(self.streams.allocate_on_comm):
+            x, weights = engine.visible(self.x, self.topk_weights)
+            combined_x = engine.empty_private((handle.tokens, self.x.shape[1]), self.x.dtype)
+            if weights is not None:
+                combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
+        assert x is not None
         tensors = C.Tensors()
         tensors.x = x.data_ptr()
         tensors.recv_x = combined_x.data_ptr()
         tensors.recv_src_idx = handle.recv_src_idx.data_ptr()
-        if weights is not None:
-            combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
+        if weights is not None and combined_weights is not None:
             tensors.topk_weights, tensors.recv_topk_weights = weights.data_ptr(), combined_weights.data_ptr()
         for slot, bias in zip(("bias0", "bias1"), self.biases, strict=False):
             setattr(tensors, slot, bias.data_ptr())
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
+        engine.device.order_after_caller(None, self.streams.allocate_on_comm)
         direct = engine.runtime.combine(self.call, self.sizes, tensors, handle.plan.native(), handle.rows, self.blocks)
-        engine.end_operation(self.call, self.operation, direct)
+        event = engine.end_operation(self.call, self.operation, direct, self.streams)
         engine.stats["combines"] += 1
         engine.stats["copied"] += x is not self.x
-        return combined_x, combined_weights, EventOverlap(EventHandle())
+        return combined_x, combined_weights, event
 
 
 def check_handle(engine: Engine, handle: Any) -> DispatchHandle:

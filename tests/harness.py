@@ -133,6 +133,36 @@ class Trial:
         assert (combined_weights is not None) == weights
         oracle.check_combined(combined_x, combined_weights, self.expert.expected[biases][rank])
 
+    @property
+    def most_rows(self) -> int:
+        """Rows of the rank that receives the most."""
+        return max(len(part.x) for part in self.received)
+
+    def check_worst(self, rank: int, results: Sequence[Any], rows: int) -> None:
+        """A dispatch with `num_worst_tokens=rows`."""
+        got = as_received(results)
+        assert got.num_tokens_per_expert == []
+        assert len(got.x) == len(got.topk_idx) == len(got.topk_weights) == len(got.src_idx) == rows
+        used = len(self.received[rank].x)
+        assert (got.topk_idx[used:] == -1).all() and not got.topk_weights[used:].any()
+        got = replace(
+            got,
+            x=got.x[:used],
+            topk_idx=got.topk_idx[:used],
+            topk_weights=got.topk_weights[:used],
+            src_idx=got.src_idx[:used],
+            num_tokens_per_expert=None,
+        )
+        oracle.check_received(got, self.received[rank])
+
+    def padded(self, rank: int, rows: int) -> dict[str, Tensor]:
+        """What the experts hand to the combine of such a dispatch: nobody may read the rows that nobody sent."""
+        expert = self.expert
+        unused = rows - len(expert.x[rank])
+        x = torch.cat([expert.x[rank], expert.x[rank].new_full((unused, expert.x[rank].shape[1]), torch.nan)])
+        weights = expert.topk_weights[rank]
+        return {"x": x, "topk_weights": torch.cat([weights, weights.new_full((unused, weights.shape[1]), torch.nan)])}
+
 
 def round_trip(buffer: deep_ep.Buffer, rank: int, trial: Trial, blocks: int, biases: int | None = None) -> None:
     """One layout, dispatch and combine, cached dispatch and combine on the calling rank, all checked."""

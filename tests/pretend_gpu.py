@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from deep_ep_py import buffer, jit
-from deep_ep_py.devices import CudaDevice, Device
+from deep_ep_py.cuda_device import CudaDevice
+from deep_ep_py.devices import Device, from_arena
+from deep_ep_py.events import EventHandle
 
 
 class PretendGpu(CudaDevice):
-    """What torch would do on a GPU it does on the CPU here; the driver, kernels' code and heaps go the GPU's way."""
+    """What torch would do on a GPU it does on the CPU here; the driver, kernels' code and heaps go the GPU's way.
+
+    There is one stream, so the caller waits for the kernels where on a GPU its stream does.
+    """
 
     def __init__(self, sharers: int) -> None:
         super().__init__(torch.device("cuda", 0), sharers)
-        self.torch_device, self.dlpack, self.blocks = torch.device("cpu"), (1, 0), 2
+        self.torch_device, self.blocks = torch.device("cpu"), 2
+        self.runtime: Any = None
 
     def default_arena_bytes(self, ranks: int) -> int:
-        del ranks
         return 16 << 20
 
-    def settle(self) -> None:
+    def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
+        self.runtime = super().make_runtime(options, heaps)
+        return self.runtime
+
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        return None if self.capturing() else from_arena(runtime, shape, dtype)
+
+    def capturing(self) -> bool:
+        return getattr(_captures, "open", False)
+
+    def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         pass
+
+    def order_caller_after(
+        self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
+    ) -> EventHandle:
+        if not self.capturing():
+            assert self.runtime.settle(int(100e9))
+        return EventHandle()
 
 
 class NamesOnly:
@@ -35,6 +64,30 @@ class NamesOnly:
         nothing = jit.Resources(0, 0, 0, 0, 0, 0, 0, 0)
         symbols = {kernel.name: f"_ZN7deep_ep{len(kernel.name)}{kernel.name}" for kernel in kernels}
         return [jit.CompiledKernel(name, architecture, symbols[name], b"\x7fELF", nothing, 0.0, "") for name in symbols]
+
+
+_captures = threading.local()
+
+
+class Graph:
+    """What one thread's launches in the body of `capture` were; replayed as often as one likes."""
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._number = -1
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        self._driver.double_capture(1)
+        _captures.open = True
+        try:
+            yield
+        finally:
+            _captures.open = False
+            self._number = self._driver.double_capture(0)
+
+    def replay(self) -> None:
+        self._driver.double_replay(self._number)
 
 
 def install(compile_kernels: bool = True) -> None:

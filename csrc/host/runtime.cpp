@@ -83,11 +83,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     context.farewell = farewell_.get();
     context.generation = kGeneration;
     memory_->write(context_.get(), &context, sizeof(context));
-    // As many as operations may be open: on a GPU an allocation may wait for kernels, and those for this rank.
-    for (int i = 0; i < options_.regions; ++i) {
-        spare_.emplace_back(make_private<Ticket>(),
-                            std::static_pointer_cast<Report>(memory_->make_shared(sizeof(Report))));
-    }
+    make_spare(static_cast<size_t>(options_.calls));
     if (options_.poison) {
         const wire::HeapLayout& heap = context.peers.heap;
         memory_->fill(context.peers.local + heap.regions_offset(), kPoison,
@@ -108,18 +104,15 @@ uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
     return std::max(dispatch.bytes(), combine.bytes());
 }
 
-void Runtime::launch(Call* call, const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
-                     const void* args, size_t bytes) {
-    const uint64_t serial = latest_ = launcher_->launch(kernel, shape, blocks, kWarps, shared_bytes, args, bytes);
-    if (call != nullptr) {
-        call->serial = serial;
-    } else {
-        launcher_->wait([this, serial] { return launcher_->finished(serial); }, kernel);
-    }
+uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+                         const void* args, size_t bytes) {
+    const uint64_t serial = launcher_->launch(kernel, shape, blocks, kWarps, shared_bytes, args, bytes);
+    latest_ = std::max(latest_, serial);
+    return serial;
 }
 
-void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
-                     uint64_t is_token_in_rank, unsigned blocks) {
+uint64_t Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
+                         uint64_t is_token_in_rank, unsigned blocks) {
     LayoutArgs args{};
     args.shape = shape_of(sizes, options_.ranks);
     args.tokens = sizes.tokens;
@@ -129,14 +122,24 @@ void Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_
     args.tokens_per_rank = pointer<i32>(tokens_per_rank);
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);
     args.is_token_in_rank = pointer<u8>(is_token_in_rank);
-    launch(nullptr, "layout", args.shape, blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args,
-           sizeof(args));
+    return launch("layout", args.shape, blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args,
+                  sizeof(args));
+}
+
+// Many at once: on a GPU an allocation takes long, and may wait for kernels that wait for this rank's.
+void Runtime::make_spare(size_t count) {
+    const auto tickets = make_private<Ticket>(count);
+    const auto reports = std::static_pointer_cast<Report>(memory_->make_shared(count * sizeof(Report)));
+    for (size_t i = 0; i < count; ++i) {
+        spare_.emplace_back(std::shared_ptr<Ticket>(tickets, tickets.get() + i),
+                            std::shared_ptr<Report>(reports, reports.get() + i));
+    }
 }
 
 std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     auto call = std::make_shared<Call>();
     call->kind = kind;
-    if (spare_.empty()) throw std::logic_error("more operations are open than there are regions");
+    if (spare_.empty()) make_spare(static_cast<size_t>(options_.calls));
     std::tie(call->ticket, call->report) = spare_.back();
     spare_.pop_back();
     calls_.push_back(call);
@@ -144,7 +147,7 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
 }
 
 std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
-                                      const Plan& plan, uint64_t rows_to_rank, unsigned blocks) {
+                                      const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, unsigned blocks) {
     auto call = open(wire::Kind::kDispatch);
     call->experts = sizes.experts / static_cast<u32>(options_.ranks);
     if (call->experts > Report::kMostExperts) throw std::invalid_argument("too many experts");
@@ -152,21 +155,22 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     args.call = call_args(*call);
     args.shape = shape_of(sizes, options_.ranks);
     args.layout = region_layout(sizes.experts, dispatch_format(sizes, false));
-    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.topk, sizes.experts});
+    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.topk, sizes.experts, most_rows});
     args.tokens = sizes.tokens;
+    args.most_rows = most_rows;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
     args.rows_to_rank = pointer<i32>(rows_to_rank);
     args.rows_per_expert = call->report->rows_per_expert;
-    launch(call.get(), "notify", args.shape, blocks, 0, &args, sizeof(args));
+    call->serial = launch("notify", args.shape, blocks, 0, &args, sizeof(args));
     return call;
 }
 
 std::shared_ptr<Call> Runtime::notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = open(kind);
     const NotifyCachedArgs args{call_args(*call), kind, hash_arguments(kind, {sizes.row_bytes, sizes.topk, handle})};
-    launch(call.get(), "notify_cached", {}, 1, 0, &args, sizeof(args));
+    call->serial = launch("notify_cached", {}, 1, 0, &args, sizeof(args));
     return call;
 }
 
@@ -200,6 +204,7 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.experts_per_rank = sizes.experts / static_cast<u32>(options_.ranks);
     // This rank's rows stand for the others'.
     args.streaming = uint64_t{rows} * sizes.row_bytes * args.shape.ranks_ > launcher_->streaming_threshold();
+    args.rows = rows;
     args.x = pointer<const u8>(tensors.x);
     args.topk_idx = pointer<const i64>(tensors.topk_idx);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
@@ -209,8 +214,8 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.recv_topk_idx = pointer<i64>(tensors.recv_topk_idx);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
-    launch(&call, "dispatch", args.shape, blocks, dispatch_shared_bytes(args.shape.ranks_, kWarps), &args,
-           sizeof(args));
+    const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, kWarps);
+    call.serial = launch("dispatch", args.shape, blocks, shared_bytes, &args, sizeof(args));
     return args.offer.visible != 0;
 }
 
@@ -230,7 +235,8 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     args.combined_weights = pointer<float>(tensors.recv_topk_weights);
     args.bias[0] = pointer<const u8>(tensors.bias0);
     args.bias[1] = pointer<const u8>(tensors.bias1);
-    launch(&call, "combine", args.shape, blocks, combine_shared_bytes(args.shape.ranks_, kWarps), &args, sizeof(args));
+    const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, kWarps);
+    call.serial = launch("combine", args.shape, blocks, shared_bytes, &args, sizeof(args));
     return args.offer.visible != 0;
 }
 
@@ -243,6 +249,10 @@ void Runtime::wait_counts(Call& call) {
 
 void Runtime::wait(Call& call) {
     wait_until(call, [&] { return finished(call); });
+}
+
+void Runtime::wait_launch(uint64_t serial) {
+    launcher_->wait([this, serial] { return launcher_->finished(serial); }, "kernel");
 }
 
 void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
@@ -280,7 +290,6 @@ void Runtime::retire(const std::shared_ptr<Call>& call) {
     auto report = std::make_shared<Report>(*call->report);
     call->report.swap(report);
     report->outcome = {};
-    memory_->fill(call->ticket.get(), 0, sizeof(Ticket));
     spare_.emplace_back(std::move(call->ticket), std::move(report));
 }
 

@@ -22,6 +22,7 @@ struct BufferOptions {
     uint64_t region_bytes;
     uint64_t arena_bytes;
     uint64_t timeout_ns;
+    int calls;                 // how many may be on their way at once before more records are made
     bool poison;               // fill outputs with a pattern before they are written
     bool has_remote;           // some pair of ranks of the Buffer is not mapped
     std::vector<bool> mapped;  // per peer: reached by loads and stores, else by the weak fabric
@@ -72,10 +73,12 @@ class Runtime {
     // Bytes of one region that a dispatch or combine of these sizes needs at the least.
     uint64_t least_region_bytes(const Sizes& sizes) const;
 
-    void layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
-                uint64_t is_token_in_rank, unsigned blocks);
+    // -> the launch's serial number. No operation: it has to do with no other rank.
+    uint64_t layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
+                    uint64_t is_token_in_rank, unsigned blocks);
+    // `most_rows`: that any rank may receive, 0: as many as there are.
     std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
-                                 const Plan& plan, uint64_t rows_to_rank, unsigned blocks);
+                                 const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, unsigned blocks);
     // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
     std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle);
     // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who
@@ -89,9 +92,11 @@ class Runtime {
     void wait_counts(Call& call);
     // Until all launched kernels of the call have ended.
     void wait(Call& call);
+    // Until a launch that is no operation's has ended.
+    void wait_launch(uint64_t serial);
     bool finished(const Call& call) const { return launcher_->finished(call.serial); }
 
-    // A call whose kernels have ended well.
+    // A call whose kernels have ended well, and will not run again.
     void retire(const std::shared_ptr<Call>& call);
     // Until all kernels launched here have ended, or so long: -> whether they have. After abort() they leave by
     // themselves.
@@ -110,8 +115,8 @@ class Runtime {
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
 
   private:
-    void launch(Call* call, const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
-                const void* args, size_t bytes);
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+                    const void* args, size_t bytes);
     wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
     wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
@@ -123,6 +128,7 @@ class Runtime {
     wire::HeapHeader* header(int rank) const { return reinterpret_cast<wire::HeapHeader*>(heap_base(rank)); }
 
     std::shared_ptr<Call> open(wire::Kind kind);
+    void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
     void store_abort_word(uint64_t word);
@@ -138,9 +144,9 @@ class Runtime {
     const std::shared_ptr<u64> base_;                     // Context::base
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
     const std::shared_ptr<Context> context_;
-    // Kept until retired: a failed one for good, agents may still hold its addresses.
+    // Kept until retired: a failed one for good, agents may still hold its addresses; one of a graph likewise.
     std::vector<std::shared_ptr<Call>> calls_;
-    std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, zeroed
+    std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
     const std::unique_ptr<Network> network_;                                          // last, so that it stops first
 };
 

@@ -40,6 +40,7 @@ struct NotifyArgs {
     wire::RegionLayout layout;
     u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
+    u32 most_rows;                 // that any rank may receive, the same on all; 0: no limit
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts], null where there is no top-k
     Plan plan;
@@ -60,6 +61,7 @@ struct DispatchArgs {
     u32 tokens;
     u32 experts_per_rank;
     u32 streaming;              // rows are stored past the caches
+    u32 rows;                   // of the output: as many as come, or more
     const u8* x;                // [tokens, row_bytes]
     const i64* topk_idx;        // [tokens, topk], null: rows carry no top-k
     const float* topk_weights;  // [tokens, topk], null with topk_idx

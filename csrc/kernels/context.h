@@ -18,19 +18,20 @@ struct Context {
     u32 generation;
 };
 
-// One per call; zeroed by the host. The operation's first kernel leaves the number here, the later ones read it (P1).
+// Points at which the last block of a kernel goes on alone.
+enum Meeting : u32 { kCounted, kStored, kFinished, kMeetings };
+
+// One per call, or per call of a captured graph. The operation's first kernel leaves the number here, the later ones
+// read it (P1). An operation that ends well leaves it fit for the next.
 struct Ticket {
     u64 operation;
     u64 use;        // how often its region has been used before: operation / regions
     u64 arguments;  // hash of what all ranks must agree on; messages carry it
     u32 region;     // operation % regions; both kept, a 64-bit division is long on a GPU
     fabric::Completion completion;
-    u32 failed;         // some block of this call has given up: its other blocks need not wait on
-    u32 claimed;        // the first thread to give up writes the record
-    u32 blocks_met[4];  // last-block counters, one per Meeting
+    u32 failed;                 // some block of this call has given up: its other blocks need not wait on
+    u32 claimed;                // the first thread to give up writes the record
+    u32 blocks_met[kMeetings];  // last-block counters
 };
-
-// Points at which the last block of a kernel goes on alone.
-enum Meeting : u32 { kCounted = 0, kStored = 1, kFinished = 2 };
 
 }  // namespace deep_ep

@@ -112,6 +112,18 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
     }
 }
 
+// All blocks: in rows of the output that nobody sends, no expert is chosen. A cached dispatch has no top-k.
+template <class Shape>
+DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Operation& op, const Shape& shape) {
+    if (args.recv_topk_idx == nullptr) return;
+    const u64 used = static_cast<u64>(args.plan.rank_prefix[(shape.ranks() - 1) * shape.ranks() + op.rank()]);
+    const u64 end = static_cast<u64>(args.rows) * shape.topk(), step = static_cast<u64>(gridDim.x) * blockDim.x;
+    for (u64 i = used * shape.topk() + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
+        args.recv_topk_idx[i] = -1;
+        args.recv_topk_weights[i] = 0.0f;
+    }
+}
+
 // Fills and places the chunks of dispatch. See staging.h for the traffic.
 template <class Shape>
 struct DispatchChunks {
@@ -194,6 +206,7 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
+    blank_unused_rows(args, op, shape);
     store_tokens(args, shape, targets, {row_addresses + device::warp() * ranks, row_ranks + device::warp() * ranks});
 
     // All blocks' rows are stored: one signal per mapped receiver, rows or none.

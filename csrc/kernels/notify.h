@@ -72,7 +72,8 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
     return op.meet();
 }
 
-// The block: where every source's rows end in every receiver, and what this rank receives.
+// The block: where every source's rows end in every receiver, and what this rank receives. All ranks see the same
+// counts, so all refuse what is too much for one of them.
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) {
     const u8* rows = op.local_region();
     for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
@@ -83,6 +84,9 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
             args.plan.rank_prefix[from * ranks + to] = sum;
         }
         if (to == op.rank()) args.call.outcome->total_rows = sum;
+        if (args.most_rows != 0 && static_cast<u32>(sum) > args.most_rows) {
+            op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(to), args.most_rows, static_cast<u64>(sum));
+        }
     }
     for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < args.layout.experts / ranks; e += blockDim.x) {
         i32 sum = 0;
@@ -116,7 +120,7 @@ DEEP_EP_KERNEL void notify(const NotifyArgs args) {
     send_counts(args, op, ranks);
     if (!receive_counts(args, op, ranks)) return;
     make_plan(args, op, ranks);
-    __syncthreads();
+    if (!op.meet()) return;
     // The host polls this flag; with it come the counts.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }

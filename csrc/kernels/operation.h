@@ -212,6 +212,8 @@ class Operation {
             if (must_leave()) give_up(Phase::kNone, -1, 0, 0);
         }
         if (!meet()) return;  // also orders the consume() of all threads before the release below
+        // All other blocks have come to their last meeting: nobody of this call counts any more.
+        for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             fabric::signal(peers(), *this, *context_.farewell, r, heap().word_offset(region(), wire::kFree, rank()));
         }

@@ -3,6 +3,7 @@
 
 #include "host/cuda/launcher.h"
 #include "host/cuda/memory.h"
+#include "host/cuda/pool.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -45,6 +46,12 @@ uint64_t launch(CudaLauncher& launcher, const char* name, const Numbers& shape, 
     return launcher.launch(name, shape_of(shape), blocks, warps, shared_bytes, args.data(), args.size());
 }
 
+// host::PoolOver as a context manager.
+struct PoolScope {
+    std::shared_ptr<host::Arena> arena;
+    std::unique_ptr<host::PoolOver> over;
+};
+
 RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std::shared_ptr<host::Heap>> heaps,
                             const std::shared_ptr<const PrimaryContext>& context,
                             std::shared_ptr<CudaLauncher> launcher) {
@@ -70,6 +77,13 @@ void bind_cuda(py::module_& module) {
     m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), NoGil(),
           "This rank's heap on a GPU; its descriptor is for the peers' map_heap.");
     m.def("map_heap", &host::map_cuda_heap, py::arg("context"), py::arg("descriptor"), py::arg("bytes"), NoGil());
+    py::class_<PoolScope>(m, "PoolScope")
+        .def("__enter__", [](PoolScope& scope) { scope.over = std::make_unique<host::PoolOver>(scope.arena); })
+        .def("__exit__", [](PoolScope& scope, const py::args&) { scope.over.reset(); });
+    m.def(
+        "pool_over", [](const host::Runtime& runtime) { return PoolScope{runtime.arena(), nullptr}; },
+        py::arg("runtime"),
+        "A context in which deep_ep_pool_allocate, on this thread, takes from the runtime's arena.");
     py::class_<CudaMemory>(m, "Memory")
         .def(py::init<std::shared_ptr<const PrimaryContext>>(), py::arg("context"))
         .def("load_word", [](CudaMemory& memory,
@@ -104,6 +118,9 @@ void bind_cuda(py::module_& module) {
             py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"))
         .def("launch", launch, py::arg("name"), py::arg("shape"), py::arg("blocks"), py::arg("warps"),
              py::arg("shared_bytes"), py::arg("args"))
+        .def_property_readonly(
+            "stream", [](const CudaLauncher& launcher) { return reinterpret_cast<uint64_t>(launcher.stream()); },
+            "The stream that kernels run on, as an integer.")
         .def("finished", &CudaLauncher::finished, py::arg("serial"), NoGil())
         .def(
             "wait",

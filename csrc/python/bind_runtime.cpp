@@ -101,6 +101,7 @@ void bind_runtime(py::module_& m) {
     m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
     m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
     m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
+    m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
     py::class_<Sizes>(m, "Sizes")
@@ -125,12 +126,12 @@ void bind_runtime(py::module_& m) {
                                     py::arg("rank_prefix"), py::arg("source_tokens"));
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes,
-                         uint64_t timeout_ns, bool poison, bool has_remote, std::vector<bool> mapped) {
-                 return BufferOptions{rank,       ranks,  regions,    region_bytes,     arena_bytes,
-                                      timeout_ns, poison, has_remote, std::move(mapped)};
+                         uint64_t timeout_ns, int calls, bool poison, bool has_remote, std::vector<bool> mapped) {
+                 return BufferOptions{rank,       ranks, regions, region_bytes, arena_bytes,
+                                      timeout_ns, calls, poison,  has_remote,   std::move(mapped)};
              }),
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
-             py::arg("arena_bytes"), py::arg("timeout_ns"), py::arg("poison"), py::arg("has_remote"),
+             py::arg("arena_bytes"), py::arg("timeout_ns"), py::arg("calls"), py::arg("poison"), py::arg("has_remote"),
              py::arg("mapped"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
@@ -150,6 +151,8 @@ void bind_runtime(py::module_& m) {
         .def("combine", &Runtime::combine, NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())
         .def("wait", &Runtime::wait, NoGil())
+        .def("wait_launch", &Runtime::wait_launch, NoGil())
+        .def("finished", &Runtime::finished, NoGil())
         .def("retire", &Runtime::retire)
         .def("settle", &Runtime::settle, NoGil())
         .def("drain", &Runtime::drain, NoGil())

@@ -45,6 +45,7 @@ enum Reason : u32 {
     kAborted = 2,    // another rank failed first
     kMismatch = 3,   // a peer issued another operation, or the same with other arguments
     kException = 4,  // a rank's Python code raised
+    kOverflow = 5,   // a peer would receive more rows than all had agreed on
 };
 
 // What a rank that failed has done.
@@ -56,6 +57,8 @@ constexpr const char* reason_name(u32 reason) {
             return "made a call that does not match that of";
         case kException:
             return "raised an exception";
+        case kOverflow:
+            return "saw more rows than num_worst_tokens for";
         default:
             return "failed";
     }

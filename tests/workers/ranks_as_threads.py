@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pretend_gpu
 from cases import BY_NAME, CASES
-from deep_ep_py.errors import PeerFailed
+from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
+from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
-from harness import Trial, make_buffer, round_trip
+from harness import Trial, dispatch_arguments, make_buffer, round_trip
 from test_gpu import on_each_rank
 
 MOST_RANKS = 16
@@ -45,6 +48,101 @@ def loads_nothing_when_warm(group: Any) -> None:
     group.barrier()
 
 
+class Static:
+    """A graph of a dispatch, its combine and a cached dispatch, over tensors that stay where they are."""
+
+    def __init__(self, buffer: Any, trials: list[Trial]) -> None:
+        self.buffer, self.rank, self.rows = buffer, buffer.rank, max(trial.most_rows for trial in trials) + 3
+        self.arguments = self._arguments(trials[0])
+        self.expert = trials[0].padded(self.rank, self.rows)
+        self.graph = pretend_gpu.Graph()
+        with pytest.raises(ValueError, match="num_worst_tokens=0"), self.graph.capture():
+            buffer.dispatch(**self.arguments)
+        with self.graph.capture():
+            self.received = buffer.dispatch(**self.arguments, num_worst_tokens=self.rows)
+            self.combined = buffer.combine(handle=self.received[4], **self.expert)
+            self.again = buffer.dispatch(self.arguments["x"], handle=self.received[4])[0]
+
+    def _arguments(self, trial: Trial) -> dict[str, Any]:
+        return {key: value.clone() for key, value in dispatch_arguments(trial.work, self.rank).items()}
+
+    def replay(self, trial: Trial) -> None:
+        for key, value in self._arguments(trial).items():
+            self.arguments[key].copy_(value)
+        for key, value in trial.padded(self.rank, self.rows).items():
+            self.expert[key].copy_(value)
+        self.graph.replay()
+        trial.check_worst(self.rank, self.received, self.rows)
+        trial.check_combine(self.rank, self.combined)
+        expected = trial.received[self.rank].x
+        assert torch.equal(self.again[: len(expected)], expected)
+
+
+def graphs(group: Any) -> None:
+    """Graphs of two batch sizes are replayed between eager calls, in any order, each time with other routings."""
+    kinds = [[Trial.of(BY_NAME[name], seed) for seed in (1, 2, 3)] for name in ("uneven_tokens", "uniform")]
+    buffer = make_buffer(group, kinds[0][0].case, "peer", device="cuda")
+    static = [Static(buffer, trials) for trials in kinds]
+    for which, seed in ((0, 1), (1, 2), (1, 0), (0, 0), (0, 2)):
+        static[which].replay(kinds[which][seed])
+        round_trip(buffer, buffer.rank, kinds[1 - which][seed], blocks=2)
+    group.barrier()
+
+
+def pool(group: Any) -> None:
+    """What torch's allocator is given for a pool: memory of the arena, which outlives the Buffer, or plain memory."""
+    native = ctypes.CDLL(C.__file__)
+    allocate, free = native.deep_ep_pool_allocate, native.deep_ep_pool_free
+    allocate.restype = ctypes.c_void_p
+    allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    size = 2 << 20
+    buffer = make_buffer(group, BY_NAME["two_ranks"], "peer", device="cuda", arena_bytes=size)
+    runtime = buffer.runtime
+    with C.cuda.pool_over(runtime):
+        inside, full = allocate(size, 0, None), allocate(size, 0, None)
+    outside = allocate(size, 0, None)
+    assert runtime.arena_contains(inside, size) and runtime.arena_used == size
+    for address in (full, outside):
+        assert address and not runtime.arena_contains(address, size)
+        free(address, size, 0, None)
+    free(inside, size, 0, None)
+    assert runtime.arena_used == 0
+    with C.cuda.pool_over(runtime):
+        inside = allocate(size, 0, None)
+    assert runtime.arena_contains(inside, size)
+    del runtime
+    buffer.destroy()
+    ctypes.memset(inside, 1, size)
+    free(inside, size, 0, None)
+
+
+def fails_later(group: Any) -> None:
+    """The host does not wait for kernels: what a call has failed of is raised by the next one, or by destroy."""
+    trial = Trial.of(BY_NAME["two_ranks"])
+    for ending in ("call", "destroy", "graph"):
+        buffer = make_buffer(group, trial.case, "peer", device="cuda", timeout=1.0)
+        arguments = dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=trial.most_rows)
+        graph = pretend_gpu.Graph()
+        if ending == "graph":
+            with graph.capture():
+                kept = buffer.dispatch(**arguments)  # in a graph's pool they would stay by themselves
+        if buffer.rank == 0:
+            if ending == "graph":
+                graph.replay()
+            else:
+                buffer.dispatch(**arguments)  # rank 1 does not come, and nothing is raised
+            with pytest.raises(DeepEPTimeout, match="rank 1"):
+                buffer.destroy() if ending == "destroy" else buffer.dispatch(**arguments)
+        group.barrier()
+        if buffer.rank == 1:  # its kernels find that rank 0 has given up
+            buffer.dispatch(**arguments)
+            with pytest.raises(DeepEPError, match="because rank 0 waited too long for rank 1"):
+                buffer.destroy()
+        buffer.destroy()
+    del kept
+
+
 def main() -> None:
     pretend_gpu.install(compile_kernels=False)
     assert run_ranks(4, meet, device="cuda") == [2] * 4
@@ -52,6 +150,9 @@ def main() -> None:
         run_ranks(4, fail, device="cuda")
     assert isinstance(info.value.rank_exceptions[0], PeerFailed)
     run_ranks(2, loads_nothing_when_warm, device="cuda")
+    run_ranks(4, graphs, device="cuda")
+    run_ranks(2, fails_later, device="cuda")
+    run_ranks(2, pool, device="cuda")
     for case in CASES:
         if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
             run_ranks(case.ranks, on_each_rank, Trial.of(case), device="cuda")

@@ -76,11 +76,14 @@ std::string PrimaryContext::architecture() const {
 PrimaryContext::Current::Current(const PrimaryContext& context) {
     const Driver& driver = Driver::get();
     driver.check(driver.context_push(context.context_), "entering the context of " + context.name_);
+    driver.exchange_capture_mode(&capture_mode_);
 }
 
 PrimaryContext::Current::~Current() {
+    const Driver& driver = Driver::get();
+    driver.exchange_capture_mode(&capture_mode_);
     Context popped = nullptr;
-    Driver::get().context_pop(&popped);
+    driver.context_pop(&popped);
 }
 
 }  // namespace deep_ep::host::cuda

@@ -31,7 +31,9 @@ class Driver {
     Driver();
 };
 
-// A device's primary context, which torch uses too; current on the calling thread while a Current lives.
+// A device's primary context, which torch uses too; current on the calling thread while a Current lives. Meanwhile that
+// thread may do what a capture under way on some stream would forbid it, such as allocate: it is not done on that
+// stream.
 class PrimaryContext {
   public:
     explicit PrimaryContext(int ordinal);
@@ -45,6 +47,9 @@ class PrimaryContext {
         ~Current();
         Current(const Current&) = delete;
         Current& operator=(const Current&) = delete;
+
+      private:
+        int capture_mode_ = kCaptureRelaxed;  // while current: the thread's own
     };
 
     int ordinal() const { return device_; }

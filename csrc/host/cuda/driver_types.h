@@ -36,6 +36,9 @@ constexpr int kMaxDynamicSharedSizeBytes = 8;  // CUfunction_attribute
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 
+constexpr int kCaptureNone = 0;     // CUstreamCaptureStatus
+constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
+
 constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;  // CU_MEMHOSTALLOC_*
 
 constexpr int kAllocationPinned = 1;        // CUmemAllocationType
@@ -112,6 +115,8 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(event_record, cuEventRecord, Event, Stream)                                                              \
     X(event_query, cuEventQuery, Event)                                                                        \
     X(stream_synchronize, cuStreamSynchronize, Stream)                                                         \
+    X(stream_is_capturing, cuStreamIsCapturing, Stream, int*)                                                  \
+    X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, int*)                                          \
     X(memory_allocate, cuMemAlloc_v2, DevicePointer*, size_t)                                                  \
     X(memory_free, cuMemFree_v2, DevicePointer)                                                                \
     X(host_allocate, cuMemHostAlloc, void**, size_t, unsigned)                                                 \

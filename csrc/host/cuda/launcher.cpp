@@ -132,6 +132,12 @@ uint64_t CudaLauncher::launch(const char* name, const RuntimeShape& shape, unsig
     const cuda::LaunchConfig config{
         {blocks, 1, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream_, &cooperative, 1};
     void* parameters[] = {const_cast<void*>(args)};  // one struct by value; the driver copies as many bytes as it has
+    int capturing = cuda::kCaptureNone;
+    driver.check(driver.stream_is_capturing(stream_, &capturing), "asking whether a graph is being captured");
+    if (capturing != cuda::kCaptureNone) {
+        driver.check(driver.launch(&config, kernel.function, parameters, nullptr), "capturing " + what());
+        return 0;
+    }
     const cuda::Event ended = take_event();
     cuda::Result result = driver.launch(&config, kernel.function, parameters, nullptr);
     if (result == cuda::kSuccess) result = driver.event_record(ended, stream_);

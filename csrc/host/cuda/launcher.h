@@ -33,9 +33,11 @@ class CudaLauncher final : public Launcher {
     unsigned most_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps, size_t shared_bytes);
 
     // All blocks are resident at once, or nothing is launched (CudaError): blocks wait for each other.
+    // Where the stream is being captured it becomes part of that graph, and its serial number is 0.
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
                     const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
+    cuda::Stream stream() const { return stream_; }
     uint64_t streaming_threshold() const override { return UINT64_MAX; }  // for a CPU's caches
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;

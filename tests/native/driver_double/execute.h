@@ -11,5 +11,7 @@ namespace driver_double {
 // -> a number for ended(). `stream`: launches on one run one after the other.
 uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, const void* args);
 bool ended(uint64_t serial);
+// The kernel's arguments, which do not live longer than its launch.
+std::string copy_of_args(const std::string& symbol, const void* args);
 
 }  // namespace driver_double

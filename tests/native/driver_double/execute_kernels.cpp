@@ -46,6 +46,10 @@ uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig&
     return Executor::get().launch(launch);
 }
 
+std::string copy_of_args(const std::string& symbol, const void* args) {
+    return {static_cast<const char*>(args), kArgumentBytes.at(name_of(symbol))};
+}
+
 // Lets kernels run for a while: a GPU needs nobody for that.
 bool ended(uint64_t serial) {
     if (serial == 0) return true;

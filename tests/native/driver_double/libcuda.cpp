@@ -5,6 +5,9 @@
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  how many it has
+//
+// double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
+// which double_replay(number) launches again and waits for; -> its number.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -18,6 +21,8 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "execute.h"
 #include "host/cuda/driver_types.h"
@@ -27,7 +32,7 @@ using namespace deep_ep::host::cuda;
 namespace {
 
 constexpr Result kInvalidValue = 1, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
-                 kInvalidHandle = 400, kNotFound = 500, kTooLarge = 720;
+                 kInvalidHandle = 400, kNotFound = 500, kTooLarge = 720, kCaptureUnsupported = 900;
 constexpr size_t kGranularity = 2 << 20;
 constexpr int kBlocksEach = 2;
 
@@ -37,6 +42,8 @@ int multiprocessors() {
 }
 
 thread_local int contexts_pushed = 0;
+thread_local int capture_mode = 0;  // global: nothing that a capture forbids
+thread_local bool capturing = false;
 std::recursive_mutex mutex;  // guards all that follows
 bool initialized = false;
 std::set<const void*> alive;                      // modules, streams, events
@@ -45,6 +52,14 @@ std::map<const void*, uint64_t> event_launches;   // what a recorded event waits
 std::map<const void*, uint64_t> latest_launches;  // by stream
 std::map<const void*, std::string> symbols;       // by function
 uintptr_t next_handle = 0x1000;
+
+struct Captured {
+    std::string symbol;
+    LaunchConfig config;
+    std::string args;
+};
+std::vector<std::vector<Captured>> graphs;
+thread_local std::vector<Captured> capture;
 
 template <class Handle>
 Handle make() {
@@ -75,6 +90,12 @@ Result enter_in_context(const char* name) {
     if (!initialized) return kNotInitialized;
     if (contexts_pushed == 0) return kInvalidContext;
     return enter(name);
+}
+
+// A call that a capture of this thread forbids, unless it has said that it knows what it does.
+Result enter_outside_capture(const char* name) {
+    if (capturing && capture_mode != kCaptureRelaxed) return kCaptureUnsupported;
+    return enter_in_context(name);
 }
 
 #define RETURN_IF_FAILED(...)                                                \
@@ -225,7 +246,11 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     if (config->grid[0] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
     uint64_t first = 0;
     std::memcpy(&first, parameters[0], sizeof(first));
-    latest_launches[config->stream] = driver_double::run(symbols[function], *config, parameters[0]);
+    if (capturing) {
+        capture.push_back({symbols[function], *config, driver_double::copy_of_args(symbols[function], parameters[0])});
+    } else {
+        latest_launches[config->stream] = driver_double::run(symbols[function], *config, parameters[0]);
+    }
     return enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%llx", config->grid[0],
                  config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
                  config->shared_bytes, cooperative, static_cast<unsigned long long>(first));
@@ -248,7 +273,7 @@ Result cuEventRecord(Event event, Stream stream) {
     return kSuccess;
 }
 Result cuEventQuery(Event event) {
-    BEGIN(enter_in_context("cuEventQuery"));
+    BEGIN(enter_outside_capture("cuEventQuery"));
     if (!alive.count(event)) return kInvalidHandle;
     if (event_waits[event]-- > 0) return kNotReady;
     const uint64_t launch = event_launches[event];
@@ -256,12 +281,37 @@ Result cuEventQuery(Event event) {
     return driver_double::ended(launch) ? kSuccess : kNotReady;
 }
 
+Result cuStreamIsCapturing(Stream, int* status) {
+    BEGIN(enter_in_context("cuStreamIsCapturing"));
+    *status = capturing;
+    return kSuccess;
+}
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+    std::swap(*mode, capture_mode);
+    return kSuccess;
+}
+int double_capture(int begin) {
+    capturing = begin != 0;
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    if (!capturing) graphs.push_back(std::exchange(capture, {}));
+    return static_cast<int>(graphs.size()) - 1;
+}
+void double_replay(int number) {
+    uint64_t latest = 0;
+    std::unique_lock<std::recursive_mutex> lock(mutex);
+    for (const Captured& launch : graphs.at(static_cast<size_t>(number))) {
+        latest = driver_double::run(launch.symbol, launch.config, launch.args.data());
+        latest_launches[launch.config.stream] = latest;
+    }
+    lock.unlock();
+    while (!driver_double::ended(latest)) continue;
+}
 Result cuStreamSynchronize(Stream stream) {
-    BEGIN(enter_in_context("cuStreamSynchronize"));
+    BEGIN(enter_outside_capture("cuStreamSynchronize"));
     return alive.count(stream) ? kSuccess : kInvalidHandle;
 }
 Result cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
-    BEGIN(enter_in_context("cuMemAlloc"));
+    BEGIN(enter_outside_capture("cuMemAlloc"));
     void* memory = std::malloc(bytes);
     std::memset(memory, 0xEE, bytes);  // not zeroed
     alive.insert(memory);
@@ -275,7 +325,7 @@ Result cuMemFree_v2(DevicePointer address) {
     return kSuccess;
 }
 Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
-    BEGIN(enter_in_context("cuMemHostAlloc"));
+    BEGIN(enter_outside_capture("cuMemHostAlloc"));
     if (flags != (kHostPortable | kHostDeviceMap)) return kInvalidValue;
     DevicePointer memory = 0;
     RETURN_IF_FAILED(cuMemAlloc_v2(&memory, bytes));

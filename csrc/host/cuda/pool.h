@@ -1,0 +1,26 @@
+// Memory for a torch.cuda.MemPool: segments of a Buffer's arena, which peers see, or plain device memory where the
+// arena has no room. What goes where within a segment, and when it may be used again, is torch's allocator's to say.
+#pragma once
+
+#include <memory>
+
+#include "host/arena.h"
+
+namespace deep_ep::host {
+
+// While one lives, what this thread's pool needs comes from that arena. They do not nest.
+class PoolOver {
+  public:
+    explicit PoolOver(std::shared_ptr<Arena> arena);
+    ~PoolOver();
+    PoolOver(const PoolOver&) = delete;
+    PoolOver& operator=(const PoolOver&) = delete;
+};
+
+}  // namespace deep_ep::host
+
+// What torch.cuda.memory.CUDAPluggableAllocator looks up by name. A segment outlives its Buffer if tensors in it do.
+extern "C" {
+__attribute__((visibility("default"))) void* deep_ep_pool_allocate(ssize_t bytes, int device, void* stream);
+__attribute__((visibility("default"))) void deep_ep_pool_free(void* address, ssize_t bytes, int device, void* stream);
+}

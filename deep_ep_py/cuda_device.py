@@ -1,0 +1,143 @@
+"""A GPU. Kernels run on a stream of their own, ordered with the caller's by events as DeepEP orders them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+from .devices import Shape
+from .events import EventHandle
+from .native import C
+
+
+class CudaDevice:
+    """A GPU. Kernels are compiled for the shapes in use, or come from the cache, and are launched through the driver.
+
+    Parameters
+    ----------
+    device
+        `torch.device("cuda", n)`.
+    sharers
+        Ranks of the Buffer that are on this GPU.
+
+    Raises
+    ------
+    CudaError
+        There is no driver, or no such GPU.
+    """
+
+    asynchronous = True
+    blocks = 24
+    calls = 64
+    fabrics: tuple[str, ...] = ("peer",)
+    poison = False
+    fresh_memory_is_slow = False
+
+    def __init__(self, device: torch.device, sharers: int = 1) -> None:
+        self.torch_device = device
+        self._sharers = sharers
+        self._context = C.cuda.Context(device.index)
+        self._launcher = C.cuda.Launcher(self._context, sharers)
+
+    @cached_property
+    def comm_stream(self) -> torch.cuda.Stream:
+        """Where kernels run."""
+        return torch.cuda.ExternalStream(self._launcher.stream, device=self.torch_device)
+
+    @cached_property
+    def _pool(self) -> torch.cuda.MemPool:
+        # torch's allocator deals out the arena, so that tensors there are reused in the order of streams, as all are.
+        return torch.cuda.MemPool(_pool_allocator().allocator())
+
+    def default_arena_bytes(self, ranks: int) -> int:
+        """Return this rank's share of an eighth of the GPU's memory. It is taken at once."""
+        del ranks
+        return torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
+
+    def make_heap(self, size: int, in_process: bool) -> Any:
+        """Physical memory with a descriptor, mapped."""
+        del in_process
+        return C.cuda.make_heap(self._context, size)
+
+    def map_heap(self, descriptor: int, size: int) -> Any:
+        """Map the same physical memory."""
+        return C.cuda.map_heap(self._context, descriptor, size)
+
+    def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
+        """Make one over this device's launcher."""
+        return C.cuda.make_runtime(options, heaps, self._context, self._launcher)
+
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """From a pool over the arena, or from plain memory where that is full.
+
+        None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool.
+        """
+        if self.capturing():
+            return None
+        with C.cuda.pool_over(runtime), torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
+            return torch.empty(shape, dtype=dtype, device=self.torch_device)
+
+    def prepare(self, kernels: Iterable[str], shape: Shape) -> None:
+        """Compile or find, and load, what is not loaded yet."""
+        missing = [name for name in kernels if not self._launcher.loaded(name, self._key(name, shape))]
+        if not missing:
+            return
+        from .jit import KERNELS, KernelCache
+        from .jit import Shape as StaticShape
+
+        wanted = [KERNELS[name] for name in missing]
+        # Processes that start together begin with different kernels.
+        found = KernelCache().get_all(wanted, StaticShape(*shape), self._context.architecture, start=os.getpid())
+        for name, kernel in zip(missing, found, strict=True):
+            self._launcher.load(name, self._key(name, shape), kernel.cubin, kernel.symbol)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
+        """Copy on the current stream."""
+        del ranks
+        target.copy_(source)
+
+    def capturing(self) -> bool:
+        """Tell whether the current stream is being captured."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
+        """Make tensors on the communication stream, or on the current one."""
+        return torch.cuda.stream(self.comm_stream) if on_comm_stream else nullcontext()
+
+    def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
+        """Make the communication stream wait."""
+        if event is not None:
+            event.wait_on(self.comm_stream)
+        if not on_comm_stream:
+            self.comm_stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+
+    def order_caller_after(
+        self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
+    ) -> EventHandle:
+        """Make the current stream wait, or return an event on the communication stream."""
+        current = torch.cuda.current_stream(self.torch_device)
+        if not async_finish:
+            current.wait_stream(self.comm_stream)
+            return EventHandle()
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self.comm_stream)
+                if on_comm_stream:
+                    tensor.record_stream(current)
+        return EventHandle(self.comm_stream)
+
+    @staticmethod
+    def _key(name: str, shape: Shape) -> Shape:
+        # The one kernel that is the same for all shapes.
+        return (0, 0, 0) if name == "notify_cached" else shape
+
+
+@cache
+def _pool_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
+    """One for all pools, and for ever: tensors outlive Buffers."""
+    return torch.cuda.memory.CUDAPluggableAllocator(str(C.__file__), "deep_ep_pool_allocate", "deep_ep_pool_free")
