@@ -14,6 +14,8 @@ from .devices import Shape
 from .events import EventHandle
 from .native import C
 
+_MOST_DEFAULT_BLOCKS = 24
+
 
 class CudaDevice:
     """A GPU. Kernels are compiled for the shapes in use, or come from the cache, and are launched through the driver.
@@ -32,7 +34,7 @@ class CudaDevice:
     """
 
     asynchronous = True
-    blocks = 24
+    warps: int = C.cuda.BLOCK_WARPS
     calls = 64
     fabrics: tuple[str, ...] = ("peer",)
     poison = False
@@ -42,7 +44,8 @@ class CudaDevice:
         self.torch_device = device
         self._sharers = sharers
         self._context = C.cuda.Context(device.index)
-        self._launcher = C.cuda.Launcher(self._context, sharers)
+        self._launcher = C.cuda.Launcher(self._context, sharers, self.warps)
+        self.blocks = max(1, min(_MOST_DEFAULT_BLOCKS, self._context.multiprocessors // sharers))
 
     @cached_property
     def comm_stream(self) -> torch.cuda.Stream:

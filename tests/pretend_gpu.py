@@ -22,6 +22,8 @@ class PretendGpu(CudaDevice):
     There is one stream, so the caller waits for the kernels where on a GPU its stream does.
     """
 
+    warps = 4  # each thread is a fiber
+
     def __init__(self, sharers: int) -> None:
         super().__init__(torch.device("cuda", 0), sharers)
         self.torch_device, self.blocks = torch.device("cpu"), 2

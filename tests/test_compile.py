@@ -58,7 +58,7 @@ def test_kernel_compiles(name: str, architecture: str) -> None:
     kernel = compiled(name, architecture)
     assert name.encode() in kernel.symbol.encode()
     assert kernel.resources.code > 0
-    assert 0 < kernel.resources.registers <= 255
+    assert 0 < kernel.resources.registers <= 65536 // (32 * SHAPE.warps), "a multiprocessor holds a block"
     if architecture in WITHOUT_SPILLS:
         assert (kernel.resources.spill_stores, kernel.resources.spill_loads) == (0, 0)
 
@@ -93,7 +93,8 @@ def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_device_contract_compiles(architecture: str) -> None:
     resources = compile_kernel(CONTRACT, SHAPE, architecture, WITH_DATA).resources
-    assert (resources.spill_stores, resources.spill_loads) == (0, 0)
+    if architecture in WITHOUT_SPILLS:
+        assert (resources.spill_stores, resources.spill_loads) == (0, 0)
     assert resources.static_shared >= 16
     assert resources.dynamic_shared == 8 * 32 * SHAPE.warps
 

@@ -18,6 +18,8 @@ class Launcher {
     virtual uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps,
                             size_t shared_bytes, const void* args, size_t args_bytes) = 0;
     virtual bool finished(uint64_t serial) const = 0;  // a captured launch, 0, is nothing to wait for
+    // Warps per block. Combine needs two: where rows go in chunks, some send while the others sum.
+    virtual unsigned warps() const = 0;
     // Bytes stored by all ranks of a node from which on stores should pass the caches by.
     virtual uint64_t streaming_threshold() const = 0;
     // Blocks the calling host thread until `ready()`; what it reads may be written by kernels.

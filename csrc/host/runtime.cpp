@@ -12,9 +12,6 @@
 namespace deep_ep::host {
 namespace {
 
-// Warps per block. Combine needs two: where rows go in chunks, some send while the others sum.
-constexpr unsigned kWarps = 4;
-
 // A cached dispatch carries rows alone.
 wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached) {
     if (cached) return {sizes.row_bytes, 0, 0, 0};
@@ -106,7 +103,7 @@ uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
 
 uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
                          const void* args, size_t bytes) {
-    const uint64_t serial = launcher_->launch(kernel, shape, blocks, kWarps, shared_bytes, args, bytes);
+    const uint64_t serial = launcher_->launch(kernel, shape, blocks, launcher_->warps(), shared_bytes, args, bytes);
     latest_ = std::max(latest_, serial);
     return serial;
 }
@@ -214,7 +211,7 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.recv_topk_idx = pointer<i64>(tensors.recv_topk_idx);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
-    const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, kWarps);
+    const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, launcher_->warps());
     call.serial = launch("dispatch", args.shape, blocks, shared_bytes, &args, sizeof(args));
     return args.offer.visible != 0;
 }
@@ -235,7 +232,7 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     args.combined_weights = pointer<float>(tensors.recv_topk_weights);
     args.bias[0] = pointer<const u8>(tensors.bias0);
     args.bias[1] = pointer<const u8>(tensors.bias1);
-    const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, kWarps);
+    const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, launcher_->warps());
     call.serial = launch("combine", args.shape, blocks, shared_bytes, &args, sizeof(args));
     return args.offer.visible != 0;
 }

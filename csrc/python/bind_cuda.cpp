@@ -1,6 +1,7 @@
 // The CUDA driver, as far as it is reached without torch: what GPU there is, and launches.
 #include <pybind11/stl.h>
 
+#include "device/cuda/block_size.h"
 #include "host/cuda/launcher.h"
 #include "host/cuda/memory.h"
 #include "host/cuda/pool.h"
@@ -68,6 +69,7 @@ RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std:
 void bind_cuda(py::module_& module) {
     py::register_local_exception_translator(translate);
     py::module_ m = module.def_submodule("cuda", "GPUs through the driver, which is opened at the first use.");
+    m.attr("BLOCK_WARPS") = device::kBlockWarps;
     m.def("driver_version", driver_version, "CUDA's version that the driver supports, as 13000.");
     py::class_<PrimaryContext, std::shared_ptr<PrimaryContext>>(m, "Context")
         .def(py::init<int>(), py::arg("ordinal"))
@@ -94,11 +96,11 @@ void bind_cuda(py::module_& module) {
             memory.store_words(pointers, value);
         });
     py::class_<CudaLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
-        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers) {
+        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps) {
                  if (sharers == 0) throw std::invalid_argument("sharers=0: expected at least 1");
-                 return std::make_shared<CudaLauncher>(std::move(context), sharers, check_signals);
+                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps, check_signals);
              }),
-             py::arg("context"), py::arg("sharers") = 1)
+             py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps)
         .def(
             "load",
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, const std::string& cubin,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..native import C
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -27,7 +29,7 @@ class Shape:
     row_bytes: int = 2 * 7168
     topk: int = 8
     experts: int = 256
-    warps: int = 4
+    warps: int = C.cuda.BLOCK_WARPS
 
     @property
     def static(self) -> str:

@@ -1,5 +1,7 @@
 // Qualifiers. CUDA's own are built into the compiler.
 #pragma once
 
+#include "device/cuda/block_size.h"
+
 #define DEEP_EP_DEVICE __device__ __forceinline__
-#define DEEP_EP_KERNEL __global__
+#define DEEP_EP_KERNEL __global__ __launch_bounds__(deep_ep::device::kBlockThreads, 1)

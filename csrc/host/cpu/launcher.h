@@ -15,6 +15,7 @@ class CpuLauncher final : public Launcher {
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
                     const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
+    unsigned warps() const override { return 4; }
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;

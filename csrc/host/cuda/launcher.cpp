@@ -25,9 +25,9 @@ uint64_t now_ns() {
 
 }  // namespace
 
-CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers,
+CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
                            std::function<void()> interrupt_check)
-    : context_(std::move(context)), sharers_(sharers), interrupt_check_(std::move(interrupt_check)) {
+    : context_(std::move(context)), sharers_(sharers), warps_(warps), interrupt_check_(std::move(interrupt_check)) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
     if (context_->attribute(cuda::kCooperativeLaunch) == 0) {
