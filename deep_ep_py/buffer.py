@@ -352,6 +352,23 @@ class Buffer:
             raise ValueError(f"hidden={hidden}: expected a multiple of {arguments.ROW_ALIGNMENT // 2}")
         self._engine.warmup(row_bytes, topk)
 
+    @property
+    def comm_stream(self) -> Any:
+        """torch.cuda.Stream: where kernels run; None on a CPU."""
+        return self._engine.device.comm_stream
+
+    def get_comm_stream(self) -> Any:
+        """Return the stream that kernels run on.
+
+        Raises
+        ------
+        RuntimeError
+            On a CPU, where there are none.
+        """
+        if self.comm_stream is None:
+            raise RuntimeError(f"get_comm_stream: there are no streams on {self.device}")
+        return self.comm_stream
+
     # --- life -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int]:

@@ -50,6 +50,10 @@ class Device(Protocol):
     poison: bool
     fresh_memory_is_slow: bool
 
+    @property
+    def comm_stream(self) -> Any:
+        """torch.cuda.Stream that kernels run on, or None."""
+
     def default_arena_bytes(self, ranks: int) -> int:
         """Return how much memory for outputs a rank takes if nobody says."""
 
@@ -108,6 +112,7 @@ class CpuDevice:
     fabrics: tuple[str, ...] = ("peer", "weak", "mixed")
     poison = True
     fresh_memory_is_slow = True
+    comm_stream = None
 
     def default_arena_bytes(self, ranks: int) -> int:
         """Half the machine's memory, shared out. Pages nobody touches cost nothing."""

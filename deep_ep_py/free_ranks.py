@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+
+import torch
 
 from .errors import PeerFailed
 
@@ -43,8 +47,23 @@ class FreeWorld:
         self._barrier.abort()
 
 
+_QUEUES_VARIABLE, _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
+
+
+def _provide_hardware_queues() -> None:
+    """Have as many queues to the GPU as there may be: kernels of ranks that share one would wait for each other."""
+    if os.environ.get(_QUEUES_VARIABLE) == _QUEUES:
+        return
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            f"{_QUEUES_VARIABLE}={os.environ.get(_QUEUES_VARIABLE)}: expected {_QUEUES}, set before this process uses "
+            "CUDA, so that ranks that share a GPU do not wait for each other's launches"
+        )
+    os.environ[_QUEUES_VARIABLE] = _QUEUES
+
+
 def run_free(n: int, call: Callable[[FreeWorld, int], Any]) -> tuple[list[Any], dict[int, BaseException]]:
-    """Run `call(world, rank)` on `n` threads at once.
+    """Run `call(world, rank)` on `n` threads at once, each with a stream of its own where there is a GPU.
 
     Returns
     -------
@@ -53,13 +72,15 @@ def run_free(n: int, call: Callable[[FreeWorld, int], Any]) -> tuple[list[Any], 
     errors : dict
         Exceptions by rank, in the order in which they were raised.
     """
+    _provide_hardware_queues()
     world = FreeWorld(n)
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
 
     def body(rank: int) -> None:
         try:
-            results[rank] = call(world, rank)
+            with torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext():
+                results[rank] = call(world, rank)
         except BaseException as error:  # noqa: B036 - handed to the caller of run_ranks
             errors[rank] = error
             world.fail(rank)

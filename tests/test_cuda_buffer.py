@@ -3,13 +3,17 @@ GPU's own is as on a GPU. Not a word about what only a GPU can tell."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from deep_ep_py.bench.tables import print_report
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
 from native_programs import build_driver_double
 from test_processes import shared_memory, torchrun
@@ -66,13 +70,39 @@ def test_round_trip(
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 
-def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
-    """All of them, with ranks as threads: what tests/test_gpu.py does on a GPU."""
+def on_threads(double: Path, worker: Path, log: Path, *arguments: str) -> str:
+    """Runs a worker whose ranks are threads, and returns what it printed."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent)])
     environment = {**os.environ, "LD_LIBRARY_PATH": str(double), "DOUBLE_MULTIPROCESSORS": "132", "PYTHONPATH": paths}
-    environment["DOUBLE_LOG"] = str(tmp_path / "log")
-    command = [sys.executable, str(workers / "ranks_as_threads.py")]
+    environment["DOUBLE_LOG"] = str(log)
+    command = [sys.executable, str(worker), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.split()) > 20
+    return done.stdout
+
+
+def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
+    """All of them, with ranks as threads, and what else tests/test_gpu.py does on a GPU."""
+    assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
+
+
+@pytest.mark.parametrize("corrupt", [None, "dispatch", "combine"])
+def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, corrupt: str | None) -> None:
+    """Everything but the clock: its figures here mean nothing."""
+    arguments = [] if corrupt is None else [corrupt]
+    report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
+    assert report["verified"] == (corrupt is None), report["checks"]
+    assert set(report["checks"]) == {"dispatch", "combine", "combine_private", "dispatch_cached", "pair"}
+    for size in report["sizes"]:
+        rows, tokens = size["rows"], 4 * size["tokens"]
+        moved = (rows + tokens) * 128
+        for name, op in size["ops"].items():
+            if name == "layout_notify":
+                continue
+            assert op["moved_bytes"] == pytest.approx(moved * (2 if name == "pair" else 1), rel=1e-2)
+            assert op["of_copy"] == pytest.approx(op["moved_bytes"] / op["ms"]["median"] / 1e6 / 100)
+    console = Console(width=120, record=True, file=io.StringIO())
+    report["config"]["machine"]["gpu"] = "Double"
+    print_report(report, console)
+    assert "of copy" in console.export_text()

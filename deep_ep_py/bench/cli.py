@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 from rich.console import Console
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from deep_ep_py.bench import config as limits
 from deep_ep_py.bench.config import BenchConfig, CapabilityError
+from deep_ep_py.bench.gpu import run_bench_on_gpu
 from deep_ep_py.bench.launch import launch, torchrun_rank, under_torchrun
 from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, plot_report
 from deep_ep_py.bench.progress import BenchProgress, make_console
@@ -22,6 +24,7 @@ from deep_ep_py.bench.worker import run_bench
 
 _DEFAULTS = BenchConfig()
 _DEFAULT_PLOT = Path("out/bench.png")
+_GPU_ITERATIONS = 50
 
 
 def _split_sizes(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
@@ -63,7 +66,10 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     metavar="NAME",
     help=f"Measure this next to ours: {', '.join(limits.BASELINES)}. Repeat it, or separate names by commas.",
 )
-@click.option("--iterations", type=int, default=_DEFAULTS.iterations, help="Timed iterations.")
+@click.option(
+    "--num-sms", type=int, default=_DEFAULTS.num_sms, help="Blocks of each rank's kernels; 0: the Buffer's default."
+)
+@click.option("--iterations", type=int, default=None, help="Timed iterations.  [default: 15; with --device cuda 50]")
 @click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Iterations before them.")
 @click.option("--chain", type=int, default=_DEFAULTS.chain, help="Pairs that run back to back in a sample of `pair`.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
@@ -75,13 +81,25 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 )
 @click.option("--no-plot", is_flag=True, help="Write no picture.")
 @click.option("--corrupt", type=click.Choice(limits.CORRUPTIBLE), default=None, hidden=True)
-def command(ranks: int | None, json_file: Path | None, plot_file: Path | None, no_plot: bool, **options: Any) -> None:
+def command(
+    ranks: int | None,
+    iterations: int | None,
+    json_file: Path | None,
+    plot_file: Path | None,
+    no_plot: bool,
+    **options: Any,
+) -> None:
     """Time dispatch and combine, check them against an oracle, and compare with baselines.
 
-    Starts the ranks itself, as processes pinned to cores; under torchrun it uses torchrun's. The exit code is 1 where
-    a result is wrong.
+    Starts the ranks itself, as processes pinned to cores; under torchrun it uses torchrun's. With --device cuda the
+    ranks are threads that share one GPU, and the time is that of their kernels. The exit code is 1 where a result is
+    wrong.
     """
-    bench_config = BenchConfig(ranks=ranks or _default_ranks(), **options)
+    if iterations is None:
+        iterations = _GPU_ITERATIONS if options["device"] == "cuda" else _DEFAULTS.iterations
+    bench_config = BenchConfig(ranks=ranks or _default_ranks(), iterations=iterations, **options)
+    if bench_config.device == "cuda":
+        _require_gpu()
     try:
         bench_config.validate()
     except (ValueError, CapabilityError) as error:
@@ -97,6 +115,13 @@ def command(ranks: int | None, json_file: Path | None, plot_file: Path | None, n
         raise SystemExit(1)
 
 
+def _require_gpu() -> None:
+    if under_torchrun():
+        raise click.UsageError("--device cuda: not under torchrun yet, ranks share one GPU; start it without torchrun")
+    if not torch.cuda.is_available():
+        raise click.UsageError("--device cuda: torch sees no GPU here; use --device cpu")
+
+
 def _default_ranks() -> int:
     return int(os.environ["WORLD_SIZE"]) if under_torchrun() else _DEFAULTS.ranks
 
@@ -104,7 +129,10 @@ def _default_ranks() -> int:
 def _measure(bench_config: BenchConfig, console: Console) -> dict[str, Any]:
     try:
         with BenchProgress(console) as progress:
-            sizes = launch(run_bench, bench_config.ranks, (bench_config,), progress.on_event)
+            if bench_config.device == "cuda":
+                sizes = run_bench_on_gpu(bench_config, progress.on_event)
+            else:
+                sizes = launch(run_bench, bench_config.ranks, (bench_config,), progress.on_event)
     except ProcessRaisedException as error:
         raise click.ClickException(f"a rank failed\n{error}") from error
     except ProcessExitedException as error:

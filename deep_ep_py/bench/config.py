@@ -14,7 +14,7 @@ ROUTINGS = ("uniform", "deepseek", "skewed")
 BASELINES = ("memcpy", "gloo_bare", "gloo")
 CORRUPTIBLE = ("dispatch", "combine")
 
-MAX_RANKS, MAX_TOPK, MAX_EXPERTS = 64, 32, 2048
+MAX_RANKS, MAX_TOPK, MAX_EXPERTS, MAX_SMS = 64, 32, 2048, 256
 ROW_ALIGNMENT = 16
 BF16_BYTES = 2
 
@@ -45,6 +45,8 @@ class BenchConfig:
         Timed iterations, and iterations before them that are not timed.
     chain
         How many dispatch -> combine pairs run back to back in one sample of `pair`.
+    num_sms
+        Blocks of each rank's kernels; 0: the Buffer's default.
     corrupt
         For tests: change one element of this operation's result in the last timed iteration; the run must then say
         that it is not verified.
@@ -65,6 +67,7 @@ class BenchConfig:
     iterations: int = 15
     warmup: int = 3
     chain: int = 4
+    num_sms: int = 0
     corrupt: str | None = None
 
     @property
@@ -108,11 +111,12 @@ class BenchConfig:
         for name in ("iterations", "chain", "nodes"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
+        _require(0 <= self.num_sms <= MAX_SMS, "num-sms", self.num_sms, f"between 0 and {MAX_SMS}")
         self._require_capabilities()
 
     def _require_capabilities(self) -> None:
-        if self.device != "cpu":
-            raise CapabilityError("--device cuda: kernels run on the CPU only so far; use --device cpu")
+        if self.device == "cuda" and self.baselines:
+            raise CapabilityError("--baseline: those are for CPUs; with --device cuda the GPU's own copy is measured")
         if self.mode != "normal":
             raise CapabilityError("--mode low-latency: only normal mode exists so far; use --mode normal")
         if self.nodes != 1:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
-import torch.distributed as dist
 
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.routing import generator, route, tokens_in_rank
@@ -27,11 +28,17 @@ class Inputs:
         Tokens of each rank.
     rank
         This rank.
-    group
-        Exchanges the counts of all iterations once.
+    gather
+        Given this rank's counts of all iterations, returns every rank's, by rank. Called once.
     """
 
-    def __init__(self, config: BenchConfig, tokens: int, rank: int, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        config: BenchConfig,
+        tokens: int,
+        rank: int,
+        gather: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+    ) -> None:
         self.config, self.tokens, self.rank = config, tokens, rank
         random = generator(config.seed, _ROWS_STREAM)
         self._base = torch.randn(tokens, config.hidden, generator=random).to(torch.bfloat16).view(torch.int16)
@@ -39,9 +46,7 @@ class Inputs:
         steps = config.warmup + config.iterations
         self._routes = [self.route_of(rank, step) for step in range(steps)]
         counts = torch.stack([self._in_rank(topk_idx).sum(dim=0) for topk_idx, _ in self._routes])
-        gathered = [torch.empty_like(counts) for _ in range(config.ranks)]
-        dist.all_gather(gathered, counts, group=group)
-        self.counts = torch.stack(gathered, dim=1)
+        self.counts = torch.stack(list(gather(counts)), dim=1)
         """int64 [iterations, source, destination]: rows that travel."""
         self.max_received = int(self.counts.sum(dim=1).max())
         """The most rows that any rank receives in any iteration."""

@@ -23,6 +23,19 @@ def describe_machine() -> dict[str, Any]:
         "deep_ep_py": _version(),
         "build": os.environ.get("DEEP_EP_BUILD", "fast"),
         "commit": _commit(),
+        **(_gpu() if torch.cuda.is_initialized() else {}),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    from deep_ep_py.native import C
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
+        "cuda_driver": C.cuda.driver_version(),
     }
 
 

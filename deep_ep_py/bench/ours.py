@@ -52,6 +52,7 @@ class Ours:
             arena_bytes=2 * (inputs.max_received + inputs.tokens) * config.row_bytes + _ARENA_SLACK,
         )
         self.buffer.runtime.pretouch()  # as after the first steps of a run; the baselines' memory is warm too
+        self._launch = deep_ep.Config(num_sms=config.num_sms) if config.num_sms else None
         self.recv_x: torch.Tensor = torch.empty(0)
         self.recv_topk_idx: torch.Tensor | None = None
         self.recv_topk_weights: torch.Tensor | None = None
@@ -78,11 +79,11 @@ class Ours:
 
     def combine(self) -> None:
         """Sum the received rows at their owners."""
-        self.combined_x, _, _ = self.buffer.combine(self.recv_x, self._handle)
+        self.combined_x, _, _ = self.buffer.combine(self.recv_x, self._handle, config=self._launch)
 
     def combine_private(self) -> None:
         """Sum the expert outputs at their owners."""
-        self.combined_x, _, _ = self.buffer.combine(self._inputs.expert_out, self._handle)
+        self.combined_x, _, _ = self.buffer.combine(self._inputs.expert_out, self._handle, config=self._launch)
 
     def pairs(self) -> None:
         """As many dispatch -> combine pairs as the run chains, with nothing between them."""
@@ -106,4 +107,5 @@ class Ours:
             "num_tokens_per_rank": per_rank,
             "is_token_in_rank": in_rank,
             "num_tokens_per_expert": per_expert,
+            "config": self._launch,
         }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+from deep_ep_py.bench import gpu, gpu_timing, ours, timing
 from deep_ep_py.bench.baselines import BASELINE_NOTES
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.machine import describe_machine
-from deep_ep_py.bench.ours import OPS
-from deep_ep_py.bench.timing import BOUNDARY, summary
+from deep_ep_py.bench.timing import summary
 
 BYTES_NOTE = (
     "Logical bytes: one row per (token, destination rank) pair, the own rank included, all ranks together; mean over "
@@ -19,6 +19,11 @@ BYTES_NOTE = (
 RATIO_NOTE = (
     "Median time of the baseline over median time of ours: above 1, ours is faster. combine_private is held against "
     "the baselines' combine; a baseline's pair is its dispatch and combine of the same iteration added up."
+)
+MOVED_NOTE = (
+    "Moved bytes: what one GPU that holds all ranks must at least read and write: in a dispatch each token's row once "
+    "and each row that is received once, in a combine the other way round; what combine_private copies is not counted. "
+    "of_copy: these bytes per second over those of a large copy on this GPU in the same run, read and written."
 )
 _COUNT_BYTES = 4
 BASELINE_OP = {"dispatch": "dispatch", "combine": "combine", "combine_private": "combine", "pair": "pair"}
@@ -47,17 +52,22 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": largest["tokens"],
         "all_tokens": [result["tokens"] for result in results],
         "machine": describe_machine(),
-        "timing": BOUNDARY,
+        "timing": gpu_timing.BOUNDARY if config.device == "cuda" else timing.BOUNDARY,
         "notes": {
-            "ops": OPS,
+            "ops": _ops(config),
             "baselines": {name: BASELINE_NOTES[name] for name in config.baselines},
             "bytes": BYTES_NOTE,
             "ratios": RATIO_NOTE,
+            **({"moved": MOVED_NOTE} if config.device == "cuda" else {}),
         },
     }
     headline = {key: largest[key] for key in ("ops", "baselines", "ratios", "checks")}
     verified = all(result["verified"] for result in results)
     return {"config": described, **headline, "sizes": results, "verified": verified}
+
+
+def _ops(config: BenchConfig) -> dict[str, str]:
+    return gpu.OPS if config.device == "cuda" else ours.OPS
 
 
 def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
@@ -67,12 +77,19 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     payload = round(rows * config.row_bytes)
     counts = _COUNT_BYTES * config.ranks * (config.ranks + config.experts)
     logical_bytes = {"layout_notify": counts, "pair": 2 * payload}
-    ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in OPS}
+    ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in _ops(config)}
+    if "copy_gb_per_s" in size:
+        moved = payload + config.ranks * size["tokens"] * config.row_bytes
+        for name, op in ops.items():
+            if name != "layout_notify":
+                op["moved_bytes"] = moved * (2 if name == "pair" else 1)
+                op["of_copy"] = op["moved_bytes"] / op["ms"]["median"] / 1e6 / size["copy_gb_per_s"]
     baselines = {name: _baseline_report(series, name, variants) for name, variants in size["variants"].items()}
     ratios = {
         op: {name: baseline[of]["ms"] / ops[op]["ms"]["median"] for name, baseline in baselines.items()}
         for op, of in BASELINE_OP.items()
     }
+    copy = {"copy_gb_per_s": size["copy_gb_per_s"]} if "copy_gb_per_s" in size else {}
     return {
         "tokens": size["tokens"],
         "rows": round(rows),
@@ -81,6 +98,7 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
         "ratios": ratios,
         "checks": size["checks"],
         "late_starts": size["late_starts"],
+        **copy,
         "verified": all(not errors for errors in size["checks"].values()),
     }
 

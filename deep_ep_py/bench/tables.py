@@ -23,7 +23,7 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     """
     config = report["config"]
     console.print(
-        f"{config['ranks']} ranks on {config['machine']['cores']} cores, hidden {config['hidden']} {config['dtype']}, "
+        f"{config['ranks']} ranks on {_where(config)}, hidden {config['hidden']} {config['dtype']}, "
         f"top-{config['topk']} of {config['experts']} experts, {config['routing']} routing, seed {config['seed']}; "
         f"median (min .. max) of {config['iterations']} iterations, slowest rank"
     )
@@ -32,6 +32,11 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     for name, what in config["notes"]["ops"].items():
         console.print(f"[bold]{name}[/]: {what}", style="dim")
     _print_checks(report, console)
+
+
+def _where(config: dict[str, Any]) -> str:
+    machine = config["machine"]
+    return str(machine["gpu"]) if config["device"] == "cuda" else f"{machine['cores']} cores"
 
 
 def _size_table(size: dict[str, Any]) -> Table:
@@ -44,12 +49,20 @@ def _size_table(size: dict[str, Any]) -> Table:
     table.add_column("ms", justify="right")
     table.add_column("min .. max", justify="right")
     table.add_column("GB/s", justify="right")
+    if "copy_gb_per_s" in size:
+        caption += (
+            f"; of copy: bytes moved per second over a large copy's, {size['copy_gb_per_s']:.0f} GB/s on this GPU"
+        )
+        table.caption = caption
+        table.add_column("of copy", justify="right")
     for name in size["baselines"]:
         table.add_column(f"{name} ms (×)", justify="right")
     for op, result in size["ops"].items():
         times = result["ms"]
-        row = [op, f"{times['median']:.2f}", f"{times['min']:.2f} .. {times['max']:.2f}"]
+        row = [op, f"{times['median']:.3g}", f"{times['min']:.3g} .. {times['max']:.3g}"]
         row.append(f"{result['logical_gb_per_s']:.1f}")
+        if "copy_gb_per_s" in size:
+            row.append(f"{result['of_copy']:.2f}" if "of_copy" in result else "")
         row += [_baseline_cell(size, op, name, baseline) for name, baseline in size["baselines"].items()]
         table.add_row(*row)
     return table

@@ -43,12 +43,17 @@ class _SizeRun:
         self._context, self._config, self._tokens = context, config, tokens
         self._steps = config.warmup + config.iterations
         context.emit({"kind": "size", "tokens": tokens, "steps": self._steps})
-        self._inputs = Inputs(config, tokens, context.rank, context.group)
+        self._inputs = Inputs(config, tokens, context.rank, self._gather)
         self._ours = Ours(config, self._inputs, context.group)
         self._baselines = make_baselines(config, self._inputs, context.group)
         self._watch = Stopwatch(context.group)
         self._oracle: Oracle | None = None
         self._checked: dict[str, list[str]] = {}
+
+    def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        gathered = [torch.empty_like(mine) for _ in range(self._context.ranks)]
+        dist.all_gather(gathered, mine, group=self._context.group)
+        return gathered
 
     def run(self) -> dict[str, Any]:
         for step in range(self._steps):
