@@ -48,9 +48,8 @@ bench: venv ## dispatch and combine against memcpy and gloo: a table, a plot, JS
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py bench $(ARGS)
 
-gpu-check: ## on a machine with a GPU, with the packages of its python3: the named cases on that GPU
-	$(PYTHON) setup.py --quiet build_ext --inplace
-	$(PYTHON) -m pytest -rs tests/test_gpu.py $(ARGS)
+gpu-check: ## on a machine with a GPU, with the packages of its python3: builds, tests, checks, times, reports
+	@$(PYTHON) scripts/gpu_check.py $(ARGS)
 
 compile-report: venv ## registers, shared memory and spills of every kernel, by NVRTC
 	$(PY) -m deep_ep_py compile --all --fresh --arch sm_90a $(ARGS)

@@ -1,38 +1,249 @@
-"""The named cases on a GPU that all ranks share, each on a stream of its own."""
+"""What only a GPU can show. All ranks share one, each on a stream of its own, unless a test says otherwise."""
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import deep_ep_py as deep_ep
+import oracle
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.testing import run_ranks
-from harness import Trial, make_buffer, round_trip
+from harness import Trial, dispatch_arguments, make_buffer, round_trip
+from test_processes import torchrun
 
 pytestmark = [
     pytest.mark.once,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and a torch that knows of it"),
+    pytest.mark.skipif(
+        not torch.cuda.is_available() and "DEEP_EP_REQUIRE_GPU" not in os.environ,
+        reason="needs a GPU, and a torch that knows of it",
+    ),
 ]
 
 BLOCKS = (1, 2, 5)
+WIDE = Case("wide", ranks=8, tokens=64, hidden=7168, topk=8, experts=64, num_nvl_bytes=64 << 20)
+
+
+def make_warm(group: Any, case: Case, **options: Any) -> deep_ep.Buffer:
+    """A Buffer that loads nothing any more: loading may wait for another rank's kernels."""
+    options = {"timeout": 20.0, **options}
+    buffer = make_buffer(group, case, "peer", device="cuda", **options)
+    buffer.warmup(case.hidden, case.topk)
+    return buffer
+
+
+def arguments_of(trial: Trial, rank: int, **options: Any) -> dict[str, Any]:
+    """A dispatch's arguments, on the GPU."""
+    given = dispatch_arguments(trial.work, rank)
+    return {name: value.to("cuda") for name, value in given.items()} | options
 
 
 def on_each_rank(group: Any, trial: Trial) -> None:
-    buffer = make_buffer(group, trial.case, "peer", device="cuda")
-    buffer.warmup(trial.case.hidden, trial.case.topk)
+    buffer = make_warm(group, trial.case)
     for blocks in BLOCKS:
         round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
     buffer.destroy()
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.fabric in (None, "peer")], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [case for case in (*CASES, WIDE) if case.fabric in (None, "peer")], ids=lambda case: case.name
+)
 def test_case(case: Case) -> None:
     run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda")
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_random_routings(ranks: int) -> None:
+    case = Case("random", ranks, tuple(5 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
+    for seed in range(5):
+        run_ranks(ranks, on_each_rank, Trial.of(case, seed).on("cuda"), device="cuda")
+
+
 def test_twenty_repeats_have_the_same_bits() -> None:
-    trial = Trial.of(BY_NAME["uniform"])
+    trial = Trial.of(BY_NAME["uniform"]).on("cuda")
     for seed in range(20):
-        run_ranks(trial.case.ranks, on_each_rank, trial.on("cuda"), seed=seed, device="cuda")
+        run_ranks(trial.case.ranks, on_each_rank, trial, seed=seed, device="cuda")
+
+
+def test_outputs_of_a_known_size() -> None:
+    trial = Trial.of(BY_NAME["uneven_tokens"])
+    rows = trial.most_rows + 5
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, trial.case)
+        results = buffer.dispatch(**arguments_of(trial, buffer.rank, num_worst_tokens=rows))
+        trial.check_worst(buffer.rank, results, rows)
+        expert = {name: value.to("cuda") for name, value in trial.padded(buffer.rank, rows).items()}
+        trial.check_combine(buffer.rank, buffer.combine(handle=results[4], **expert))
+
+    run_ranks(trial.case.ranks, on_each_rank, device="cuda")
+
+
+@pytest.mark.parametrize("on_comm_stream", [False, True])
+def test_async_calls(on_comm_stream: bool) -> None:
+    """With events between calls, and inputs that are made on the GPU just before."""
+    trial = Trial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, trial.case)
+        rank = buffer.rank
+        given = arguments_of(trial, rank)
+        for _ in range(20):
+            # Slow work, then the inputs: kernels that did not wait would read zeros.
+            x = torch.zeros_like(given["x"])
+            torch.cuda._sleep(1_000_000)
+            x.copy_(given["x"])
+            event = deep_ep.Buffer.capture()
+            streams = {
+                "previous_event": event,
+                "async_finish": True,
+                "allocate_on_comm_stream": on_comm_stream,
+            }
+            results = buffer.dispatch(**{**given, "x": x}, **streams)
+            del x
+            results[-1].current_stream_wait()
+            trial.check_dispatch(rank, results)
+            expert = trial.expert.x[rank].to("cuda")
+            combined = buffer.combine(expert, results[4], topk_weights=trial.expert.topk_weights[rank].to("cuda"))
+            trial.check_combine(rank, combined)
+
+    run_ranks(trial.case.ranks, on_each_rank, device="cuda")
+
+
+def test_a_recorded_stream_keeps_an_output() -> None:
+    """An output that another stream still reads is dropped; the next dispatch must not write there before."""
+    trials = [Trial.of(BY_NAME["uniform"], seed) for seed in (1, 2)]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, trials[0].case)
+        rank = buffer.rank
+        side = torch.cuda.Stream()
+        for _ in range(10):
+            recv_x = buffer.dispatch(**arguments_of(trials[0], rank))[0]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(5_000_000)
+                kept = recv_x.clone()
+            recv_x.record_stream(side)
+            del recv_x
+            gc.collect()
+            trials[1].check_dispatch(rank, buffer.dispatch(**arguments_of(trials[1], rank)))
+            side.synchronize()
+            assert oracle.difference("recv_x", kept.cpu(), trials[0].received[rank].x) is None
+
+    run_ranks(trials[0].case.ranks, on_each_rank, device="cuda")
+
+
+def test_outputs_outlive_the_buffer() -> None:
+    trial = Trial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, trial.case)
+        results = buffer.dispatch(**arguments_of(trial, buffer.rank))
+        assert buffer.runtime.arena_contains(results[0].data_ptr(), results[0].nbytes)
+        buffer.destroy()
+        del buffer
+        gc.collect()
+        trial.check_dispatch(group.rank(), results)
+
+    run_ranks(trial.case.ranks, on_each_rank, device="cuda")
+
+
+class Graph:
+    """A dispatch, its combine and a cached dispatch, captured over tensors that stay where they are."""
+
+    def __init__(self, buffer: deep_ep.Buffer, trials: list[Trial]) -> None:
+        self.rank, self.rows = buffer.rank, max(trial.most_rows for trial in trials) + 3
+        self.given = arguments_of(trials[0], self.rank)
+        self.expert = {name: value.to("cuda") for name, value in trials[0].padded(self.rank, self.rows).items()}
+        self.graph = torch.cuda.CUDAGraph()
+        # Ranks are threads: what one captures must not forbid the others their work.
+        with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            self.received = buffer.dispatch(**self.given, num_worst_tokens=self.rows)
+            self.combined = buffer.combine(handle=self.received[4], **self.expert)
+            self.again = buffer.dispatch(self.given["x"], handle=self.received[4])[0]
+
+    def replay(self, trial: Trial) -> None:
+        for name, value in arguments_of(trial, self.rank).items():
+            self.given[name].copy_(value)
+        for name, value in trial.padded(self.rank, self.rows).items():
+            self.expert[name].copy_(value)
+        self.graph.replay()
+        trial.check_worst(self.rank, self.received, self.rows)
+        trial.check_combine(self.rank, self.combined)
+        expected = trial.received[self.rank].x
+        assert oracle.difference("recv_x", self.again[: len(expected)].cpu(), expected) is None
+
+
+def test_graphs() -> None:
+    """Graphs of two batch sizes, replayed between eager calls in any order, each time with other routings."""
+    kinds = [[Trial.of(BY_NAME[name], seed) for seed in (1, 2, 3)] for name in ("uneven_tokens", "uniform")]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, kinds[0][0].case)
+        graphs = []
+        for trials in kinds:
+            for rank in range(group.size()):  # torch captures one graph at a time
+                graphs += [Graph(buffer, trials)] if rank == group.rank() else []
+                group.barrier()
+        for which, seed in ((0, 1), (1, 2), (1, 0), (0, 0), (0, 2)):
+            graphs[which].replay(kinds[which][seed])
+            eager = kinds[1 - which][seed]
+            trial = eager.on("cuda")
+            round_trip(buffer, buffer.rank, trial, blocks=2)
+        group.barrier()
+
+    run_ranks(kinds[0][0].case.ranks, on_each_rank, device="cuda")
+
+
+def test_a_failure_is_raised_by_the_next_call() -> None:
+    """The context survives it: another Buffer works at once."""
+    trial = Trial.of(BY_NAME["two_ranks"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, trial.case, timeout=1.0)
+        given = arguments_of(trial, buffer.rank, num_worst_tokens=trial.most_rows)
+        if buffer.rank == 0:
+            buffer.dispatch(**given)  # rank 1 does not come
+            torch.cuda.current_stream().synchronize()
+            with pytest.raises(deep_ep.DeepEPTimeout, match="rank 1"):
+                buffer.dispatch(**given)
+        group.barrier()
+        buffer.destroy()
+        another = make_warm(group, trial.case)
+        trial.check_dispatch(another.rank, another.dispatch(**arguments_of(trial, another.rank)))
+
+    run_ranks(2, on_each_rank, device="cuda")
+
+
+def test_processes_that_share_a_gpu(workers: Path) -> None:
+    """Their kernels take turns: slow, and right."""
+    done = torchrun(workers / "round_trip.py", 2, "--device=cuda:0")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
+def test_processes_with_a_gpu_each(workers: Path) -> None:
+    done = torchrun(workers / "round_trip.py", min(8, torch.cuda.device_count()), "--device=cuda:local")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_on_a_cpu_touches_the_gpu() -> None:
+    program = """
+import torch, deep_ep_py
+from deep_ep_py.testing import run_ranks
+def on_each_rank(group):
+    buffer = deep_ep_py.Buffer(group, 1 << 20)
+    buffer.get_dispatch_layout(torch.zeros(3, 2, dtype=torch.int64), 4)
+run_ranks(2, on_each_rank)
+assert not torch.cuda.is_initialized()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 
+import torch
 import torch.distributed as dist
 
 import pretend_gpu
@@ -17,21 +18,26 @@ def main() -> None:
     parser.add_argument("--fabric", default="peer")
     parser.add_argument("--arena-bytes", type=int)
     parser.add_argument("--pretend-gpu", action="store_true")
+    parser.add_argument("--device", default="cpu", help="cuda:local: each process has one of its own")
     options = parser.parse_args()
     if options.pretend_gpu:
         pretend_gpu.install()
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    device = f"cuda:{rank}" if options.device == "cuda:local" else options.device
     case = Case("processes", ranks, tuple(10 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
-    buffer = make_buffer(dist.group.WORLD, case, options.fabric, arena_bytes=options.arena_bytes)
+    buffer = make_buffer(dist.group.WORLD, case, options.fabric, arena_bytes=options.arena_bytes, device=device)
+    if device != "cpu":
+        torch.cuda.set_device(device)
     assert buffer.rank == rank and buffer.group_size == ranks
-    trials = [Trial.of(case, seed) for seed in (1, 2, 3)]
+    trials = [Trial.of(case, seed).on(device) for seed in (1, 2, 3)]
     kept = []
     for turn, blocks in enumerate((1, 2, 5, 2)):
         trial = trials[turn % 3]
         round_trip(buffer, rank, trial, blocks)
-        kept.append((trial, buffer.dispatch(**dispatch_arguments(trial.work, rank))))
+        given = dispatch_arguments(Trial.of(case, turn % 3 + 1).work, rank)
+        kept.append((trial, buffer.dispatch(**{name: value.to(device) for name, value in given.items()})))
     del buffer
     gc.collect()
     # Outputs live in memory that the peers map: it stays although this rank's Buffer, and soon its peers, are gone.

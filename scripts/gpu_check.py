@@ -1,0 +1,191 @@
+"""Builds, tests, checks and times the library on a machine with a GPU, with what is installed there, and reports.
+
+`make gpu-check` does all of it, within 9 minutes; `make gpu-check ARGS=--quick` less, within 3;
+`python scripts/gpu_check.py --only tests --only benchmark` these steps alone.
+
+Every step has a time limit, and one that fails does not keep the next from running. The report is a table here and
+OUT/report.json; each step's own output is OUT/<step>.log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+TAIL_LINES = 25
+SANITIZED_CASES = ("one_rank_alone", "two_ranks", "rounds_of_few_rows")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that passes or fails, with the most seconds it may take."""
+
+    name: str
+    command: list[str]
+    seconds: int
+    needs: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What came of a step."""
+
+    name: str
+    result: str  # passed, failed, too slow, skipped
+    seconds: float = 0.0
+    note: str = ""
+
+
+def steps(out: Path, quick: bool) -> list[Step]:
+    """The steps in their order; what depends on nothing but the build comes in the order of its use."""
+    python = sys.executable
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    tests = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts=", "tests/test_gpu.py"]
+    if quick:
+        tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure"]
+    bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8", f"--json={out / 'benchmark.json'}"]
+    bench += [f"--plot={out / 'benchmark.png'}", "--tokens=4096" if quick else "--tokens=128,1024,4096"]
+    found = [
+        Step("build", [python, "setup.py", "--quiet", "build_ext", "--inplace"], 120),
+        Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
+        Step("tests", tests, 60 if quick else 150),
+        Step("benchmark", bench, 60 if quick else 150),
+    ]
+    for tool in ("memcheck",) if quick else ("memcheck", "racecheck", "synccheck"):
+        for case in SANITIZED_CASES[: 1 if quick else None]:
+            command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10"]
+            command += [python, "tests/workers/gpu_case.py", case]
+            name = f"{tool}, {case}"
+            found.append(Step(name, command, 30, "compute-sanitizer", {"PYTHONPATH": paths}))
+    return found
+
+
+def run(step: Step, out: Path, console: Console) -> Outcome:
+    """Runs a step; its output goes to a file, the end of a failed one's also to the console."""
+    console.rule(f"[bold]{step.name}")
+    if step.needs is not None and shutil.which(step.needs) is None:
+        console.print(f"[yellow]skipped: there is no {step.needs}")
+        return Outcome(step.name, "skipped", note=f"there is no {step.needs}")
+    log = out / f"{step.name.replace(', ', '-')}.log"
+    began = time.monotonic()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "DEEP_EP_REQUIRE_GPU": "1", **step.environment}
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            step.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(step.seconds)
+            result, note = ("passed", "") if code == 0 else ("failed", f"exit code {code}")
+        except subprocess.TimeoutExpired:
+            result, note = "too slow", f"not done after {step.seconds} s"
+        finally:
+            with suppress(ProcessLookupError):  # with all that it has started: it would go on using the GPU
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    lines = log.read_text(errors="replace").splitlines()
+    if step.name in ("tests", "benchmark", "kernels") or result != "passed":
+        console.print("\n".join(lines[-(TAIL_LINES if result == "passed" else 3 * TAIL_LINES) :]), markup=False)
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return Outcome(step.name, result, round(time.monotonic() - began, 1), note or last[:100])
+
+
+def describe() -> dict[str, Any]:
+    """What it ran on."""
+    import torch
+
+    found: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "kernel": platform.release(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    for name, command in (("gpu", query), ("commit", ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"])):
+        try:
+            found[name] = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            found[name] = None
+    return found
+
+
+def as_table(outcomes: list[Outcome]) -> Table:
+    """The report for people."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("step")
+    table.add_column("result")
+    table.add_column("seconds", justify="right")
+    table.add_column("note", overflow="fold")
+    colors = {"passed": "green", "skipped": "yellow"}
+    for outcome in outcomes:
+        color = colors.get(outcome.result, "red")
+        table.add_row(outcome.name, f"[{color}]{outcome.result}[/]", f"{outcome.seconds:.0f}", outcome.note)
+    return table
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
+@click.option("--quick", is_flag=True, help="Within 3 minutes.")
+@click.option("--only", multiple=True, metavar="STEP", help="This step alone; repeatable.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/gpu_check"), show_default=True
+)
+def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
+    """Run the steps and report; the exit code is 1 where one has not passed."""
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = steps(out, quick)
+    names = [step.name for step in chosen]
+    for name in only:
+        if name not in names:
+            raise click.UsageError(f"--only {name}: expected one of {'; '.join(names)}")
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    machine = describe()
+    console.print(machine)
+    if machine["gpu"] is None:
+        raise click.ClickException("there is no GPU here, or no nvidia-smi to say so")
+    deadline = time.monotonic() + (180 if quick else 540)
+    outcomes = []
+    for step in chosen:
+        if only and step.name not in only:
+            continue
+        left = int(deadline - time.monotonic())
+        if left < 5:
+            outcomes.append(Outcome(step.name, "skipped", note="no time was left"))
+            continue
+        limited = Step(step.name, step.command, min(step.seconds, left), step.needs, step.environment)
+        outcomes.append(run(limited, out, console))
+        if step.name == "build" and outcomes[-1].result != "passed":
+            break
+    benchmark = out / "benchmark.json"
+    report = {
+        "machine": machine,
+        "steps": [asdict(outcome) for outcome in outcomes],
+        "benchmark": json.loads(benchmark.read_text()) if benchmark.exists() else None,
+    }
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    console.print(as_table(outcomes))
+    console.print(f"report: {out / 'report.json'}")
+    if any(outcome.result in ("failed", "too slow") for outcome in outcomes):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
