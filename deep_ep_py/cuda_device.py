@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .devices import Shape
+from .devices import Compiling, Shape
 from .events import EventHandle
 from .native import C
 
@@ -85,11 +85,14 @@ class CudaDevice:
         with C.cuda.pool_over(runtime), torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
             return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
-    def prepare(self, kernels: Iterable[str], shape: Shape) -> None:
+    def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
         """Compile or find, and load, what is not loaded yet."""
         missing = [name for name in kernels if not self._launcher.loaded(name, self._key(name, shape))]
-        if not missing:
-            return
+        if missing:
+            with compiling():
+                self._load(missing, shape)
+
+    def _load(self, missing: list[str], shape: Shape) -> None:
         from .jit import KERNELS, KernelCache
         from .jit import Shape as StaticShape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -15,6 +15,9 @@ from .native import C
 
 Shape = tuple[int, int, int]
 """What kernels are compiled for: ranks, bytes of a row, top-k."""
+
+Compiling = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which peers are told that this rank compiles."""
 
 _DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
 """Type code and bits, as DLPack has them."""
@@ -69,8 +72,10 @@ class Device(Protocol):
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room."""
 
-    def prepare(self, kernels: Iterable[str], shape: Shape) -> None:
-        """Have kernels ready: once an operation has begun, nothing may be loaded."""
+    def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
+        """Have kernels ready, in the context of `compiling` if that takes time: once an operation has begun, nothing
+        may be loaded.
+        """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
         """Copy a contiguous tensor into another of its size, as the caller's next work, while all `ranks` ranks do."""
@@ -135,7 +140,7 @@ class CpuDevice:
         """Straight from the arena: with the last reference goes the last use."""
         return from_arena(runtime, shape, dtype)
 
-    def prepare(self, kernels: Iterable[str], shape: Shape) -> None:
+    def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
         """Nothing: they are part of the extension, for any shape."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from .devices import Device
 from .errors import DeepEPError, DeepEPTimeout
 from .events import EventHandle, EventOverlap
 from .native import BUILD, C
+
+_log = logging.getLogger("deep_ep_py")
 
 _STATS = ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied")
 _PAGE = 4096
@@ -129,6 +132,11 @@ class Engine:
         )
         heap = self.device.make_heap(C.heap_bytes(options), bootstrap.in_process)
         runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, self.device.map_heap))
+        runtime.on_compiling_peer(
+            lambda call, peer: _log.warning(
+                "rank %d waits in %s: rank %d is still compiling its kernels", bootstrap.rank, call.kind, peer
+            )
+        )
         bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
         return runtime
 
@@ -145,7 +153,7 @@ class Engine:
 
     def prepare(self, sizes: Any, *kernels: str) -> None:
         """Have an operation's kernels ready, before it takes its number."""
-        self.device.prepare(kernels, (self.ranks, sizes.row_bytes, sizes.topk))
+        self.device.prepare(kernels, (self.ranks, sizes.row_bytes, sizes.topk), self._compiling)
 
     def warmup(self, row_bytes: int, topk: int) -> None:
         """Have all kernels for these rows ready on all ranks. Collective."""
@@ -154,8 +162,17 @@ class Engine:
             ((self.ranks, row_bytes, topk), ("notify", "dispatch", "notify_cached", "combine")),
             ((self.ranks, row_bytes, 0), ("notify", "dispatch", "combine")),
         ):
-            self.device.prepare(kernels, shape)
+            self.device.prepare(kernels, shape, self._compiling)
         self._bootstrap.all_gather(None)
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Let peers that wait for this rank know what it does."""
+        self.runtime.set_compiling(True)
+        try:
+            yield
+        finally:
+            self.runtime.set_compiling(False)
 
     def check_room(self, sizes: Any, row_bytes: int) -> None:
         """Raise if a call of these sizes does not fit even in rounds."""
@@ -262,7 +279,10 @@ class Engine:
             # Words count in units, so that a put may be cut into pieces; people count signals.
             unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
             expected, seen = failure.expected // unit, failure.seen // unit
-            error = DeepEPTimeout(self.rank, call.kind, failure.phase, failure.peer, expected, seen, self.timeout)
+            compiling = self.runtime.compiling_peers()
+            error = DeepEPTimeout(
+                self.rank, call.kind, failure.phase, failure.peer, expected, seen, self.timeout, compiling
+            )
         elif failure.reason == C.OVERFLOW:
             error = DeepEPError(
                 f"rank {self.rank}: num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows "

@@ -22,15 +22,28 @@ class DeepEPTimeout(DeepEPError):
         The rank that should have ended the wait, -1 where it was none.
     expected, seen : int
         Signals that would have ended the wait, counted since the Buffer was made, and signals that have come.
+    compiling : list of int
+        Ranks that were still compiling their kernels.
     """
 
-    def __init__(self, rank: int, kernel: str, phase: str, peer: int, expected: int, seen: int, seconds: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        kernel: str,
+        phase: str,
+        peer: int,
+        expected: int,
+        seen: int,
+        seconds: float,
+        compiling: list[int] | None = None,
+    ) -> None:
         self.rank, self.kernel, self.phase, self.peer = rank, kernel, phase, peer
-        self.expected, self.seen = expected, seen
+        self.expected, self.seen, self.compiling = expected, seen, compiling or []
+        busy = "".join(f"; rank {other} is still compiling its kernels" for other in self.compiling)
         whose = f" of rank {peer}" if peer >= 0 else ""
         super().__init__(
             f"rank {rank} gave up in {kernel} after {seconds:g} s: waited for {phase}{whose}, "
-            f"expected {expected} signals, saw {seen}"
+            f"expected {expected} signals, saw {seen}{busy}"
         )
 
 

@@ -38,6 +38,9 @@ constexpr u32 kGeneration = 1;  // of the abort word; grows when a Buffer recove
 // A wait that lasts so long is looked into (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
 
+// Of the same size, but another type to C++.
+uint64_t* host_word(u64& word) { return reinterpret_cast<uint64_t*>(&word); }
+
 template <class T>
 T* pointer(uint64_t address) {
     return reinterpret_cast<T*>(address);
@@ -254,17 +257,40 @@ void Runtime::wait_launch(uint64_t serial) {
 
 void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     const char* what = wire::kind_name(call.kind);
+    std::vector<int> told;
     // Not for ever: a wait without end is for the executor to find.
     for (uint64_t time = kSuspicious; time < 2 * options_.timeout_ns; time *= 2) {
         if (launcher_->wait_for(ready, what, time)) return;
         if (compare_with_peers(call)) break;
+        tell_of_compiling_peers(call, told);
     }
     launcher_->wait(ready, what);  // after a mismatch: the abort word ends it
 }
 
 uint64_t Runtime::announcement(int rank) const {
     // Stored by that rank's kernels.
-    return memory_->load_word(reinterpret_cast<const uint64_t*>(&header(rank)->announcement));
+    return memory_->load_word(host_word(header(rank)->announcement));
+}
+
+void Runtime::set_compiling(bool compiling) {
+    memory_->store_words({host_word(header(options_.rank)->compiling)}, compiling);
+}
+
+std::vector<int> Runtime::compiling_peers() const {
+    std::vector<int> peers;
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+        // Stored by that rank's host; it stands for itself.
+        if (rank != options_.rank && memory_->load_word(host_word(header(rank)->compiling)) != 0) peers.push_back(rank);
+    }
+    return peers;
+}
+
+void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) const {
+    for (const int peer : compiling_peers()) {
+        if (!tell_ || std::find(told.begin(), told.end(), peer) != told.end()) continue;
+        told.push_back(peer);
+        tell_(call, peer);
+    }
 }
 
 // A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
@@ -312,7 +338,7 @@ void Runtime::abort(uint32_t reason, int peer) {
 
 void Runtime::pass_abort_on() {
     // Some rank has stored it here, or this rank would not have given up.
-    store_abort_word(memory_->load_word(reinterpret_cast<const uint64_t*>(&header(options_.rank)->abort)));
+    store_abort_word(memory_->load_word(host_word(header(options_.rank)->abort)));
 }
 
 void Runtime::store_abort_word(uint64_t word) {
@@ -320,8 +346,7 @@ void Runtime::store_abort_word(uint64_t word) {
     // this rank's user writes into published rows from now on, and then looks, finds the word: every rank has it before
     // this one's caller goes on (P12, Operation::finish).
     std::vector<uint64_t*> words;
-    for (int rank = 0; rank < options_.ranks; ++rank)
-        words.push_back(reinterpret_cast<uint64_t*>(&header(rank)->abort));
+    for (int rank = 0; rank < options_.ranks; ++rank) words.push_back(host_word(header(rank)->abort));
     memory_->store_words(words, word);
 }
 

@@ -109,6 +109,12 @@ class Runtime {
     // Tells every rank what this one has been told: who told it may not have come to all of them yet.
     void pass_abort_on();
 
+    // This rank makes kernels ready, or has done so: others may wait for it meanwhile.
+    void set_compiling(bool compiling);
+    std::vector<int> compiling_peers() const;
+    // Called once for each peer that is found compiling by a long wait of this rank's, in that wait.
+    void on_compiling_peer(std::function<void(const Call&, int peer)> tell) { tell_ = std::move(tell); }
+
     const std::shared_ptr<Arena>& arena() const { return arena_; }
     const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
@@ -133,6 +139,7 @@ class Runtime {
     bool compare_with_peers(Call& call);
     void store_abort_word(uint64_t word);
     uint64_t announcement(int rank) const;
+    void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
 
     const BufferOptions options_;
     const std::vector<std::shared_ptr<Heap>> heaps_;
@@ -147,7 +154,8 @@ class Runtime {
     // Kept until retired: a failed one for good, agents may still hold its addresses; one of a graph likewise.
     std::vector<std::shared_ptr<Call>> calls_;
     std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
-    const std::unique_ptr<Network> network_;                                          // last, so that it stops first
+    std::function<void(const Call&, int)> tell_;
+    const std::unique_ptr<Network> network_;  // last, so that it stops first
 };
 
 }  // namespace deep_ep::host

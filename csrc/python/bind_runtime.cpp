@@ -1,4 +1,5 @@
 // Heaps, calls and the runtime of a Buffer.
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include "cpu/vector/vector.h"
@@ -158,6 +159,9 @@ void bind_runtime(py::module_& m) {
         .def("drain", &Runtime::drain, NoGil())
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
         .def("pass_abort_on", &Runtime::pass_abort_on)
+        .def("set_compiling", &Runtime::set_compiling)
+        .def("compiling_peers", &Runtime::compiling_peers)
+        .def("on_compiling_peer", &Runtime::on_compiling_peer)
         .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"), py::arg("device"))
         .def("arena_contains",
              [](const Runtime& runtime, uint64_t address, uint64_t bytes) {

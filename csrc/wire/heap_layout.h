@@ -18,7 +18,8 @@ constexpr u32 ceil_div(u32 value, u32 divisor) { return (value + divisor - 1) / 
 struct HeapHeader {
     u64 abort;         // see abort_word(); any rank may store here, last wins
     u64 announcement;  // see announcement(); this rank's kernels store, other ranks' hosts load
-    u8 reserved[kPage - 2 * sizeof(u64)];
+    u64 compiling;     // not 0 while this rank's host makes kernels ready; other ranks' hosts load
+    u8 reserved[kPage - 3 * sizeof(u64)];
 };
 static_assert(sizeof(HeapHeader) == kPage, "the header takes one page");
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,38 @@ def graphs(group: Any) -> None:
     group.barrier()
 
 
+def compiling(group: Any) -> None:
+    """A rank that waits for one that compiles is told so, in the log while it waits and by its timeout."""
+    trial = Trial.of(BY_NAME["two_ranks"])
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    for timeout in (60.0, 1.0):
+        buffer = make_buffer(group, trial.case, "peer", device="cuda", timeout=timeout)
+        arguments = dispatch_arguments(trial.work, buffer.rank)
+        device = buffer._engine.device
+        if buffer.rank == 1:
+            load = device._load
+
+            def slowly(*arguments: Any, load: Any = load) -> None:
+                time.sleep(2)
+                load(*arguments)
+
+            device._load = slowly
+            with suppress(DeepEPError):
+                buffer.dispatch(**arguments)
+        elif timeout == 60.0:
+            logging.getLogger("deep_ep_py").addHandler(handler)
+            buffer.dispatch(**arguments)
+            logging.getLogger("deep_ep_py").removeHandler(handler)
+            assert messages == ["rank 0 waits in dispatch: rank 1 is still compiling its kernels"], messages
+        else:
+            with pytest.raises(DeepEPTimeout, match="rank 1 is still compiling its kernels") as info:
+                buffer.dispatch(**arguments)
+            assert info.value.compiling == [1]
+        group.barrier()
+
+
 def pool(group: Any) -> None:
     """What torch's allocator is given for a pool: memory of the arena, which outlives the Buffer, or plain memory."""
     native = ctypes.CDLL(C.__file__)
@@ -153,6 +188,7 @@ def main() -> None:
     run_ranks(4, graphs, device="cuda")
     run_ranks(2, fails_later, device="cuda")
     run_ranks(2, pool, device="cuda")
+    run_ranks(2, compiling, device="cuda")
     for case in CASES:
         if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
             run_ranks(case.ranks, on_each_rank, Trial.of(case), device="cuda")
