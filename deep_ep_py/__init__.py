@@ -13,6 +13,7 @@ from .buffer import Buffer
 from .config import Config
 from .errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
 from .events import EventHandle, EventOverlap
+from .nic import NicOptions
 
 topk_idx_t = torch.int64
 
@@ -24,6 +25,7 @@ __all__ = [
     "DeepEPTimeout",
     "EventHandle",
     "EventOverlap",
+    "NicOptions",
     "SimtError",
     "__version__",
     "topk_idx_t",

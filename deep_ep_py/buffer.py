@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
 from typing import Any
 
@@ -11,11 +12,14 @@ from . import arguments
 from .bootstrap import make_bootstrap
 from .config import Config
 from .devices import CpuDevice, make_device
-from .engine import Engine, Streams
+from .engine import Engine, Paths, Streams
 from .events import EventHandle, EventOverlap
 from .handles import DispatchHandle
 from .native import C
+from .nic import NicOptions
 from .operations import PendingCombine, PendingDispatch
+
+_RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 
 
 class Buffer:
@@ -39,9 +43,16 @@ class Buffer:
         Used where `group` is None.
     device : torch.device or str, optional
         Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
-    fabric : {"peer", "weak", "mixed"}, optional
-        How ranks reach each other. "peer" (default): loads and stores. "weak": for tests, an agent that delays, cuts
-        and reorders; "mixed": some pairs one, some the other.
+    fabric : {"peer", "ibgda", "weak", "mixed"}, optional
+        How ranks reach each other. "peer" (default on one node): loads and stores. "ibgda" (default on several): loads
+        and stores within a node, between nodes work requests that the kernels write for a NIC, which on a CPU is a
+        software one. "weak": for tests, an agent that delays, cuts and reorders; "mixed": some pairs by loads and
+        stores, some weak.
+    ranks_per_node : int, optional
+        Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
+        DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with `fabric="ibgda"` each is a node of its own.
+    nic : NicOptions, optional
+        What the software NICs are like.
     arena_bytes : int, optional
         Shared memory that outputs come from, and copies of what `combine` is given elsewhere. Where it is full, rows
         go through `num_nvl_bytes` in rounds: same result, slower. Default: half the machine's memory, shared among the
@@ -74,6 +85,8 @@ class Buffer:
         *,
         device: torch.device | str | None = None,
         fabric: str | None = None,
+        ranks_per_node: int | None = None,
+        nic: NicOptions | None = None,
         arena_bytes: int | None = None,
         timeout: float = 100.0,
         regions: int = 2,
@@ -92,10 +105,31 @@ class Buffer:
         self.regions = arguments.integer("regions", regions, 1, 16)
         # Between processes each has a GPU of its own; in one process all ranks share one.
         where = make_device(self.device, bootstrap.size if bootstrap.in_process else 1)
-        self.device, fabric = where.torch_device, fabric or "peer"
-        if fabric not in where.fabrics:
-            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(where.fabrics)} on {self.device}")
-        self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, fabric, self.timeout, self.regions)
+        self.device = where.torch_device
+        paths = self._paths(bootstrap.size, where.fabrics, fabric, ranks_per_node, nic)
+        self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, paths, self.timeout, self.regions)
+
+    def _paths(
+        self,
+        ranks: int,
+        fabrics: tuple[str, ...],
+        fabric: str | None,
+        ranks_per_node: int | None,
+        nic: NicOptions | None,
+    ) -> Paths:
+        name, given = "ranks_per_node", ranks_per_node
+        if given is None:
+            name, given = _RANKS_PER_NODE, int(os.environ.get(_RANKS_PER_NODE, 0)) or None
+        if fabric is None:
+            fabric = "peer" if given is None or given >= ranks else "ibgda"
+        if fabric not in fabrics:
+            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(fabrics)} on {self.device}")
+        if nic is not None and not isinstance(nic, NicOptions):
+            raise TypeError(f"nic={nic!r}: expected a NicOptions")
+        per_node = 1 if given is None else arguments.integer(name, given, 1, arguments.MAX_RANKS)
+        if fabric == "ibgda" and ranks % per_node:
+            raise ValueError(f"{name}={per_node}: expected a divisor of the {ranks} ranks, nodes have the same size")
+        return Paths(fabric, min(per_node, ranks), nic or NicOptions())
 
     @property
     def runtime(self) -> Any:
@@ -160,8 +194,8 @@ class Buffer:
         -------
         num_tokens_per_rank : torch.Tensor
             int32 [ranks].
-        num_tokens_per_rdma_rank : None
-            There is one node.
+        num_tokens_per_rdma_rank : torch.Tensor or None
+            int32 [nodes]; None where there is one node.
         num_tokens_per_expert : torch.Tensor
             int32 [num_experts].
         is_token_in_rank : torch.Tensor
@@ -185,7 +219,10 @@ class Buffer:
         tensors = (topk_idx, per_rank, per_expert, in_rank)
         engine.launch_layout(sizes, topk_idx, tensors[1:])
         event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
-        return per_rank, None, per_expert, in_rank, EventOverlap(event)
+        per_node = None
+        if engine.nodes > 1:
+            per_node = in_rank.view(tokens, engine.nodes, -1).any(dim=2).sum(dim=0, dtype=torch.int32)
+        return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
 
     def dispatch(
         self,
@@ -228,7 +265,7 @@ class Buffer:
             needs it. It must do for every rank: if one would receive more, the call fails on all. Rows that nobody
             sends have index -1 and weight 0; what their `recv_x` holds is anything.
         num_tokens_per_rdma_rank
-            There is one node.
+            Not looked at.
         previous_event : EventOverlap, optional
             On a GPU: wait for it too. Kernels run on a stream of their own, after all that the current stream has been
             given so far.
@@ -384,6 +421,31 @@ class Buffer:
         """
         self._engine.check_usable()
         return {**self._engine.stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}
+
+    def network_counters(self) -> list[dict[str, int]]:
+        """Count what this rank's software NICs have sent.
+
+        Returns
+        -------
+        list of dict
+            By peer: `writes` and `atomics`, the requests of each kind; `bytes` of rows and messages; `doorbells`. Empty
+            where there are no such NICs.
+        """
+        self._engine.check_usable()
+        names = ("writes", "atomics", "bytes", "doorbells")
+        return [{name: getattr(peer, name) for name in names} for peer in self.runtime.network_counters]
+
+    def network_trace(self) -> list[dict[str, int]]:
+        """Return every request of this rank's software NICs, if they were made with `NicOptions(traced=True)`.
+
+        Returns
+        -------
+        list of dict
+            `time_ns`, `source`, `destination`, `queue`, `opcode`, `bytes`; see `deep_ep_py.nic.save_trace`.
+        """
+        self._engine.check_usable()
+        names = ("time_ns", "source", "destination", "queue", "opcode", "bytes")
+        return [{name: getattr(message, name) for name in names} for message in self.runtime.network_trace]
 
     def abort(self) -> None:
         """Tell every rank that this one has failed: their calls on this Buffer raise at once."""

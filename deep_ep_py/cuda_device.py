@@ -71,8 +71,9 @@ class CudaDevice:
         """Map the same physical memory."""
         return C.cuda.map_heap(self._context, descriptor, size)
 
-    def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
+    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
         """Make one over this device's launcher."""
+        del network
         return C.cuda.make_runtime(options, heaps, self._context, self._launcher)
 
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:

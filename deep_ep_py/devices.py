@@ -66,8 +66,8 @@ class Device(Protocol):
     def map_heap(self, descriptor: int, size: int) -> Any:
         """Map a peer's heap."""
 
-    def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
-        """Make what launches kernels."""
+    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+        """Make what launches kernels; `network`: how ranks that are not mapped are reached."""
 
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room."""
@@ -114,7 +114,7 @@ class CpuDevice:
     asynchronous = False
     blocks = 1  # one thread runs them all
     calls = 2
-    fabrics: tuple[str, ...] = ("peer", "weak", "mixed")
+    fabrics: tuple[str, ...] = ("peer", "ibgda", "weak", "mixed")
     poison = True
     fresh_memory_is_slow = True
     comm_stream = None
@@ -132,9 +132,9 @@ class CpuDevice:
         """Map the same memory."""
         return C.Heap.map(descriptor, size)
 
-    def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
+    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
         """Make one over the executor."""
-        return C.Runtime(options, heaps)
+        return C.Runtime(options, heaps, network)
 
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Straight from the arena: with the last reference goes the last use."""

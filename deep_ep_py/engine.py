@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from .devices import Device
 from .errors import DeepEPError, DeepEPTimeout
 from .events import EventHandle, EventOverlap
 from .native import BUILD, C
+from .nic import NicOptions
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -27,11 +28,31 @@ _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
 
 
-def _reached(fabric: str, rank: int, peer: int) -> bool:
-    """Tell whether `peer`'s heap is used by loads and stores. The same from both sides."""
-    if rank == peer or fabric == "peer":
-        return True
-    return fabric == "mixed" and (rank + peer) % 2 == 0
+@dataclass(frozen=True)
+class Paths:
+    """How ranks reach each other.
+
+    Attributes
+    ----------
+    fabric : str
+        As `Buffer` takes it.
+    ranks_per_node : int
+        Neighbours in number that share a node.
+    nic : NicOptions
+        What software NICs are like.
+    """
+
+    fabric: str = "peer"
+    ranks_per_node: int = 1
+    nic: NicOptions = field(default_factory=NicOptions)
+
+    def mapped(self, rank: int, peer: int) -> bool:
+        """Tell whether `peer`'s heap is used by loads and stores. The same from both sides."""
+        if rank == peer or self.fabric == "peer":
+            return True
+        if self.fabric == "ibgda":
+            return rank // self.ranks_per_node == peer // self.ranks_per_node
+        return self.fabric == "mixed" and (rank + peer) % 2 == 0
 
 
 @dataclass(frozen=True)
@@ -57,8 +78,10 @@ class Engine:
         The ranks.
     device : Device
         Where they compute.
-    num_nvl_bytes, arena_bytes, fabric, timeout, regions
+    num_nvl_bytes, arena_bytes, timeout, regions
         As `Buffer` takes them, checked.
+    paths : Paths
+        How they reach each other.
 
     Attributes
     ----------
@@ -76,7 +99,7 @@ class Engine:
         device: Device,
         num_nvl_bytes: int,
         arena_bytes: int | None,
-        fabric: str,
+        paths: Paths,
         timeout: float,
         regions: int,
     ) -> None:
@@ -85,19 +108,20 @@ class Engine:
         arena_bytes = device.default_arena_bytes(self.ranks) if arena_bytes is None else arena_bytes
         arena_bytes = arena_bytes // _PAGE * _PAGE
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
-        self._agree(bootstrap, arena_bytes, fabric)
-        self.runtime = self._make_runtime(bootstrap, arena_bytes, fabric)
+        self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
+        self._agree(bootstrap, arena_bytes, paths)
+        self.runtime = self._make_runtime(bootstrap, arena_bytes, paths)
         self._bootstrap = bootstrap
         self.stats = dict.fromkeys(_STATS, 0)
         others = [peer for peer in range(self.ranks) if peer != self.rank]
-        self._published_to_someone = not others or any(_reached(fabric, self.rank, peer) for peer in others)
+        self._published_to_someone = not others or any(paths.mapped(self.rank, peer) for peer in others)
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[Any] = deque()
         self._captured: list[Any] = []
         self._broken: DeepEPError | None = None
 
-    def _agree(self, bootstrap: Bootstrap, arena_bytes: int, fabric: str) -> None:
+    def _agree(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> None:
         """Refuse ranks that were started differently before they share memory."""
         mine = {
             "version": __version__,
@@ -105,7 +129,9 @@ class Engine:
             "device": self.device.torch_device.type,
             "num_nvl_bytes": self.num_nvl_bytes,
             "arena_bytes": arena_bytes,
-            "fabric": fabric,
+            "fabric": paths.fabric,
+            "ranks_per_node": paths.ranks_per_node,
+            "nic": paths.nic,
             "regions": self.regions,
         }
         for peer, theirs in enumerate(bootstrap.all_gather(mine)):
@@ -116,7 +142,7 @@ class Engine:
                         f"rank {peer} has {theirs[name]!r}"
                     )
 
-    def _make_runtime(self, bootstrap: Bootstrap, arena_bytes: int, fabric: str) -> Any:
+    def _make_runtime(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> Any:
         ranks = range(self.ranks)
         options = C.BufferOptions(
             rank=self.rank,
@@ -127,11 +153,17 @@ class Engine:
             timeout_ns=int(self.timeout * 1e9),
             calls=max(self.regions, self.device.calls),
             poison=bootstrap.in_process and self.device.poison,
-            has_remote=any(not _reached(fabric, i, j) for i in ranks for j in ranks),
-            mapped=[_reached(fabric, self.rank, peer) for peer in ranks],
+            has_remote=any(not paths.mapped(i, j) for i in ranks for j in ranks),
+            mapped=[paths.mapped(self.rank, peer) for peer in ranks],
+        )
+        network = C.NetworkOptions(
+            nic=paths.nic.native(),
+            weak=paths.fabric != "ibgda",
+            in_process=bootstrap.in_process,
+            traced=paths.nic.traced,
         )
         heap = self.device.make_heap(C.heap_bytes(options), bootstrap.in_process)
-        runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, self.device.map_heap))
+        runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, self.device.map_heap), network)
         runtime.on_compiling_peer(
             lambda call, peer: _log.warning(
                 "rank %d waits in %s: rank %d is still compiling its kernels", bootstrap.rank, call.kind, peer
@@ -271,6 +303,7 @@ class Engine:
 
     def check_failure(self, call: Any) -> None:
         """Raise what a call failed of, and tell the other ranks."""
+        self.runtime.check_network()
         failure = call.failure
         if failure.reason == 0:
             return
@@ -287,6 +320,13 @@ class Engine:
             error = DeepEPError(
                 f"rank {self.rank}: num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows "
                 f"that rank {failure.peer} receives"
+            )
+        elif failure.reason == C.NETWORK:
+            syndrome, vendor = failure.seen & 0xFF, failure.seen >> 8
+            waiting = f", while it waited for: {failure.phase}" if failure.phase else ""
+            error = DeepEPError(
+                f"rank {self.rank}: {call.kind}: the NIC reports an error of work request {failure.expected} to rank "
+                f"{failure.peer}: {C.syndrome_name(syndrome)} (syndrome {syndrome:#04x}, vendor {vendor:#04x}){waiting}"
             )
         elif call.mismatch[0] >= 0:
             peer, kind = call.mismatch

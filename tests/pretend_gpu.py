@@ -32,8 +32,8 @@ class PretendGpu(CudaDevice):
     def default_arena_bytes(self, ranks: int) -> int:
         return 16 << 20
 
-    def make_runtime(self, options: Any, heaps: list[Any]) -> Any:
-        self.runtime = super().make_runtime(options, heaps)
+    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+        self.runtime = super().make_runtime(options, heaps, network)
         return self.runtime
 
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:

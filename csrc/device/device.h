@@ -7,6 +7,7 @@
 // `__shared__` (DEEP_EP_SHARED), inline PTX, bare fences, <<<>>>.
 //
 //   DEEP_EP_DEVICE                          function qualifier: inline on the device
+//   DEEP_EP_DEVICE_CALL                     the same, but called: for what is long and rare
 //   DEEP_EP_KERNEL                          qualifier of a kernel's entry point
 //   DEEP_EP_SHARED(type, name)              a block's static shared variable: DEEP_EP_SHARED(u32[4], flags);
 //   DEEP_EP_DYNAMIC_SHARED(type, name)      pointer to the launch's dynamic shared memory, 128-byte aligned (at most

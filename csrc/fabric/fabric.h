@@ -5,9 +5,11 @@
 //   put_signal(...)                  warp-collective: pieces, then the signal. Promises nothing about any other put
 //   quiet(...)                       one thread: own memory that puts of this operation read from may be written again
 //
-// A waiter is the operation that pays for blocking: `bool wait_word(Phase, peer, const u64* word, u64 target)`.
+// A waiter is the operation that pays for blocking: `bool wait(Phase, peer, const u64* shown, u64 expected, ready)` and
+// `bool wait_word(Phase, peer, const u64* word, u64 target)`.
 #pragma once
 
+#include "fabric/ibgda.h"
 #include "fabric/peer.h"
 #include "fabric/weak.h"
 
@@ -19,6 +21,18 @@ DEEP_EP_DEVICE u8* address(const Peers& peers, u32 to, u64 offset) {
     return mapped(peers, to) ? peers.base[to] + offset : nullptr;
 }
 
+namespace detail {
+
+// One thread: to a peer that is not mapped.
+template <class Waiter>
+DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
+                         u32 count, u64 word_offset) {
+    if (peers.ibgda != nullptr) return ibgda::post(peers, waiter, to, pieces, count, word_offset);
+    return weak::post(peers, waiter, completion, to, pieces, count, word_offset);
+}
+
+}  // namespace detail
+
 // One thread. Stores through address() by threads that met this one at a barrier are released with it.
 template <class Waiter>
 DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, u64 word_offset) {
@@ -26,7 +40,7 @@ DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& compl
         peer::signal(peers, to, word_offset);
         return true;
     }
-    return weak::post(peers, waiter, completion, to, nullptr, 0, word_offset);
+    return detail::post(peers, waiter, completion, to, nullptr, 0, word_offset);
 }
 
 // Warp-collective. What the pieces hold was written by this warp, or before a barrier it has passed.
@@ -39,14 +53,22 @@ DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& c
     }
     __syncwarp();  // all lanes' stores into the pieces come before lane 0's release of the command
     int posted = 1;
-    if (device::lane() == 0) posted = weak::post(peers, waiter, completion, to, pieces, count, word_offset);
+    if (device::lane() == 0) posted = detail::post(peers, waiter, completion, to, pieces, count, word_offset);
     return __shfl_sync(device::kFullMask, posted, 0) != 0;
+}
+
+// One thread: a queue pair that has failed, or null. Looks at one at a time: the `turn`-th.
+DEEP_EP_DEVICE const QueuePair* failed_queue_pair(const Peers& peers, u32 turn) {
+    if (peers.ibgda == nullptr) return nullptr;
+    const QueuePair& qp = peers.ibgda->queue_pairs[turn % (peers.ranks * peers.ibgda->per_peer)];
+    return !mapped(peers, qp.peer) && ibgda::failed(qp) ? &qp : nullptr;
 }
 
 // One thread, after all posting threads of the operation have been joined. The agent adds to `completed` (release,
 // system) when it has read a put's pieces.
 template <class Waiter>
-DEEP_EP_DEVICE bool quiet(Waiter& waiter, Completion& completion) {
+DEEP_EP_DEVICE bool quiet(const Peers& peers, Waiter& waiter, Completion& completion) {
+    if (peers.ibgda != nullptr) return ibgda::quiet(peers, waiter);
     const u64 posted = device::load_relaxed<device::Scope::kDevice>(&completion.posted);
     return waiter.wait_word(wire::Phase::kQuiet, -1, &completion.completed, posted);
 }

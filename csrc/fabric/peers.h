@@ -7,6 +7,7 @@
 namespace deep_ep::fabric {
 
 struct WeakQueue;
+struct Ibgda;
 
 // Device memory; made once with the Buffer. Kernels hold a pointer, never a copy, so that it may change under a
 // captured graph.
@@ -15,7 +16,8 @@ struct Peers {
     u32 ranks;
     u8* local;        // this rank's heap
     u8* const* base;  // [ranks] the peers' heaps, null where a peer is not load/store-reachable
-    WeakQueue* weak;  // the way to those that are not; null where there are none
+    Ibgda* ibgda;     // the way to those that are not; null where there are none,
+    WeakQueue* weak;  // or where this is it
     wire::HeapLayout heap;
 };
 

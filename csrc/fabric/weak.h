@@ -30,8 +30,8 @@ namespace weak {
 
 // One thread. False: a bounded wait of the operation's (fabric.h) has given up.
 template <class Waiter>
-DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
-                         u32 count, u64 word_offset) {
+DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
+                              u32 count, u64 word_offset) {
     WeakQueue& queue = *peers.weak;
     // Only hands out positions; what orders the command is `ready` below.
     const u64 position = device::add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);

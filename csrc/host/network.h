@@ -1,16 +1,33 @@
 // What carries puts to ranks that are not mapped.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
+#include "nic/options.h"
+
 namespace deep_ep::fabric {
 struct WeakQueue;
-}
+struct Ibgda;
+}  // namespace deep_ep::fabric
 
 namespace deep_ep::host {
 
 class Network {
   public:
     virtual ~Network() = default;
-    virtual fabric::WeakQueue* weak_queue() = 0;
+    // What kernels post to: one of these.
+    virtual fabric::WeakQueue* weak_queue() { return nullptr; }
+    virtual fabric::Ibgda* ibgda() { return nullptr; }
+    // The most bytes that one put may have.
+    virtual uint64_t most_put_bytes() const { return UINT64_MAX; }
+    // All that kernels have posted, and that is not an operation's to wait for, has left.
+    virtual bool idle() const { return true; }
+    // Throws where kernels have written what a NIC would refuse.
+    virtual void check() const {}
+    // By peer, and in the order of the requests; empty where nobody counts.
+    virtual std::vector<nic::Counters> counters() const { return {}; }
+    virtual std::vector<nic::Message> trace() const { return {}; }
 };
 
 }  // namespace deep_ep::host

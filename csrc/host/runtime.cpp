@@ -76,6 +76,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     context.peers.ranks = static_cast<u32>(options_.ranks);
     context.peers.local = reinterpret_cast<u8*>(heap_base(options_.rank));
     context.peers.base = mapped_.get();
+    context.peers.ibgda = network_ ? network_->ibgda() : nullptr;
     context.peers.weak = network_ ? network_->weak_queue() : nullptr;
     context.peers.heap = heap_layout(options_);
     context.timeout_ns = options_.timeout_ns;
@@ -92,8 +93,16 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 }
 
 wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
-    return fit_chunks({static_cast<u32>(options_.ranks), experts, options_.has_remote, kMinChunkRows, format},
-                      options_.region_bytes);
+    const uint64_t most = network_ ? network_->most_put_bytes() : UINT64_MAX;
+    const auto layout =
+        fit_chunks({static_cast<u32>(options_.ranks), experts, options_.has_remote, kMinChunkRows, format},
+                   options_.region_bytes, most);
+    const uint64_t put = std::max(layout.chunk_bytes(), layout.notify_row_bytes());
+    if (put > most) {
+        throw std::invalid_argument("a message of " + std::to_string(put) + " bytes does not fit into a send queue, " +
+                                    "which holds " + std::to_string(most) + " at once");
+    }
+    return layout;
 }
 
 uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
@@ -325,7 +334,8 @@ void Runtime::drain() {
     // Own kernels post, the agent adds to `completed` when it has read a put's pieces.
     const auto left = [this] {
         return __atomic_load_n(&farewell_->completed, __ATOMIC_ACQUIRE) ==
-               __atomic_load_n(&farewell_->posted, __ATOMIC_RELAXED);
+                   __atomic_load_n(&farewell_->posted, __ATOMIC_RELAXED) &&
+               (!network_ || network_->idle());
     };
     if (left()) return;
     // A rank that went away will not acknowledge: then this one need not wait for it either.

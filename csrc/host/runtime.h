@@ -25,7 +25,7 @@ struct BufferOptions {
     int calls;                 // how many may be on their way at once before more records are made
     bool poison;               // fill outputs with a pattern before they are written
     bool has_remote;           // some pair of ranks of the Buffer is not mapped
-    std::vector<bool> mapped;  // per peer: reached by loads and stores, else by the weak fabric
+    std::vector<bool> mapped;  // per peer: reached by loads and stores, else through a network
 };
 
 // What a call's kernels tell the host while they run.
@@ -116,6 +116,7 @@ class Runtime {
     void on_compiling_peer(std::function<void(const Call&, int peer)> tell) { tell_ = std::move(tell); }
 
     const std::shared_ptr<Arena>& arena() const { return arena_; }
+    const Network* network() const { return network_.get(); }
     const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }

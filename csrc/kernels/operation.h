@@ -125,13 +125,20 @@ class Operation {
         if (ready()) return true;
         const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
         bool arrived = false;
+        const fabric::QueuePair* broken = nullptr;
+        u32 turn = 0;
         device::spin_until(
             [&] {
                 arrived = ready();
-                return arrived || failed() || must_leave();
+                if (!arrived) broken = fabric::failed_queue_pair(peers(), turn++);
+                return arrived || broken != nullptr || failed() || must_leave();
             },
             device::now_ns() + context_.timeout_ns, &note);
         if (arrived) return true;
+        if (broken != nullptr) {
+            fail_for(*broken, phase);
+            return false;
+        }
         give_up(phase, peer, expected, device::load_relaxed<Scope::kSystem>(shown));
         return false;
     }
@@ -206,7 +213,7 @@ class Operation {
     // everyone (P4).
     DEEP_EP_DEVICE void finish() {
         if (threadIdx.x == 0) {
-            fabric::quiet(*this, ticket_.completion);
+            fabric::quiet(peers(), *this, ticket_.completion);
             // A producer that gave up may have let its user write over the rows it had published; it has set the abort
             // word before. So what was summed counts only if the word is still clear now (P12, P15).
             if (must_leave()) give_up(Phase::kNone, -1, 0, 0);
@@ -231,6 +238,11 @@ class Operation {
     DEEP_EP_DEVICE u64 aborted() const {
         const u64 word = device::load_relaxed<Scope::kSystem>(reinterpret_cast<const u64*>(peers().local));
         return wire::abort_generation(word) == context_.generation ? word : 0;
+    }
+    // The record says which request it was, and what the NIC said of it.
+    DEEP_EP_DEVICE void fail_for(const fabric::QueuePair& qp, Phase phase) {
+        const u32 error = qp.cqe->vendor << 8 | qp.cqe->syndrome;  // before the tail, which `failed` has acquired
+        fail(wire::kNetwork, phase, static_cast<i32>(qp.peer), wire::mlx5::cqe_index(qp.cqe->tail), error);
     }
     DEEP_EP_DEVICE void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();

@@ -5,6 +5,7 @@
 #include "cpu/vector/vector.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
+#include "host/cpu/soft_nic.h"
 #include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
 #include "host/runtime.h"
@@ -23,15 +24,34 @@ using host::Sizes;
 using host::Tensors;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps) {
-    const auto own = heaps.at(static_cast<size_t>(options.rank));
-    std::unique_ptr<host::Network> network;
-    for (const bool mapped : options.mapped) {
-        if (mapped || network) continue;
-        std::vector<uint8_t*> bases;
-        for (const auto& heap : heaps) bases.push_back(heap->base());
-        network = std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
+// How ranks that are not mapped are reached.
+struct NetworkOptions {
+    nic::Options nic;  // of software NICs
+    bool weak;         // an agent without order in their place
+    bool in_process;   // all ranks are threads of this process
+    bool traced;
+};
+
+std::unique_ptr<host::Network> make_network(const BufferOptions& options, const NetworkOptions& network,
+                                            const std::vector<std::shared_ptr<Heap>>& heaps) {
+    std::vector<bool> remote;
+    std::vector<uint8_t*> bases;
+    bool any = false;
+    for (size_t r = 0; r < heaps.size(); ++r) {
+        bases.push_back(heaps[r]->base());
+        remote.push_back(!options.mapped[r]);
+        any = any || remote[r];
     }
+    if (!any) return nullptr;
+    if (network.weak) return std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
+    return std::make_unique<host::SoftNic>(options.rank, bases, Runtime::heap_layout(options).bytes(), remote,
+                                           network.nic, network.in_process, network.traced);
+}
+
+RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
+                            const NetworkOptions& network_options) {
+    const auto own = heaps.at(static_cast<size_t>(options.rank));
+    auto network = make_network(options, network_options, heaps);
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
     auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
     return RuntimePointer(new Runtime(options, own, std::move(heaps), std::make_unique<host::CpuMemory>(),
@@ -69,6 +89,43 @@ void bind_heap(py::module_& m) {
         .def_property_readonly("base", [](const Heap& heap) { return reinterpret_cast<uint64_t>(heap.base()); });
 }
 
+void bind_network(py::module_& m) {
+    using nic::Counters, nic::Message, nic::Options;
+    py::class_<Options>(m, "NicOptions")
+        .def(py::init<>())
+        .def_readwrite("blocks", &Options::blocks)
+        .def_readwrite("queues_per_peer", &Options::queues_per_peer)
+        .def_readwrite("nics", &Options::nics)
+        .def_readwrite("chunk_log2", &Options::chunk_log2)
+        .def_readwrite("most_bytes", &Options::most_bytes)
+        .def_readwrite("mtu", &Options::mtu)
+        .def_readwrite("in_flight", &Options::in_flight)
+        .def_readwrite("most_delay", &Options::most_delay)
+        .def_readwrite("relaxed", &Options::relaxed)
+        .def_readwrite("fault_rank", &Options::fault_rank)
+        .def_readwrite("fault_peer", &Options::fault_peer)
+        .def_readwrite("fault_after", &Options::fault_after)
+        .def_readwrite("fault_syndrome", &Options::fault_syndrome);
+    py::class_<NetworkOptions>(m, "NetworkOptions")
+        .def(py::init([](const Options& nic, bool weak, bool in_process, bool traced) {
+                 return NetworkOptions{nic, weak, in_process, traced};
+             }),
+             py::kw_only(), py::arg("nic"), py::arg("weak"), py::arg("in_process"), py::arg("traced"));
+    py::class_<Counters>(m, "NicCounters")
+        .def_readonly("writes", &Counters::writes)
+        .def_readonly("atomics", &Counters::atomics)
+        .def_readonly("bytes", &Counters::bytes)
+        .def_readonly("doorbells", &Counters::doorbells);
+    py::class_<Message>(m, "NicMessage")
+        .def_readonly("time_ns", &Message::time_ns)
+        .def_readonly("source", &Message::source)
+        .def_readonly("destination", &Message::destination)
+        .def_readonly("queue", &Message::queue)
+        .def_readonly("opcode", &Message::opcode)
+        .def_readonly("bytes", &Message::bytes);
+    m.def("syndrome_name", &wire::mlx5::syndrome_name, py::arg("syndrome"));
+}
+
 void bind_call(py::module_& m) {
     py::class_<wire::Failure>(m, "Failure")
         .def_readonly("reason", &wire::Failure::reason)
@@ -99,10 +156,12 @@ void bind_call(py::module_& m) {
 void bind_runtime(py::module_& m) {
     bind_heap(m);
     bind_call(m);
+    bind_network(m);
     m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
     m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
     m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
+    m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
     py::class_<Sizes>(m, "Sizes")
@@ -137,7 +196,20 @@ void bind_runtime(py::module_& m) {
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
-        .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"))
+        .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"))
+        .def("check_network",
+             [](const Runtime& runtime) {
+                 if (runtime.network() != nullptr) runtime.network()->check();
+             })
+        .def_property_readonly("network_counters",
+                               [](const Runtime& runtime) {
+                                   return runtime.network() ? runtime.network()->counters()
+                                                            : std::vector<nic::Counters>();
+                               })
+        .def_property_readonly("network_trace",
+                               [](const Runtime& runtime) {
+                                   return runtime.network() ? runtime.network()->trace() : std::vector<nic::Message>();
+                               })
         .def("least_region_bytes", &Runtime::least_region_bytes)
         .def("layout", &Runtime::layout, NoGil())
         .def("notify", &Runtime::notify, NoGil())

@@ -46,6 +46,7 @@ enum Reason : u32 {
     kMismatch = 3,   // a peer issued another operation, or the same with other arguments
     kException = 4,  // a rank's Python code raised
     kOverflow = 5,   // a peer would receive more rows than all had agreed on
+    kNetwork = 6,    // the NIC has reported an error
 };
 
 // What a rank that failed has done.
@@ -57,6 +58,8 @@ constexpr const char* reason_name(u32 reason) {
             return "made a call that does not match that of";
         case kException:
             return "raised an exception";
+        case kNetwork:
+            return "was told by its NIC that it cannot send to";
         case kOverflow:
             return "saw more rows than num_worst_tokens for";
         default:

@@ -17,6 +17,7 @@
 #define __grid_constant__
 
 #define DEEP_EP_DEVICE inline
+#define DEEP_EP_DEVICE_CALL inline
 #define DEEP_EP_KERNEL inline
 
 namespace deep_ep::device {

@@ -4,4 +4,5 @@
 #include "device/cuda/block_size.h"
 
 #define DEEP_EP_DEVICE __device__ __forceinline__
+#define DEEP_EP_DEVICE_CALL __device__ __noinline__
 #define DEEP_EP_KERNEL __global__ __launch_bounds__(deep_ep::device::kBlockThreads, 1)

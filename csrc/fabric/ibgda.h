@@ -1,0 +1,213 @@
+// Fabric `ibgda`: kernels write work requests into a NIC's send queue and ring its doorbell. A put is RDMA writes and,
+// behind them on the same queue pair, a fetch-and-add of the signal word: a queue pair carries out its requests in
+// order, and an atomic is never overtaken by data in front of it. Of other queue pairs nothing is assumed.
+//
+// Who posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them valid in
+// order (`filled`). Who finds nobody behind it tells the NIC (`rung`); whoever waits does so too, so that nothing waits
+// for a request that nobody has rung for.
+#pragma once
+
+#include "fabric/peers.h"
+#include "wire/mlx5.h"
+#include "wire/outcome.h"
+
+namespace deep_ep::fabric {
+
+// A connection to one peer, in device memory. The host fills it; nothing of another library is known here.
+struct QueuePair {
+    // Where this rank's kernels and its NIC meet.
+    wire::mlx5::Block* ring;
+    u32* record;    // DoorbellRecord::send
+    u64* doorbell;  // the NIC's register
+    const wire::mlx5::Cqe* cqe;
+    u64 returned;      // address, for the NIC, of a word for the old values of atomics, which nobody reads
+    u32 returned_key;  // big endian
+    u32 number;
+    u32 blocks;  // of the ring; a power of two
+    u32 peer;
+    u32 nic;         // of this rank
+    u32 remote_nic;  // of the peer
+    // Blocks, counted since the Buffer was made.
+    u64 reserved;   // handed out to threads
+    u64 filled;     // written, without gaps
+    u64 rung;       // told to the NIC
+    u64 completed;  // at least so many are done
+    u64 rings;      // doorbells
+    u32 ringing;    // lock of `rung`, record and doorbell
+};
+
+// One per Buffer, in device memory. Keys are big endian, as the NIC wants them.
+struct Ibgda {
+    QueuePair* queue_pairs;  // [ranks, per_peer]; those of mapped ranks are not used
+    u32 per_peer;
+    u32 nics;                // of every rank
+    u32 chunks;              // of a heap: each has keys of its own
+    u32 chunk_log2;          // bytes of a chunk
+    u64 most_bytes;          // of one request
+    u64 heap;                // this rank's heap as its NICs address it
+    const u64* heaps;        // [ranks] each rank's heap as the NICs address it from afar
+    const u32* keys;         // [chunks, nics]
+    const u32* remote_keys;  // [ranks, chunks, nics]
+};
+
+namespace ibgda {
+
+using device::Scope;
+namespace mlx5 = wire::mlx5;
+
+// --- what the NIC has done ------------------------------------------------------------------------------------------
+
+// One thread. Blocks that are done: at least `known` and what the completion says. The acquire pairs with the NIC's
+// release of the completion: it has read the requests' blocks and what they send. Litmus: nic_completion.
+DEEP_EP_DEVICE u64 completed_after(const QueuePair& qp, u64 known) {
+    const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
+    // No more than half of what the NIC's counter can tell are ever on their way.
+    return known + ((mlx5::cqe_index(tail) + 1 - known) & 0xffff);
+}
+
+// Looks only. `completed` first: the completion read afterwards is not older.
+DEEP_EP_DEVICE bool looks_completed(const QueuePair& qp, u64 count) {
+    const u64 known = device::load_acquire<Scope::kDevice>(&qp.completed);
+    return known >= count || completed_after(qp, known) >= count;
+}
+
+// One thread: the same, and remembers.
+DEEP_EP_DEVICE bool note_completed(QueuePair& qp, u64 count) {
+    u64 known = device::load_acquire<Scope::kDevice>(&qp.completed);
+    if (known >= count) return true;
+    const u64 now = completed_after(qp, known);
+    while (known < now) {
+        const u64 before = known;
+        // Release: who acquires `completed` may write where the NIC has read.
+        known = device::cas_acq_rel<Scope::kDevice>(&qp.completed, before, now);
+        if (known == before) break;
+    }
+    return now >= count;
+}
+
+// Its completion tells of an error: the queue pair does nothing any more.
+DEEP_EP_DEVICE bool failed(const QueuePair& qp) {
+    return mlx5::cqe_kind(device::load_acquire<Scope::kSystem>(&qp.cqe->tail)) == mlx5::kRequestError;
+}
+
+// --- telling the NIC ------------------------------------------------------------------------------------------------
+
+// One thread: tells the NIC of all that is filled.
+DEEP_EP_DEVICE void ring(QueuePair& qp) {
+    // Nobody blocks while holding the lock. Who finds it taken must wait for it: the holder may have looked before.
+    do {
+        device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(&qp.ringing) == 0; }, ~0ull, nullptr);
+    } while (device::cas_acq_rel<Scope::kDevice>(&qp.ringing, 0u, 1u) != 0);
+    // Acquire: the blocks of all who have made them valid; handed on to the NIC by the release of the record.
+    const u64 filled = device::load_acquire<Scope::kDevice>(&qp.filled);
+    if (filled > qp.rung) {
+        // The NIC may serve an earlier doorbell and read this record: so the record, not only the doorbell, is what
+        // releases the blocks. Litmus: ibgda_record_release.
+        device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));
+        // Behind the record, which the NIC reads when the doorbell has reached it.
+        device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));
+        device::store_relaxed<Scope::kDevice>(&qp.rung, filled);
+        qp.rings += 1;
+    }
+    device::store_release<Scope::kDevice>(&qp.ringing, 0u);
+}
+
+// One thread: until so many blocks are done. False: the waiter has given up.
+template <class Waiter>
+DEEP_EP_DEVICE bool await_completed(QueuePair& qp, Waiter& waiter, wire::Phase phase, u64 count) {
+    while (!note_completed(qp, count)) {
+        const auto unrung = [&] {
+            return device::load_relaxed<Scope::kDevice>(&qp.filled) > device::load_relaxed<Scope::kDevice>(&qp.rung);
+        };
+        // Others leave the doorbell to those behind them, such as this one.
+        if (unrung()) ring(qp);
+        const bool going_on = waiter.wait(phase, static_cast<i32>(qp.peer), &qp.completed, count,
+                                          [&] { return looks_completed(qp, count) || unrung(); });
+        if (!going_on) return false;
+    }
+    return true;
+}
+
+// --- requests -------------------------------------------------------------------------------------------------------
+
+// Bytes that one request may carry of a piece from `done` on: keys end with their chunks, here and there.
+DEEP_EP_DEVICE u64 next_cut(const Ibgda& net, const Piece& piece, u64 done) {
+    const u64 chunk = 1ull << net.chunk_log2;
+    u64 bytes = min(piece.bytes - done, net.most_bytes);
+    bytes = min(bytes, chunk - ((piece.source + done) & (chunk - 1)));
+    return min(bytes, chunk - ((piece.target + done) & (chunk - 1)));
+}
+
+DEEP_EP_DEVICE u32 key(const Ibgda& net, const QueuePair& qp, u64 offset) {
+    return net.keys[(offset >> net.chunk_log2) * net.nics + qp.nic];
+}
+DEEP_EP_DEVICE u32 remote_key(const Ibgda& net, const QueuePair& qp, u64 offset) {
+    return net
+        .remote_keys[(static_cast<u64>(qp.peer) * net.chunks + (offset >> net.chunk_log2)) * net.nics + qp.remote_nic];
+}
+
+DEEP_EP_DEVICE mlx5::Block& block_at(const QueuePair& qp, u64 index) { return qp.ring[index & (qp.blocks - 1)]; }
+
+DEEP_EP_DEVICE void write_request(const Ibgda& net, const QueuePair& qp, u64 index, u64 source, u64 target, u64 bytes) {
+    mlx5::Block& block = block_at(qp, index);
+    block.control = mlx5::control(mlx5::kRdmaWrite, index, qp.number, mlx5::kUnitsOfWrite, false);
+    block.remote = mlx5::remote_address(net.heaps[qp.peer] + target, remote_key(net, qp, target));
+    block.data = mlx5::data(net.heap + source, key(net, qp, source), static_cast<u32>(bytes));
+}
+
+// With a completion: of a put's requests the last one reports, for all before it.
+DEEP_EP_DEVICE void add_request(const Ibgda& net, const QueuePair& qp, u64 index, u64 word_offset) {
+    mlx5::Block& block = block_at(qp, index);
+    block.control = mlx5::control(mlx5::kFetchAdd, index, qp.number, mlx5::kUnitsOfFetchAdd, true);
+    block.remote = mlx5::remote_address(net.heaps[qp.peer] + word_offset, remote_key(net, qp, word_offset));
+    block.atomic = mlx5::fetch_add(wire::kUnit);
+    block.returned = mlx5::data(qp.returned, qp.returned_key, sizeof(u64));
+}
+
+// One thread. What the pieces hold is ordered before. All puts to one word take the same queue pair.
+template <class Waiter>
+DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const Piece* pieces, u32 count,
+                              u64 word_offset) {
+    const Ibgda& net = *peers.ibgda;
+    QueuePair& qp = net.queue_pairs[to * net.per_peer + word_offset / sizeof(u64) % net.per_peer];
+    u32 needed = 1;
+    for (u32 i = 0; i < count; ++i) {
+        for (u64 done = 0; done < pieces[i].bytes; done += next_cut(net, pieces[i], done)) ++needed;
+    }
+    // Only hands out blocks; what orders them is `filled`.
+    u64 index = device::add_relaxed<Scope::kDevice>(&qp.reserved, static_cast<u64>(needed));
+    const u64 begin = index, end = index + needed;
+    // Back-pressure: the ring's earlier requests in these blocks are done.
+    if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
+    for (u32 i = 0; i < count; ++i) {
+        for (u64 done = 0; done < pieces[i].bytes;) {
+            const u64 bytes = next_cut(net, pieces[i], done);
+            write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);
+            done += bytes;
+        }
+    }
+    add_request(net, qp, index, word_offset);
+    // In order: acquires what those before have written, releases that and this to whoever rings. Litmus:
+    // ibgda_fill_in_order.
+    const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };
+    if (!waiter.wait(wire::Phase::kPost, static_cast<i32>(to), &qp.filled, begin, our_turn)) return false;
+    device::store_release<Scope::kDevice>(&qp.filled, end);
+    // Somebody who has taken blocks behind these will fill them, and then be the one to look.
+    if (device::load_relaxed<Scope::kDevice>(&qp.reserved) == end) ring(qp);
+    return true;
+}
+
+// One thread, after all posting threads have been joined: the NIC has read all that was posted.
+template <class Waiter>
+DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, Waiter& waiter) {
+    const Ibgda& net = *peers.ibgda;
+    for (u32 i = 0; i < peers.ranks * net.per_peer; ++i) {
+        QueuePair& qp = net.queue_pairs[i];
+        const u64 filled = device::load_relaxed<Scope::kDevice>(&qp.filled);
+        if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled)) return false;
+    }
+    return true;
+}
+
+}  // namespace ibgda
+}  // namespace deep_ep::fabric

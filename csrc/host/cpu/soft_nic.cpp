@@ -1,0 +1,202 @@
+#include "host/cpu/soft_nic.h"
+
+#include <chrono>
+#include <cstring>
+#include <random>
+
+#include "cpu/executor/executor.h"
+#include "device/device.h"
+
+namespace deep_ep::host {
+namespace {
+
+namespace mlx5 = wire::mlx5;
+
+// Addresses as NICs know them have nothing to do with this process's: a kernel that mixes them up is found out.
+u64 heap_address(int rank) { return (static_cast<u64>(rank) + 1) << 44; }
+u64 returned_address(u32 queue) { return 1ull << 60 | static_cast<u64>(queue) << 12; }
+// Odd: of heaps, the same on every rank; even: of a queue pair's word.
+u32 heap_key(u64 number) { return static_cast<u32>(number << 1 | 1); }
+u32 returned_key(u32 queue) { return queue << 1; }
+
+constexpr u64 kMostKeys = 1u << 24;
+constexpr auto kNap = std::chrono::microseconds(20);
+constexpr int kIdleLooks = 200;  // before a thread that serves naps
+
+}  // namespace
+
+SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, const std::vector<bool>& remote,
+                 const nic::Options& options, bool in_process, bool traced)
+    : options_(options), ranks_(static_cast<u32>(heaps.size())) {
+    make_keys(rank, heaps, heap_bytes);
+    make_queues(rank, remote, traced);
+    if (in_process) {
+        for (auto& queue : queues_) {
+            if (!queue) continue;
+            nic::SendQueue& served = *queue;
+            const std::string name = "queue pair to rank " + std::to_string(served.connection().peer);
+            agents_.push_back(cpu::Executor::get().add_agent(rank, name, [this, &served] { serve(served); }));
+        }
+    } else {
+        thread_ = std::thread([this] { serve_all(); });
+    }
+}
+
+SoftNic::~SoftNic() {
+    stopping_.store(true);
+    if (thread_.joinable()) thread_.join();
+    for (const int agent : agents_) cpu::Executor::get().remove_agent(agent);
+    cpu::Executor::get().unshare_memory(meetings_.get());
+}
+
+void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes) {
+    const u64 chunk = 1ull << options_.chunk_log2;
+    const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
+    const u64 keys = u64{ranks_} * chunks * options_.nics;
+    if (keys > kMostKeys) {
+        throw std::invalid_argument("chunk_log2=" + std::to_string(options_.chunk_log2) + ": heaps of " +
+                                    std::to_string(heap_bytes) + " bytes would need " + std::to_string(keys) +
+                                    " memory keys, expected at most " + std::to_string(kMostKeys));
+    }
+    for (u32 r = 0; r < ranks_; ++r) {
+        heap_addresses_.push_back(heap_address(static_cast<int>(r)));
+        for (u32 c = 0; c < chunks; ++c) {
+            for (u32 n = 0; n < options_.nics; ++n) {
+                const u32 key = heap_key((u64{r} * chunks + c) * options_.nics + n);
+                const u64 offset = c * chunk;
+                memory_.add(key, {static_cast<int>(r), heap_addresses_[r] + offset,
+                                  std::min(chunk, heap_bytes - offset), heaps[r] + offset});
+                remote_keys_.push_back(mlx5::big(key));
+                if (static_cast<int>(r) == rank) keys_.push_back(mlx5::big(key));
+            }
+        }
+    }
+    device_.nics = options_.nics;
+    device_.chunks = chunks;
+    device_.chunk_log2 = options_.chunk_log2;
+    device_.most_bytes = options_.most_bytes;
+    device_.heap = heap_addresses_[static_cast<size_t>(rank)];
+    device_.heaps = heap_addresses_.data();
+    device_.keys = keys_.data();
+    device_.remote_keys = remote_keys_.data();
+}
+
+void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool traced) {
+    const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
+    queue_pairs_.resize(count);
+    queues_.resize(count);
+    meetings_ = std::make_unique<Meeting[]>(count);
+    cpu::Executor::get().share_memory(meetings_.get(), count * sizeof(Meeting), -1);
+    u32 used = 0;
+    for (const bool far : remote) used += far ? per_peer : 0;
+    rings_ = std::make_unique<mlx5::Block[]>(static_cast<size_t>(used) * options_.blocks);
+    std::memset(static_cast<void*>(rings_.get()), 0xcc,
+                static_cast<size_t>(used) * options_.blocks * mlx5::kBlockBytes);
+    const auto random = [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); };
+    nic::SendQueue::Tell tell;
+    if (traced) {
+        tell = [this](nic::Message message) {
+            message.time_ns = cpu::Executor::get().now_ns();
+            const std::lock_guard<std::mutex> guard(mutex_);
+            messages_.push_back(message);
+        };
+    }
+    mlx5::Block* ring = rings_.get();
+    for (u32 i = 0; i < count; ++i) {
+        const u32 peer = i / per_peer;
+        fabric::QueuePair& qp = queue_pairs_[i];
+        qp.peer = peer;
+        if (!remote[peer]) continue;
+        Meeting& meeting = meetings_[i];
+        std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
+        // A number says nothing of where the queue pair is in the table.
+        const nic::Connection connection{rank, static_cast<int>(peer), 0x40 + 7 * i};
+        memory_.add(returned_key(i),
+                    {rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&meeting.returned)});
+        qp.ring = ring;
+        qp.record = &meeting.record.send;
+        qp.doorbell = &meeting.doorbell;
+        qp.cqe = &meeting.cqe;
+        qp.returned = returned_address(i);
+        qp.returned_key = mlx5::big(returned_key(i));
+        qp.number = connection.number;
+        qp.blocks = options_.blocks;
+        qp.nic = i % options_.nics;
+        qp.remote_nic = static_cast<u32>(rank) % options_.nics;
+        const nic::SharedQueue shared{ring, &meeting.record, &meeting.doorbell, &meeting.cqe};
+        queues_[i] = std::make_unique<nic::SendQueue>(connection, shared, memory_, options_, random, tell);
+        ring += options_.blocks;
+    }
+    device_.queue_pairs = queue_pairs_.data();
+    device_.per_peer = per_peer;
+}
+
+void SoftNic::serve(nic::SendQueue& queue) {
+    cpu::Executor& executor = cpu::Executor::get();
+    for (;;) {
+        cpu::wait_until([&] { return queue.has_work(); }, "NIC: a doorbell");
+        for (u64 delay = options_.most_delay != 0 ? executor.random() % options_.most_delay : 0; delay != 0; --delay) {
+            cpu::yield();
+        }
+        queue.step();
+    }
+}
+
+void SoftNic::serve_all() {
+    int idle_looks = 0;
+    while (!stopping_.load(std::memory_order_relaxed)) {
+        bool worked = false;
+        try {
+            for (auto& queue : queues_) {
+                if (!queue || !queue->has_work()) continue;
+                queue->step();
+                worked = true;
+            }
+        } catch (const std::exception& error) {
+            const std::lock_guard<std::mutex> guard(mutex_);
+            failure_ = error.what();
+            return;
+        }
+        idle_looks = worked ? 0 : idle_looks + 1;
+        if (idle_looks > kIdleLooks) std::this_thread::sleep_for(kNap);
+    }
+}
+
+// Its requests must fit into the ring at once; each of its two pieces may begin and end within a chunk.
+uint64_t SoftNic::most_put_bytes() const {
+    return (options_.blocks - 5) * std::min(options_.most_bytes, u64{1} << options_.chunk_log2);
+}
+
+bool SoftNic::idle() const {
+    for (size_t i = 0; i < queues_.size(); ++i) {
+        // Written by kernels that have ended.
+        if (queues_[i] && !queues_[i]->idle(__atomic_load_n(&queue_pairs_[i].rung, __ATOMIC_RELAXED))) return false;
+    }
+    return true;
+}
+
+void SoftNic::check() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (!failure_.empty()) throw nic::Violation(failure_);
+}
+
+std::vector<nic::Counters> SoftNic::counters() const {
+    std::vector<nic::Counters> by_peer(ranks_);
+    for (size_t i = 0; i < queues_.size(); ++i) {
+        if (!queues_[i]) continue;
+        const nic::Counters one = queues_[i]->counters();
+        nic::Counters& sum = by_peer[queue_pairs_[i].peer];
+        sum.writes += one.writes;
+        sum.atomics += one.atomics;
+        sum.bytes += one.bytes;
+        sum.doorbells += __atomic_load_n(&queue_pairs_[i].rings, __ATOMIC_RELAXED);
+    }
+    return by_peer;
+}
+
+std::vector<nic::Message> SoftNic::trace() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return messages_;
+}
+
+}  // namespace deep_ep::host

@@ -1,0 +1,33 @@
+// A work request as the NIC understands it: decoded from a block of the ring, with every field checked.
+#pragma once
+
+#include <string>
+
+#include "nic/memory_table.h"
+
+namespace deep_ep::nic {
+
+// The connection that a request is for.
+struct Connection {
+    int rank;
+    int peer;
+    u32 number;
+};
+
+struct Request {
+    u64 index;
+    u32 opcode;
+    bool completion;
+    u8* target;
+    const u8* source;  // of a write
+    u32 bytes;
+    u64 inlined;  // of an inline write: its payload
+    u64 add;      // of an atomic
+    u64* returned;
+};
+
+// What the NIC would refuse, or do wrong for: a bug in whoever wrote the block. `wrong` names the field.
+bool decode(const wire::mlx5::Block& block, u64 index, const Connection& connection, const MemoryTable& memory,
+            Request& request, std::string& wrong);
+
+}  // namespace deep_ep::nic

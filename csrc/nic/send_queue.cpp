@@ -1,0 +1,167 @@
+#include "nic/send_queue.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace deep_ep::nic {
+namespace {
+
+namespace mlx5 = wire::mlx5;
+
+constexpr int kPoison = 0xcc;
+
+// Plain 16-byte accesses where they fit, so that sanitizers see them. The atomic behind them orders them.
+void copy(u8* target, const u8* source, u64 bytes) {
+    struct alignas(16) Line {
+        u64 words[2];
+    };
+    u64 at = 0;
+    for (; at + sizeof(Line) <= bytes; at += sizeof(Line)) {
+        *reinterpret_cast<Line*>(target + at) = *reinterpret_cast<const Line*>(source + at);
+    }
+    for (; at < bytes; ++at) target[at] = source[at];
+}
+
+}  // namespace
+
+SendQueue::SendQueue(const Connection& connection, const SharedQueue& shared, const MemoryTable& memory,
+                     const Options& options, Random random, Tell tell)
+    : connection_(connection),
+      shared_(shared),
+      memory_(memory),
+      options_(options),
+      random_(std::move(random)),
+      tell_(std::move(tell)) {}
+
+void SendQueue::violate(u64 index, const std::string& wrong) const {
+    throw Violation("rank " + std::to_string(connection_.rank) + ", queue pair " + std::to_string(connection_.number) +
+                    " to rank " + std::to_string(connection_.peer) + ", request " + std::to_string(index) + ": " +
+                    wrong);
+}
+
+// Relaxed: a NIC may serve this doorbell with a newer record, and only the record orders what it reads.
+bool SendQueue::rung() const { return __atomic_load_n(shared_.doorbell, __ATOMIC_RELAXED) != doorbell_; }
+
+bool SendQueue::has_work() const {
+    return !stopped_.load(std::memory_order_relaxed) && (!under_way_.empty() || taken_ != known_ || rung());
+}
+
+void SendQueue::answer_doorbell() {
+    doorbell_ = __atomic_load_n(shared_.doorbell, __ATOMIC_RELAXED);
+    // Pairs with the kernel's release of the record: the blocks up to it, and what they send, are visible.
+    const u32 counter = mlx5::big(__atomic_load_n(&shared_.record->send, __ATOMIC_ACQUIRE));
+    if (mlx5::doorbell_queue(doorbell_) != connection_.number) {
+        violate(known_, "the doorbell is for queue pair " + std::to_string(mlx5::doorbell_queue(doorbell_)));
+    }
+    if (counter > 0xffff) violate(known_, "the doorbell record is " + std::to_string(counter) + ", more than 16 bits");
+    // Newer than the doorbell is legal, older is not.
+    const u32 ahead = (counter - mlx5::doorbell_counter(doorbell_)) & 0xffff;
+    if (ahead >= mlx5::kMostBlocks) violate(known_, "the doorbell is ahead of its record: the record came too late");
+    const u64 now = known_ + ((counter - known_) & 0xffff);
+    const u64 done = done_.load(std::memory_order_relaxed);
+    if (now - done > options_.blocks) {
+        violate(now,
+                "overrun: " + std::to_string(now - done) + " requests in a ring of " + std::to_string(options_.blocks));
+    }
+    known_ = now;
+}
+
+void SendQueue::step() {
+    if (rung()) answer_doorbell();
+    if (broken()) return;
+    const bool can_take = taken_ != known_ && under_way_.size() < options_.in_flight;
+    if (can_take && (under_way_.empty() || random_(2) == 0)) return take();
+    if (under_way_.empty()) return;
+    // In order, or any write in front of the first atomic.
+    size_t candidates = 1;
+    while (options_.relaxed && candidates < under_way_.size() &&
+           under_way_[candidates - 1].request.opcode == mlx5::kRdmaWrite &&
+           under_way_[candidates].request.opcode == mlx5::kRdmaWrite) {
+        ++candidates;
+    }
+    place(under_way_[random_(static_cast<u32>(candidates))]);
+    complete();
+}
+
+void SendQueue::take() {
+    mlx5::Block& block = shared_.ring[taken_ & (options_.blocks - 1)];
+    UnderWay one;
+    std::string wrong;
+    if (!decode(block, taken_, connection_, memory_, one.request, wrong)) violate(taken_, wrong);
+    // A ConnectX never writes here. What is read later without having been written again shows.
+    std::memset(static_cast<void*>(&block), kPoison, sizeof(block));
+    ++taken_;
+    for (u32 at = 0; one.request.source != nullptr && at < one.request.bytes; at += options_.mtu) {
+        one.cuts.push_back(at);
+    }
+    const bool atomic = one.request.opcode == mlx5::kFetchAdd;
+    (atomic ? atomics_ : writes_).fetch_add(1, std::memory_order_relaxed);
+    if (!atomic) bytes_.fetch_add(one.request.bytes, std::memory_order_relaxed);
+    if (tell_) {
+        tell_({0, connection_.rank, connection_.peer, connection_.number, one.request.opcode, one.request.bytes});
+    }
+    under_way_.push_back(std::move(one));
+}
+
+void SendQueue::place_cut(UnderWay& one, size_t which) {
+    const u32 at = one.cuts[which];
+    one.cuts.erase(one.cuts.begin() + static_cast<i64>(which));
+    const u32 bytes = std::min(options_.mtu, one.request.bytes - at);
+    copy(one.request.target + at, one.request.source + at, bytes);
+}
+
+void SendQueue::place(UnderWay& one) {
+    if (!one.cuts.empty()) {
+        place_cut(one, options_.relaxed ? random_(static_cast<u32>(one.cuts.size())) : 0);
+        return;
+    }
+    if (one.executed || one.request.source != nullptr) return;
+    one.executed = true;
+    auto* word = reinterpret_cast<u64*>(one.request.target);
+    if (one.request.opcode == mlx5::kFetchAdd) {
+        // The receiver acquires the word and then reads what this queue pair placed before; of others it learns
+        // nothing.
+        *one.request.returned = __atomic_fetch_add(word, one.request.add, __ATOMIC_RELEASE);
+    } else {
+        __atomic_store_n(word, one.request.inlined, __ATOMIC_RELEASE);
+    }
+}
+
+void SendQueue::complete() {
+    while (!under_way_.empty()) {
+        const UnderWay& first = under_way_.front();
+        const bool done = first.cuts.empty() && (first.executed || first.request.source != nullptr);
+        if (!done) return;
+        done_.store(first.request.index + 1, std::memory_order_release);
+        if (first.request.completion) report(first.request.index, first.request.opcode, mlx5::kRequestDone, 0);
+        under_way_.pop_front();
+    }
+}
+
+bool SendQueue::broken() {
+    const bool ours = options_.fault_rank == connection_.rank &&
+                      (options_.fault_peer == -1 || options_.fault_peer == connection_.peer);
+    if (!ours || done_.load(std::memory_order_relaxed) < options_.fault_after) return false;
+    if (under_way_.empty() && taken_ == known_) return false;
+    const u64 index = under_way_.empty() ? taken_ : under_way_.front().request.index;
+    const u32 opcode = under_way_.empty() ? u32{mlx5::kRdmaWrite} : under_way_.front().request.opcode;
+    if (options_.fault_syndrome != 0) report(index, opcode, mlx5::kRequestError, options_.fault_syndrome);
+    stopped_.store(true);
+    return true;
+}
+
+void SendQueue::report(u64 index, u32 opcode, mlx5::CqeKind kind, u32 syndrome) {
+    mlx5::Cqe& cqe = *shared_.cqe;
+    cqe.vendor = 0;
+    cqe.syndrome = static_cast<u8>(syndrome);
+    cqe.opcode_queue = mlx5::big(opcode << 24 | connection_.number);
+    // The kernel acquires this word: then it may write the requests' blocks again, and what they were sent from.
+    __atomic_store_n(&cqe.tail, mlx5::cqe_tail(index, kind), __ATOMIC_RELEASE);
+}
+
+Counters SendQueue::counters() const {
+    return {writes_.load(std::memory_order_relaxed), atomics_.load(std::memory_order_relaxed),
+            bytes_.load(std::memory_order_relaxed), 0};
+}
+
+}  // namespace deep_ep::nic

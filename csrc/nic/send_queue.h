@@ -1,0 +1,81 @@
+// One queue pair of the software NIC: takes requests from the ring, carries them out as a ConnectX may, and completes
+// them. Whoever owns it calls step(), from one thread or fiber at a time.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <stdexcept>
+#include <vector>
+
+#include "nic/options.h"
+#include "nic/request.h"
+
+namespace deep_ep::nic {
+
+// A request, a record or a doorbell that a ConnectX would refuse or go wrong with: a bug of whoever wrote it.
+class Violation : public std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Memory that kernels share with a queue pair.
+struct SharedQueue {
+    wire::mlx5::Block* ring;
+    wire::mlx5::DoorbellRecord* record;
+    u64* doorbell;
+    wire::mlx5::Cqe* cqe;
+};
+
+class SendQueue {
+  public:
+    using Random = std::function<u32(u32 bound)>;
+    using Tell = std::function<void(const Message&)>;
+
+    // `random`: draws what the network does. `tell`: gets every request, or is empty.
+    SendQueue(const Connection& connection, const SharedQueue& shared, const MemoryTable& memory,
+              const Options& options, Random random, Tell tell);
+
+    // Looks only: a doorbell has come, or requests are under way.
+    bool has_work() const;
+    // Takes a request, or places a part of one, or completes one. Throws Violation.
+    void step();
+    // All that was rung for is done, as another thread sees it: `rung` blocks.
+    bool idle(u64 rung) const { return done_.load(std::memory_order_acquire) >= rung || stopped_.load(); }
+
+    const Connection& connection() const { return connection_; }
+    Counters counters() const;
+
+  private:
+    struct UnderWay {
+        Request request;
+        std::vector<u32> cuts;  // parts of a write that are not placed yet
+        bool executed = false;  // an atomic, an inline write
+    };
+
+    bool rung() const;
+    void answer_doorbell();
+    void take();
+    void place(UnderWay& one);
+    void place_cut(UnderWay& one, size_t which);
+    void complete();
+    bool broken();
+    void report(u64 index, u32 opcode, wire::mlx5::CqeKind kind, u32 syndrome);
+    [[noreturn]] void violate(u64 index, const std::string& wrong) const;
+
+    const Connection connection_;
+    const SharedQueue shared_;
+    const MemoryTable& memory_;
+    const Options& options_;
+    const Random random_;
+    const Tell tell_;
+    u64 doorbell_ = 0;  // the last one answered
+    u64 known_ = 0;     // blocks that the record has told of
+    u64 taken_ = 0;
+    std::deque<UnderWay> under_way_;
+    // Other threads look at these.
+    std::atomic<u64> done_{0};
+    std::atomic<bool> stopped_{false};  // after an error, or silent: does nothing any more
+    std::atomic<u64> writes_{0}, atomics_{0}, bytes_{0};
+};
+
+}  // namespace deep_ep::nic
