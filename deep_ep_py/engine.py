@@ -215,6 +215,12 @@ class Engine:
                 f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes "
                 f"among {self.ranks} ranks"
             )
+        message, most = self.runtime.put_bytes(sizes)
+        if message > most:
+            raise ValueError(
+                f"nic: a send queue holds {most} bytes at once, expected at least the {message} of a message with a row "
+                f"of {row_bytes} bytes; raise blocks or most_bytes"
+            )
 
     @contextmanager
     def opening(self, kind: str, *tensors: torch.Tensor | None) -> Iterator[int]:

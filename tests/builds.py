@@ -11,7 +11,7 @@ SANITIZED = BUILD in ("tsan", "asan")
 # each access, which costs ten times as much, and see a race in (nearly) any schedule.
 SCHEDULES = {"fast": 20, "exact": 20, "tsan": 2, "asan": 2}[BUILD]
 BLOCK_COUNTS = {"fast": (1, 2, 5), "exact": (1, 2, 5), "tsan": (2,), "asan": (2,)}[BUILD]
-FABRICS = ("peer", "weak")
+FABRICS = ("peer", "weak", "ibgda")
 
 # Schedules of a protocol test, and examples of a hypothesis test.
 PROTOCOL_SCHEDULES = {"fast": 10, "exact": 6, "tsan": 2, "asan": 2}[BUILD]

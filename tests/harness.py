@@ -17,8 +17,21 @@ from deep_ep_py.testing import DEFAULT_FREEZE, run_ranks
 from oracle import Received, Workload
 
 
+# Send queues that wrap and fill up, requests that are cut and overtake each other.
+HARSH_NIC = deep_ep.NicOptions(
+    blocks=16, queues_per_peer=2, nics=2, most_bytes=512, mtu=64, in_flight=4, most_delay=6, relaxed=True
+)
+MANY_RANKS = 16
+"""From so many on one queue pair per peer must do: each is a fiber."""
+
+
 def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.Buffer:
     """Make a case's Buffer on the calling rank."""
+    if fabric == "ibgda" and "nic" not in options:
+        # A message of one row has a few requests.
+        most_bytes = max(HARSH_NIC.most_bytes, 2 * case.hidden // 4 // 16 * 16)
+        queues = HARSH_NIC.queues_per_peer if case.ranks < MANY_RANKS else 1
+        options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, most_bytes=most_bytes)
     options = {"num_nvl_bytes": case.num_nvl_bytes, "arena_bytes": case.arena_bytes, **options}
     return deep_ep.Buffer(group, fabric=fabric, **options)
 

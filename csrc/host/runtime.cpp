@@ -94,15 +94,16 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 
 wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
     const uint64_t most = network_ ? network_->most_put_bytes() : UINT64_MAX;
-    const auto layout =
-        fit_chunks({static_cast<u32>(options_.ranks), experts, options_.has_remote, kMinChunkRows, format},
-                   options_.region_bytes, most);
-    const uint64_t put = std::max(layout.chunk_bytes(), layout.notify_row_bytes());
-    if (put > most) {
-        throw std::invalid_argument("a message of " + std::to_string(put) + " bytes does not fit into a send queue, " +
-                                    "which holds " + std::to_string(most) + " at once");
-    }
-    return layout;
+    return fit_chunks({static_cast<u32>(options_.ranks), experts, options_.has_remote, kMinChunkRows, format},
+                      options_.region_bytes, most);
+}
+
+std::pair<uint64_t, uint64_t> Runtime::put_bytes(const Sizes& sizes) const {
+    const u32 ranks = static_cast<u32>(options_.ranks);
+    const wire::RegionLayout least{ranks, sizes.experts, options_.has_remote, kMinChunkRows,
+                                   dispatch_format(sizes, false)};
+    return {std::max(least.chunk_bytes(), least.notify_row_bytes()),
+            network_ ? network_->most_put_bytes() : UINT64_MAX};
 }
 
 uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {

@@ -72,6 +72,8 @@ class Runtime {
     static wire::HeapLayout heap_layout(const BufferOptions& options);
     // Bytes of one region that a dispatch or combine of these sizes needs at the least.
     uint64_t least_region_bytes(const Sizes& sizes) const;
+    // Bytes of the largest message that they need at the least, and of the largest that the network takes.
+    std::pair<uint64_t, uint64_t> put_bytes(const Sizes& sizes) const;
 
     // -> the launch's serial number. No operation: it has to do with no other rank.
     uint64_t layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,

@@ -211,6 +211,7 @@ void bind_runtime(py::module_& m) {
                                    return runtime.network() ? runtime.network()->trace() : std::vector<nic::Message>();
                                })
         .def("least_region_bytes", &Runtime::least_region_bytes)
+        .def("put_bytes", &Runtime::put_bytes)
         .def("layout", &Runtime::layout, NoGil())
         .def("notify", &Runtime::notify, NoGil())
         .def(
