@@ -221,7 +221,11 @@ class Buffer:
         event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
         per_node = None
         if engine.nodes > 1:
-            per_node = in_rank.view(tokens, engine.nodes, engine.ranks // engine.nodes).any(dim=2).sum(dim=0, dtype=torch.int32)
+            per_node = (
+                in_rank.view(tokens, engine.nodes, engine.ranks // engine.nodes)
+                .any(dim=2)
+                .sum(dim=0, dtype=torch.int32)
+            )
         return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
 
     def dispatch(

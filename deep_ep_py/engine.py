@@ -218,7 +218,7 @@ class Engine:
         message, most = self.runtime.put_bytes(sizes)
         if message > most:
             raise ValueError(
-                f"nic: a send queue holds {most} bytes at once, expected at least the {message} of a message with a row "
+                f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "
                 f"of {row_bytes} bytes; raise blocks or most_bytes"
             )
 

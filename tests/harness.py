@@ -16,7 +16,6 @@ from cases import Case, build
 from deep_ep_py.testing import DEFAULT_FREEZE, run_ranks
 from oracle import Received, Workload
 
-
 # Send queues that wrap and fill up, requests that are cut and overtake each other.
 HARSH_NIC = deep_ep.NicOptions(
     blocks=16, queues_per_peer=2, nics=2, most_bytes=512, mtu=64, in_flight=4, most_delay=6, relaxed=True

@@ -34,6 +34,14 @@ def build_planted() -> Path:
     return target
 
 
+@cache
+def build_protocol() -> Path:
+    """The program that runs parts of the protocol without Python."""
+    target = FOLDER / "tests" / "protocol"
+    native_build.build_program(VARIANT, [NATIVE / "protocol" / "main.cpp"], target)
+    return target
+
+
 def run(*command: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run a program, which brings its sanitizer with it: nothing to preload, and leaks count."""
     environment = {**os.environ, **sanitizers.environment(VARIANT), "LD_PRELOAD": "", "ASAN_OPTIONS": ""}

@@ -1,7 +1,7 @@
 // CUDA threads of one block: warps that exchange data through shared memory, and lanes of one warp.
 #pragma once
 
-#include "program.h"
+#include "../program.h"
 
 namespace planted::block {
 

@@ -2,7 +2,7 @@
 // flag.
 #pragma once
 
-#include "program.h"
+#include "../program.h"
 
 namespace planted::copy_engine {
 

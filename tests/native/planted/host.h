@@ -1,7 +1,7 @@
 // A host thread and its rank's kernels: launch, result flag in memory, the next launch.
 #pragma once
 
-#include "program.h"
+#include "../program.h"
 
 namespace planted::host {
 

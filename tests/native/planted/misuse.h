@@ -1,7 +1,7 @@
 // Rules of the SIMT machine, each broken by its own bug.
 #pragma once
 
-#include "program.h"
+#include "../program.h"
 
 namespace planted::misuse {
 

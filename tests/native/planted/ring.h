@@ -2,7 +2,7 @@
 // reads.
 #pragma once
 
-#include "program.h"
+#include "../program.h"
 
 namespace planted::ring {
 

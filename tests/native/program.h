@@ -1,4 +1,4 @@
-// What the programs with planted bugs share: running ranks as threads of a world, and choosing the bug by name.
+// What the native programs share: running ranks as threads of a world, and choosing a planted bug by name.
 #pragma once
 
 #include <cstdio>

@@ -1,0 +1,32 @@
+"""Work requests and the software NIC that executes them, without a Buffer around."""
+
+from __future__ import annotations
+
+import pytest
+
+from builds import BUILD
+from native_programs import build_protocol, run
+
+SEEDS = range({"fast": 8, "exact": 8, "tsan": 4, "asan": 3}[BUILD])  # 0: first come, first served
+
+
+def test_the_nic_names_what_it_refuses() -> None:
+    """Each field of a request, the doorbell and its record, alone; and what it does with right ones."""
+    result = run(build_protocol(), "fields", "0")
+    assert result.returncode == 0, result.stderr
+
+
+def test_posters_share_a_small_ring() -> None:
+    """Back-pressure, publication in order and doorbells left to others, with a NIC that is slow and reorders."""
+    for seed in SEEDS:
+        result = run(build_protocol(), "posters", str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
+
+
+@pytest.mark.once
+def test_the_index_wraps() -> None:
+    result = run(build_protocol(), "wrap", "1", timeout=200)
+    assert result.returncode == 0, result.stderr
+    puts, requests, doorbells = (int(part.split()[0]) for part in result.stdout.split(","))
+    assert requests == 3 * puts > 1 << 16
+    assert doorbells < puts, "some left it to others"
