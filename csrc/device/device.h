@@ -23,6 +23,8 @@
 //     u64 now_ns()                          a clock that only moves forward
 //     bool spin_until(ready, deadline_ns, what)   calls ready() until it returns true (-> true) or the clock passes the
 //     deadline (-> false).
+//     bool spin_until(ready, rarely, deadline_ns, what)   the same; rarely(), which is dear, ends it too, and is called
+//     now and then.
 //                                           One thread. `what`: WaitNote*, read only while waiting, describes the wait
 //                                           in a dump.
 //     void warp_copy(dst, src, bytes)       all lanes call it; bytes and addresses multiples of 16; orders nothing:

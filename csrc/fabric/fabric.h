@@ -57,11 +57,15 @@ DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& c
     return __shfl_sync(device::kFullMask, posted, 0) != 0;
 }
 
-// One thread: a queue pair that has failed, or null. Looks at one at a time: the `turn`-th.
-DEEP_EP_DEVICE const QueuePair* failed_queue_pair(const Peers& peers, u32 turn) {
+// One thread: a queue pair that has failed, or null.
+DEEP_EP_DEVICE const QueuePair* failed_queue_pair(const Peers& peers) {
     if (peers.ibgda == nullptr) return nullptr;
-    const QueuePair& qp = peers.ibgda->queue_pairs[turn % (peers.ranks * peers.ibgda->per_peer)];
-    return !mapped(peers, qp.peer) && ibgda::failed(qp) ? &qp : nullptr;
+#pragma unroll 1
+    for (u32 i = 0; i < peers.ranks * peers.ibgda->per_peer; ++i) {
+        const QueuePair& qp = peers.ibgda->queue_pairs[i];
+        if (!mapped(peers, qp.peer) && ibgda::failed(qp)) return &qp;
+    }
+    return nullptr;
 }
 
 // One thread, after all posting threads of the operation have been joined. The agent adds to `completed` (release,

@@ -90,7 +90,7 @@ class Operation {
     DEEP_EP_DEVICE bool failed() const { return device::load_relaxed<Scope::kBlock>(&block_.gave_up) != 0; }
 
     // One thread: gives up. `told`: the abort word, where that is the reason.
-    DEEP_EP_DEVICE void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
+    DEEP_EP_DEVICE_CALL void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
         // The first to give up writes the record; the host reads it after the kernel has ended, or once it sees
         // `reason`.
         if (device::cas_acq_rel<Scope::kDevice>(&ticket_.claimed, 0u, 1u) == 0) {
@@ -126,13 +126,12 @@ class Operation {
         const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
         bool arrived = false;
         const fabric::QueuePair* broken = nullptr;
-        u32 turn = 0;
         device::spin_until(
             [&] {
                 arrived = ready();
-                if (!arrived) broken = fabric::failed_queue_pair(peers(), turn++);
-                return arrived || broken != nullptr || failed() || must_leave();
+                return arrived || failed() || must_leave();
             },
+            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; },
             device::now_ns() + context_.timeout_ns, &note);
         if (arrived) return true;
         if (broken != nullptr) {
@@ -240,11 +239,11 @@ class Operation {
         return wire::abort_generation(word) == context_.generation ? word : 0;
     }
     // The record says which request it was, and what the NIC said of it.
-    DEEP_EP_DEVICE void fail_for(const fabric::QueuePair& qp, Phase phase) {
+    DEEP_EP_DEVICE_CALL void fail_for(const fabric::QueuePair& qp, Phase phase) {
         const u32 error = qp.cqe->vendor << 8 | qp.cqe->syndrome;  // before the tail, which `failed` has acquired
         fail(wire::kNetwork, phase, static_cast<i32>(qp.peer), wire::mlx5::cqe_index(qp.cqe->tail), error);
     }
-    DEEP_EP_DEVICE void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
+    DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();
         if (word != 0) {
             fail(wire::kAborted, phase, static_cast<i32>(wire::abort_rank(word)), expected, seen, word);

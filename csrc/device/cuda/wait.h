@@ -18,16 +18,22 @@ DEEP_EP_DEVICE u64 now_ns() {
 // Most waits end within a few polls. Later the poller steps back, so that it does not take issue slots and bandwidth
 // from those it waits for, and only then looks at the clock. Nobody on a GPU reads the note; a failed wait is recorded
 // by its caller. `ready` stands here once and is not unrolled: it is inlined into every wait of every kernel.
-template <class Ready>
-DEEP_EP_DEVICE bool spin_until(Ready&& ready, u64 deadline_ns, const WaitNote*) {
-    constexpr u32 kEagerPolls = 256, kPauseNs = 64;
+template <class Ready, class Rarely>
+DEEP_EP_DEVICE bool spin_until(Ready&& ready, Rarely&& rarely, u64 deadline_ns, const WaitNote*) {
+    constexpr u32 kEagerPolls = 256, kPauseNs = 64, kPollsPerRareOne = 1024;
 #pragma unroll 1
     for (u32 polls = 0; !ready(); ++polls) {
         if (polls < kEagerPolls) continue;
+        if (polls % kPollsPerRareOne == 0 && rarely()) return true;
         if (now_ns() >= deadline_ns) return false;
         asm volatile("nanosleep.u32 %0;" ::"r"(kPauseNs));
     }
     return true;
+}
+
+template <class Ready>
+DEEP_EP_DEVICE bool spin_until(Ready&& ready, u64 deadline_ns, const WaitNote* what) {
+    return spin_until(ready, [] { return false; }, deadline_ns, what);
 }
 
 }  // namespace deep_ep::device

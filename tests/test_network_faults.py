@@ -1,0 +1,82 @@
+"""Links that are lost and requests that fail: every rank hears of it, and one says what the NIC said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import deep_ep_py as deep_ep
+from cases import BY_NAME
+from harness import HARSH_NIC, Trial, dispatch_arguments, make_buffer, under_schedules
+
+TRIAL = Trial.of(BY_NAME["uniform"])
+RETRIES_EXCEEDED, REMOTE_ACCESS = 0x15, 0x13
+
+
+def failing(rank: int, peer: int, after: int, syndrome: int) -> deep_ep.NicOptions:
+    return replace(HARSH_NIC, fault_rank=rank, fault_peer=peer, fault_after=after, fault_syndrome=syndrome)
+
+
+def errors(nic: deep_ep.NicOptions, timeout: float = 100.0) -> tuple[list[str], int]:
+    """What each rank raises in some laps of dispatch and combine, and how often time had to pass for it."""
+
+    def on_each_rank(group: Any) -> str:
+        buffer = make_buffer(group, TRIAL.case, "ibgda", nic=nic, timeout=timeout)
+        rank = buffer.rank
+        with pytest.raises(deep_ep.DeepEPError) as info:
+            for _ in range(20):
+                results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
+                TRIAL.check_dispatch(rank, results)
+                TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, results[4]))
+        with pytest.raises(deep_ep.DeepEPError, match="the Buffer is broken"):
+            buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
+        return f"{type(info.value).__name__}: {info.value}"
+
+    runs = under_schedules(TRIAL.case.ranks, on_each_rank)
+    return [said for run in runs for said in run], sum(run.stats["clock_jumps"] for run in runs)
+
+
+@pytest.mark.parametrize("after", [0, 3, 40, 200])
+@pytest.mark.parametrize("syndrome", [RETRIES_EXCEEDED, REMOTE_ACCESS])
+def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
+    """At once: nobody waits for a clock. The rank whose NIC it is says which request, to whom, and the syndrome."""
+    said, clock_jumps = errors(failing(1, 2, after, syndrome))
+    assert clock_jumps == 0
+    for rank, message in enumerate(said):
+        rank %= TRIAL.case.ranks
+        if rank == 1:
+            assert "DeepEPError: rank 1: " in message and "the NIC reports an error of work request" in message, message
+            assert "to rank 2" in message and f"syndrome {syndrome:#04x}" in message, message
+        else:
+            assert "because rank 1 was told by its NIC that it cannot send to rank 2" in message, message
+
+
+def test_a_link_that_is_silent() -> None:
+    """Then a bounded wait runs out, somewhere; it says for what of whom, and the others hear of it."""
+    said, _ = errors(failing(1, 2, 3, 0), timeout=2.0)
+    ranks = TRIAL.case.ranks
+    for begin in range(0, len(said), ranks):
+        run = said[begin : begin + ranks]
+        timeouts = [message for message in run if message.startswith("DeepEPTimeout")]
+        assert timeouts, run
+        assert all("gave up in" in message and "waited for" in message for message in timeouts), timeouts
+        others = [message for message in run if message not in timeouts]
+        assert all("ended because rank" in message for message in others), others
+
+
+def test_all_links_of_a_rank() -> None:
+    said, clock_jumps = errors(failing(0, -1, 10, RETRIES_EXCEEDED))
+    assert clock_jumps == 0
+    assert all("NIC" in message for message in said), said
+
+
+def test_a_request_that_the_nic_refuses_stops_everything() -> None:
+    """It is a bug of the kernels, so it is told as one: here by keys that end before the heap does."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "ibgda", arena_bytes=1 << 16, nic=replace(HARSH_NIC, chunk_log2=12))
+        TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
+
+    under_schedules(TRIAL.case.ranks, on_each_rank)  # requests are split where keys end
