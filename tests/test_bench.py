@@ -106,7 +106,7 @@ def test_tokens_in_rank_counts_a_rank_once_and_leaves_out_minus_one() -> None:
         (["--device=cuda"], "--device cuda: torch sees no GPU here"),
         (["--num-sms=-1"], "--num-sms is -1; expected between 0 and 256"),
         (["--mode=low-latency"], "--mode low-latency: only normal mode exists so far"),
-        (["--nodes=2"], "--nodes 2: ranks inside one node only so far"),
+        (["--nodes=3"], "--nodes is 3; expected a divisor of the 8 ranks"),
         (["--dtype=fp8"], "--dtype fp8: rows are BF16 only so far"),
     ],
 )
@@ -197,6 +197,14 @@ def test_one_wrong_element_is_seen(operation: str, tmp_path: Path) -> None:
     assert result["verified"] is False
     assert len(result["checks"][operation]) == 1 and "1 elements" in result["checks"][operation][0]
     assert result["checks"]["pair"] == []
+
+
+def test_ranks_on_several_nodes(tmp_path: Path) -> None:
+    done = bench(*SMALL, "--nodes=2", "--tokens=24", "--no-plot", "--json=report.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is True and result["config"]["nodes"] == 2
+    assert "2 nodes" in done.stdout
 
 
 def test_it_runs_under_torchrun(tmp_path: Path) -> None:

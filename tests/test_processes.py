@@ -44,7 +44,11 @@ def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) ->
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--arena-bytes=0",), ("--fabric=weak",)], ids=["direct", "rounds", "weak"])
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--arena-bytes=0",), ("--fabric=weak",), ("--fabric=ibgda",)],
+    ids=["direct", "rounds", "weak", "ibgda"],
+)
 @pytest.mark.parametrize("ranks", SIZES)
 def test_round_trip(workers: Path, ranks: int, arguments: tuple[str, ...]) -> None:
     before = shared_memory()

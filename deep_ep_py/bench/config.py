@@ -110,6 +110,7 @@ class BenchConfig:
             require_groups(self.experts, self.topk)
         for name in ("iterations", "chain", "nodes"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        _require(self.ranks % self.nodes == 0, "nodes", self.nodes, f"a divisor of the {self.ranks} ranks")
         _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
         _require(0 <= self.num_sms <= MAX_SMS, "num-sms", self.num_sms, f"between 0 and {MAX_SMS}")
         self._require_capabilities()
@@ -119,8 +120,8 @@ class BenchConfig:
             raise CapabilityError("--baseline: those are for CPUs; with --device cuda the GPU's own copy is measured")
         if self.mode != "normal":
             raise CapabilityError("--mode low-latency: only normal mode exists so far; use --mode normal")
-        if self.nodes != 1:
-            raise CapabilityError(f"--nodes {self.nodes}: ranks inside one node only so far; use --nodes 1")
+        if self.nodes != 1 and self.device != "cpu":
+            raise CapabilityError(f"--nodes {self.nodes}: ranks inside one node only so far on a GPU; use --nodes 1")
         if self.dtype != "bf16":
             raise CapabilityError("--dtype fp8: rows are BF16 only so far; use --dtype bf16")
 

@@ -19,11 +19,13 @@ OPS = {
     "totals. The rest of that dispatch is not timed",
     "dispatch": "get_dispatch_layout and dispatch with top-k ids and weights, as a layer calls them: layout, notify, "
     "output allocation and the rows",
-    "combine": "combine of the received tensor itself, which lies in memory that all ranks have mapped",
+    "combine": "combine of the received tensor itself, which lies in memory that all ranks of its node have mapped",
     "combine_private": "combine of an expert output that lies in ordinary memory of its rank",
     "pair": "one period of back-to-back dispatch (with layout and notify) -> combine of the received tensor",
 }
 _ARENA_SLACK = 64 << 20
+# Of the software NICs between nodes: whole messages at once, a queue pair's in order.
+_MTU, _IN_FLIGHT = 1 << 20, 16
 
 
 class Ours:
@@ -49,6 +51,8 @@ class Ours:
                 config.row_bytes, config.ranks
             ),
             device="cpu",
+            ranks_per_node=config.ranks // config.nodes,
+            nic=deep_ep.NicOptions(blocks=1024, mtu=_MTU, in_flight=_IN_FLIGHT),
             arena_bytes=2 * (inputs.max_received + inputs.tokens) * config.row_bytes + _ARENA_SLACK,
         )
         self.buffer.runtime.pretouch()  # as after the first steps of a run; the baselines' memory is warm too

@@ -36,7 +36,10 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 
 def _where(config: dict[str, Any]) -> str:
     machine = config["machine"]
-    return str(machine["gpu"]) if config["device"] == "cuda" else f"{machine['cores']} cores"
+    if config["device"] == "cuda":
+        return str(machine["gpu"])
+    nodes = f", as {config['nodes']} nodes with software NICs between them" if config["nodes"] > 1 else ""
+    return f"{machine['cores']} cores{nodes}"
 
 
 def _size_table(size: dict[str, Any]) -> Table:

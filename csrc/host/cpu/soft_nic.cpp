@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <random>
 
 #include "cpu/executor/executor.h"
 #include "device/device.h"
@@ -29,7 +28,8 @@ SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_byt
                  const nic::Options& options, bool in_process, bool traced)
     : options_(options), ranks_(static_cast<u32>(heaps.size())) {
     make_keys(rank, heaps, heap_bytes);
-    make_queues(rank, remote, traced);
+    random_.seed(static_cast<u32>(rank) + 1);
+    make_queues(rank, remote, in_process, traced);
     if (in_process) {
         for (auto& queue : queues_) {
             if (!queue) continue;
@@ -81,7 +81,7 @@ void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t h
     device_.remote_keys = remote_keys_.data();
 }
 
-void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool traced) {
+void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_process, bool traced) {
     const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
     queue_pairs_.resize(count);
     queues_.resize(count);
@@ -92,7 +92,10 @@ void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool traced
     rings_ = std::make_unique<mlx5::Block[]>(static_cast<size_t>(used) * options_.blocks);
     std::memset(static_cast<void*>(rings_.get()), 0xcc,
                 static_cast<size_t>(used) * options_.blocks * mlx5::kBlockBytes);
-    const auto random = [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); };
+    nic::SendQueue::Random random = [this](u32 bound) { return static_cast<u32>(random_() % bound); };
+    if (in_process) {  // a world's, so that a seed says all
+        random = [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); };
+    }
     nic::SendQueue::Tell tell;
     if (traced) {
         tell = [this](nic::Message message) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -41,7 +42,7 @@ class SoftNic final : public Network {
     };
 
     void make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes);
-    void make_queues(int rank, const std::vector<bool>& remote, bool traced);
+    void make_queues(int rank, const std::vector<bool>& remote, bool in_process, bool traced);
     void serve(nic::SendQueue& queue);
     void serve_all();
 
@@ -60,6 +61,7 @@ class SoftNic final : public Network {
     std::string failure_;
     std::vector<int> agents_;
     std::atomic<bool> stopping_{false};
+    std::minstd_rand random_;  // the thread's
     std::thread thread_;
 };
 
