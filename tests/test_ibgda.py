@@ -23,6 +23,14 @@ def test_posters_share_a_small_ring() -> None:
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
+@pytest.mark.parametrize("scenario", ["peer", "peer rounds", "weak", "ibgda"])
+def test_normal_mode(scenario: str) -> None:
+    """What `make mutants` breaks, whole."""
+    for seed in SEEDS:
+        result = run(build_protocol(), scenario, str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
+
+
 @pytest.mark.once
 def test_the_index_wraps() -> None:
     result = run(build_protocol(), "wrap", "1", timeout=200)

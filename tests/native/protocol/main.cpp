@@ -3,10 +3,12 @@
 #include <map>
 
 #include "fields.h"
+#include "normal_mode.h"
 #include "posters.h"
 
 int main(int argc, char** argv) {
     using namespace protocol;
+    using deep_ep::u64;
     deep_ep::nic::Options slow;
     slow.blocks = 16;
     slow.mtu = 32;
@@ -15,7 +17,16 @@ int main(int argc, char** argv) {
     slow.relaxed = true;
     deep_ep::nic::Options fast;
     fast.blocks = 64;
+    using normal_mode::Fabric;
+    constexpr u64 kTight = 4096, kAmple = 1 << 16;
+    const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes) {
+        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, slow}); };
+    };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
+        {"peer", normal(Fabric::kPeer, true, kAmple)},
+        {"peer rounds", normal(Fabric::kPeer, false, kTight)},
+        {"weak", normal(Fabric::kWeak, false, 4 * kTight)},
+        {"ibgda", normal(Fabric::kIbgda, true, 4 * kTight)},
         {"fields", fields::run},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
         // 1.5 * 2^16 blocks: the index of the queue pair wraps.
