@@ -2,8 +2,8 @@
 
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
-A part is lint, compile (the report of the GPU kernels), or a build's tests: fast, exact, asan, races; if none is named,
-all run, the checked builds two at a time. With pytest arguments a part runs what they select:
+A part is lint, compile (the report of the GPU kernels), a build's tests: fast, exact, asan, races, or mutants; if none
+is named, all run, the checked builds two at a time. With pytest arguments a part runs what they select:
 `run_tests.py races -- tests/test_layout.py -k empty`.
 """
 
@@ -45,7 +45,7 @@ ALONE = ("fast",)
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 PROGRESS_SECONDS = 30.0
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
-PARTS = ("lint", "compile", *SUITES)
+PARTS = ("lint", "compile", *SUITES, "mutants")
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -110,6 +110,14 @@ def compile_report() -> Result:
         heading(f"kernels for {architecture}")
         command = [sys.executable, "-m", "deep_ep_py", "compile", "--all", "--fresh", "--arch", architecture]
         result.check(architecture, command, {"DEEP_EP_BUILD": "fast"})
+    return result
+
+
+def mutants() -> Result:
+    """The planted bugs, each of which must be caught."""
+    heading("mutants")
+    result = Result("mutants")
+    result.check("mutants", [sys.executable, "scripts/mutants.py"])
     return result
 
 
@@ -230,11 +238,12 @@ def main() -> int:
     os.chdir(ROOT)
     REPORTS.mkdir(parents=True, exist_ok=True)
     results = [lint()] if "lint" in parts else []
-    races = None
-    if "races" in parts and toolchain.find_clang(ROOT / "build") is None:
-        races = Result("races")
-        races.skip(toolchain.NO_CLANG)
-        parts = [part for part in parts if part != "races"]
+    left_out = []
+    for part in ("races", "mutants"):
+        if part in parts and toolchain.find_clang(ROOT / "build") is None:
+            left_out.append(Result(part))
+            left_out[-1].skip(toolchain.NO_CLANG)
+            parts = [other for other in parts if other != part]
     builds = [SUITES[part][0] for part in parts if part in SUITES]
     if "compile" in parts and "fast" not in builds:
         builds.insert(0, "fast")
@@ -245,7 +254,9 @@ def main() -> int:
     if "compile" in parts:
         results.append(compile_report())
     results += suites([part for part in parts if part in SUITES], pytest_arguments)
-    return summarize([*results, races] if races else results, started)
+    if "mutants" in parts:
+        results.append(mutants())
+    return summarize([*results, *left_out], started)
 
 
 if __name__ == "__main__":

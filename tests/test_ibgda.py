@@ -23,7 +23,7 @@ def test_posters_share_a_small_ring() -> None:
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
-@pytest.mark.parametrize("scenario", ["peer", "peer rounds", "weak", "ibgda"])
+@pytest.mark.parametrize("scenario", ["peer", "peer rounds", "one region", "weak", "ibgda"])
 def test_normal_mode(scenario: str) -> None:
     """What `make mutants` breaks, whole."""
     for seed in SEEDS:

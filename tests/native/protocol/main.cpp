@@ -11,24 +11,32 @@ int main(int argc, char** argv) {
     using deep_ep::u64;
     deep_ep::nic::Options slow;
     slow.blocks = 16;
+    slow.queues_per_peer = 2;
     slow.mtu = 32;
     slow.most_bytes = 48;
     slow.most_delay = 4;
     slow.relaxed = true;
+    deep_ep::nic::Options split;
+    split.blocks = 32;
+    split.chunk_log2 = 12;
     deep_ep::nic::Options fast;
     fast.blocks = 64;
     using normal_mode::Fabric;
     constexpr u64 kTight = 4096, kAmple = 1 << 16;
-    const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes) {
-        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, slow}); };
+    const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes, int regions = 2) {
+        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow}); };
     };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal(Fabric::kPeer, true, kAmple)},
         {"peer rounds", normal(Fabric::kPeer, false, kTight)},
+        // With two, an operation cannot begin before all ranks have done with the one before the last anyway.
+        {"one region", normal(Fabric::kPeer, false, kTight, 1)},
         {"weak", normal(Fabric::kWeak, false, 4 * kTight)},
         {"ibgda", normal(Fabric::kIbgda, true, 4 * kTight)},
         {"fields", fields::run},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
+        // Requests end where the keys of their memory do.
+        {"keys", [&](uint64_t seed) { posters::run(seed, {2, 4, 12}, split); }},
         // 1.5 * 2^16 blocks: the index of the queue pair wraps.
         {"wrap", [&](uint64_t seed) { posters::run(seed, {2, 4, 4096}, fast); }},
     };

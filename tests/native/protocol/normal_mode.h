@@ -22,6 +22,7 @@ struct Setup {
     Fabric fabric;
     bool arena;        // outputs lie where peers see them
     u64 region_bytes;  // small ones make chunks of few rows
+    int regions;
     nic::Options nic;
 };
 
@@ -106,6 +107,8 @@ struct Rank {
         runtime.wait_counts(*call);
         const u32 count = static_cast<u32>(call->report->outcome.total_rows);
 
+        check_counts(lap, call->report->rows_per_expert);
+
         std::vector<u8> own_x, own_idx, own_weights, own_src;
         host::Tensors tensors;
         u8* recv_x = output(own_x, u64{count} * kRowBytes);
@@ -152,6 +155,19 @@ struct Rank {
         release(recv_src, count * sizeof(i32));
     }
 
+    void check_counts(u32 lap, const i32* rows_per_expert) {
+        for (u32 e = 0; e < kExperts / kRanks; ++e) {
+            i32 rows = 0;
+            for (u32 source = 0; source < kRanks; ++source) {
+                for (u32 i = 0; i < kTokens[source] * kTopk; ++i) {
+                    rows += expert(lap, source, i / kTopk, i % kTopk) == rank * (kExperts / kRanks) + e;
+                }
+            }
+            expect(rows_per_expert[e] == rows,
+                   "rank " + std::to_string(rank) + ": rows of expert " + std::to_string(e));
+        }
+    }
+
     void check_dispatch(u32 lap, u32 count, const u16* x, const i64* idx, const float* weights, const i32* src) {
         u32 row = 0;
         for (u32 source = 0; source < kRanks; ++source) {
@@ -184,7 +200,7 @@ inline void run(uint64_t seed, const Setup& setup) {
         host::BufferOptions options{};
         options.rank = r;
         options.ranks = kRanks;
-        options.regions = 2;
+        options.regions = setup.regions;
         options.region_bytes = setup.region_bytes;
         options.arena_bytes = setup.arena ? 1 << 16 : 0;
         options.timeout_ns = 1'000'000'000;

@@ -16,13 +16,14 @@ using namespace deep_ep::device;
 using planted::expect;
 
 constexpr u32 kPutBytes = 96, kPieces = 2;
+constexpr u64 kShift = 416;  // rows lie elsewhere at the receiver, so keys end elsewhere too
 
 struct Sizes {
     u32 blocks, warps, puts;  // of a kernel; puts of each warp
     u32 posters() const { return blocks * warps; }
     u64 words_bytes() const { return (posters() * sizeof(u64) + 63) / 64 * 64; }
     u64 row(u32 poster, u32 put) const { return words_bytes() + (u64{poster} * puts + put) * kPutBytes; }
-    u64 bytes() const { return row(posters(), 0); }
+    u64 bytes() const { return row(posters(), 0) + kShift; }
 };
 
 struct Args {
@@ -56,7 +57,7 @@ DEEP_EP_KERNEL void send(const void* args) {
         for (u32 at = lane(); at < kPutBytes / sizeof(u64); at += kWarpSize) {
             reinterpret_cast<u64*>(peers.local + row)[at] = value(poster, put, at);
         }
-        const fabric::Piece pieces[kPieces] = {{row, row, 32}, {row + 32, row + 32, kPutBytes - 32}};
+        const fabric::Piece pieces[kPieces] = {{row, row + kShift, 32}, {row + 32, row + kShift + 32, kPutBytes - 32}};
         fabric::put_signal(peers, waiter, completion, a.to, pieces, kPieces, poster * sizeof(u64));
     }
     __syncthreads();
@@ -85,7 +86,7 @@ DEEP_EP_KERNEL void receive(const void* args) {
     __syncwarp();
     for (u32 put = 0; put < a.sizes.puts; ++put) {
         for (u32 at = lane(); at < kPutBytes / sizeof(u64); at += kWarpSize) {
-            const u64 got = reinterpret_cast<const u64*>(a.heap + a.sizes.row(poster, put))[at];
+            const u64 got = reinterpret_cast<const u64*>(a.heap + a.sizes.row(poster, put) + kShift)[at];
             if (got != value(poster, put, at)) add_relaxed<Scope::kDevice>(a.wrong, 1);
         }
     }

@@ -1,0 +1,224 @@
+"""Plants each bug of tests/mutants/table.py in a copy of the sources and runs what must catch it.
+
+    python scripts/mutants.py                 all of them; the last line says how many were caught
+    python scripts/mutants.py --only ibgda    those whose name contains that
+
+First the sources as they are pass the same commands. Only objects that the changed file goes into are compiled again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import native_build
+import sanitizers
+
+ROOT = native_build.ROOT
+sys.path.insert(0, str(ROOT / "tests"))
+from mutants.table import MUTANTS, NORMAL, Mutant  # noqa: E402
+
+MAIN = ROOT / "tests" / "native" / "protocol" / "main.cpp"
+SCENARIOS = ("posters", "keys", *NORMAL)
+SEEDS = {"fast": 12, "exact": 24, "tsan": 12}
+RUN_SECONDS = 20
+# Speed of the compiler before speed of the code: each program runs for milliseconds.
+QUICK = ["-O1", "-g1"]
+CODES = {3: "wrong values", 4: "broken rule", 5: "deadlock", 66: "race"}
+
+
+@dataclass
+class Outcome:
+    """What came of a mutant."""
+
+    mutant: Mutant
+    caught: bool
+    by: str = ""
+    seconds: float = 0.0
+    problem: str = ""
+
+
+def run(program: Path, variant: native_build.Variant, scenario: str, seed: int) -> str:
+    """Run one scenario; what has gone wrong, or nothing."""
+    environment = {**sanitizers.environment(variant), "LD_PRELOAD": "", "ASAN_OPTIONS": ""}
+    if "TSAN_OPTIONS" in environment:
+        environment["TSAN_OPTIONS"] += ":atexit_sleep_ms=0"
+    command = [str(program), scenario, str(seed)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "no end"
+    if done.returncode == 0:
+        return ""
+    return CODES.get(
+        done.returncode, f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
+    )
+
+
+@cache
+def clean_program(name: str) -> Path:
+    """The program of the sources as they are, in a build."""
+    variant = native_build.VARIANTS[name]
+    target = native_build.objects_folder(variant) / "tests" / "protocol"
+    native_build.build_program(variant, [MAIN], target)
+    return target
+
+
+def sources() -> list[Path]:
+    """What the program is made of."""
+    everything = sorted(native_build.SOURCE_ROOT.rglob("*.cpp"))
+    return [path for path in everything if not path.is_relative_to(native_build.SOURCE_ROOT / "python")] + [MAIN]
+
+
+def plant(mutant: Mutant, folder: Path) -> None:
+    """Make a copy of the sources with the bug in it; raises ValueError where its text is not there, or not once."""
+    for part in ("csrc", "tests/native"):
+        shutil.copytree(ROOT / part, folder / part)
+    path = folder / "csrc" / mutant.file
+    text = path.read_text()
+    for before, after in mutant.changes:
+        if text.count(before) != 1:
+            raise ValueError(f"{mutant.file} has {text.count(before)} times, expected once: {before!r}")
+        text = text.replace(before, after)
+    path.write_text(text)
+
+
+def build(mutant: Mutant, name: str, folder: Path) -> Path:
+    """Compile what the changed file goes into and link it with the rest of the clean program."""
+    clean_program(name)
+    variant = native_build.VARIANTS[name]
+    compiler, link_flags = native_build.find_compiler(variant, program=True)
+    objects = []
+    for source in sources():
+        path = source.relative_to(ROOT)
+        clean = native_build.objects_folder(variant) / path.with_suffix(".o")
+        depends = clean.with_suffix(".d").read_text().replace("\\\n", " ").split()
+        if f"csrc/{mutant.file}" not in depends:
+            objects.append(clean)
+            continue
+        output = folder / f"{name}-{path.stem}.o"
+        flags = [flag for flag in native_build.compile_flags(variant, source, "") if flag != "-Werror"]
+        command = [*compiler, *flags, *QUICK, "-w", "-c", str(path), "-o", str(output)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise ValueError(f"does not compile: {done.stderr.strip().splitlines()[-1] if done.stderr else ''}")
+        objects.append(output)
+    program = folder / f"program-{name}"
+    command = [*compiler, "-pthread", *map(str, objects), *link_flags, "-ldl", "-o", str(program)]
+    subprocess.run(command, check=True, capture_output=True)
+    return program
+
+
+def seeds(name: str) -> range:
+    return range(1, SEEDS[name] + 1)
+
+
+def try_mutant(mutant: Mutant) -> Outcome:
+    """Plant, compile, run."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant.") as place:
+        folder = Path(place)
+        try:
+            plant(mutant, folder)
+            program = build(mutant, mutant.build, folder)
+            by = _caught_by(mutant, program)
+            problem = "" if by else f"not caught by {', '.join(mutant.scenarios)} in {SEEDS[mutant.build]} seeds"
+            if by and mutant.silent:
+                problem = _not_silent(build(mutant, "fast", folder))
+        except ValueError as error:
+            by, problem = "", str(error)
+    return Outcome(mutant, bool(by) and not problem, by, time.monotonic() - began, problem)
+
+
+def _caught_by(mutant: Mutant, program: Path) -> str:
+    variant = native_build.VARIANTS[mutant.build]
+    for seed in seeds(mutant.build):
+        for scenario in mutant.scenarios:
+            wrong = run(program, variant, scenario, seed)
+            if wrong:
+                return f"{mutant.build}, {scenario}, seed {seed}: {wrong}"
+    return ""
+
+
+def _not_silent(program: Path) -> str:
+    variant = native_build.VARIANTS["fast"]
+    for scenario in SCENARIOS:
+        for seed in seeds("fast"):
+            wrong = run(program, variant, scenario, seed)
+            if wrong:
+                return f"said to be silent, but the fast build finds {wrong} in {scenario}, seed {seed}"
+    return ""
+
+
+def check_clean(console: Console) -> bool:
+    """Whether the sources as they are pass everything in every build."""
+    jobs = [(name, scenario, seed) for name in SEEDS for scenario in SCENARIOS for seed in seeds(name)]
+    for name in SEEDS:
+        clean_program(name)
+
+    def run_clean(job: tuple[str, str, int]) -> str:
+        name, scenario, seed = job
+        return run(clean_program(name), native_build.VARIANTS[name], scenario, seed)
+
+    with ThreadPoolExecutor(native_build.job_count()) as pool:
+        found = list(pool.map(run_clean, jobs))
+    for (name, scenario, seed), wrong in zip(jobs, found, strict=True):
+        if wrong:
+            console.print(f"[red]without a bug: {name}, {scenario}, seed {seed}: {wrong}")
+    return not any(found)
+
+
+def as_table(outcomes: list[Outcome]) -> Table:
+    """For people."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("bug", "file", "caught by", "s"):
+        table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
+    for outcome in outcomes:
+        how = f"[red]{outcome.problem}" if outcome.problem else outcome.by
+        if outcome.mutant.silent and not outcome.problem:
+            how += "; values right"
+        table.add_row(outcome.mutant.name, outcome.mutant.file, how, f"{outcome.seconds:.0f}")
+    return table
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
+@click.option("--only", metavar="TEXT", default="", help="Those whose name contains this.")
+def main(only: str) -> None:
+    """Try them, and exit with 1 where one is not caught."""
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    chosen = [mutant for mutant in MUTANTS if only in mutant.name]
+    if not chosen:
+        raise click.UsageError(f"--only {only}: no bug of that name")
+    began = time.monotonic()
+    if not check_clean(console):
+        raise SystemExit(1)
+    console.print(f"without a bug all scenarios pass in {', '.join(SEEDS)} ({time.monotonic() - began:.0f} s)")
+    with ThreadPoolExecutor(native_build.job_count()) as pool:
+        running = pool.map(try_mutant, chosen)
+        outcomes = list(track(running, "mutants", len(chosen), console=console))
+    console.print(as_table(outcomes))
+    caught = sum(outcome.caught for outcome in outcomes)
+    silent = sum(outcome.caught and outcome.mutant.silent for outcome in outcomes)
+    console.print(
+        f"{silent} of them leave every value of the fast build right; {time.monotonic() - began:.0f} s in all"
+    )
+    console.print(f"caught {caught} of {len(outcomes)}")
+    if caught != len(outcomes):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

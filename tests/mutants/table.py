@@ -1,0 +1,403 @@
+"""Bugs that the tests must catch, each planted alone: what is changed, and which build and scenario must notice.
+
+The scenarios are those of tests/native/protocol. A change is a pair of texts; the first stands once in the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug.
+
+    Parameters
+    ----------
+    name
+        What is wrong.
+    file
+        Where, below csrc/.
+    changes
+        Texts and their replacements.
+    build
+        The variant that catches it.
+    scenarios
+        Those in which it does, in the order of trying.
+    silent
+        Whether all scenarios of the fast build pass in spite of it, which is checked: only an order of memory is wrong.
+    """
+
+    name: str
+    file: str
+    changes: tuple[tuple[str, str], ...]
+    build: str
+    scenarios: tuple[str, ...]
+    silent: bool = False
+
+
+def _one(
+    name: str, file: str, text: str, replacement: str, build: str, *scenarios: str, silent: bool = False
+) -> Mutant:
+    return Mutant(name, file, ((text, replacement),), build, scenarios, silent)
+
+
+def _silent(name: str, file: str, text: str, replacement: str, *scenarios: str) -> Mutant:
+    return _one(name, file, text, replacement, "tsan", *scenarios, silent=True)
+
+
+_RECORD = "device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));"
+_DOORBELL = "device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));"
+_PEER_SIGNAL = "device::add_release<device::Scope::kSystem>("
+_WRITE = "write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);"
+_ADD = "add_request(net, qp, index, word_offset);\n    // In order"
+_NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
+_POSTED = "return true;\n}\n\n// One thread, after all posting"
+
+MUTANTS = (
+    # --- fabric/peer.h, weak.h, fabric.h
+    _silent(
+        "peer: relaxed signal", "fabric/peer.h", _PEER_SIGNAL, "device::add_relaxed<device::Scope::kSystem>(", "peer"
+    ),
+    _one(
+        "peer: signal at device scope",
+        "fabric/peer.h",
+        _PEER_SIGNAL,
+        "device::add_release<device::Scope::kDevice>(",
+        "exact",
+        "peer",
+    ),
+    _one("peer: half a unit", "fabric/peer.h", "wire::kUnit);", "wire::kUnit / 2);", "fast", "peer"),
+    _silent(
+        "weak: command released by a relaxed store",
+        "fabric/weak.h",
+        "device::store_release<device::Scope::kSystem>(&command.ready",
+        "device::store_relaxed<device::Scope::kSystem>(&command.ready",
+        "weak",
+    ),
+    _silent(
+        "put: lanes' stores not joined",
+        "fabric/fabric.h",
+        "    __syncwarp();  // all lanes' stores into the pieces",
+        "    // all lanes' stores into the pieces",
+        "posters",
+        "ibgda",
+        "weak",
+    ),
+    # --- fabric/ibgda.h
+    _silent(
+        "ibgda: relaxed doorbell record",
+        "fabric/ibgda.h",
+        _RECORD,
+        _RECORD.replace("release", "relaxed"),
+        "posters",
+        "ibgda",
+    ),
+    _one(
+        "ibgda: doorbell record at device scope",
+        "fabric/ibgda.h",
+        _RECORD,
+        _RECORD.replace("kSystem", "kDevice"),
+        "exact",
+        "posters",
+    ),
+    _one(
+        "ibgda: doorbell before its record",
+        "fabric/ibgda.h",
+        _RECORD,
+        _DOORBELL + "\n" + _RECORD,
+        "exact",
+        "posters",
+        "ibgda",
+    ),
+    _one("ibgda: no doorbell record", "fabric/ibgda.h", _RECORD, "", "fast", "posters"),
+    _one(
+        "ibgda: record in the wrong byte order",
+        "fabric/ibgda.h",
+        "mlx5::send_counter(filled)",
+        "static_cast<u32>(filled & 0xffff)",
+        "fast",
+        "posters",
+    ),
+    _one(
+        "ibgda: record not cut to 16 bits",
+        "wire/mlx5.h",
+        "return big(static_cast<u32>(produced & 0xffff)); }",
+        "return big(static_cast<u32>(produced)); }",
+        "fast",
+        "wrap",
+    ),
+    _one(
+        "ibgda: index one too high",
+        "fabric/ibgda.h",
+        "mlx5::control(mlx5::kRdmaWrite, index,",
+        "mlx5::control(mlx5::kRdmaWrite, index + 1,",
+        "fast",
+        "posters",
+    ),
+    _one(
+        "ibgda: lost wrap-around of the ring",
+        "fabric/ibgda.h",
+        "qp.ring[index & (qp.blocks - 1)]",
+        "qp.ring[index % (qp.blocks - 1)]",
+        "fast",
+        "posters",
+    ),
+    _one(
+        "ibgda: no back-pressure",
+        "fabric/ibgda.h",
+        "if (end > qp.blocks && !await_completed",
+        "if (end > ~0ull - 1 && !await_completed",
+        "exact",
+        "posters",
+    ),
+    _one(
+        "ibgda: published out of turn",
+        "fabric/ibgda.h",
+        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
+        "true; };",
+        "exact",
+        "posters",
+    ),
+    _silent(
+        "ibgda: relaxed turn",
+        "fabric/ibgda.h",
+        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
+        "device::load_relaxed<Scope::kDevice>(&qp.filled) == begin; };",
+        "posters",
+    ),
+    _silent(
+        "ibgda: relaxed publication",
+        "fabric/ibgda.h",
+        "device::store_release<Scope::kDevice>(&qp.filled, end);",
+        "device::store_relaxed<Scope::kDevice>(&qp.filled, end);",
+        "posters",
+    ),
+    _silent(
+        "ibgda: relaxed completion",
+        "fabric/ibgda.h",
+        "device::load_acquire<Scope::kSystem>(&qp.cqe->tail);\n    // No more",
+        "device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);\n    // No more",
+        "posters",
+    ),
+    _one("ibgda: waits without ringing", "fabric/ibgda.h", "if (unrung()) ring(qp);", "", "exact", "posters", "ibgda"),
+    _one(
+        "ibgda: the last one leaves the doorbell too",
+        "fabric/ibgda.h",
+        "(&qp.reserved) == end) ring(qp);",
+        "(&qp.reserved) == end + 1) ring(qp);",
+        "fast",
+        "ibgda",
+    ),
+    _one(
+        "ibgda: no completion asked for",
+        "fabric/ibgda.h",
+        "mlx5::kUnitsOfFetchAdd, true);",
+        "mlx5::kUnitsOfFetchAdd, false);",
+        "fast",
+        "posters",
+    ),
+    Mutant(
+        "ibgda: signal before data",
+        "fabric/ibgda.h",
+        ((_WRITE, _WRITE.replace("index++", "++index")), (_ADD, _ADD.replace("index, word", "begin, word"))),
+        "exact",
+        ("posters", "ibgda"),
+    ),
+    Mutant(
+        "ibgda: signal on another queue pair",
+        "fabric/ibgda.h",
+        (
+            ("word_offset / sizeof(u64) % net.per_peer]", "(word_offset / sizeof(u64) + (count == 0)) % net.per_peer]"),
+            (_ADD, "add_request(net, qp, index, word_offset);\n    if (count != 0) " + _NOTHING + "\n    // In order"),
+            (_POSTED, _POSTED.replace("true", "count == 0 || post(peers, waiter, to, nullptr, 0, word_offset)")),
+        ),
+        "exact",
+        ("posters", "ibgda"),
+    ),
+    _one(
+        "ibgda: a signal more",
+        "fabric/fabric.h",
+        "return ibgda::post(peers, waiter, to, pieces, count, word_offset);",
+        "return ibgda::post(peers, waiter, to, nullptr, 0, word_offset) &&"
+        " ibgda::post(peers, waiter, to, pieces, count, word_offset);",
+        "exact",
+        "posters",
+    ),
+    _one(
+        "ibgda: keys of another rank",
+        "fabric/ibgda.h",
+        "(static_cast<u64>(qp.peer) * net.chunks +",
+        "(0 * net.chunks +",
+        "fast",
+        "posters",
+        "ibgda",
+    ),
+    _one(
+        "ibgda: request beyond the remote key",
+        "fabric/ibgda.h",
+        "return min(bytes, chunk - ((piece.target + done) & (chunk - 1)));",
+        "return bytes;",
+        "fast",
+        "keys",
+    ),
+    _one(
+        "ibgda: not quiet",
+        "fabric/ibgda.h",
+        "if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled)) return false;",
+        "if (filled == ~0ull) return false;",
+        "exact",
+        "posters",
+    ),
+    # --- kernels/operation.h
+    _silent(
+        "wait: relaxed",
+        "kernels/operation.h",
+        "[&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });",
+        "[&] { return device::load_relaxed<Scope::kSystem>(shown) >= expected; });",
+        "peer",
+        "peer rounds",
+    ),
+    _silent(
+        "last block: relaxed count",
+        "kernels/operation.h",
+        "device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u)",
+        "device::add_relaxed<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u)",
+        "peer",
+        "ibgda",
+    ),
+    _one(
+        "meeting: no second barrier",
+        "kernels/operation.h",
+        "        __syncthreads();  // nobody gives up",
+        "        // nobody gives up",
+        "tsan",
+        *NORMAL,
+    ),
+    _silent(
+        "broadcast: a shuffle for a barrier",
+        "kernels/operation.h",
+        "int value) {\n    __syncwarp();",
+        "int value) {",
+        "peer rounds",
+        "weak",
+        "ibgda",
+    ),
+    _one(
+        "region reused without free",
+        "kernels/combine.h",
+        "if (!op.enter() || !op.await_free()) return;",
+        "if (!op.enter()) return;",
+        "tsan",
+        "one region",
+    ),
+    _one(
+        "target without its base",
+        "kernels/operation.h",
+        "return context_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;",
+        "return puts * wire::kUnit;",
+        "exact",
+        *NORMAL,
+    ),
+    # --- kernels/staging.h
+    _silent(
+        "chunk: lanes' stores not joined",
+        "kernels/staging.h",
+        "        __syncwarp();  // all lanes' stores",
+        "        // all lanes' stores",
+        "peer rounds",
+    ),
+    _silent(
+        "chunk: slot given back while lanes read",
+        "kernels/staging.h",
+        "    __syncwarp();  // all lanes have read",
+        "    // all lanes have read",
+        "peer rounds",
+    ),
+    _silent(
+        "chunk: relaxed arrival",
+        "kernels/staging.h",
+        "return device::load_acquire<Scope::kSystem>(word) >= expected;",
+        "return device::load_relaxed<Scope::kSystem>(word) >= expected;",
+        "peer rounds",
+    ),
+    _one(
+        "chunk: slot reused before it is given back",
+        "kernels/staging.h",
+        "stream.sending ? done : done + 1)",
+        "stream.sending ? 0 : done + 1)",
+        "exact",
+        "peer rounds",
+        "ibgda",
+    ),
+    # --- kernels/dispatch.h, combine.h, notify.h
+    _one(
+        "dispatch: signal before all blocks have stored",
+        "kernels/dispatch.h",
+        "if (op.last_block(kStored)) {",
+        "if (op.last_block(kStored), blockIdx.x == 0) {",
+        "tsan",
+        "peer",
+    ),
+    _one(
+        "dispatch: rows listed by lanes that do not meet",
+        "kernels/dispatch.h",
+        "        __syncwarp();  // the list is complete",
+        "        // the list is complete",
+        "exact",
+        "peer",
+    ),
+    _silent(
+        "combine: rows listed by lanes that do not meet",
+        "kernels/combine.h",
+        "    __syncwarp();  // the list is complete",
+        "    // the list is complete",
+        "peer",
+        "weak",
+    ),
+    _one(
+        "combine: read before all blocks have",
+        "kernels/combine.h",
+        "if (!op.meet() || !op.last_block(kFinished)) return;",
+        "if (!op.meet() || (op.last_block(kFinished), blockIdx.x != 0)) return;",
+        "tsan",
+        "peer",
+        "peer rounds",
+    ),
+    _silent(
+        "notify: relaxed counts",
+        "kernels/notify.h",
+        "device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);",
+        "device::store_relaxed<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);",
+        "peer",
+    ),
+    _one(
+        "notify: put before the block has written",
+        "kernels/notify.h",
+        "    if (!op.meet()) return;  // the whole block's stores",
+        "    // the whole block's stores",
+        "tsan",
+        "peer",
+        "weak",
+    ),
+    # --- host
+    _one(
+        "host: an offer of the wrong place",
+        "host/runtime.cpp",
+        "offer.topk_weights = offset_of(weights);",
+        "offer.topk_weights = offset_of(idx);",
+        "fast",
+        "peer",
+    ),
+    _one(
+        "host: a layout for fewer experts",
+        "host/runtime.cpp",
+        "args.layout = region_layout(sizes.experts, dispatch_format(sizes, false));",
+        "args.layout = region_layout(sizes.experts / 2, dispatch_format(sizes, false));",
+        "fast",
+        "peer",
+        "weak",
+    ),
+)
