@@ -1,6 +1,7 @@
 // Fabric `ibgda`: kernels write work requests into a NIC's send queue and ring its doorbell. A put is RDMA writes and,
 // behind them on the same queue pair, a fetch-and-add of the signal word: a queue pair carries out its requests in
-// order, and an atomic is never overtaken by data in front of it. Of other queue pairs nothing is assumed.
+// order, and an atomic is never overtaken by data in front of it. Of other queue pairs nothing is assumed. Litmus:
+// nic_same_queue_pair.
 //
 // Who posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them valid in
 // order (`filled`). Who finds nobody behind it tells the NIC (`rung`); whoever waits does so too, so that nothing waits
@@ -95,6 +96,7 @@ DEEP_EP_DEVICE bool failed(const QueuePair& qp) {
 // One thread: tells the NIC of all that is filled.
 DEEP_EP_DEVICE void ring(QueuePair& qp) {
     // Nobody blocks while holding the lock. Who finds it taken must wait for it: the holder may have looked before.
+    // Litmus: ring_lock.
     do {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(&qp.ringing) == 0; }, ~0ull, nullptr);
     } while (device::cas_acq_rel<Scope::kDevice>(&qp.ringing, 0u, 1u) != 0);

@@ -121,7 +121,7 @@ DEEP_EP_KERNEL void notify(const NotifyArgs args) {
     if (!receive_counts(args, op, ranks)) return;
     make_plan(args, op, ranks);
     if (!op.meet()) return;
-    // The host polls this flag; with it come the counts.
+    // The host polls this flag; with it come the counts. Litmus: host_flag.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }
 

@@ -90,7 +90,7 @@ DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layou
     if (device::lane() == 0) ours = op.check_message(Phase::kChunk, from, header.operation, header.arguments);
     if (!broadcast(ours)) return;
     chunks.place(message, from, header.first, header.rows);
-    __syncwarp();  // all lanes have read the slot before lane 0 releases it to its writer
+    __syncwarp();  // all lanes have read the slot before lane 0 releases it to its writer. Litmus: slot_given_back
     if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);
 }
 

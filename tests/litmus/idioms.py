@@ -1,0 +1,207 @@
+"""The idioms by which csrc/ orders memory between threads, GPUs, hosts and NICs, by the names in its comments."""
+
+from __future__ import annotations
+
+from .program import CTA, GPU, SYS, Litmus, Program, add, barrier, load, store, thread
+
+GPU0, GPU1, NIC, NIC2, HOST = "gpu 0", "gpu 1", "nic", "another queue pair", "host"
+
+
+def _message(release: str = "release", acquire: str = "acquire", scope: str = SYS, reader: str = GPU1) -> Program:
+    """A payload, then a signal that says that it is there."""
+    return Program(
+        (
+            thread(GPU0, 0, store("data", 1), add("before", "signal", 1, release, scope)),
+            thread(reader, 0, load("signal", "signal", acquire, scope), load("data", "data")),
+        )
+    )
+
+
+def _joined(lanes_meet: bool = True, readers_meet: bool = True) -> Program:
+    """One lane copies, another signals; one lane waits, another reads."""
+    return Program(
+        (
+            thread(GPU0, 0, store("data", 1), *([barrier(1)] if lanes_meet else [])),
+            thread(GPU0, 0, *([barrier(1)] if lanes_meet else []), add("before", "signal", 1, "release", SYS)),
+            thread(GPU1, 0, load("signal", "signal", "acquire", SYS), *([barrier(2)] if readers_meet else [])),
+            thread(GPU1, 0, *([barrier(2)] if readers_meet else []), load("data", "data")),
+        )
+    )
+
+
+def _slot(reader_meets: bool = True, writer_meets: bool = True, release: str = "release") -> Program:
+    """A slot is read, given back, and written again, by other lanes than those that tell each other."""
+    return Program(
+        (
+            thread(GPU1, 0, load("data", "slot"), *([barrier(1)] if reader_meets else [])),
+            thread(GPU1, 0, *([barrier(1)] if reader_meets else []), add("before", "next", 1, release, SYS)),
+            thread(GPU0, 0, load("next", "next", "acquire", SYS), *([barrier(2)] if writer_meets else [])),
+            # Stores only what the other lane has found: the second value, if the slot was given back.
+            thread(GPU0, 0, *([barrier(2)] if writer_meets else []), store("slot", 2)),
+        ),
+        {"slot": 1},
+    )
+
+
+def _count(order: str = "acq_rel", second: str | None = None) -> Program:
+    """Two blocks store; the last one to add to the counter sees both."""
+    return Program(
+        (
+            thread(GPU0, 0, store("a", 1), add("first", "met", 1, order, GPU)),
+            thread(GPU0, 1, store("b", 1), add("last", "met", 1, second or order, GPU), load("a", "a")),
+        )
+    )
+
+
+def _publish(
+    turn: str = "acquire", publish: str = "release", record: str = "release", record_scope: str = SYS
+) -> Program:
+    """Two threads fill blocks in turn; the second one rings, the NIC reads the first one's block."""
+    return Program(
+        (
+            thread(GPU0, 0, store("block", 1), store("filled", 1, publish, GPU)),
+            thread(
+                GPU0,
+                1,
+                load("turn", "filled", turn, GPU),
+                store("record", "turn", record, record_scope),
+            ),
+            thread(NIC, 0, load("record", "record", "acquire", SYS), load("block", "block", "relaxed", SYS)),
+        )
+    )
+
+
+def _record(order: str = "release", scope: str = SYS) -> Program:
+    return Program(
+        (
+            thread(GPU0, 0, store("block", 1), store("record", 1, order, scope)),
+            thread(NIC, 0, load("record", "record", "acquire", SYS), load("block", "block", "relaxed", SYS)),
+        )
+    )
+
+
+def _completion(read: str = "acquire", remembered: str = "acq_rel", seen: str = "acquire") -> Program:
+    """The NIC has read a block and says so; one thread notes it, another writes the block again."""
+    return Program(
+        (
+            thread(NIC, 0, load("block", "block", "relaxed", SYS), store("tail", 1, "release", SYS)),
+            thread(
+                GPU0,
+                0,
+                load("tail", "tail", read, SYS),
+                store("completed", "tail", "release" if remembered == "acq_rel" else "relaxed", GPU),
+            ),
+            thread(GPU0, 1, load("completed", "completed", seen, GPU), store("block", 2)),
+        ),
+        {"block": 1},
+    )
+
+
+def _one_queue_pair(same: bool = True) -> Program:
+    data, signal = store("data", 1, "relaxed", SYS), add("before", "signal", 1, "release", SYS)
+    sender = (thread(NIC, 0, data, signal),) if same else (thread(NIC, 0, data), thread(NIC2, 0, signal))
+    return Program((*sender, thread(GPU1, 0, load("signal", "signal", "acquire", SYS), load("data", "data"))))
+
+
+def _lock(take: str = "acquire", let_go: str = "release") -> Program:
+    """What is written under the lock is seen by who has it next."""
+    return Program(
+        (
+            thread(GPU0, 0, store("rung", 1), store("free", 1, let_go, GPU)),
+            thread(GPU0, 1, load("free", "free", take, GPU), load("rung", "rung")),
+        )
+    )
+
+
+LITMUS = (
+    Litmus(
+        "mp_release_acquire_sys",
+        "a thread's stores, for whoever acquires its signal on another GPU",
+        _message(),
+        lambda o: o["signal"] == 1 and o["data"] == 0,
+        {
+            "a relaxed signal": _message(release="relaxed"),
+            "a relaxed wait": _message(acquire="relaxed"),
+            "device scope": _message(scope=GPU),
+        },
+    ),
+    Litmus(
+        "bar_then_release",
+        "all lanes' stores, behind a barrier and one lane's signal; read by all lanes behind another",
+        _joined(),
+        lambda o: o["signal"] == 1 and o["data"] == 0,
+        {
+            "lanes that copy do not meet": _joined(lanes_meet=False),
+            "lanes that read do not meet": _joined(readers_meet=False),
+        },
+    ),
+    Litmus(
+        "slot_given_back",
+        "a slot that lanes have read, for the lanes that write it next (next, free)",
+        _slot(),
+        lambda o: o["data"] == 2 and o["next"] == 1,
+        {
+            "readers do not meet": _slot(reader_meets=False),
+            "a shuffle in place of the writers' barrier": _slot(writer_meets=False),
+            "given back by a relaxed add": _slot(release="relaxed"),
+        },
+    ),
+    Litmus(
+        "count_by_atomics",
+        "the last block to come sees what the others have stored",
+        _count(),
+        lambda o: o["last"] == 1 and o["a"] == 0,
+        {"a relaxed count": _count("relaxed"), "the last one relaxed": _count(second="relaxed")},
+    ),
+    Litmus(
+        "ibgda_record_release",
+        "a work request, for the NIC that reads the doorbell record",
+        _record(),
+        lambda o: o["record"] == 1 and o["block"] == 0,
+        {"a relaxed record": _record("relaxed"), "device scope": _record(scope=GPU)},
+    ),
+    Litmus(
+        "ibgda_fill_in_order",
+        "work requests of several threads, made valid in turn, for the NIC",
+        _publish(),
+        lambda o: o["turn"] == 1 and o["record"] == 1 and o["block"] == 0,
+        {
+            "a relaxed turn": _publish(turn="relaxed"),
+            "a relaxed publication": _publish(publish="relaxed"),
+            "a relaxed record": _publish(record="relaxed"),
+            "a record at device scope": _publish(record_scope=GPU),
+        },
+    ),
+    Litmus(
+        "nic_completion",
+        "a block that the NIC has read, for whoever writes it next",
+        _completion(),
+        lambda o: o["block"] == 2 and o["completed"] == 1 and o["tail"] == 1,
+        {
+            "a relaxed look at the completion": _completion(read="relaxed"),
+            "remembered by a relaxed store": _completion(remembered="relaxed"),
+            "a relaxed look at what is remembered": _completion(seen="relaxed"),
+        },
+    ),
+    Litmus(
+        "nic_same_queue_pair",
+        "data and then an atomic on one queue pair, for the receiver",
+        _one_queue_pair(),
+        lambda o: o["signal"] == 1 and o["data"] == 0,
+        {"on two queue pairs": _one_queue_pair(same=False)},
+    ),
+    Litmus(
+        "ring_lock",
+        "what is rung for, between those who ring",
+        _lock(),
+        lambda o: o["free"] == 1 and o["rung"] == 0,
+        {"taken without acquire": _lock(take="relaxed"), "let go without release": _lock(let_go="relaxed")},
+    ),
+    Litmus(
+        "host_flag",
+        "counts, for the host that polls their flag",
+        _message(reader=HOST),
+        lambda o: o["signal"] == 1 and o["data"] == 0,
+        {"a relaxed flag": _message(release="relaxed", reader=HOST), "block scope": _message(scope=CTA, reader=HOST)},
+    ),
+)

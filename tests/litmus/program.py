@@ -1,0 +1,92 @@
+"""Small straight-line programs of a few threads, and what must never come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+CTA, GPU, SYS = "cta", "gpu", "sys"
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One operation. `order`: weak, relaxed, acquire, release or acq_rel; `scope`: of a strong one."""
+
+    kind: str  # load, store, add, barrier
+    place: str = ""
+    value: int | str = 0  # a number, or a register loaded before
+    register: str = ""
+    order: str = "weak"
+    scope: str = ""
+    barrier: int = 0
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread's instructions, and where it runs: the host and each NIC are devices of their own."""
+
+    device: str
+    block: int
+    instructions: tuple[Instruction, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Threads that start together, all memory being zero but for `initial`."""
+
+    threads: tuple[Thread, ...]
+    initial: dict[str, int] = field(default_factory=dict)
+
+
+Outcome = dict[str, int]
+"""By register name; each is loaded once, by one thread."""
+
+
+@dataclass(frozen=True)
+class Litmus:
+    """An idiom of the code, and variants of it that each lack something.
+
+    Parameters
+    ----------
+    name
+        As comments in csrc/ cite it.
+    what
+        Who tells whom, of what.
+    program
+        The idiom.
+    never
+        The outcome that it must rule out.
+    broken
+        By what is wrong with it: variants, each of which allows that outcome.
+    """
+
+    name: str
+    what: str
+    program: Program
+    never: Callable[[Outcome], bool]
+    broken: dict[str, Program]
+
+
+def thread(device: str, block: int, *instructions: Instruction) -> Thread:
+    """Make one."""
+    return Thread(device, block, instructions)
+
+
+def load(register: str, place: str, order: str = "weak", scope: str = "") -> Instruction:
+    """Load into a register."""
+    return Instruction("load", place, 0, register, order, scope)
+
+
+def store(place: str, value: int | str, order: str = "weak", scope: str = "") -> Instruction:
+    """Store a number, or what a register holds."""
+    return Instruction("store", place, value, "", order, scope)
+
+
+def add(register: str, place: str, value: int, order: str, scope: str) -> Instruction:
+    """Add atomically; the register gets the value before."""
+    return Instruction("add", place, value, register, order, scope)
+
+
+def barrier(number: int) -> Instruction:
+    """Meet the other threads of the block that have this barrier: bar.sync or bar.warp.sync."""
+    return Instruction("barrier", barrier=number)
