@@ -146,12 +146,16 @@ LAYERS = {
     "device": {"device/cpu", "wire"},  # device.h includes the body of its target
     "fabric": {"device", "wire"},
     "kernels": {"fabric", "device", "wire"},
+    "nic": {"wire"},
     "cpu/executor": {"device", "wire"},
     "cpu/vector": {"device", "wire"},
     "host/cuda": {"host"},
-    "host/cpu": {"host", "cpu/executor", "cpu/vector", "kernels", "fabric", "device", "wire"},
-    "host": {"kernels", "fabric", "device", "wire"},
-    "python": {"cpu/executor", "cpu/vector", "host/cpu", "host/cuda", "host", "kernels", "fabric", "device", "wire"},
+    "host/cpu": {"host", "nic", "cpu/executor", "cpu/vector", "kernels", "fabric", "device", "wire"},
+    "host": {"nic", "kernels", "fabric", "device", "wire"},
+    "python": {
+        *("cpu/executor", "cpu/vector", "host/cpu", "host/cuda", "host"),
+        *("nic", "kernels", "fabric", "device", "wire"),
+    },
 }
 # NVRTC ships no headers, so what it compiles includes none.
 FOR_GPUS = {"wire", "device", "fabric", "kernels"}
