@@ -119,6 +119,7 @@ class Engine:
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[Any] = deque()
         self._captured: list[Any] = []
+        self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
 
     def _agree(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> None:
@@ -235,6 +236,14 @@ class Engine:
                 f"rank {self.rank}: operation {operation} needs the region of operation {before}, which is still open; "
                 f"finish that one first, or make the Buffer with regions={self.regions + 1} or more"
             )
+        capturing = self.device.capturing()
+        if self._open and capturing != self._in_capture:
+            inside, outside = ("in", "outside") if capturing else ("outside", "in")
+            raise DeepEPError(
+                f"rank {self.rank}: {kind} {inside} a capture while operation {min(self._open)}, begun {outside} it, "
+                "is open; finish that one first"
+            )
+        self._in_capture = capturing
         with self.telling_others(kind):
             self._issued += 1
             self._open[operation] = [*tensors]

@@ -62,6 +62,8 @@ namespace mlx5 = wire::mlx5;
 // release of the completion: it has read the requests' blocks and what they send. Litmus: nic_completion.
 DEEP_EP_DEVICE u64 completed_after(const QueuePair& qp, u64 known) {
     const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
+    // Of a request that failed nothing is done; the waiter finds it (failed_queue_pair).
+    if (mlx5::cqe_kind(tail) == mlx5::kRequestError) return known;
     // No more than half of what the NIC's counter can tell are ever on their way.
     return known + ((mlx5::cqe_index(tail) + 1 - known) & 0xffff);
 }

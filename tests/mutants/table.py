@@ -178,8 +178,8 @@ MUTANTS = (
     _silent(
         "ibgda: relaxed completion",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kSystem>(&qp.cqe->tail);\n    // No more",
-        "device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);\n    // No more",
+        "device::load_acquire<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
+        "device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
         "posters",
     ),
     _one("ibgda: waits without ringing", "fabric/ibgda.h", "if (unrung()) ring(qp);", "", "exact", "posters", "ibgda"),

@@ -85,6 +85,10 @@ def graphs(group: Any) -> None:
     """Graphs of two batch sizes are replayed between eager calls, in any order, each time with other routings."""
     kinds = [[Trial.of(BY_NAME[name], seed) for seed in (1, 2, 3)] for name in ("uneven_tokens", "uniform")]
     buffer = make_buffer(group, kinds[0][0].case, "peer", device="cuda")
+    pending = buffer._begin_dispatch(**dispatch_arguments(kinds[1][0].work, buffer.rank))
+    with pytest.raises(DeepEPError, match="in a capture while operation 0, begun outside it, is open"):
+        Static(buffer, kinds[0])
+    kinds[1][0].check_dispatch(buffer.rank, pending.finish())
     static = [Static(buffer, trials) for trials in kinds]
     for which, seed in ((0, 1), (1, 2), (1, 0), (0, 0), (0, 2)):
         static[which].replay(kinds[which][seed])
