@@ -77,14 +77,15 @@ class CudaDevice:
         return C.cuda.make_runtime(options, heaps, self._context, self._launcher)
 
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """From a pool over the arena, or from plain memory where that is full.
+        """From a pool over the arena.
 
         None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool.
         """
         if self.capturing():
             return None
         with C.cuda.pool_over(runtime), torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
-            return torch.empty(shape, dtype=dtype, device=self.torch_device)
+            tensor = torch.empty(shape, dtype=dtype, device=self.torch_device)
+        return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
 
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
         """Compile or find, and load, what is not loaded yet."""
@@ -109,8 +110,13 @@ class CudaDevice:
         target.copy_(source)
 
     def capturing(self) -> bool:
-        """Tell whether the current stream is being captured."""
-        return torch.cuda.is_current_stream_capturing()
+        """Tell whether the device's current stream is being captured."""
+        with torch.cuda.device(self.torch_device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def synchronize(self) -> None:
+        """Wait for all of its streams."""
+        torch.cuda.synchronize(self.torch_device)
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         """Make tensors on the communication stream, or on the current one."""

@@ -83,6 +83,9 @@ class Device(Protocol):
     def capturing(self) -> bool:
         """Tell whether the caller's work goes into a graph, to be run later."""
 
+    def synchronize(self) -> None:
+        """Wait until all kernels on the device have ended."""
+
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         """Let tensors made in the body be used first by the kernels if so asked, else by the caller's own work."""
 
@@ -151,6 +154,9 @@ class CpuDevice:
     def capturing(self) -> bool:
         """Never."""
         return False
+
+    def synchronize(self) -> None:
+        """Nothing: kernels have ended when a call returns."""
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         """Nothing: there are no streams."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -259,7 +259,7 @@ class Engine:
         they fail of is raised by the Buffer's next call.
         """
         self.stats["direct" if direct else "rounds"] += 1
-        if self.device.capturing():
+        if call.captured:
             self._captured.append(call)
         else:
             self._on_their_way.append(call)
@@ -318,7 +318,11 @@ class Engine:
 
     def check_failure(self, call: Any) -> None:
         """Raise what a call failed of, and tell the other ranks."""
-        self.runtime.check_network()
+        try:
+            self.runtime.check_network()
+        except RuntimeError as refused:
+            self.break_off(f"a NIC refused what a kernel had written: {refused}")
+            raise DeepEPError(f"rank {self.rank}: a NIC refused what a kernel had written: {refused}") from refused
         failure = call.failure
         if failure.reason == 0:
             return
@@ -383,7 +387,7 @@ class Engine:
             raise
 
     def destroy(self) -> None:
-        """Let go of the runtime, after what peers still wait for has left.
+        """Let go of the runtime, after what peers still wait for has left. Captured graphs cannot be replayed then.
 
         Raises
         ------
@@ -398,6 +402,8 @@ class Engine:
             # Operations that were begun and never ended, or failed: their kernels may still run on what is held here.
             if self._open and self._broken is None:
                 runtime.abort(C.EXCEPTION)
+            if self._captured:  # replays are not the runtime's launches
+                self.device.synchronize()
             settled = runtime.settle(int((self.timeout if well else _SETTLE_SECONDS) * 1e9))
             if well:
                 self._collect()
@@ -411,10 +417,16 @@ class Engine:
                 _abandoned.append((runtime, self._open))
 
     def __del__(self) -> None:
-        # Kernels may still be about. What a dead executor throws has been raised before.
-        if getattr(self, "_open", None) or getattr(self, "_on_their_way", None):
-            with suppress(RuntimeError):
+        # Kernels may still be about, and graphs may be replayed.
+        if getattr(self, "_captured", None) and self.runtime is not None:
+            _abandoned.append((self.runtime, self._open))
+        elif getattr(self, "_open", None) or getattr(self, "_on_their_way", None):
+            try:
                 self.destroy()
+            except DeepEPError as error:
+                _log.error("a Buffer was dropped, and nobody hears that %s", error)
+            except RuntimeError:
+                pass  # what a dead executor throws has been raised before
 
 
 _abandoned: list[tuple[Any, dict[int, list[torch.Tensor | None]]]] = []

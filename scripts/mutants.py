@@ -37,7 +37,8 @@ SEEDS = {"fast": 12, "exact": 24, "tsan": 12}
 RUN_SECONDS = 20
 # Speed of the compiler before speed of the code: each program runs for milliseconds.
 QUICK = ["-O1", "-g1"]
-CODES = {3: "wrong values", 4: "broken rule", 5: "deadlock", 66: "race"}
+CODES = {3: "wrong values", 4: "broken rule", 5: "deadlock", 66: "race", -6: "abort", -7: "bus error", -11: "crash"}
+NO_END = "no end"
 
 
 @dataclass
@@ -60,12 +61,12 @@ def run(program: Path, variant: native_build.Variant, scenario: str, seed: int) 
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
     except subprocess.TimeoutExpired:
-        return "no end"
+        return NO_END
     if done.returncode == 0:
         return ""
-    return CODES.get(
-        done.returncode, f"signal {-done.returncode}" if done.returncode < 0 else f"exit {done.returncode}"
-    )
+    if done.returncode not in CODES:
+        raise ValueError(f"{scenario}: exit code {done.returncode}: {done.stderr[-200:]}")
+    return CODES[done.returncode]
 
 
 @cache
@@ -148,6 +149,8 @@ def _caught_by(mutant: Mutant, program: Path) -> str:
     for seed in seeds(mutant.build):
         for scenario in mutant.scenarios:
             wrong = run(program, variant, scenario, seed)
+            if wrong == NO_END and not mutant.endless:
+                raise ValueError(f"{scenario}, seed {seed}: no end after {RUN_SECONDS} s, which says nothing")
             if wrong:
                 return f"{mutant.build}, {scenario}, seed {seed}: {wrong}"
     return ""

@@ -42,6 +42,9 @@ class PretendGpu(CudaDevice):
     def capturing(self) -> bool:
         return getattr(_captures, "open", False)
 
+    def synchronize(self) -> None:
+        pass  # Graph.replay has waited
+
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -72,8 +72,8 @@ def test_all_links_of_a_rank() -> None:
     assert all("NIC" in message for message in said), said
 
 
-def test_a_request_that_the_nic_refuses_stops_everything() -> None:
-    """It is a bug of the kernels, so it is told as one: here by keys that end before the heap does."""
+def test_requests_end_where_keys_do() -> None:
+    """A NIC that finds one that does not would refuse it."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "ibgda", arena_bytes=1 << 16, nic=replace(HARSH_NIC, chunk_log2=12))

@@ -97,8 +97,8 @@ DEEP_EP_DEVICE bool failed(const QueuePair& qp) {
 
 // One thread: tells the NIC of all that is filled.
 DEEP_EP_DEVICE void ring(QueuePair& qp) {
-    // Nobody blocks while holding the lock. Who finds it taken must wait for it: the holder may have looked before.
-    // Litmus: ring_lock.
+    // Nobody blocks while holding the lock, so this ends by itself. Who finds it taken must wait for it: the holder may
+    // have looked before. What it guards, the next holder sees. Litmus: ring_lock.
     do {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(&qp.ringing) == 0; }, ~0ull, nullptr);
     } while (device::cas_acq_rel<Scope::kDevice>(&qp.ringing, 0u, 1u) != 0);
@@ -181,7 +181,8 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const 
     // Only hands out blocks; what orders them is `filled`.
     u64 index = device::add_relaxed<Scope::kDevice>(&qp.reserved, static_cast<u64>(needed));
     const u64 begin = index, end = index + needed;
-    // Back-pressure: the ring's earlier requests in these blocks are done.
+    // Back-pressure: the ring's earlier requests in these blocks are done. The host has seen to it that `needed` fits.
+    // Who gives up leaves a hole before `filled` for good: after a failure the queue pair is of no use (P16).
     if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes;) {

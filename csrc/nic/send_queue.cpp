@@ -143,11 +143,21 @@ bool SendQueue::broken() {
                       (options_.fault_peer == -1 || options_.fault_peer == connection_.peer);
     if (!ours || done_.load(std::memory_order_relaxed) < options_.fault_after) return false;
     if (under_way_.empty() && taken_ == known_) return false;
+    if (options_.fault_syndrome != 0) {
+        fail(options_.fault_syndrome);
+    } else {
+        stopped_.store(true);
+    }
+    return true;
+}
+
+// Of the oldest request under way. A ConnectX would go on to report all behind it as flushed, in the same place: the
+// kind stays, and of the syndrome only what is read before.
+void SendQueue::fail(u32 syndrome) {
     const u64 index = under_way_.empty() ? taken_ : under_way_.front().request.index;
     const u32 opcode = under_way_.empty() ? u32{mlx5::kRdmaWrite} : under_way_.front().request.opcode;
-    if (options_.fault_syndrome != 0) report(index, opcode, mlx5::kRequestError, options_.fault_syndrome);
+    report(index, opcode, mlx5::kRequestError, syndrome);
     stopped_.store(true);
-    return true;
 }
 
 void SendQueue::report(u64 index, u32 opcode, mlx5::CqeKind kind, u32 syndrome) {

@@ -39,6 +39,8 @@ class SendQueue {
     bool has_work() const;
     // Takes a request, or places a part of one, or completes one. Throws Violation.
     void step();
+    // Reports an error, and does nothing any more.
+    void fail(u32 syndrome);
     // All that was rung for is done, as another thread sees it: `rung` blocks.
     bool idle(u64 rung) const { return done_.load(std::memory_order_acquire) >= rung || stopped_.load(); }
 

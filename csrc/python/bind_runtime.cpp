@@ -137,6 +137,7 @@ void bind_call(py::module_& m) {
         .def_readonly("expected", &wire::Failure::expected)
         .def_readonly("seen", &wire::Failure::seen);
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
+        .def_property_readonly("captured", [](const Call& call) { return call.serial == 0; })
         .def_property_readonly("kind", [](const Call& call) { return wire::kind_name(call.kind); })
         .def_property_readonly("operation", [](const Call& call) { return call.report->outcome.operation; })
         .def_property_readonly("total_rows", [](const Call& call) { return call.report->outcome.total_rows; })

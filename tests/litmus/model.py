@@ -68,9 +68,19 @@ def _cyclic(pairs: set[Pair], size: int) -> bool:
 
 
 class Executions:
-    """All executions of a program that the axioms allow."""
+    """All executions of a program that the axioms allow.
 
-    def __init__(self, program: Program) -> None:
+    Parameters
+    ----------
+    program
+        The program.
+    program_order_is_causal
+        Versions of the text differ in whether program order alone is part of causality. With it fewer executions are
+        allowed: what must never happen is looked for without, what a part is needed for with it.
+    """
+
+    def __init__(self, program: Program, program_order_is_causal: bool = False) -> None:
+        self._program_order_is_causal = program_order_is_causal
         self._threads = program.threads
         self._events = _events(program)
         size = self._size = len(self._events)
@@ -171,6 +181,8 @@ class Executions:
             for a, b in _closure(synchronizes | self._program_order, self._size)
             if (a, b) not in self._program_order and self._crosses(a, b, synchronizes)
         }
+        if self._program_order_is_causal:
+            base |= self._program_order
         return base | {(a, c) for a, b in observation for d, c in base if b == d}
 
     # Some synchronization lies on the way from a to b; program order alone is none.

@@ -28,6 +28,8 @@ class Mutant:
         Those in which it does, in the order of trying.
     silent
         Whether all scenarios of the fast build pass in spite of it, which is checked: only an order of memory is wrong.
+    endless
+        Whether it shows by never ending.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Mutant:
     build: str
     scenarios: tuple[str, ...]
     silent: bool = False
+    endless: bool = False
 
 
 def _one(
@@ -182,7 +185,14 @@ MUTANTS = (
         "device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
         "posters",
     ),
-    _one("ibgda: waits without ringing", "fabric/ibgda.h", "if (unrung()) ring(qp);", "", "exact", "posters", "ibgda"),
+    Mutant(
+        "ibgda: waits without ringing",
+        "fabric/ibgda.h",
+        (("if (unrung()) ring(qp);", ""),),
+        "exact",
+        ("posters",),
+        endless=True,
+    ),
     _one(
         "ibgda: the last one leaves the doorbell too",
         "fabric/ibgda.h",

@@ -24,6 +24,12 @@ constexpr int kIdleLooks = 200;  // before a thread that serves naps
 
 }  // namespace
 
+SoftNic::SharedMemory::SharedMemory(const void* given, size_t bytes) : memory(given) {
+    cpu::Executor::get().share_memory(memory, bytes, -1);
+}
+SoftNic::SharedMemory::~SharedMemory() { cpu::Executor::get().unshare_memory(memory); }
+SoftNic::Agent::~Agent() { cpu::Executor::get().remove_agent(id); }
+
 SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, const std::vector<bool>& remote,
                  const nic::Options& options, bool in_process, bool traced)
     : options_(options), ranks_(static_cast<u32>(heaps.size())) {
@@ -35,7 +41,8 @@ SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_byt
             if (!queue) continue;
             nic::SendQueue& served = *queue;
             const std::string name = "queue pair to rank " + std::to_string(served.connection().peer);
-            agents_.push_back(cpu::Executor::get().add_agent(rank, name, [this, &served] { serve(served); }));
+            const int agent = cpu::Executor::get().add_agent(rank, name, [this, &served] { serve(served); });
+            agents_.push_back(std::make_unique<Agent>(agent));
         }
     } else {
         thread_ = std::thread([this] { serve_all(); });
@@ -45,8 +52,6 @@ SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_byt
 SoftNic::~SoftNic() {
     stopping_.store(true);
     if (thread_.joinable()) thread_.join();
-    for (const int agent : agents_) cpu::Executor::get().remove_agent(agent);
-    cpu::Executor::get().unshare_memory(meetings_.get());
 }
 
 void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes) {
@@ -86,7 +91,7 @@ void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_pro
     queue_pairs_.resize(count);
     queues_.resize(count);
     meetings_ = std::make_unique<Meeting[]>(count);
-    cpu::Executor::get().share_memory(meetings_.get(), count * sizeof(Meeting), -1);
+    shared_ = std::make_unique<SharedMemory>(meetings_.get(), count * sizeof(Meeting));
     u32 used = 0;
     for (const bool far : remote) used += far ? per_peer : 0;
     rings_ = std::make_unique<mlx5::Block[]>(static_cast<size_t>(used) * options_.blocks);
@@ -156,8 +161,14 @@ void SoftNic::serve_all() {
                 worked = true;
             }
         } catch (const std::exception& error) {
-            const std::lock_guard<std::mutex> guard(mutex_);
-            failure_ = error.what();
+            {
+                const std::lock_guard<std::mutex> guard(mutex_);
+                failure_ = error.what();
+            }
+            // Kernels hear of it as of any error, and end; then check() says what it was.
+            for (auto& queue : queues_) {
+                if (queue) queue->fail(mlx5::kLocalOperation);
+            }
             return;
         }
         idle_looks = worked ? 0 : idle_looks + 1;
@@ -165,9 +176,12 @@ void SoftNic::serve_all() {
     }
 }
 
-// Its requests must fit into the ring at once; each of its two pieces may begin and end within a chunk.
+// Its requests must fit into the ring at once: of each piece one for every `most_bytes` and two for every chunk, whose
+// ends lie elsewhere here and there, and three for what is left over; and the atomic.
 uint64_t SoftNic::most_put_bytes() const {
-    return (options_.blocks - 5) * std::min(options_.most_bytes, u64{1} << options_.chunk_log2);
+    const u64 chunk = u64{1} << options_.chunk_log2, requests = options_.blocks - 1 - 3 * fabric::kMaxPieces;
+    const u64 most = std::min(options_.most_bytes, chunk);
+    return requests * (most * (chunk / wire::kPieceBytes) / (chunk + 2 * most)) * wire::kPieceBytes;
 }
 
 bool SoftNic::idle() const {

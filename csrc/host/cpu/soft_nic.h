@@ -41,6 +41,18 @@ class SoftNic final : public Network {
         alignas(64) u64 returned;
     };
 
+    // Memory whose accesses the executor checks the scope of.
+    struct SharedMemory {
+        SharedMemory(const void* memory, size_t bytes);
+        ~SharedMemory();
+        const void* const memory;
+    };
+    struct Agent {
+        explicit Agent(int number) : id(number) {}
+        ~Agent();
+        const int id;
+    };
+
     void make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes);
     void make_queues(int rank, const std::vector<bool>& remote, bool in_process, bool traced);
     void serve(nic::SendQueue& queue);
@@ -53,15 +65,16 @@ class SoftNic final : public Network {
     std::vector<u32> keys_, remote_keys_;
     std::vector<fabric::QueuePair> queue_pairs_;
     std::unique_ptr<Meeting[]> meetings_;
+    std::unique_ptr<SharedMemory> shared_;
     std::unique_ptr<wire::mlx5::Block[]> rings_;
     fabric::Ibgda device_{};
     std::vector<std::unique_ptr<nic::SendQueue>> queues_;  // by queue pair; null for those that are not used
     mutable std::mutex mutex_;                             // of what follows
     std::vector<nic::Message> messages_;
     std::string failure_;
-    std::vector<int> agents_;
     std::atomic<bool> stopping_{false};
     std::minstd_rand random_;  // the thread's
+    std::vector<std::unique_ptr<Agent>> agents_;
     std::thread thread_;
 };
 

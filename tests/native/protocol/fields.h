@@ -214,6 +214,14 @@ inline void check_faults() {
         }
         expect(bench.queue->idle(4), "a queue pair that has failed does nothing any more");
     }
+    Bench bench;
+    bench.post(bench.add(0));
+    bench.queue->fail(mlx5::kLocalOperation);
+    bench.ring_for(1);
+    bench.serve();
+    expect(mlx5::cqe_kind(bench.cqe.tail) == mlx5::kRequestError && bench.cqe.syndrome == mlx5::kLocalOperation,
+           "an error from outside");
+    expect(reinterpret_cast<u64*>(bench.there)[16] == 0, "nothing is done after it");
 }
 
 inline void run(uint64_t) {
