@@ -109,8 +109,8 @@ def compiling(group: Any) -> None:
         if buffer.rank == 1:
             load = device._load
 
-            def slowly(*arguments: Any, load: Any = load) -> None:
-                time.sleep(2)
+            def slowly(*arguments: Any, load: Any = load, seconds: int = 2 if timeout == 60.0 else 5) -> None:
+                time.sleep(seconds)
                 load(*arguments)
 
             device._load = slowly
