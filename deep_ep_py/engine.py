@@ -14,8 +14,9 @@ import torch
 from ._version import __version__
 from .bootstrap import Bootstrap, exchange_heaps
 from .devices import Device
-from .errors import DeepEPError, DeepEPTimeout
+from .errors import DeepEPError
 from .events import EventHandle, EventOverlap
+from .failures import error_of
 from .native import BUILD, C
 from .nic import NicOptions
 
@@ -161,7 +162,6 @@ class Engine:
             nic=paths.nic.native(),
             weak=paths.fabric != "ibgda",
             in_process=bootstrap.in_process,
-            traced=paths.nic.traced,
         )
         heap = self.device.make_heap(C.heap_bytes(options), bootstrap.in_process)
         runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, self.device.map_heap), network)
@@ -318,57 +318,13 @@ class Engine:
 
     def check_failure(self, call: Any) -> None:
         """Raise what a call failed of, and tell the other ranks."""
-        try:
-            self.runtime.check_network()
-        except RuntimeError as refused:
-            self.break_off(f"a NIC refused what a kernel had written: {refused}")
-            raise DeepEPError(f"rank {self.rank}: a NIC refused what a kernel had written: {refused}") from refused
-        failure = call.failure
-        if failure.reason == 0:
+        if call.failure.reason == 0:
             return
-        error: DeepEPError
-        if failure.reason == C.TIMEOUT:
-            # Words count in units, so that a put may be cut into pieces; people count signals.
-            unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
-            expected, seen = failure.expected // unit, failure.seen // unit
-            compiling = self.runtime.compiling_peers()
-            error = DeepEPTimeout(
-                self.rank, call.kind, failure.phase, failure.peer, expected, seen, self.timeout, compiling
-            )
-        elif failure.reason == C.OVERFLOW:
-            error = DeepEPError(
-                f"rank {self.rank}: num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows "
-                f"that rank {failure.peer} receives"
-            )
-        elif failure.reason == C.NETWORK:
-            syndrome, vendor = failure.seen & 0xFF, failure.seen >> 8
-            waiting = f", while it waited for: {failure.phase}" if failure.phase else ""
-            error = DeepEPError(
-                f"rank {self.rank}: {call.kind}: the NIC reports an error of work request {failure.expected} to rank "
-                f"{failure.peer}: {C.syndrome_name(syndrome)} (syndrome {syndrome:#04x}, vendor {vendor:#04x}){waiting}"
-            )
-        elif call.mismatch[0] >= 0:
-            peer, kind = call.mismatch
-            error = DeepEPError(
-                f"rank {self.rank}: {call.kind} does not match rank {peer}, which is in {kind} as its operation "
-                f"{call.operation}, or has other sizes"
-            )
-        elif failure.reason == C.ABORTED:
-            blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
-            waiting = f"; rank {self.rank} was waiting for: {failure.phase}" if failure.phase else ""
-            error = DeepEPError(
-                f"rank {self.rank}: {call.kind} ended because rank {failure.peer} {failure.cause}{blamed}{waiting}"
-            )
-        else:
-            error = DeepEPError(
-                f"rank {self.rank}: {call.kind} does not match rank {failure.peer}, which has another operation, "
-                f"experts, hidden size or top-k ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
-            )
-        self._broken = error
-        if failure.reason == C.ABORTED:
+        self._broken = error = error_of(call, self.rank, self.runtime, self.timeout)
+        if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
-            self.runtime.abort(failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else failure.peer)
+            self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
         raise error
 
     def break_off(self, why: str) -> None:

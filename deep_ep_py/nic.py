@@ -87,8 +87,7 @@ class NicOptions:
         """Return them as the extension takes them."""
         options = C.NicOptions()
         for name, value in asdict(self).items():
-            if name != "traced":
-                setattr(options, name, value)
+            setattr(options, name, value)
         return options
 
 

@@ -216,7 +216,7 @@ def test_import_says_what_is_missing(code: str, message: str) -> None:
 
 
 def test_measure_sees_memory_and_death(tmp_path: Path) -> None:
-    measured = measure.run([sys.executable, "-c", "x = bytearray(300 << 20)"], tmp_path)
+    measured = measure.run([sys.executable, "-c", "import time; x = bytearray(300 << 20); time.sleep(2.5)"], tmp_path)
     assert measured.exit_code == 0
     assert 300 << 20 < measured.peak_bytes < 600 << 20
     assert measure.run([sys.executable, "-c", "import os; os.abort()"], tmp_path).exit_code == 128 + 6

@@ -16,6 +16,7 @@ import deep_ep_py as deep_ep
 import oracle
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.testing import run_ranks
+from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 from test_processes import torchrun
 
@@ -156,30 +157,14 @@ def test_outputs_outlive_the_buffer() -> None:
     run_ranks(trial.case.ranks, on_each_rank, device="cuda")
 
 
-class Graph:
-    """A dispatch, its combine and a cached dispatch, captured over tensors that stay where they are."""
+def capture(buffer: deep_ep.Buffer, trials: list[Trial]) -> Captured:
+    graph = torch.cuda.CUDAGraph()
 
-    def __init__(self, buffer: deep_ep.Buffer, trials: list[Trial]) -> None:
-        self.rank, self.rows = buffer.rank, max(trial.most_rows for trial in trials) + 3
-        self.given = arguments_of(trials[0], self.rank)
-        self.expert = {name: value.to("cuda") for name, value in trials[0].padded(self.rank, self.rows).items()}
-        self.graph = torch.cuda.CUDAGraph()
+    def captured() -> Any:
         # Ranks are threads: what one captures must not forbid the others their work.
-        with torch.cuda.graph(self.graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
-            self.received = buffer.dispatch(**self.given, num_worst_tokens=self.rows)
-            self.combined = buffer.combine(handle=self.received[4], **self.expert)
-            self.again = buffer.dispatch(self.given["x"], handle=self.received[4])[0]
+        return torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local")
 
-    def replay(self, trial: Trial) -> None:
-        for name, value in arguments_of(trial, self.rank).items():
-            self.given[name].copy_(value)
-        for name, value in trial.padded(self.rank, self.rows).items():
-            self.expert[name].copy_(value)
-        self.graph.replay()
-        trial.check_worst(self.rank, self.received, self.rows)
-        trial.check_combine(self.rank, self.combined)
-        expected = trial.received[self.rank].x
-        assert oracle.difference("recv_x", self.again[: len(expected)].cpu(), expected) is None
+    return Captured(buffer, trials, captured, graph.replay, "cuda")
 
 
 def test_graphs() -> None:
@@ -191,7 +176,7 @@ def test_graphs() -> None:
         graphs = []
         for trials in kinds:
             for rank in range(group.size()):  # torch captures one graph at a time
-                graphs += [Graph(buffer, trials)] if rank == group.rank() else []
+                graphs += [capture(buffer, trials)] if rank == group.rank() else []
                 group.barrier()
         for which, seed in ((0, 1), (1, 2), (1, 0), (0, 0), (0, 2)):
             graphs[which].replay(kinds[which][seed])

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "nic/options.h"
@@ -23,8 +24,8 @@ class Network {
     virtual uint64_t most_put_bytes() const { return UINT64_MAX; }
     // All that kernels have posted, and that is not an operation's to wait for, has left.
     virtual bool idle() const { return true; }
-    // Throws where kernels have written what a NIC would refuse.
-    virtual void check() const {}
+    // What kernels have written that a NIC would refuse; empty where all is well.
+    virtual std::string refusal() const { return {}; }
     // By peer, and in the order of the requests; empty where nobody counts.
     virtual std::vector<nic::Counters> counters() const { return {}; }
     virtual std::vector<nic::Message> trace() const { return {}; }

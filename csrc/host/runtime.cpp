@@ -92,26 +92,24 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     }
 }
 
+uint64_t Runtime::most_put_bytes() const { return network_ ? network_->most_put_bytes() : UINT64_MAX; }
+
 wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
-    const uint64_t most = network_ ? network_->most_put_bytes() : UINT64_MAX;
-    return fit_chunks({static_cast<u32>(options_.ranks), experts, options_.has_remote, kMinChunkRows, format},
-                      options_.region_bytes, most);
+    return fit_chunks(least_layout(experts, format), options_.region_bytes, most_put_bytes());
+}
+
+wire::RegionLayout Runtime::least_layout(uint32_t experts, const wire::ChunkFormat& format) const {
+    return {static_cast<u32>(options_.ranks), experts, options_.has_remote, kMinChunkRows, format};
 }
 
 std::pair<uint64_t, uint64_t> Runtime::put_bytes(const Sizes& sizes) const {
-    const u32 ranks = static_cast<u32>(options_.ranks);
-    const wire::RegionLayout least{ranks, sizes.experts, options_.has_remote, kMinChunkRows,
-                                   dispatch_format(sizes, false)};
-    return {std::max(least.chunk_bytes(), least.notify_row_bytes()),
-            network_ ? network_->most_put_bytes() : UINT64_MAX};
+    const wire::RegionLayout least = least_layout(sizes.experts, dispatch_format(sizes, false));
+    return {std::max(least.chunk_bytes(), least.notify_row_bytes()), most_put_bytes()};
 }
 
 uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
-    const u32 ranks = static_cast<u32>(options_.ranks);
-    const wire::RegionLayout dispatch{ranks, sizes.experts, options_.has_remote, kMinChunkRows,
-                                      dispatch_format(sizes, false)};
-    const wire::RegionLayout combine{ranks, 0, options_.has_remote, kMinChunkRows, combine_format(sizes)};
-    return std::max(dispatch.bytes(), combine.bytes());
+    return std::max(least_layout(sizes.experts, dispatch_format(sizes, false)).bytes(),
+                    least_layout(0, combine_format(sizes)).bytes());
 }
 
 uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,

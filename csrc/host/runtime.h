@@ -126,6 +126,8 @@ class Runtime {
   private:
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
                     const void* args, size_t bytes);
+    uint64_t most_put_bytes() const;
+    wire::RegionLayout least_layout(uint32_t experts, const wire::ChunkFormat& format) const;
     wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
     wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }

@@ -240,8 +240,10 @@ class Operation {
     }
     // The record says which request it was, and what the NIC said of it.
     DEEP_EP_DEVICE_CALL void fail_for(const fabric::QueuePair& qp, Phase phase) {
-        const u32 error = qp.cqe->vendor << 8 | qp.cqe->syndrome;  // before the tail, which `failed` has acquired
-        fail(wire::kNetwork, phase, static_cast<i32>(qp.peer), wire::mlx5::cqe_index(qp.cqe->tail), error);
+        // The NIC has written these before the tail, which `failed` has acquired; what it writes later are errors too.
+        const u32 error = qp.cqe->vendor << 8 | qp.cqe->syndrome;
+        const u32 tail = device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);
+        fail(wire::kNetwork, phase, static_cast<i32>(qp.peer), wire::mlx5::cqe_index(tail), error);
     }
     DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();

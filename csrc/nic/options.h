@@ -15,6 +15,7 @@ struct Options {
     u32 in_flight = 4;          // requests of a queue pair that are under way at once
     u32 most_delay = 0;         // turns of others before each step
     bool relaxed = false;       // data may pass data on a queue pair; an atomic passes nothing
+    bool traced = false;        // every request is kept
 
     // From its `fault_after`-th request on, the queue pair from `fault_rank` to `fault_peer` (-1: every one) fails with
     // `fault_syndrome`; without one it is silent, as if the peer were gone and retries had no end.

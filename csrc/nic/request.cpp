@@ -7,7 +7,7 @@ namespace {
 
 namespace mlx5 = wire::mlx5;
 
-constexpr u32 kNeverWritten = 0xcccc;  // the index in a block that the NIC has overwritten after its last use
+constexpr u32 kNeverWritten = kPoison << 8 | kPoison;  // the index of such a block
 
 bool refuse(std::string& wrong, const std::string& field, u64 is, u64 expected) {
     wrong = field + " is " + std::to_string(is) + ", expected " + std::to_string(expected);
@@ -25,8 +25,9 @@ bool check_control(const mlx5::Control& control, u64 index, const Connection& co
     const u32 queue = mlx5::big(control.queue) >> 8;
     if (queue != connection.number) return refuse(wrong, "queue pair number", queue, connection.number);
     const u32 flags = mlx5::big(control.flags);
-    const u32 allowed = mlx5::kCompletionMask;
-    if ((flags & ~allowed) != 0) return refuse(wrong, "signature, stream, fence and solicited bits", flags, 0);
+    if ((flags & ~mlx5::kCompletionMask) != 0) {
+        return refuse(wrong, "signature, stream, fence and solicited bits", flags, 0);
+    }
     const u32 completion = flags & mlx5::kCompletionMask;
     if (completion != 0 && completion != mlx5::kCompletion) {
         return refuse(wrong, "completion bits", completion, mlx5::kCompletion);

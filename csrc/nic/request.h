@@ -7,6 +7,9 @@
 
 namespace deep_ep::nic {
 
+// What the NIC overwrites blocks with that it has taken, and a ring is filled with at first.
+constexpr u8 kPoison = 0xcc;
+
 // The connection that a request is for.
 struct Connection {
     int rank;

@@ -3,26 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "nic/place.h"
+
 namespace deep_ep::nic {
-namespace {
 
 namespace mlx5 = wire::mlx5;
-
-constexpr int kPoison = 0xcc;
-
-// Plain 16-byte accesses where they fit, so that sanitizers see them. The atomic behind them orders them.
-void copy(u8* target, const u8* source, u64 bytes) {
-    struct alignas(16) Line {
-        u64 words[2];
-    };
-    u64 at = 0;
-    for (; at + sizeof(Line) <= bytes; at += sizeof(Line)) {
-        *reinterpret_cast<Line*>(target + at) = *reinterpret_cast<const Line*>(source + at);
-    }
-    for (; at < bytes; ++at) target[at] = source[at];
-}
-
-}  // namespace
 
 SendQueue::SendQueue(const Connection& connection, const SharedQueue& shared, const MemoryTable& memory,
                      const Options& options, Random random, Tell tell)
@@ -107,7 +92,7 @@ void SendQueue::place_cut(UnderWay& one, size_t which) {
     const u32 at = one.cuts[which];
     one.cuts.erase(one.cuts.begin() + static_cast<i64>(which));
     const u32 bytes = std::min(options_.mtu, one.request.bytes - at);
-    copy(one.request.target + at, one.request.source + at, bytes);
+    nic::place(one.request.target + at, one.request.source + at, bytes);
 }
 
 void SendQueue::place(UnderWay& one) {

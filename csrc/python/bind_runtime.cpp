@@ -29,7 +29,6 @@ struct NetworkOptions {
     nic::Options nic;  // of software NICs
     bool weak;         // an agent without order in their place
     bool in_process;   // all ranks are threads of this process
-    bool traced;
 };
 
 std::unique_ptr<host::Network> make_network(const BufferOptions& options, const NetworkOptions& network,
@@ -45,7 +44,7 @@ std::unique_ptr<host::Network> make_network(const BufferOptions& options, const 
     if (!any) return nullptr;
     if (network.weak) return std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
     return std::make_unique<host::SoftNic>(options.rank, bases, Runtime::heap_layout(options).bytes(), remote,
-                                           network.nic, network.in_process, network.traced);
+                                           network.nic, network.in_process);
 }
 
 RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
@@ -102,15 +101,15 @@ void bind_network(py::module_& m) {
         .def_readwrite("in_flight", &Options::in_flight)
         .def_readwrite("most_delay", &Options::most_delay)
         .def_readwrite("relaxed", &Options::relaxed)
+        .def_readwrite("traced", &Options::traced)
         .def_readwrite("fault_rank", &Options::fault_rank)
         .def_readwrite("fault_peer", &Options::fault_peer)
         .def_readwrite("fault_after", &Options::fault_after)
         .def_readwrite("fault_syndrome", &Options::fault_syndrome);
     py::class_<NetworkOptions>(m, "NetworkOptions")
-        .def(py::init([](const Options& nic, bool weak, bool in_process, bool traced) {
-                 return NetworkOptions{nic, weak, in_process, traced};
-             }),
-             py::kw_only(), py::arg("nic"), py::arg("weak"), py::arg("in_process"), py::arg("traced"));
+        .def(py::init(
+                 [](const Options& nic, bool weak, bool in_process) { return NetworkOptions{nic, weak, in_process}; }),
+             py::kw_only(), py::arg("nic"), py::arg("weak"), py::arg("in_process"));
     py::class_<Counters>(m, "NicCounters")
         .def_readonly("writes", &Counters::writes)
         .def_readonly("atomics", &Counters::atomics)
@@ -198,10 +197,9 @@ void bind_runtime(py::module_& m) {
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
         .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"))
-        .def("check_network",
-             [](const Runtime& runtime) {
-                 if (runtime.network() != nullptr) runtime.network()->check();
-             })
+        .def_property_readonly(
+            "network_refusal",
+            [](const Runtime& runtime) { return runtime.network() ? runtime.network()->refusal() : std::string(); })
         .def_property_readonly("network_counters",
                                [](const Runtime& runtime) {
                                    return runtime.network() ? runtime.network()->counters()

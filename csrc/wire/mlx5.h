@@ -5,7 +5,7 @@
 // A send queue is a ring of 64-byte blocks. Every request used here takes one block: control, remote address, and
 //
 //   RDMA write            data segment
-//   inline RDMA write     up to 12 bytes of payload
+//   inline RDMA write     a word of payload
 //   fetch and add         atomic segment, data segment for the old value
 #pragma once
 
@@ -19,17 +19,13 @@ constexpr u64 big(u64 v) { return static_cast<u64>(big(static_cast<u32>(v))) << 
 static_assert(big(0x01020304u) == 0x04030201u && big(0x0102030405060708ull) == 0x0807060504030201ull, "byte order");
 
 constexpr u32 kBlockBytes = 64;  // MLX5_SEND_WQE_BB
-constexpr u32 kUnitBytes = 16;   // what `units` of a request counts
 
 // The NIC counts blocks in 16 bits; half of that tells old from new.
 constexpr u32 kMostBlocks = 1u << 15;
-constexpr u32 kIndexBits = 16;
-constexpr u32 kQueuePairBits = 24;
 constexpr u64 kMostMessageBytes = 1ull << 30;  // log_msg_max of the connection
-constexpr u32 kMostInlineBytes = 12;           // in a request of one block without a data segment
 
-enum Opcode : u32 { kNop = 0x00, kRdmaWrite = 0x08, kFetchAdd = 0x12 };
-constexpr u32 kUnitsOfWrite = 3, kUnitsOfFetchAdd = 4;
+enum Opcode : u32 { kRdmaWrite = 0x08, kFetchAdd = 0x12 };
+constexpr u32 kUnitsOfWrite = 3, kUnitsOfFetchAdd = 4;  // of 16 bytes
 
 struct alignas(16) Control {
     u32 opcode;  // modifier 8 | index 16 | opcode 8
@@ -61,7 +57,7 @@ static_assert(sizeof(Control) == 16 && sizeof(RemoteAddress) == 16 && sizeof(Dat
 
 constexpr u32 kInline = 1u << 31;
 constexpr u32 kCompletion = 0x08;  // of flags: always write a CQE
-constexpr u32 kCompletionMask = 0x0c, kFenceMask = 0xe0, kSolicited = 0x02;
+constexpr u32 kCompletionMask = 0x0c, kSolicited = 0x02;
 
 constexpr Control control(Opcode opcode, u64 index, u32 queue_pair, u32 units, bool completion) {
     return {big(static_cast<u32>(index & 0xffff) << 8 | opcode), big(queue_pair << 8 | units),

@@ -12,7 +12,7 @@ using namespace deep_ep;
 namespace mlx5 = deep_ep::wire::mlx5;
 
 static_assert(mlx5::kBlockBytes == MLX5_SEND_WQE_BB && mlx5::kRdmaWrite == MLX5_OPCODE_RDMA_WRITE &&
-              mlx5::kFetchAdd == MLX5_OPCODE_ATOMIC_FA && mlx5::kNop == MLX5_OPCODE_NOP);
+              mlx5::kFetchAdd == MLX5_OPCODE_ATOMIC_FA);
 static_assert(mlx5::kCompletion == MLX5_WQE_CTRL_CQ_UPDATE && mlx5::kInline == MLX5_INLINE_SEG);
 static_assert(mlx5::kRequestDone == MLX5_CQE_REQ && mlx5::kRequestError == MLX5_CQE_REQ_ERR &&
               mlx5::kInvalidCqe == MLX5_CQE_INVALID);

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import pretend_gpu
 from cases import BY_NAME, CASES
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
+from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 from test_gpu import on_each_rank
 
@@ -51,34 +51,9 @@ def loads_nothing_when_warm(group: Any) -> None:
     group.barrier()
 
 
-class Static:
-    """A graph of a dispatch, its combine and a cached dispatch, over tensors that stay where they are."""
-
-    def __init__(self, buffer: Any, trials: list[Trial]) -> None:
-        self.buffer, self.rank, self.rows = buffer, buffer.rank, max(trial.most_rows for trial in trials) + 3
-        self.arguments = self._arguments(trials[0])
-        self.expert = trials[0].padded(self.rank, self.rows)
-        self.graph = pretend_gpu.Graph()
-        with pytest.raises(ValueError, match="num_worst_tokens=0"), self.graph.capture():
-            buffer.dispatch(**self.arguments)
-        with self.graph.capture():
-            self.received = buffer.dispatch(**self.arguments, num_worst_tokens=self.rows)
-            self.combined = buffer.combine(handle=self.received[4], **self.expert)
-            self.again = buffer.dispatch(self.arguments["x"], handle=self.received[4])[0]
-
-    def _arguments(self, trial: Trial) -> dict[str, Any]:
-        return {key: value.clone() for key, value in dispatch_arguments(trial.work, self.rank).items()}
-
-    def replay(self, trial: Trial) -> None:
-        for key, value in self._arguments(trial).items():
-            self.arguments[key].copy_(value)
-        for key, value in trial.padded(self.rank, self.rows).items():
-            self.expert[key].copy_(value)
-        self.graph.replay()
-        trial.check_worst(self.rank, self.received, self.rows)
-        trial.check_combine(self.rank, self.combined)
-        expected = trial.received[self.rank].x
-        assert torch.equal(self.again[: len(expected)], expected)
+def capture(buffer: Any, trials: list[Trial]) -> Captured:
+    graph = pretend_gpu.Graph()
+    return Captured(buffer, trials, graph.capture, graph.replay)
 
 
 def graphs(group: Any) -> None:
@@ -87,11 +62,13 @@ def graphs(group: Any) -> None:
     buffer = make_buffer(group, kinds[0][0].case, "peer", device="cuda")
     pending = buffer._begin_dispatch(**dispatch_arguments(kinds[1][0].work, buffer.rank))
     with pytest.raises(DeepEPError, match="in a capture while operation 0, begun outside it, is open"):
-        Static(buffer, kinds[0])
+        capture(buffer, kinds[0])
     kinds[1][0].check_dispatch(buffer.rank, pending.finish())
-    static = [Static(buffer, trials) for trials in kinds]
+    with pytest.raises(ValueError, match="num_worst_tokens=0"), pretend_gpu.Graph().capture():
+        buffer.dispatch(**dispatch_arguments(kinds[0][0].work, buffer.rank))
+    captured = [capture(buffer, trials) for trials in kinds]
     for which, seed in ((0, 1), (1, 2), (1, 0), (0, 0), (0, 2)):
-        static[which].replay(kinds[which][seed])
+        captured[which].replay(kinds[which][seed])
         round_trip(buffer, buffer.rank, kinds[1 - which][seed], blocks=2)
     group.barrier()
 

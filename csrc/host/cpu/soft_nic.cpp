@@ -31,11 +31,11 @@ SoftNic::SharedMemory::~SharedMemory() { cpu::Executor::get().unshare_memory(mem
 SoftNic::Agent::~Agent() { cpu::Executor::get().remove_agent(id); }
 
 SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, const std::vector<bool>& remote,
-                 const nic::Options& options, bool in_process, bool traced)
+                 const nic::Options& options, bool in_process)
     : options_(options), ranks_(static_cast<u32>(heaps.size())) {
     make_keys(rank, heaps, heap_bytes);
     random_.seed(static_cast<u32>(rank) + 1);
-    make_queues(rank, remote, in_process, traced);
+    make_queues(rank, remote, in_process);
     if (in_process) {
         for (auto& queue : queues_) {
             if (!queue) continue;
@@ -71,8 +71,7 @@ void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t h
                 const u64 offset = c * chunk;
                 memory_.add(key, {static_cast<int>(r), heap_addresses_[r] + offset,
                                   std::min(chunk, heap_bytes - offset), heaps[r] + offset});
-                remote_keys_.push_back(mlx5::big(key));
-                if (static_cast<int>(r) == rank) keys_.push_back(mlx5::big(key));
+                keys_.push_back(mlx5::big(key));
             }
         }
     }
@@ -82,11 +81,12 @@ void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t h
     device_.most_bytes = options_.most_bytes;
     device_.heap = heap_addresses_[static_cast<size_t>(rank)];
     device_.heaps = heap_addresses_.data();
-    device_.keys = keys_.data();
-    device_.remote_keys = remote_keys_.data();
+    // One key serves a chunk from here and from afar.
+    device_.keys = keys_.data() + static_cast<size_t>(rank) * chunks * options_.nics;
+    device_.remote_keys = keys_.data();
 }
 
-void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_process, bool traced) {
+void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_process) {
     const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
     queue_pairs_.resize(count);
     queues_.resize(count);
@@ -95,14 +95,14 @@ void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_pro
     u32 used = 0;
     for (const bool far : remote) used += far ? per_peer : 0;
     rings_ = std::make_unique<mlx5::Block[]>(static_cast<size_t>(used) * options_.blocks);
-    std::memset(static_cast<void*>(rings_.get()), 0xcc,
+    std::memset(static_cast<void*>(rings_.get()), nic::kPoison,
                 static_cast<size_t>(used) * options_.blocks * mlx5::kBlockBytes);
     nic::SendQueue::Random random = [this](u32 bound) { return static_cast<u32>(random_() % bound); };
     if (in_process) {  // a world's, so that a seed says all
         random = [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); };
     }
     nic::SendQueue::Tell tell;
-    if (traced) {
+    if (options_.traced) {
         tell = [this](nic::Message message) {
             message.time_ns = cpu::Executor::get().now_ns();
             const std::lock_guard<std::mutex> guard(mutex_);
@@ -163,9 +163,9 @@ void SoftNic::serve_all() {
         } catch (const std::exception& error) {
             {
                 const std::lock_guard<std::mutex> guard(mutex_);
-                failure_ = error.what();
+                refusal_ = error.what();
             }
-            // Kernels hear of it as of any error, and end; then check() says what it was.
+            // Kernels hear of it as of any error, and end; then refusal() says what it was.
             for (auto& queue : queues_) {
                 if (queue) queue->fail(mlx5::kLocalOperation);
             }
@@ -192,9 +192,9 @@ bool SoftNic::idle() const {
     return true;
 }
 
-void SoftNic::check() const {
+std::string SoftNic::refusal() const {
     const std::lock_guard<std::mutex> guard(mutex_);
-    if (!failure_.empty()) throw nic::Violation(failure_);
+    return refusal_;
 }
 
 std::vector<nic::Counters> SoftNic::counters() const {

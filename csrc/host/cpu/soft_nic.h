@@ -20,7 +20,7 @@ class SoftNic final : public Network {
   public:
     // `heaps`: every rank's heap of `heap_bytes` as mapped in this process; `remote[r]`: r is reached through here.
     SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, const std::vector<bool>& remote,
-            const nic::Options& options, bool in_process, bool traced);
+            const nic::Options& options, bool in_process);
     ~SoftNic() override;
     SoftNic(const SoftNic&) = delete;
     SoftNic& operator=(const SoftNic&) = delete;
@@ -28,7 +28,7 @@ class SoftNic final : public Network {
     fabric::Ibgda* ibgda() override { return &device_; }
     uint64_t most_put_bytes() const override;
     bool idle() const override;
-    void check() const override;
+    std::string refusal() const override;
     std::vector<nic::Counters> counters() const override;
     std::vector<nic::Message> trace() const override;
 
@@ -54,7 +54,7 @@ class SoftNic final : public Network {
     };
 
     void make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes);
-    void make_queues(int rank, const std::vector<bool>& remote, bool in_process, bool traced);
+    void make_queues(int rank, const std::vector<bool>& remote, bool in_process);
     void serve(nic::SendQueue& queue);
     void serve_all();
 
@@ -62,7 +62,7 @@ class SoftNic final : public Network {
     const u32 ranks_;
     nic::MemoryTable memory_;
     std::vector<u64> heap_addresses_;
-    std::vector<u32> keys_, remote_keys_;
+    std::vector<u32> keys_;  // [ranks, chunks, nics]
     std::vector<fabric::QueuePair> queue_pairs_;
     std::unique_ptr<Meeting[]> meetings_;
     std::unique_ptr<SharedMemory> shared_;
@@ -71,7 +71,7 @@ class SoftNic final : public Network {
     std::vector<std::unique_ptr<nic::SendQueue>> queues_;  // by queue pair; null for those that are not used
     mutable std::mutex mutex_;                             // of what follows
     std::vector<nic::Message> messages_;
-    std::string failure_;
+    std::string refusal_;
     std::atomic<bool> stopping_{false};
     std::minstd_rand random_;  // the thread's
     std::vector<std::unique_ptr<Agent>> agents_;

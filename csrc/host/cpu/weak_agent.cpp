@@ -4,6 +4,7 @@
 
 #include "cpu/executor/executor.h"
 #include "device/device.h"
+#include "nic/place.h"
 
 namespace deep_ep::host {
 namespace {
@@ -27,16 +28,6 @@ struct Put {
     Cut cuts[kMostCuts];
     uint32_t left;
 };
-
-// Plain 16-byte accesses, so that sanitizers see them. The reader's side is ordered by the add that follows.
-void carry(const Cut& cut) {
-    struct alignas(16) Line {
-        u64 words[2];
-    };
-    for (u64 at = 0; at < cut.bytes; at += sizeof(Line)) {
-        *reinterpret_cast<Line*>(cut.target + at) = *reinterpret_cast<const Line*>(cut.source + at);
-    }
-}
 
 }  // namespace
 
@@ -80,7 +71,8 @@ void WeakAgent::serve() {
         Put& put = puts[random(flying)];
         if (put.left != 0) {
             std::swap(put.cuts[random(put.left)], put.cuts[put.left - 1]);
-            carry(put.cuts[--put.left]);
+            const Cut& cut = put.cuts[--put.left];
+            nic::place(cut.target, cut.source, cut.bytes);
             continue;
         }
         // The receiver acquires the word and then reads this put's pieces; of other puts it learns nothing.

@@ -221,7 +221,7 @@ inline void run(uint64_t seed, const Setup& setup) {
         std::unique_ptr<host::Network> network;
         if (setup.fabric == Fabric::kWeak) network = std::make_unique<host::WeakAgent>(r, bases);
         if (setup.fabric == Fabric::kIbgda) {
-            network = std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, true, false);
+            network = std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, true);
         }
         auto launcher = std::make_unique<host::CpuLauncher>(r, heaps[rank]->base(), layout.regions_offset());
         host::Runtime runtime(options, heaps[rank], heaps, std::make_unique<host::CpuMemory>(), std::move(launcher),

@@ -110,7 +110,7 @@ inline void run(uint64_t seed, const Sizes& sizes, const nic::Options& options) 
             expect(wrong == 0, std::to_string(wrong) + " words are wrong");
             return;
         }
-        host::SoftNic nic(0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, options, true, false);
+        host::SoftNic nic(0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, options, true);
         u8* base[2] = {heaps[0], nullptr};
         fabric::Peers peers{};
         peers.ranks = 2;
