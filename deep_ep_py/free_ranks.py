@@ -50,8 +50,11 @@ class FreeWorld:
 _QUEUES_VARIABLE, _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 
 
-def _provide_hardware_queues() -> None:
-    """Have as many queues to the GPU as there may be: kernels of ranks that share one would wait for each other."""
+def provide_hardware_queues() -> None:
+    """Have as many queues to the GPU as there may be: kernels of ranks that share one would wait for each other.
+
+    To be called before this process uses CUDA; `run_free` does it, which is too late for who makes tensors before.
+    """
     if os.environ.get(_QUEUES_VARIABLE) == _QUEUES:
         return
     if torch.cuda.is_initialized():
@@ -72,7 +75,7 @@ def run_free(n: int, call: Callable[[FreeWorld, int], Any]) -> tuple[list[Any], 
     errors : dict
         Exceptions by rank, in the order in which they were raised.
     """
-    _provide_hardware_queues()
+    provide_hardware_queues()
     world = FreeWorld(n)
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
