@@ -15,6 +15,7 @@ import torch
 import deep_ep_py as deep_ep
 import oracle
 from cases import BY_NAME, CASES, Case
+from deep_ep_py.free_ranks import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
@@ -27,6 +28,8 @@ pytestmark = [
         reason="needs a GPU, and a torch that knows of it",
     ),
 ]
+
+provide_hardware_queues()  # tests make tensors on the GPU before they run ranks
 
 BLOCKS = (1, 2, 5)
 WIDE = Case("wide", ranks=8, tokens=64, hidden=7168, topk=8, experts=64, num_nvl_bytes=64 << 20)
