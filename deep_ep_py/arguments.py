@@ -26,7 +26,8 @@ MAX_BYTES = 1 << 44
 """Of a Buffer: more is a mistake."""
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """Say in an error what a value is: a tensor by its type and shape."""
     if isinstance(value, torch.Tensor):
         layout = "" if value.is_contiguous() else ", not contiguous"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}{layout}"
@@ -34,15 +35,21 @@ def _describe(value: Any) -> str:
 
 
 def tensor(
-    name: str, value: Any, dtype: torch.dtype, shape: tuple[int | None, ...], device: torch.device
+    name: str,
+    value: Any,
+    dtype: torch.dtype,
+    shape: tuple[int | None, ...],
+    device: torch.device,
+    *or_dtypes: torch.dtype,
 ) -> torch.Tensor:
     """Check a tensor; None in `shape` stands for any extent."""
     extents = ", ".join("any" if n is None else str(n) for n in shape)
-    wanted = f"{str(dtype).removeprefix('torch.')}[{extents}], contiguous, on {device}"
-    message = f"{name}={_describe(value)}: expected {wanted}"
+    types = " or ".join(str(one).removeprefix("torch.") for one in (dtype, *or_dtypes))
+    wanted = f"{types}[{extents}], contiguous, on {device}"
+    message = f"{name}={describe(value)}: expected {wanted}"
     if not isinstance(value, torch.Tensor):
         raise TypeError(message)
-    if value.dtype != dtype or value.device != device:
+    if value.dtype not in (dtype, *or_dtypes) or value.device != device:
         raise TypeError(message)
     extents_fit = len(value.shape) == len(shape) and all(
         want is None or want == have for want, have in zip(shape, value.shape, strict=True)
@@ -55,26 +62,22 @@ def tensor(
 def _aligned(name: str, value: torch.Tensor) -> torch.Tensor:
     if value.numel() and value.data_ptr() % ROW_ALIGNMENT:
         raise ValueError(
-            f"{name}={_describe(value)} at address {value.data_ptr():#x}: expected a multiple of {ROW_ALIGNMENT} bytes"
+            f"{name}={describe(value)} at address {value.data_ptr():#x}: expected a multiple of {ROW_ALIGNMENT} bytes"
         )
     return value
 
 
-def rows(name: str, value: Any, device: torch.device, count: int | None = None) -> torch.Tensor:
-    """Check a tensor of bf16 rows."""
-    if isinstance(value, tuple):
-        raise TypeError(
-            f"{name}=a tuple of {len(value)}: expected a bfloat16 tensor; FP8 rows with scales are not supported yet"
-        )
-    value = tensor(name, value, torch.bfloat16, (count, None), device)
+def rows(name: str, value: Any, dtype: torch.dtype, device: torch.device, count: int | None = None) -> torch.Tensor:
+    """Check a tensor of rows."""
+    value = tensor(name, value, dtype, (count, None), device)
     row_bytes = value.shape[1] * value.element_size()
     if row_bytes == 0 or row_bytes % ROW_ALIGNMENT or row_bytes > MAX_ROW_BYTES:
         raise ValueError(
-            f"{name}={_describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes "
+            f"{name}={describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes "
             f"up to {MAX_ROW_BYTES}, got {row_bytes}"
         )
     if count is None and value.shape[0] > MAX_TOKENS:
-        raise ValueError(f"{name}={_describe(value)}: expected at most {MAX_TOKENS} tokens")
+        raise ValueError(f"{name}={describe(value)}: expected at most {MAX_TOKENS} tokens")
     return _aligned(name, value)
 
 
@@ -103,11 +106,14 @@ def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
 
 
 def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | None = None) -> torch.Tensor:
-    """Check expert ids: int64 [tokens, top-k], -1 or below `num_experts`."""
-    value = tensor("topk_idx", value, torch.int64, (tokens, None), device)
+    """Check expert ids: int64 or int32 [tokens, top-k], -1 or below `num_experts`.
+
+    Ids on a GPU are not looked at: that would wait for it. There the layout finds what is wrong with them.
+    """
+    value = tensor("topk_idx", value, torch.int64, (tokens, None), device, torch.int32)
     if not 1 <= value.shape[1] <= MAX_TOPK:
-        raise ValueError(f"topk_idx={_describe(value)}: expected 1 to {MAX_TOPK} experts per token")
-    if value.numel():
+        raise ValueError(f"topk_idx={describe(value)}: expected 1 to {MAX_TOPK} experts per token")
+    if value.numel() and not value.is_cuda:
         low, high = (int(bound) for bound in torch.aminmax(value))
         if low < -1 or high >= num_experts:
             raise ValueError(f"topk_idx: ids from {low} to {high}, expected -1 to {num_experts - 1}")

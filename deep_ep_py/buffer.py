@@ -184,7 +184,7 @@ class Buffer:
         Parameters
         ----------
         topk_idx : torch.Tensor
-            int64 [tokens, top-k]: expert ids, -1 for none.
+            int64 or int32 [tokens, top-k]: expert ids, -1 for none.
         num_experts : int
             Experts of all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
         previous_event, async_finish, allocate_on_comm_stream
@@ -207,7 +207,7 @@ class Buffer:
         num_experts = arguments.experts(num_experts, self.group_size)
         topk_idx = arguments.topk_idx(topk_idx, num_experts, self.device)
         tokens, topk = topk_idx.shape
-        sizes = C.Sizes(tokens, 0, topk, num_experts)
+        sizes = C.Sizes(tokens, 0, topk, num_experts, id_bytes=topk_idx.element_size())
         streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
         engine, device = self._engine, self._engine.device
         engine.prepare(sizes, "layout")
@@ -230,7 +230,7 @@ class Buffer:
 
     def dispatch(
         self,
-        x: torch.Tensor,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         handle: DispatchHandle | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
@@ -249,15 +249,17 @@ class Buffer:
 
         Parameters
         ----------
-        x : torch.Tensor
-            bfloat16 [tokens, hidden]; rows of a multiple of 16 bytes.
+        x : torch.Tensor or tuple of torch.Tensor
+            bfloat16 [tokens, hidden], rows of a multiple of 16 bytes; or FP8 rows with their scales: float8_e4m3fn
+            [tokens, hidden], and float32 or int32 (four UE8M0 exponents each) [tokens, scales] or [tokens] with any
+            strides. Scales travel as they are.
         handle : DispatchHandle, optional
             Of an earlier dispatch: send along the same routes again (cached dispatch). Then no top-k is given, and a
             layout, alignment or `num_worst_tokens` is not looked at.
         num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert : torch.Tensor
             From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from the first.
         topk_idx : torch.Tensor, optional
-            int64 [tokens, top-k]: travels with the tokens.
+            int64 or int32 [tokens, top-k]: travels with the tokens.
         topk_weights : torch.Tensor, optional
             float32 [tokens, top-k]; together with `topk_idx`.
         expert_alignment : int
@@ -281,10 +283,11 @@ class Buffer:
 
         Returns
         -------
-        recv_x : torch.Tensor
-            bfloat16 [rows, hidden], sorted by source rank, then token.
+        recv_x : torch.Tensor or tuple of torch.Tensor
+            bfloat16 [rows, hidden], sorted by source rank, then token; or FP8 rows and scales [rows, scales] or [rows],
+            contiguous.
         recv_topk_idx : torch.Tensor or None
-            int64 [rows, top-k]: local expert ids, -1 for experts of other ranks.
+            [rows, top-k], of the type of `topk_idx`: local expert ids, -1 for experts of other ranks.
         recv_topk_weights : torch.Tensor or None
             float32 [rows, top-k]: 0 where the id is -1.
         num_recv_tokens_per_expert_list : list of int or None
@@ -373,8 +376,9 @@ class Buffer:
         streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
         return PendingCombine.begin(self._engine, x, handle, topk_weights, bias, config, streams).finish()
 
-    def warmup(self, hidden: int, topk: int) -> None:
-        """Have the kernels for BF16 rows of `hidden` elements and `topk` experts per token ready, on all ranks.
+    def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
+        """Have the kernels for rows of `hidden` BF16 elements and `topk` experts per token ready, on all ranks; with
+        `fp8` also those for dispatching FP8 rows.
 
         On a GPU they are compiled, or taken from the cache, and loaded; else that happens at the first call of each
         kind. Collective, and a barrier. Where several ranks share a GPU, it comes before the first operation: loading
@@ -388,10 +392,12 @@ class Buffer:
         self._engine.check_usable()
         arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // 2)
         arguments.integer("topk", topk, 1, arguments.MAX_TOPK)
-        row_bytes = 2 * hidden
-        if row_bytes % arguments.ROW_ALIGNMENT:
-            raise ValueError(f"hidden={hidden}: expected a multiple of {arguments.ROW_ALIGNMENT // 2}")
+        row_bytes, multiple = 2 * hidden, arguments.ROW_ALIGNMENT // (1 if arguments.flag("fp8", fp8) else 2)
+        if hidden % multiple:
+            raise ValueError(f"hidden={hidden}: expected a multiple of {multiple}")
         self._engine.warmup(row_bytes, topk)
+        if fp8:
+            self._engine.warmup(hidden, topk)
 
     @property
     def comm_stream(self) -> Any:
@@ -481,8 +487,8 @@ class Buffer:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Tell whether FP8 rows are supported; not yet."""
-        return False
+        """Tell whether FP8 rows are supported: always."""
+        return True
 
     @staticmethod
     def capture() -> EventOverlap:

@@ -19,7 +19,13 @@ Shape = tuple[int, int, int]
 Compiling = Callable[[], AbstractContextManager[None]]
 """Makes a context in which peers are told that this rank compiles."""
 
-_DLPACK_TYPES = {torch.bfloat16: (4, 16), torch.float32: (2, 32), torch.int64: (0, 64), torch.int32: (0, 32)}
+_DLPACK_TYPES = {
+    torch.bfloat16: (4, 16),
+    torch.float32: (2, 32),
+    torch.int64: (0, 64),
+    torch.int32: (0, 32),
+    torch.uint8: (1, 8),
+}
 """Type code and bits, as DLPack has them."""
 _DLPACK_CPU = (1, 0)
 
@@ -106,8 +112,10 @@ def from_arena(
     runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, device: tuple[int, int] = _DLPACK_CPU
 ) -> torch.Tensor | None:
     """Make a tensor that gives its memory back to the runtime's arena as soon as nobody refers to it."""
-    capsule = runtime.allocate(list(shape), *_DLPACK_TYPES[dtype], device)
-    return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule)
+    # Not every torch takes FP8 by DLPack: as bytes, then.
+    carried = torch.uint8 if dtype.itemsize == 1 else dtype
+    capsule = runtime.allocate(list(shape), *_DLPACK_TYPES[carried], device)
+    return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule).view(dtype)
 
 
 class CpuDevice:

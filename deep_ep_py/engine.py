@@ -183,6 +183,12 @@ class Engine:
             raise DeepEPError(
                 f"rank {self.rank}: the Buffer is broken, make a new one; what broke it: {self._broken}"
             ) from self._broken
+        wrong_id = self.runtime.take_wrong_id()
+        if wrong_id != -1:
+            raise ValueError(
+                f"topk_idx: an earlier get_dispatch_layout met the id {wrong_id}, expected -1 or an expert's; it has "
+                "counted it as none"
+            )
 
     def prepare(self, sizes: Any, *kernels: str) -> None:
         """Have an operation's kernels ready, before it takes its number."""
@@ -207,20 +213,20 @@ class Engine:
         finally:
             self.runtime.set_compiling(False)
 
-    def check_room(self, sizes: Any, row_bytes: int) -> None:
+    def check_room(self, sizes: Any) -> None:
         """Raise if a call of these sizes does not fit even in rounds."""
         needed = self.runtime.least_region_bytes(sizes)
         if needed > self._region_bytes:
             needed = -(-needed // _REGION_ALIGNMENT) * _REGION_ALIGNMENT * self.regions
             raise ValueError(
-                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {row_bytes} bytes "
+                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {sizes.row_bytes} bytes "
                 f"among {self.ranks} ranks"
             )
         message, most = self.runtime.put_bytes(sizes)
         if message > most:
             raise ValueError(
                 f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "
-                f"of {row_bytes} bytes; raise blocks or most_bytes"
+                f"of {sizes.row_bytes} bytes; raise blocks or most_bytes"
             )
 
     @contextmanager

@@ -11,15 +11,12 @@ from . import arguments
 from .engine import Streams
 from .handles import DispatchHandle, Plan
 from .native import C
+from .rows import Rows
 
 if TYPE_CHECKING:
     from .config import Config
     from .engine import Engine
     from .events import EventOverlap
-
-
-def _row_bytes(x: torch.Tensor) -> int:
-    return x.shape[1] * x.element_size()
 
 
 @dataclass
@@ -53,7 +50,7 @@ class PendingDispatch(_Pending):
     """A dispatch whose counts are on their way."""
 
     sizes: Any
-    x: torch.Tensor
+    rows: Rows
     topk_idx: torch.Tensor | None
     topk_weights: torch.Tensor | None
     plan: Plan
@@ -65,7 +62,7 @@ class PendingDispatch(_Pending):
     @staticmethod
     def begin(
         engine: Engine,
-        x: torch.Tensor,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         handle: DispatchHandle | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
@@ -95,26 +92,27 @@ class PendingDispatch(_Pending):
                 "captured: sizes cannot depend on what arrives"
             )
 
-        x = arguments.rows("x", x, device)
-        tokens, row_bytes = x.shape[0], _row_bytes(x)
+        rows = Rows.of("x", x, device)
+        tokens = rows.x.shape[0]
         arguments.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
         in_rank = arguments.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
         per_expert = arguments.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,), device)
         experts = arguments.experts(per_expert.shape[0], ranks, "len(num_tokens_per_expert)")
         if (topk_idx is None) != (topk_weights is None):
             raise ValueError("topk_idx and topk_weights: expected both or neither")
-        topk = 0
+        topk, id_bytes = 0, torch.int64.itemsize
         if topk_idx is not None:
-            topk = arguments.topk_idx(topk_idx, experts, device, tokens).shape[1]
+            topk_idx = arguments.topk_idx(topk_idx, experts, device, tokens)
+            topk, id_bytes = topk_idx.shape[1], topk_idx.element_size()
             arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
-        sizes = C.Sizes(tokens, row_bytes, topk, experts)
-        engine.check_room(sizes, row_bytes)
+        sizes = _sizes(rows, topk, experts, id_bytes)
+        engine.check_room(sizes)
 
         engine.prepare(sizes, "notify", "dispatch")
 
         with engine.device.allocating(streams.allocate_on_comm):
             plan = Plan.empty(tokens, ranks, device)
-        tensors = (x, in_rank, per_expert, topk_idx, topk_weights, *plan.tensors())
+        tensors = (*rows.tensors(), in_rank, per_expert, topk_idx, topk_weights, *plan.tensors())
         with engine.opening("dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = engine.runtime.notify(
@@ -133,7 +131,7 @@ class PendingDispatch(_Pending):
                 blocks,
                 streams,
                 sizes,
-                x,
+                rows,
                 topk_idx,
                 topk_weights,
                 plan,
@@ -147,7 +145,7 @@ class PendingDispatch(_Pending):
     @staticmethod
     def _begin_cached(
         engine: Engine,
-        x: torch.Tensor,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         handle: DispatchHandle,
         blocks: int,
         topk_idx: Any,
@@ -159,55 +157,57 @@ class PendingDispatch(_Pending):
             raise ValueError(
                 "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
             )
-        x = arguments.rows("x", x, engine.device.torch_device, handle.tokens)
-        sizes = C.Sizes(handle.tokens, _row_bytes(x), 0, 0)
-        engine.check_room(sizes, _row_bytes(x))
+        rows = Rows.of("x", x, engine.device.torch_device, handle.tokens)
+        sizes = _sizes(rows)
+        engine.check_room(sizes)
         engine.prepare(sizes, "notify_cached", "dispatch")
-        with engine.opening("cached dispatch", x, *handle.tensors()) as operation:
+        with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = engine.runtime.notify_cached(False, sizes, handle.operation)
             pending = PendingDispatch(
-                engine, call, operation, blocks, streams, sizes, x, None, None, handle.plan, handle, handle[4], 1, 0
+                engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, handle[4], 1, 0
             )
         return pending
 
     def _finish(self) -> tuple[Any, ...]:
         """Wait for the counts, make the outputs, move the rows."""
         engine, call, cached = self.engine, self.call, self.handle is not None
-        rows = self._rows()
+        count = self._count()
         recv_topk_idx = recv_topk_weights = recv_src_idx = None
         with engine.device.allocating(self.streams.allocate_on_comm):
-            recv_x = engine.empty((rows, self.x.shape[1]), self.x.dtype)
+            received = self.rows.received(count, engine.empty)
             if self.topk_idx is not None:
-                recv_topk_idx = engine.empty((rows, self.topk_idx.shape[1]), torch.int64)
-                recv_topk_weights = engine.empty((rows, self.topk_idx.shape[1]), torch.float32)
+                recv_topk_idx = engine.empty((count, self.topk_idx.shape[1]), self.topk_idx.dtype)
+                recv_topk_weights = engine.empty((count, self.topk_idx.shape[1]), torch.float32)
             if not cached:
-                recv_src_idx = engine.empty((rows,), torch.int32)
+                recv_src_idx = engine.empty((count,), torch.int32)
 
         tensors = C.Tensors()
-        tensors.x = self.x.data_ptr()
-        tensors.recv_x = recv_x.data_ptr()
+        tensors.x, tensors.recv_x = self.rows.x.data_ptr(), received.x.data_ptr()
+        if self.rows.scales is not None and received.scales is not None:
+            tensors.scales, tensors.recv_scales = self.rows.scales.data_ptr(), received.scales.data_ptr()
+            tensors.scales_stride = self.rows.strides
         if self.topk_idx is not None and self.topk_weights is not None:
             tensors.topk_idx, tensors.topk_weights = self.topk_idx.data_ptr(), self.topk_weights.data_ptr()
         if recv_topk_idx is not None and recv_topk_weights is not None:
             tensors.recv_topk_idx, tensors.recv_topk_weights = recv_topk_idx.data_ptr(), recv_topk_weights.data_ptr()
         if recv_src_idx is not None:
             tensors.recv_src_idx = recv_src_idx.data_ptr()
-        engine.hold(self.operation, recv_x, recv_topk_idx, recv_topk_weights, recv_src_idx)
+        engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_src_idx)
         # What the outputs' memory was used for before must be over before a peer is told where it is (P9).
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
-        direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), rows, cached, self.blocks)
+        direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), count, cached, self.blocks)
         align = self.expert_alignment
-        counts = [] if self.worst_rows else [(count + align - 1) // align * align for count in call.rows_per_expert]
+        counts = [] if self.worst_rows else [(rows + align - 1) // align * align for rows in call.rows_per_expert]
         event = engine.end_operation(call, self.operation, direct, self.streams)
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         if recv_src_idx is None:
-            return recv_x, None, None, None, None, event
+            return received.given(), None, None, None, None, event
         topk = 0 if self.topk_idx is None else self.topk_idx.shape[1]
         handle = DispatchHandle.make(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation)
-        return recv_x, recv_topk_idx, recv_topk_weights, counts, handle, event
+        return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
 
-    def _rows(self) -> int:
+    def _count(self) -> int:
         """How many rows the outputs have, as soon as that is known."""
         if self.handle is not None:
             return self.handle.rows
@@ -242,7 +242,7 @@ class PendingCombine(_Pending):
         handle = check_handle(engine, handle)
         blocks = arguments.config(config, engine.device.blocks)
         device = engine.device.torch_device
-        x = arguments.rows("x", x, device, handle.rows)
+        x = arguments.rows("x", x, torch.bfloat16, device, handle.rows)
         topk = 0
         if topk_weights is not None:
             topk_weights = arguments.tensor(
@@ -252,8 +252,8 @@ class PendingCombine(_Pending):
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
         biases = arguments.biases(bias, (handle.tokens, x.shape[1]), device)
-        sizes = C.Sizes(handle.tokens, _row_bytes(x), topk, 0)
-        engine.check_room(sizes, _row_bytes(x))
+        sizes = C.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
+        engine.check_room(sizes)
         engine.prepare(sizes, "notify_cached", "combine")
         with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
@@ -287,6 +287,11 @@ class PendingCombine(_Pending):
         engine.stats["combines"] += 1
         engine.stats["copied"] += x is not self.x
         return combined_x, combined_weights, event
+
+
+def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.int64.itemsize) -> Any:
+    tokens, scales = rows.x.shape[0], rows.scales_per_row
+    return C.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
 
 
 def check_handle(engine: Engine, handle: Any) -> DispatchHandle:

@@ -147,7 +147,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same bits (so -0.0 is not 0.0, and a NaN equals itself)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    kind = {2: torch.int16, 4: torch.int32}.get(a.element_size()) if a.is_floating_point() else None
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(a.element_size()) if a.is_floating_point() else None
     return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind)) if kind else torch.equal(a, b)
 
 

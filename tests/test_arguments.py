@@ -17,7 +17,7 @@ from harness import Trial, dispatch_arguments, make_buffer
 
 CASE = Case("arguments", ranks=2, tokens=6, hidden=64, topk=2, experts=8)
 TRIAL = Trial.of(CASE)
-BF16, I32, I64, F32 = torch.bfloat16, torch.int32, torch.int64, torch.float32
+BF16, FP8, I32, I64 = torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.int64
 
 Bad = tuple[str, Any, str, str]  # argument, value, what the message says it was, what was expected
 
@@ -28,7 +28,7 @@ def shifted(rows: torch.Tensor) -> torch.Tensor:
 
 
 LAYOUT: list[Bad] = [
-    ("topk_idx", torch.zeros(6, 2, dtype=I32), "int32", "int64"),
+    ("topk_idx", torch.zeros(6, 2, dtype=torch.int16), "int16", "int64 or int32"),
     ("topk_idx", torch.zeros(6, dtype=I64), r"\[6\]", "any, any"),
     ("topk_idx", torch.zeros(6, 33, dtype=I64), "33", "32"),
     ("topk_idx", [[0, 1]], r"\[\[0, 1\]\]", "int64"),
@@ -47,7 +47,14 @@ DISPATCH: list[Bad] = [
     ("x", torch.zeros(64, dtype=BF16), r"\[64\]", "any, any"),
     ("x", torch.zeros(6, 0, dtype=BF16), r"\[6, 0\]", "16"),
     ("x", None, "None", "bfloat16"),
-    ("topk_idx", torch.zeros(6, 2, dtype=I32), "int32", "int64"),
+    ("x", (torch.zeros(6, 64, dtype=FP8),), "tuple of 1", "FP8 rows and scales"),
+    ("x", (torch.zeros(6, 64, dtype=BF16), torch.zeros(6, 1)), "bfloat16", "float8_e4m3fn"),
+    ("x", (torch.zeros(6, 64, dtype=FP8), None), "None", "float32 or int32"),
+    ("x", (torch.zeros(6, 64, dtype=FP8), torch.zeros(6, 1, dtype=BF16)), "bfloat16", "float32 or int32"),
+    ("x", (torch.zeros(6, 64, dtype=FP8), torch.zeros(5, 1)), r"\[5, 1\]", r"\[6, scales\]"),
+    ("x", (torch.zeros(6, 64, dtype=FP8), torch.zeros(6, 0)), r"\[6, 0\]", "1 to 4096"),
+    ("x", (torch.zeros(6, 40, dtype=FP8), torch.zeros(6, 1)), "40", "16 bytes"),
+    ("topk_idx", torch.zeros(6, 2, dtype=torch.int16), "int16", "int64 or int32"),
     ("topk_idx", torch.zeros(5, 2, dtype=I64), "5", "6"),
     ("topk_weights", torch.zeros(6, 2, dtype=BF16), "bfloat16", "float32"),
     ("topk_weights", torch.zeros(6, 3), "3", "2"),

@@ -14,12 +14,13 @@ namespace {
 
 // A cached dispatch carries rows alone.
 wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached) {
-    if (cached) return {sizes.row_bytes, 0, 0, 0};
-    return {sizes.row_bytes, sizes.topk * static_cast<u32>(sizeof(i64)), sizes.topk * static_cast<u32>(sizeof(float)),
+    const u32 scales_bytes = sizes.scales * static_cast<u32>(sizeof(u32));
+    if (cached) return {sizes.row_bytes, scales_bytes, 0, 0, 0};
+    return {sizes.row_bytes, scales_bytes, sizes.topk * sizes.id_bytes, sizes.topk * static_cast<u32>(sizeof(float)),
             sizeof(i32)};
 }
 wire::ChunkFormat combine_format(const Sizes& sizes) {
-    return {sizes.row_bytes, 0, sizes.topk * static_cast<u32>(sizeof(float)), 0};
+    return {sizes.row_bytes, 0, 0, sizes.topk * static_cast<u32>(sizeof(float)), 0};
 }
 
 RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
@@ -64,8 +65,10 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       mapped_(make_private<u8*>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
+      wrong_id_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
       context_(make_private<Context>()),
       network_(std::move(network)) {
+    *wrong_id_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
         if (options_.mapped[r]) mapped[r] = heaps_[r]->base();
@@ -126,13 +129,17 @@ uint64_t Runtime::layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_
     args.tokens = sizes.tokens;
     args.experts = sizes.experts;
     args.experts_per_rank = Divider::by(sizes.experts / static_cast<u32>(options_.ranks));
-    args.topk_idx = pointer<const i64>(topk_idx);
+    args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
     args.tokens_per_rank = pointer<i32>(tokens_per_rank);
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);
     args.is_token_in_rank = pointer<u8>(is_token_in_rank);
+    args.wrong_id = wrong_id_.get();
     return launch("layout", args.shape, blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args,
                   sizeof(args));
 }
+
+// Stored by layout kernels; each stands for itself.
+int64_t Runtime::take_wrong_id() { return __atomic_exchange_n(wrong_id_.get(), -1, __ATOMIC_RELAXED); }
 
 // Many at once: on a GPU an allocation takes long, and may wait for kernels that wait for this rank's.
 void Runtime::make_spare(size_t count) {
@@ -163,7 +170,8 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     args.call = call_args(*call);
     args.shape = shape_of(sizes, options_.ranks);
     args.layout = region_layout(sizes.experts, dispatch_format(sizes, false));
-    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.topk, sizes.experts, most_rows});
+    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk,
+                                                            sizes.id_bytes, sizes.experts, most_rows});
     args.tokens = sizes.tokens;
     args.most_rows = most_rows;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
@@ -177,7 +185,8 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
 
 std::shared_ptr<Call> Runtime::notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = open(kind);
-    const NotifyCachedArgs args{call_args(*call), kind, hash_arguments(kind, {sizes.row_bytes, sizes.topk, handle})};
+    const NotifyCachedArgs args{call_args(*call), kind,
+                                hash_arguments(kind, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk, handle})};
     call->serial = launch("notify_cached", {}, 1, 0, &args, sizeof(args));
     return call;
 }
@@ -188,14 +197,17 @@ wire::Offer Runtime::offer(const Tensors& tensors, const Sizes& sizes, uint32_t 
         return address == 0 || arena_->contains(pointer<const void>(address), rows * bytes_per_row);
     };
     const uint64_t x = combining ? tensors.x : tensors.recv_x;
+    const uint64_t scales = combining ? 0 : tensors.recv_scales;
     const uint64_t idx = combining ? 0 : tensors.recv_topk_idx;
     const uint64_t weights = combining ? tensors.topk_weights : tensors.recv_topk_weights;
     const uint64_t src_idx = combining ? 0 : tensors.recv_src_idx;
     // Nothing is stored into, or loaded from, an output without rows: it may lie anywhere.
-    offer.visible = rows == 0 || (inside(x, sizes.row_bytes) && inside(idx, sizes.topk * sizeof(i64)) &&
+    offer.visible = rows == 0 || (inside(x, sizes.row_bytes) && inside(scales, sizes.scales * sizeof(u32)) &&
+                                  inside(idx, sizes.topk * sizes.id_bytes) &&
                                   inside(weights, sizes.topk * sizeof(float)) && inside(src_idx, sizeof(i32)));
     if (offer.visible == 0 || rows == 0) return offer;
     offer.x = offset_of(x);
+    offer.scales = offset_of(scales);
     offer.topk_idx = offset_of(idx);
     offer.topk_weights = offset_of(weights);
     offer.src_idx = offset_of(src_idx);
@@ -214,12 +226,15 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.streaming = uint64_t{rows} * sizes.row_bytes * args.shape.ranks_ > launcher_->streaming_threshold();
     args.rows = rows;
     args.x = pointer<const u8>(tensors.x);
-    args.topk_idx = pointer<const i64>(tensors.topk_idx);
+    args.scales = pointer<const u32>(tensors.scales);
+    std::copy(tensors.scales_stride.begin(), tensors.scales_stride.end(), args.scales_stride);
+    args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
     args.plan = plan;
     args.offer = offer(tensors, sizes, rows, false);
     args.recv_x = pointer<u8>(tensors.recv_x);
-    args.recv_topk_idx = pointer<i64>(tensors.recv_topk_idx);
+    args.recv_scales = pointer<u32>(tensors.recv_scales);
+    args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
     const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, launcher_->warps());

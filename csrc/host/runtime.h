@@ -1,6 +1,7 @@
 // The host's half of a Buffer: device state, and the launches of each operation. No tensors: addresses and sizes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -51,17 +52,21 @@ struct Call {
 // Addresses of what a call reads and writes; 0 where a tensor is not given. In combine recv_x and recv_topk_weights are
 // the combined rows and weights, and recv_src_idx is read. See kernels/args.h for the shapes.
 struct Tensors {
-    uint64_t x = 0, topk_idx = 0, topk_weights = 0;
-    uint64_t recv_x = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
+    uint64_t x = 0, scales = 0, topk_idx = 0, topk_weights = 0;
+    std::array<int64_t, 2> scales_stride{};  // from token to token, from scale to scale, in scales
+    uint64_t recv_x = 0, recv_scales = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
     uint64_t bias0 = 0, bias1 = 0;
 };
 
-// Sizes that kernels specialise on, and the tokens of this call.
+// Sizes that kernels specialise on, the tokens of this call, and what is the same on all ranks besides.
 struct Sizes {
     uint32_t tokens;
     uint32_t row_bytes;
-    uint32_t topk;     // 0: no top-k
-    uint32_t experts;  // 0: not known here
+    uint32_t topk;                    // 0: no top-k
+    uint32_t experts;                 // 0: not known here
+    uint32_t id_bytes = sizeof(i64);  // of an expert id
+    uint32_t scales = 0;              // per row, 4 bytes each
+    uint32_t types = 0;               // of rows and scales: the caller's code, compared among ranks
 };
 
 class Runtime {
@@ -78,6 +83,8 @@ class Runtime {
     // -> the launch's serial number. No operation: it has to do with no other rank.
     uint64_t layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
                     uint64_t is_token_in_rank, unsigned blocks);
+    // An id that a layout has met which is no expert's, once; -1: none.
+    int64_t take_wrong_id();
     // `most_rows`: that any rank may receive, 0: as many as there are.
     std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
                                  const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, unsigned blocks);
@@ -155,6 +162,7 @@ class Runtime {
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
     const std::shared_ptr<u64> base_;                     // Context::base
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
+    const std::shared_ptr<i64> wrong_id_;                 // LayoutArgs::wrong_id
     const std::shared_ptr<Context> context_;
     // Kept until retired: a failed one for good, agents may still hold its addresses; one of a graph likewise.
     std::vector<std::shared_ptr<Call>> calls_;

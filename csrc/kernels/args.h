@@ -3,6 +3,7 @@
 
 #include "kernels/context.h"
 #include "kernels/divider.h"
+#include "kernels/expert_ids.h"
 #include "kernels/shape.h"
 #include "wire/messages.h"
 
@@ -13,10 +14,11 @@ struct LayoutArgs {
     Divider experts_per_rank;
     u32 tokens;
     u32 experts;
-    const i64* topk_idx;     // [tokens, topk] expert ids, -1: none
+    ExpertIds topk_idx;      // [tokens, topk] expert ids, -1: none
     i32* tokens_per_rank;    // [ranks] zeroed by the host
     i32* tokens_per_expert;  // [experts] zeroed by the host
     u8* is_token_in_rank;    // [tokens, ranks]
+    i64* wrong_id;           // host-visible: an id that is neither -1 nor an expert's
 };
 
 // What every kernel of an operation gets.
@@ -63,12 +65,15 @@ struct DispatchArgs {
     u32 streaming;              // rows are stored past the caches
     u32 rows;                   // of the output: as many as come, or more
     const u8* x;                // [tokens, row_bytes]
-    const i64* topk_idx;        // [tokens, topk], null: rows carry no top-k
+    const u32* scales;          // [tokens, scales], of whatever 4 bytes; null: rows have none
+    i64 scales_stride[2];       // from token to token, from scale to scale, in scales
+    ExpertIds topk_idx;         // [tokens, topk], null: rows carry no top-k
     const float* topk_weights;  // [tokens, topk], null with topk_idx
     Plan plan;
     wire::Offer offer;         // where the output lies, if peers can see it
     u8* recv_x;                // [rows, row_bytes]
-    i64* recv_topk_idx;        // [rows, topk] local expert ids, -1: not of this rank
+    u32* recv_scales;          // [rows, scales]
+    ExpertIds recv_topk_idx;   // [rows, topk] local expert ids, -1: not of this rank
     float* recv_topk_weights;  // [rows, topk]
     i32* recv_src_idx;         // [rows] token index at the source; null in cached dispatch
 };

@@ -19,7 +19,8 @@ namespace deep_ep {
 // What a block keeps in dynamic shared memory about each rank as a destination.
 struct DispatchTarget {
     u8* x;  // where this rank's first row goes, null where rows go in chunks
-    i64* topk_idx;
+    u32* scales;
+    u8* topk_idx;
     float* topk_weights;
     i32* src_idx;
 };
@@ -38,17 +39,28 @@ constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps) {
 // What rows carry, the same on all ranks: a rank without rows of its own has null addresses for them.
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
 DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
+DEEP_EP_DEVICE u32 scales_per_row(const DispatchArgs& args) {
+    return args.layout.format.scales_bytes / static_cast<u32>(sizeof(u32));
+}
+
+// A warp: gathers a token's scales, however the caller has laid them out.
+DEEP_EP_DEVICE void store_scales(const DispatchArgs& args, u32 token, u32* scales) {
+    const u32* from = args.scales + static_cast<i64>(token) * args.scales_stride[0];
+    for (u32 i = device::lane(); i < scales_per_row(args); i += device::kWarpSize) {
+        scales[i] = from[static_cast<i64>(i) * args.scales_stride[1]];
+    }
+}
 
 // A warp: localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
-DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, i64* idx,
+DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, ExpertIds idx,
                                float* weights) {
-    const i64* from_idx = args.topk_idx + static_cast<u64>(token) * topk;
+    const ExpertIds from_idx = args.topk_idx.from(static_cast<u64>(token) * topk);
     const float* from_weights = args.topk_weights + static_cast<u64>(token) * topk;
     const i64 first = static_cast<i64>(destination) * args.experts_per_rank;
     for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
-        const i64 local = from_idx[k] - first;
+        const i64 local = from_idx.get(k) - first;
         const bool here = static_cast<u64>(local) < args.experts_per_rank;
-        idx[k] = here ? local : -1;
+        idx.set(k, here ? local : -1);
         weights[k] = here ? from_weights[k] : 0.0f;
     }
 }
@@ -63,7 +75,8 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
             const u64 start = op.rank() == 0 ? 0 : args.plan.rank_prefix[(op.rank() - 1) * ranks + r];
             u8* heap = fabric::address(op.peers(), r, 0);
             target.x = heap + offer->x + start * shape.row_bytes();
-            target.topk_idx = reinterpret_cast<i64*>(heap + offer->topk_idx) + start * topk;
+            target.scales = reinterpret_cast<u32*>(heap + offer->scales) + start * scales_per_row(args);
+            target.topk_idx = heap + offer->topk_idx + start * args.layout.format.topk_idx_bytes;
             target.topk_weights = reinterpret_cast<float*>(heap + offer->topk_weights) + start * topk;
             target.src_idx = reinterpret_cast<i32*>(heap + offer->src_idx) + start;
         }
@@ -99,10 +112,15 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
         __syncwarp();  // the list is complete
         device::warp_copy_to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes,
                                   args.streaming != 0);
+        for (u32 i = 0; scales_per_row(args) != 0 && i < count; ++i) {
+            const u64 to = static_cast<u64>(token_row[rows.rank[i]]) * scales_per_row(args);
+            store_scales(args, token, targets[rows.rank[i]].scales + to);
+        }
         for (u32 i = 0; carries_topk(args) && i < count; ++i) {
             const DispatchTarget& target = targets[rows.rank[i]];
             const u64 to = static_cast<u64>(token_row[rows.rank[i]]) * topk;
-            store_topk(args, topk, token, rows.rank[i], target.topk_idx + to, target.topk_weights + to);
+            store_topk(args, topk, token, rows.rank[i], ExpertIds::at(target.topk_idx, args.topk_idx.id_bytes).from(to),
+                       target.topk_weights + to);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
             const u32 r = rows.rank[i];
@@ -115,11 +133,11 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
 // All blocks: in rows of the output that nobody sends, no expert is chosen. A cached dispatch has no top-k.
 template <class Shape>
 DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Operation& op, const Shape& shape) {
-    if (args.recv_topk_idx == nullptr) return;
+    if (args.recv_topk_idx.data == nullptr) return;
     const u64 used = static_cast<u64>(args.plan.rank_prefix[(shape.ranks() - 1) * shape.ranks() + op.rank()]);
     const u64 end = static_cast<u64>(args.rows) * shape.topk(), step = static_cast<u64>(gridDim.x) * blockDim.x;
     for (u64 i = used * shape.topk() + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
-        args.recv_topk_idx[i] = -1;
+        args.recv_topk_idx.set(i, -1);
         args.recv_topk_weights[i] = 0.0f;
     }
 }
@@ -156,15 +174,19 @@ struct DispatchChunks {
         const wire::ChunkFormat& format = args.layout.format;
         const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
         const i32* tokens = args.plan.row_token + static_cast<u64>(to) * args.tokens + first;
-        auto* idx = reinterpret_cast<i64*>(message + format.topk_idx_offset(rows));
+        auto* scales = reinterpret_cast<u32*>(message + format.scales_offset(rows));
+        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.topk_idx.id_bytes);
         auto* weights = reinterpret_cast<float*>(message + format.topk_weights_offset(rows));
         auto* src_idx = reinterpret_cast<i32*>(message + format.src_idx_offset(rows));
         for (u32 i = 0; i < rows; ++i) {
             device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
                               args.x + static_cast<u64>(tokens[i]) * row_bytes, row_bytes);
         }
+        for (u32 i = 0; scales_per_row(args) != 0 && i < rows; ++i) {
+            store_scales(args, tokens[i], scales + i * scales_per_row(args));
+        }
         for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
-            store_topk(args, topk, tokens[i], to, idx + i * topk, weights + i * topk);
+            store_topk(args, topk, tokens[i], to, idx.from(i * topk), weights + i * topk);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
     }
@@ -174,13 +196,17 @@ struct DispatchChunks {
         const wire::ChunkFormat& format = args.layout.format;
         const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
         const u64 start = first + (from == 0 ? 0 : args.plan.rank_prefix[(from - 1) * shape.ranks() + rank]);
-        const auto* idx = reinterpret_cast<const i64*>(message + format.topk_idx_offset(rows));
+        const auto* scales = reinterpret_cast<const u32*>(message + format.scales_offset(rows));
+        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.topk_idx.id_bytes);
         const auto* weights = reinterpret_cast<const float*>(message + format.topk_weights_offset(rows));
         const auto* src_idx = reinterpret_cast<const i32*>(message + format.src_idx_offset(rows));
         device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(),
                           static_cast<u64>(rows) * row_bytes);
+        for (u32 i = device::lane(); i < rows * scales_per_row(args); i += device::kWarpSize) {
+            args.recv_scales[start * scales_per_row(args) + i] = scales[i];
+        }
         for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
-            args.recv_topk_idx[start * topk + i] = idx[i];
+            args.recv_topk_idx.set(start * topk + i, idx.get(i));
             args.recv_topk_weights[start * topk + i] = weights[i];
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) {

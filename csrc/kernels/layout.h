@@ -22,8 +22,13 @@ DEEP_EP_KERNEL void layout(const LayoutArgs args) {
         u8* in_rank = args.is_token_in_rank + static_cast<u64>(token) * ranks;
         for (u32 r = 0; r < ranks; ++r) in_rank[r] = 0;
         for (u32 k = 0; k < topk; ++k) {
-            const i64 expert = args.topk_idx[static_cast<u64>(token) * topk + k];
-            if (expert < 0) continue;
+            const i64 expert = args.topk_idx.get(static_cast<u64>(token) * topk + k);
+            if (expert == -1) continue;
+            if (static_cast<u64>(expert) >= args.experts) {
+                // The host looks at it before its next call. Any of them will do, and nothing comes with it: relaxed.
+                device::store_relaxed<Scope::kSystem>(args.wrong_id, expert);
+                continue;
+            }
             const u32 r = args.experts_per_rank.divide(static_cast<u32>(expert));
             device::add_relaxed<Scope::kBlock>(&expert_counts[expert], 1);
             if (in_rank[r] != 0) continue;  // a token goes to a rank once, however many of its experts live there

@@ -165,18 +165,22 @@ void bind_runtime(py::module_& m) {
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
     py::class_<Sizes>(m, "Sizes")
-        .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts) {
-                 return Sizes{tokens, row_bytes, topk, experts};
-             }),
-             py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"))
+        .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts, uint32_t id_bytes,
+                         uint32_t scales,
+                         uint32_t types) { return Sizes{tokens, row_bytes, topk, experts, id_bytes, scales, types}; }),
+             py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"), py::kw_only(),
+             py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0)
         .def_readonly("row_bytes", &Sizes::row_bytes)
         .def_readonly("topk", &Sizes::topk);
     py::class_<Tensors>(m, "Tensors")
         .def(py::init<>())
         .def_readwrite("x", &Tensors::x)
+        .def_readwrite("scales", &Tensors::scales)
+        .def_readwrite("scales_stride", &Tensors::scales_stride)
         .def_readwrite("topk_idx", &Tensors::topk_idx)
         .def_readwrite("topk_weights", &Tensors::topk_weights)
         .def_readwrite("recv_x", &Tensors::recv_x)
+        .def_readwrite("recv_scales", &Tensors::recv_scales)
         .def_readwrite("recv_topk_idx", &Tensors::recv_topk_idx)
         .def_readwrite("recv_topk_weights", &Tensors::recv_topk_weights)
         .def_readwrite("recv_src_idx", &Tensors::recv_src_idx)
@@ -212,6 +216,7 @@ void bind_runtime(py::module_& m) {
         .def("least_region_bytes", &Runtime::least_region_bytes)
         .def("put_bytes", &Runtime::put_bytes)
         .def("layout", &Runtime::layout, NoGil())
+        .def("take_wrong_id", &Runtime::take_wrong_id)
         .def("notify", &Runtime::notify, NoGil())
         .def(
             "notify_cached",

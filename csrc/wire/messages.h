@@ -23,12 +23,13 @@ static_assert(sizeof(NotifyHeader) == 64, "notify header");
 struct Offer {
     u64 operation;
     u64 x;
+    u64 scales;
     u64 topk_idx;
     u64 topk_weights;
     u64 src_idx;
     u64 arguments;  // as in NotifyHeader
     u32 visible;    // 0: not peer-visible memory; rows go through the region, chunk by chunk
-    u32 reserved[3];
+    u32 reserved;
 };
 static_assert(sizeof(Offer) == 64, "offer");
 
@@ -45,12 +46,16 @@ static_assert(sizeof(ChunkHeader) == 64, "chunk header");
 // Which parts the rows of a chunk have, in this order, and the bytes of each per row. 0: the part is absent.
 struct ChunkFormat {
     u32 x_bytes;
+    u32 scales_bytes;
     u32 topk_idx_bytes;
     u32 topk_weights_bytes;
     u32 src_idx_bytes;
 
     constexpr u64 x_offset() const { return sizeof(ChunkHeader); }
-    constexpr u64 topk_idx_offset(u32 rows) const { return x_offset() + static_cast<u64>(rows) * x_bytes; }
+    constexpr u64 scales_offset(u32 rows) const { return x_offset() + static_cast<u64>(rows) * x_bytes; }
+    constexpr u64 topk_idx_offset(u32 rows) const {
+        return scales_offset(rows) + align_up(static_cast<u64>(rows) * scales_bytes, kPieceBytes);
+    }
     constexpr u64 topk_weights_offset(u32 rows) const {
         return topk_idx_offset(rows) + align_up(static_cast<u64>(rows) * topk_idx_bytes, kPieceBytes);
     }
