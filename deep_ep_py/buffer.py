@@ -114,19 +114,21 @@ class Buffer:
         ranks: int,
         fabrics: tuple[str, ...],
         fabric: str | None,
-        ranks_per_node: int | None,
+        ranks_per_node: Any,
         nic: NicOptions | None,
     ) -> Paths:
         name, given = "ranks_per_node", ranks_per_node
-        if given is None:
-            name, given = _RANKS_PER_NODE, int(os.environ.get(_RANKS_PER_NODE, 0)) or None
+        if given is None and (text := os.environ.get(_RANKS_PER_NODE)):
+            name, given = _RANKS_PER_NODE, int(text) if text.isdecimal() else text
+        if given is not None:
+            given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
         if fabric is None:
             fabric = "peer" if given is None or given >= ranks else "ibgda"
         if fabric not in fabrics:
             raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(fabrics)} on {self.device}")
         if nic is not None and not isinstance(nic, NicOptions):
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
-        per_node = 1 if given is None else arguments.integer(name, given, 1, arguments.MAX_RANKS)
+        per_node = given or 1
         if fabric == "ibgda" and ranks % per_node:
             raise ValueError(f"{name}={per_node}: expected a divisor of the {ranks} ranks, nodes have the same size")
         return Paths(fabric, min(per_node, ranks), nic or NicOptions())
@@ -161,6 +163,8 @@ class Buffer:
             raise TypeError(f"timeout={timeout!r}: expected seconds")
         if not 0 < timeout < 1e6:
             raise ValueError(f"timeout={timeout!r}: expected more than 0 and less than 1e6 seconds")
+        if device is not None and not isinstance(device, str | torch.device):
+            raise TypeError(f"device={device!r}: expected cpu or cuda")
         try:
             chosen = torch.device("cpu" if device is None else device)
         except (RuntimeError, TypeError):
