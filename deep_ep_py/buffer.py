@@ -155,7 +155,7 @@ class Buffer:
         for name, value in (("low_latency_mode", low_latency_mode), ("enable_shrink", enable_shrink)):
             if arguments.flag(name, value):
                 raise ValueError(f"{name}=True: expected False, low-latency mode does not exist yet")
-        if fabric is not None and fabric not in CpuDevice.fabrics:
+        if fabric is not None and not (isinstance(fabric, str) and fabric in CpuDevice.fabrics):
             raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(CpuDevice.fabrics)}")
         if arena_bytes is not None:
             arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
