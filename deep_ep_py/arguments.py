@@ -116,7 +116,9 @@ def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | N
     if value.numel() and not value.is_cuda:
         low, high = (int(bound) for bound in torch.aminmax(value))
         if low < -1 or high >= num_experts:
-            raise ValueError(f"topk_idx: ids from {low} to {high}, expected -1 to {num_experts - 1} with {num_experts} experts")
+            raise ValueError(
+                f"topk_idx: ids from {low} to {high}, expected -1 to {num_experts - 1} with {num_experts} experts"
+            )
     return value
 
 

@@ -31,6 +31,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25
 SANITIZED_CASES = ("one_rank_alone", "two_ranks", "rounds_of_few_rows")
+BENCHMARKS = {"benchmark": "bf16", "fp8_benchmark": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,16 @@ def steps(out: Path, quick: bool) -> list[Step]:
     tests = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts=", "tests/test_gpu.py"]
     if quick:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure"]
-    bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8", f"--json={out / 'benchmark.json'}"]
-    bench += [f"--plot={out / 'benchmark.png'}", "--tokens=4096" if quick else "--tokens=128,1024,4096"]
+    bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8"]
+    bench += ["--tokens=4096" if quick else "--tokens=128,1024,4096"]
     found = [
         Step("build", [python, "setup.py", "--quiet", "build_ext", "--inplace"], 120),
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
         Step("tests", tests, 60 if quick else 150),
-        Step("benchmark", bench, 60 if quick else 150),
     ]
+    for name, dtype in BENCHMARKS.items():
+        files = [f"--json={out / f'{name}.json'}", f"--plot={out / f'{name}.png'}"]
+        found.append(Step(name, [*bench, f"--dtype={dtype}", *files], 60 if quick else 150))
     for tool in ("memcheck",) if quick else ("memcheck", "racecheck", "synccheck"):
         for case in SANITIZED_CASES[: 1 if quick else None]:
             command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10"]
@@ -101,7 +104,7 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     lines = log.read_text(errors="replace").splitlines()
-    if step.name in ("tests", "benchmark", "kernels") or result != "passed":
+    if step.name in ("tests", "kernels", *BENCHMARKS) or result != "passed":
         console.print("\n".join(lines[-(TAIL_LINES if result == "passed" else 3 * TAIL_LINES) :]), markup=False)
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return Outcome(step.name, result, round(time.monotonic() - began, 1), note or last[:100])
@@ -174,11 +177,13 @@ def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
         outcomes.append(run(limited, out, console))
         if step.name == "build" and outcomes[-1].result != "passed":
             break
-    benchmark = out / "benchmark.json"
     report = {
         "machine": machine,
         "steps": [asdict(outcome) for outcome in outcomes],
-        "benchmark": json.loads(benchmark.read_text()) if benchmark.exists() else None,
+        **{
+            name: json.loads(path.read_text()) if (path := out / f"{name}.json").exists() else None
+            for name in BENCHMARKS
+        },
     }
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     console.print(as_table(outcomes))

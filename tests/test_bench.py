@@ -16,6 +16,8 @@ from click.testing import CliRunner
 from builds import BUILD
 from deep_ep_py.bench import BenchConfig, CapabilityError
 from deep_ep_py.bench.cli import command
+from deep_ep_py.bench.inputs import Inputs
+from deep_ep_py.bench.oracle import Oracle
 from deep_ep_py.bench.results import report
 from deep_ep_py.bench.routing import limit_to_groups, route, tokens_in_rank
 
@@ -107,7 +109,9 @@ def test_tokens_in_rank_counts_a_rank_once_and_leaves_out_minus_one() -> None:
         (["--num-sms=-1"], "--num-sms is -1; expected between 0 and 256"),
         (["--mode=low-latency"], "--mode low-latency: only normal mode exists so far"),
         (["--nodes=3"], "--nodes is 3; expected a divisor of the 8 ranks"),
-        (["--dtype=fp8"], "--dtype fp8: rows are BF16 only so far"),
+        (["--dtype=fp8", "--hidden=64", "--experts=16"], "--hidden is 64; expected a multiple of 128 with --dtype fp8"),
+        (["--dtype=fp8", "--corrupt=combine"], "--corrupt combine: no combine is measured with --dtype fp8"),
+        (["--keep=-1"], "--keep is -1; expected between 0 and 64"),
     ],
 )
 def test_bad_options_are_refused_before_anything_starts(options: list[str], message: str) -> None:
@@ -197,6 +201,29 @@ def test_one_wrong_element_is_seen(operation: str, tmp_path: Path) -> None:
     assert result["verified"] is False
     assert len(result["checks"][operation]) == 1 and "1 elements" in result["checks"][operation][0]
     assert result["checks"]["pair"] == []
+
+
+def test_fp8_rows_go_with_their_scales_and_without_combine(tmp_path: Path) -> None:
+    options = ["--dtype=fp8", "--hidden=256", "--keep=2", "--baseline=memcpy,gloo_bare,gloo", "--tokens=24"]
+    done = bench(*SMALL, *options, "--json=report.json", "--plot=plot.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is True and result["config"]["dtype"] == "fp8"
+    assert set(result["ops"]) == {"layout_notify", "dispatch"} == set(result["config"]["notes"]["ops"])
+    assert set(result["ratios"]) == {"dispatch"}
+    rows = result["ops"]["dispatch"]["bytes"] / (256 + 4 * 2)
+    assert abs(rows - result["sizes"][0]["rows"]) <= 0.5, "the mean number of rows, each with its scales"
+    assert set(result["checks"]) == {"dispatch", "baseline memcpy", "baseline gloo_bare", "baseline gloo"}
+
+
+def test_wrong_scales_are_seen() -> None:
+    config = BenchConfig(ranks=1, tokens=(5,), hidden=128, experts=4, topk=2, dtype="fp8", warmup=0, iterations=1)
+    inputs = Inputs(config, 5, 0, lambda counts: [counts])
+    inputs.advance(0)
+    x, scales = inputs.payload
+    assert Oracle(inputs, 0).check_dispatch((x, scales.clone())) is None
+    scales.view(torch.int32)[3, 0] ^= 1
+    assert "scales" in (Oracle(inputs, 0).check_dispatch((x, scales)) or "")
 
 
 def test_ranks_on_several_nodes(tmp_path: Path) -> None:

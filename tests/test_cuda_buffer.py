@@ -87,16 +87,21 @@ def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
 
 
-@pytest.mark.parametrize("corrupt", [None, "dispatch", "combine"])
-def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, corrupt: str | None) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "corrupt"), [("bf16", None), ("bf16", "dispatch"), ("bf16", "combine"), ("fp8", None)]
+)
+def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None) -> None:
     """Everything but the clock: its figures here mean nothing."""
-    arguments = [] if corrupt is None else [corrupt]
+    arguments = [dtype] if corrupt is None else [dtype, corrupt]
     report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
     assert report["verified"] == (corrupt is None), report["checks"]
-    assert set(report["checks"]) == {"dispatch", "combine", "combine_private", "dispatch_cached", "pair"}
+    checked = {"dispatch", "dispatch_cached"}
+    if dtype == "bf16":
+        checked |= {"combine", "combine_private", "pair"}
+    assert set(report["checks"]) == checked
     for size in report["sizes"]:
         rows, tokens = size["rows"], 4 * size["tokens"]
-        moved = (rows + tokens) * 128
+        moved = (rows + tokens) * {"bf16": 2 * 128, "fp8": 128 + 4}[dtype]
         for name, op in size["ops"].items():
             if name == "layout_notify":
                 continue

@@ -17,6 +17,7 @@ import oracle
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.free_ranks import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
+from fp8 import KINDS, Fp8Trial
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 from test_processes import torchrun
@@ -68,6 +69,32 @@ def test_random_routings(ranks: int) -> None:
     case = Case("random", ranks, tuple(5 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
     for seed in range(5):
         run_ranks(ranks, on_each_rank, Trial.of(case, seed).on("cuda"), device="cuda")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fp8_rows(kind: str) -> None:
+    case = BY_NAME["uneven_tokens"]
+    trial = Fp8Trial.of(case, kind, (torch.int32, torch.int64)[KINDS.index(kind) % 2])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, case)
+        buffer.warmup(2 * case.hidden, case.topk, fp8=True)
+        trial.round_trip(buffer, "cuda")
+
+    run_ranks(case.ranks, on_each_rank, device="cuda")
+
+
+def test_a_wrong_id_is_told_by_the_next_call() -> None:
+    case = BY_NAME["two_ranks"]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, case)
+        buffer.get_dispatch_layout(torch.tensor([[0, case.experts]], device="cuda"), case.experts)
+        torch.cuda.synchronize()
+        with pytest.raises(ValueError, match=f"topk_idx.*the id {case.experts}, expected"):
+            buffer.get_dispatch_layout(torch.tensor([[0, 1]], device="cuda"), case.experts)
+
+    run_ranks(case.ranks, on_each_rank, device="cuda")
 
 
 def test_twenty_repeats_have_the_same_bits() -> None:

@@ -36,9 +36,10 @@ class Workspace:
     """
 
     def __init__(self, config: BenchConfig, inputs: Inputs) -> None:
-        self.packed = torch.zeros(inputs.max_sent, config.hidden, dtype=torch.bfloat16)
-        self.received = torch.zeros(inputs.max_received, config.hidden, dtype=torch.bfloat16)
-        self.combined = torch.zeros(inputs.tokens, config.hidden, dtype=torch.bfloat16)
+        words = config.row_bytes // 2
+        self.packed = torch.zeros(inputs.max_sent, words, dtype=torch.bfloat16)
+        self.received = torch.zeros(inputs.max_received, words, dtype=torch.bfloat16)
+        self.combined = torch.zeros(inputs.tokens, words, dtype=torch.bfloat16)
 
 
 class Baseline(ABC):
@@ -132,7 +133,7 @@ class GlooBare(Baseline):
         self._sent: list[int] = counts[self._inputs.rank].tolist()
         self._got: list[int] = counts[:, self._inputs.rank].tolist()
         tokens = self._inputs.in_rank.t().nonzero()[:, 1]
-        torch.index_select(self._inputs.x, 0, tokens, out=self._packed())
+        torch.index_select(self._inputs.words, 0, tokens, out=self._packed())
 
     def dispatch(self, variant: str) -> None:
         """Exchange the packed rows."""
@@ -178,7 +179,7 @@ class Gloo(Baseline):
         self._sent, self._got = counts.tolist(), received_counts.tolist()
         self._tokens = in_rank.t().nonzero()[:, 1]
         packed = self._workspace.packed[: sum(self._sent)]
-        torch.index_select(inputs.x, 0, self._tokens, out=packed)
+        torch.index_select(inputs.words, 0, self._tokens, out=packed)
         self._exchange(self.received(), packed)
         topk_idx = inputs.topk_idx.new_empty(sum(self._got), self._config.topk)
         topk_weights = inputs.topk_weights.new_empty(topk_idx.shape)

@@ -55,7 +55,12 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.option("--hidden", type=int, default=_DEFAULTS.hidden, help="Elements of a row.")
 @click.option("--topk", type=int, default=_DEFAULTS.topk, help="Experts each token chooses.")
 @click.option("--experts", type=int, default=_DEFAULTS.experts, help="Experts in all.")
-@click.option("--dtype", type=click.Choice(limits.DTYPES), default=_DEFAULTS.dtype, help="Of the rows.")
+@click.option(
+    "--dtype",
+    type=click.Choice(limits.DTYPES),
+    default=_DEFAULTS.dtype,
+    help="Of the rows that dispatch carries; fp8 with a scale per 128, and without combine, which takes BF16 alone.",
+)
 @click.option("--routing", type=click.Choice(limits.ROUTINGS), default=_DEFAULTS.routing, help="How tokens choose.")
 @click.option("--seed", type=int, default=_DEFAULTS.seed)
 @click.option(
@@ -68,6 +73,9 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 )
 @click.option(
     "--num-sms", type=int, default=_DEFAULTS.num_sms, help="Blocks of each rank's kernels; 0: the Buffer's default."
+)
+@click.option(
+    "--keep", type=int, default=_DEFAULTS.keep, help="So many earlier dispatches' outputs stay alive, as in training."
 )
 @click.option("--iterations", type=int, default=None, help="Timed iterations.  [default: 15; with --device cuda 50]")
 @click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Iterations before them.")

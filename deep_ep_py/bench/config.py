@@ -16,7 +16,9 @@ CORRUPTIBLE = ("dispatch", "combine")
 
 MAX_RANKS, MAX_TOPK, MAX_EXPERTS, MAX_SMS = 64, 32, 2048, 256
 ROW_ALIGNMENT = 16
-BF16_BYTES = 2
+ELEMENT_BYTES = {"bf16": 2, "fp8": 1}
+FP8_BLOCK = 128
+MAX_KEEP = 64
 
 
 class CapabilityError(RuntimeError):
@@ -47,6 +49,8 @@ class BenchConfig:
         How many dispatch -> combine pairs run back to back in one sample of `pair`.
     num_sms
         Blocks of each rank's kernels; 0: the Buffer's default.
+    keep
+        So many earlier dispatches' outputs stay alive, as those of a network's layers do in training.
     corrupt
         For tests: change one element of this operation's result in the last timed iteration; the run must then say
         that it is not verified.
@@ -68,12 +72,28 @@ class BenchConfig:
     warmup: int = 3
     chain: int = 4
     num_sms: int = 0
+    keep: int = 0
     corrupt: str | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one token's row."""
-        return self.hidden * BF16_BYTES
+        return self.hidden * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def scales(self) -> int:
+        """Scales of one token's row, 4 bytes each."""
+        return self.hidden // FP8_BLOCK if self.dtype == "fp8" else 0
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of one token's row and its scales."""
+        return self.row_bytes + 4 * self.scales
+
+    @property
+    def combines(self) -> bool:
+        """Whether combine is measured: it takes BF16 rows alone, whatever dispatch has carried."""
+        return self.dtype == "bf16"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for a report."""
@@ -100,8 +120,11 @@ class BenchConfig:
             self.hidden >= 1 and self.row_bytes % ROW_ALIGNMENT == 0,
             "hidden",
             self.hidden,
-            f"such that a row is a multiple of {ROW_ALIGNMENT} bytes (a multiple of {ROW_ALIGNMENT // BF16_BYTES})",
+            f"such that a row is a multiple of {ROW_ALIGNMENT} bytes "
+            f"(a multiple of {ROW_ALIGNMENT // ELEMENT_BYTES[self.dtype]})",
         )
+        whole = self.dtype != "fp8" or self.hidden % FP8_BLOCK == 0
+        _require(whole, "hidden", self.hidden, f"a multiple of {FP8_BLOCK} with --dtype fp8: a scale for each block")
         experts_ok = 1 <= self.experts <= MAX_EXPERTS and self.experts % self.ranks == 0
         _require(experts_ok, "experts", self.experts, f"a multiple of ranks ({self.ranks}), at most {MAX_EXPERTS}")
         topk_limit = min(MAX_TOPK, self.experts)
@@ -112,6 +135,7 @@ class BenchConfig:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.ranks % self.nodes == 0, "nodes", self.nodes, f"a divisor of the {self.ranks} ranks")
         _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
+        _require(0 <= self.keep <= MAX_KEEP, "keep", self.keep, f"between 0 and {MAX_KEEP}")
         _require(0 <= self.num_sms <= MAX_SMS, "num-sms", self.num_sms, f"between 0 and {MAX_SMS}")
         self._require_capabilities()
 
@@ -122,8 +146,10 @@ class BenchConfig:
             raise CapabilityError("--mode low-latency: only normal mode exists so far; use --mode normal")
         if self.nodes != 1 and self.device != "cpu":
             raise CapabilityError(f"--nodes {self.nodes}: ranks inside one node only so far on a GPU; use --nodes 1")
-        if self.dtype != "bf16":
-            raise CapabilityError("--dtype fp8: rows are BF16 only so far; use --dtype bf16")
+        if self.keep and self.device != "cpu":
+            raise CapabilityError(f"--keep {self.keep}: on CPUs only so far; use --keep 0")
+        if self.corrupt == "combine" and not self.combines:
+            raise CapabilityError(f"--corrupt combine: no combine is measured with --dtype {self.dtype}")
 
 
 def _require(holds: bool, name: str, value: object, expected: str) -> None:

@@ -63,14 +63,19 @@ def _discard(event: Event) -> None:
     del event
 
 
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change a tensor, or each of a tuple."""
+    return tuple(change(tensor) for tensor in value) if isinstance(value, tuple) else change(value)
+
+
 @dataclass(frozen=True)
 class _Set:
     """One rank's inputs of a step, on the GPU."""
 
-    x: torch.Tensor
+    payload: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
-    expert_out: torch.Tensor
+    expert_out: torch.Tensor | None
     received: int
 
 
@@ -90,9 +95,9 @@ class _SizeRun:
             group,
             num_nvl_bytes=buffer_config.get_nvl_buffer_size_hint(config.row_bytes, config.ranks),
             device="cuda",
-            arena_bytes=3 * self._worst * config.row_bytes + _ARENA_SLACK,
+            arena_bytes=3 * self._worst * config.payload_bytes + _ARENA_SLACK,
         )
-        self.buffer.warmup(config.hidden, config.topk)
+        self.buffer.warmup(config.hidden, config.topk, fp8=config.dtype == "fp8")
         self._launch = deep_ep.Config(num_sms=config.num_sms) if config.num_sms else None
         self._sets = [self._set(step) for step in range(_SETS)]
         self._timer = gpu_timing.GpuTimer(group)
@@ -104,10 +109,12 @@ class _SizeRun:
     def _set(self, step: int) -> _Set:
         inputs, device = self._inputs, self.buffer.device
         inputs.advance(step)
-        expert_out = torch.zeros(self._worst, self._config.hidden, dtype=torch.bfloat16, device=device)
-        expert_out[: inputs.received].copy_(inputs.expert_out)
+        expert_out = None
+        if self._config.combines:
+            expert_out = torch.zeros(self._worst, self._config.hidden, dtype=torch.bfloat16, device=device)
+            expert_out[: inputs.received].copy_(inputs.expert_out)
         return _Set(
-            inputs.x.to(device, copy=True),
+            _each(inputs.payload, lambda tensor: tensor.to(device, copy=True)),
             inputs.topk_idx.to(device),
             inputs.topk_weights.to(device),
             expert_out,
@@ -149,27 +156,44 @@ class _SizeRun:
                 checked[name] = [] if error is None else [f"rank {self._group.rank()}: {error}"]
 
         def received(oracle: Oracle) -> str | None:
-            x, idx, weights = (tensor[: given.received].cpu() for tensor in self._recv[:3])
+            x, idx, weights = (_each(part, mine) for part in self._recv[:3])
             return oracle.check_dispatch(x, idx, weights)
+
+        def mine(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[: given.received].cpu()
 
         timer.time("layout_notify", lambda: self._notify(given), buffer.comm_stream)
         self._pending.finish()
         self._pending = None
         timer.time("dispatch", lambda: self._dispatch(given))
-        self._corrupt("dispatch", oracle, self._recv[0][: given.received])
+        rows = self._recv[0][0] if isinstance(self._recv[0], tuple) else self._recv[0]
+        self._corrupt("dispatch", oracle, rows[: given.received])
         check("dispatch", received)
+        timer.time("dispatch_cached", lambda: self._dispatch_cached(given))
+        check("dispatch_cached", lambda oracle: oracle.check_dispatch(_each(self._cached, mine)))
+        self._cached = torch.empty(0)
+        if given.expert_out is not None:
+            self._combines(given, given.expert_out, oracle, check, received)
+        self._recv = ()
+        return checked
+
+    def _combines(
+        self,
+        given: _Set,
+        expert_out: torch.Tensor,
+        oracle: Oracle | None,
+        check: Callable[[str, Callable[[Oracle], str | None]], None],
+        received: Callable[[Oracle], str | None],
+    ) -> None:
+        """What follows a dispatch of BF16 rows."""
+        timer = self._timer
         timer.time("combine", lambda: self._combine(self._recv[0]))
         self._corrupt("combine", oracle, self._combined)
         check("combine", lambda oracle: oracle.check_combine(self._combined.cpu()))
-        timer.time("combine_private", lambda: self._combine(given.expert_out))
+        timer.time("combine_private", lambda: self._combine(expert_out))
         check("combine_private", lambda oracle: oracle.check_combine_private(self._combined.cpu()))
-        timer.time("dispatch_cached", lambda: self._dispatch_cached(given))
-        check("dispatch_cached", lambda oracle: oracle.check_dispatch(self._cached[: given.received].cpu()))
-        self._cached = torch.empty(0)
         timer.time("pairs", lambda: self._pairs(given))
         check("pair", lambda oracle: received(oracle) or oracle.check_combine(self._combined.cpu()))
-        self._recv = ()
-        return checked
 
     def _layout(self, given: _Set) -> dict[str, Any]:
         per_rank, _, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(given.topk_idx, self._config.experts)
@@ -184,14 +208,14 @@ class _SizeRun:
         }
 
     def _notify(self, given: _Set) -> None:
-        self._pending = self.buffer._begin_dispatch(given.x, **self._layout(given))
+        self._pending = self.buffer._begin_dispatch(given.payload, **self._layout(given))
 
     def _dispatch(self, given: _Set) -> None:
         self._recv = ()  # so that its memory is there for this one
-        self._recv = self.buffer.dispatch(given.x, **self._layout(given))
+        self._recv = self.buffer.dispatch(given.payload, **self._layout(given))
 
     def _dispatch_cached(self, given: _Set) -> None:
-        self._cached = self.buffer.dispatch(given.x, handle=self._recv[4], config=self._launch)[0]
+        self._cached = self.buffer.dispatch(given.payload, handle=self._recv[4], config=self._launch)[0]
 
     def _combine(self, rows: torch.Tensor) -> None:
         self._combined = self.buffer.combine(rows, self._recv[4], config=self._launch)[0]

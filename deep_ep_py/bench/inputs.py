@@ -9,8 +9,9 @@ import torch
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.routing import generator, route, tokens_in_rank
 
-# Sign and mantissa of a BF16: flipping these keeps every value finite and of the same magnitude.
-_FLIPPABLE_BITS = 0x807F - (1 << 16)
+# Sign and mantissa of a BF16, and of two FP8: flipping these keeps every value finite and of the same magnitude.
+_FLIPPABLE_BITS = {"bf16": 0x807F - (1 << 16), "fp8": 0x8787 - (1 << 16)}
+_TYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 _ROWS_STREAM, _MASK_STREAM = 1001, 1002
 
 
@@ -41,8 +42,10 @@ class Inputs:
     ) -> None:
         self.config, self.tokens, self.rank = config, tokens, rank
         random = generator(config.seed, _ROWS_STREAM)
-        self._base = torch.randn(tokens, config.hidden, generator=random).to(torch.bfloat16).view(torch.int16)
+        values = torch.randn(tokens, config.hidden, generator=random)
+        self._base = values.to(_TYPES[config.dtype]).view(torch.int16)
         self._x = torch.empty_like(self._base)
+        self._scales = torch.empty(tokens, config.scales)
         steps = config.warmup + config.iterations
         self._routes = [self.route_of(rank, step) for step in range(steps)]
         counts = torch.stack([self._in_rank(topk_idx).sum(dim=0) for topk_idx, _ in self._routes])
@@ -59,8 +62,11 @@ class Inputs:
         """Make this iteration's inputs. Not part of any timed stretch."""
         self.step = step
         torch.bitwise_xor(self._base, self._mask(self.rank, step), out=self._x)
+        self._scales.copy_(self.scales_of(self._x))
         self.topk_idx, self.topk_weights = self._routes[step]
         self.in_rank = self._in_rank(self.topk_idx)
+        if not self.config.combines:
+            return
         mask = self._mask(self.config.ranks + self.rank, step)
         if self._expert_rows is None or self._expert_mask is None:
             self._expert_rows = self.expert_row_bits(self.rank, step, torch.arange(self.max_received))
@@ -70,7 +76,21 @@ class Inputs:
 
     @property
     def x(self) -> torch.Tensor:
-        """BF16 [tokens, hidden]: this rank's tokens."""
+        """BF16 or FP8 [tokens, hidden]: this rank's tokens."""
+        return self._x.view(_TYPES[self.config.dtype])
+
+    @property
+    def payload(self) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """What dispatch is given: the rows; FP8 ones with float32 [tokens, hidden / 128] scales."""
+        return (self.x, self._scales) if self.config.scales else self.x
+
+    def scales_of(self, bits: torch.Tensor) -> torch.Tensor:
+        """Return the scales of rows given as bits: the rows' first bits, so that they differ as the rows do."""
+        return bits.view(torch.int32)[:, : self.config.scales].view(torch.float32)
+
+    @property
+    def words(self) -> torch.Tensor:
+        """BF16 [tokens, row bytes / 2]: the bits of `x`, in a type that every library can send."""
         return self._x.view(torch.bfloat16)
 
     @property
@@ -102,5 +122,6 @@ class Inputs:
 
     def _mask(self, stream: int, step: int) -> torch.Tensor:
         random = generator(self.config.seed, _MASK_STREAM, stream, step)
-        bits = torch.randint(-(1 << 15), 1 << 15, (self.config.hidden,), dtype=torch.int16, generator=random)
-        return bits & _FLIPPABLE_BITS
+        words = self.config.row_bytes // 2
+        bits = torch.randint(-(1 << 15), 1 << 15, (words,), dtype=torch.int16, generator=random)
+        return bits & _FLIPPABLE_BITS[self.config.dtype]

@@ -34,18 +34,19 @@ class Oracle:
 
     def check_dispatch(
         self,
-        recv_x: torch.Tensor,
+        received: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         recv_topk_idx: torch.Tensor | None = None,
         recv_topk_weights: torch.Tensor | None = None,
         tokens_per_expert: Sequence[int] | None = None,
     ) -> str | None:
-        """Compare bit for bit: rows sorted by source rank, then token; local expert ids; weights; counts.
+        """Compare bit for bit: rows sorted by source rank, then token; scales; local expert ids; weights; counts.
 
         Returns
         -------
         str or None
             What is wrong, or None.
         """
+        recv_x, recv_scales = received if isinstance(received, tuple) else (received, None)
         begin, counts = 0, torch.zeros(self._local_experts, dtype=torch.int64)
         for source, in_rank in enumerate(self._in_rank):
             tokens = in_rank[:, self._me].nonzero().flatten()
@@ -56,6 +57,9 @@ class Oracle:
             if not torch.equal(got, self._inputs.x_bits(source, self._step, tokens)):
                 wrong = (got != self._inputs.x_bits(source, self._step, tokens)).sum()
                 return f"dispatch: {int(wrong)} elements of the rows from rank {source} differ"
+            # The rows are right, so their scales can be made of them.
+            if recv_scales is not None and not _same_bits(recv_scales[begin:end], self._inputs.scales_of(got)):
+                return f"dispatch: scales of the rows from rank {source} differ"
             idx, weights = self._local_choice(source, tokens)
             if recv_topk_idx is not None and not torch.equal(recv_topk_idx[begin:end].to(torch.int64), idx):
                 return f"dispatch: expert ids of the rows from rank {source} differ"
@@ -120,3 +124,7 @@ class Oracle:
         local = topk_idx[tokens] - self._me * self._local_experts
         mine = (local >= 0) & (local < self._local_experts)
         return local.where(mine, -1), topk_weights[tokens].where(mine, 0.0)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,11 +54,12 @@ class Ours:
             device="cpu",
             ranks_per_node=config.ranks // config.nodes,
             nic=deep_ep.NicOptions(blocks=1024, mtu=_MTU, in_flight=_IN_FLIGHT),
-            arena_bytes=2 * (inputs.max_received + inputs.tokens) * config.row_bytes + _ARENA_SLACK,
+            arena_bytes=self._arena_bytes(),
         )
         self.buffer.runtime.pretouch()  # as after the first steps of a run; the baselines' memory is warm too
         self._launch = deep_ep.Config(num_sms=config.num_sms) if config.num_sms else None
-        self.recv_x: torch.Tensor = torch.empty(0)
+        self.received: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
+        self._kept: deque[Any] = deque(maxlen=config.keep)
         self.recv_topk_idx: torch.Tensor | None = None
         self.recv_topk_weights: torch.Tensor | None = None
         self.tokens_per_expert: list[int] = []
@@ -65,9 +67,19 @@ class Ours:
         self._handle: Any = None
         self._pending: Any = None
 
+    def _arena_bytes(self) -> int:
+        config, inputs = self._config, self._inputs
+        outputs = (2 + config.keep) * inputs.max_received * (config.payload_bytes + 12 * config.topk + 4)
+        return outputs + 2 * inputs.tokens * config.row_bytes + _ARENA_SLACK
+
+    @property
+    def recv_x(self) -> torch.Tensor:
+        """The received rows."""
+        return self.received[0] if isinstance(self.received, tuple) else self.received
+
     def layout_notify(self) -> None:
         """Layout and count exchange; `finish_dispatch` does the rest."""
-        self._pending = self.buffer._begin_dispatch(self._inputs.x, **self._layout())
+        self._pending = self.buffer._begin_dispatch(self._inputs.payload, **self._layout())
         self.buffer.runtime.wait_counts(self._pending.call)
 
     def finish_dispatch(self) -> None:
@@ -77,8 +89,8 @@ class Ours:
 
     def dispatch(self) -> None:
         """Layout and dispatch; the results stay in this object."""
-        self.recv_x, self.recv_topk_idx, self.recv_topk_weights, self.tokens_per_expert, self._handle, _ = (
-            self.buffer.dispatch(self._inputs.x, **self._layout())
+        self.received, self.recv_topk_idx, self.recv_topk_weights, self.tokens_per_expert, self._handle, _ = (
+            self.buffer.dispatch(self._inputs.payload, **self._layout())
         )
 
     def combine(self) -> None:
@@ -97,8 +109,11 @@ class Ours:
             self.combine()
 
     def release(self) -> None:
-        """Let go of the received tensors, so that the next dispatch finds their memory free and warm."""
-        self.recv_x, self.recv_topk_idx, self.recv_topk_weights = torch.empty(0), None, None
+        """Let go of the received tensors, so that the next dispatch finds their memory free; of those from the
+        latest `keep` dispatches only when as many others have come.
+        """
+        self._kept.append((self.received, self.recv_topk_idx, self.recv_topk_weights))
+        self.received, self.recv_topk_idx, self.recv_topk_weights = torch.empty(0), None, None
         self._handle = None
 
     def _layout(self) -> dict[str, Any]:

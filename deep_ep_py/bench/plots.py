@@ -34,9 +34,11 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(2, len(_PANELS), figsize=(13, 7), squeeze=False, layout="constrained")
+    panels = [op for op in _PANELS if op in report["ops"]]
+    width = 13 if len(panels) > 1 else 6
+    figure, axes = pyplot.subplots(2, len(panels), figsize=(width, 7), squeeze=False, layout="constrained")
     draw = _draw_bars if len(report["sizes"]) == 1 else _draw_lines
-    for column, op in enumerate(_PANELS):
+    for column, op in enumerate(panels):
         draw(axes[0][column], _curves(report, op, "ms"))
         draw(axes[1][column], _curves(report, op, "gb_per_s"))
         axes[1][column].set_ylim(bottom=0)

@@ -12,7 +12,8 @@ from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.bench.timing import summary
 
 BYTES_NOTE = (
-    "Logical bytes: one row per (token, destination rank) pair, the own rank included, all ranks together; mean over "
+    "Logical bytes: one row (with FP8 its scales too, which the baselines leave out) per "
+    "(token, destination rank) pair, the own rank included, all ranks together; mean over "
     "the timed iterations. layout_notify: a 4-byte count per (source, destination rank) and per (source, expert). "
     "GB/s are 10^9 bytes of these per second of the median."
 )
@@ -26,6 +27,7 @@ MOVED_NOTE = (
     "of_copy: these bytes per second over those of a large copy on this GPU in the same run, read and written."
 )
 _COUNT_BYTES = 4
+COMBINING = ("combine", "combine_private", "pair")
 BASELINE_OP = {"dispatch": "dispatch", "combine": "combine", "combine_private": "combine", "pair": "pair"}
 
 
@@ -67,19 +69,21 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _ops(config: BenchConfig) -> dict[str, str]:
-    return gpu.OPS if config.device == "cuda" else ours.OPS
+    ops = gpu.OPS if config.device == "cuda" else ours.OPS
+    return ops if config.combines else {name: what for name, what in ops.items() if name not in COMBINING}
 
 
 def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     series = dict(size["series"])
-    series["pair"] = [milliseconds / config.chain for milliseconds in series.pop("pairs")]
+    if config.combines:
+        series["pair"] = [milliseconds / config.chain for milliseconds in series.pop("pairs")]
     rows = statistics.mean(size["rows"])
-    payload = round(rows * config.row_bytes)
+    payload = round(rows * config.payload_bytes)
     counts = _COUNT_BYTES * config.ranks * (config.ranks + config.experts)
     logical_bytes = {"layout_notify": counts, "pair": 2 * payload}
     ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in _ops(config)}
     if "copy_gb_per_s" in size:
-        moved = payload + config.ranks * size["tokens"] * config.row_bytes
+        moved = payload + config.ranks * size["tokens"] * config.payload_bytes
         for name, op in ops.items():
             if name != "layout_notify":
                 op["moved_bytes"] = moved * (2 if name == "pair" else 1)
@@ -88,6 +92,7 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     ratios = {
         op: {name: baseline[of]["ms"] / ops[op]["ms"]["median"] for name, baseline in baselines.items()}
         for op, of in BASELINE_OP.items()
+        if op in ops
     }
     copy = {"copy_gb_per_s": size["copy_gb_per_s"]} if "copy_gb_per_s" in size else {}
     return {
@@ -115,9 +120,12 @@ def _op_report(config: BenchConfig, milliseconds: list[float], logical_bytes: in
 
 
 def _baseline_report(series: dict[str, list[float]], name: str, variants: tuple[str, ...]) -> dict[str, Any]:
-    chosen = {op: _fastest(series, f"{name}.{op}", variants) for op in ("dispatch", "combine")}
-    pair = [sum(parts) for parts in zip(*(times for times, _ in chosen.values()), strict=True)]
+    measured = [op for op in ("dispatch", "combine") if f"{name}.{op}.{variants[0]}" in series]
+    chosen = {op: _fastest(series, f"{name}.{op}", variants) for op in measured}
     result = {op: _baseline_op(times) | variant for op, (times, variant) in chosen.items()}
+    if len(measured) == 1:
+        return result
+    pair = [sum(parts) for parts in zip(*(times for times, _ in chosen.values()), strict=True)]
     return result | {"pair": _baseline_op(pair)}
 
 

@@ -86,6 +86,13 @@ class _SizeRun:
             baseline.prepare(ours)
             for variant in baseline.variants:
                 self._baseline_dispatch(name, baseline, variant)
+        if self._config.combines:
+            self._combines()
+        ours.release()
+
+    def _combines(self) -> None:
+        """What follows a dispatch of BF16 rows."""
+        ours, watch = self._ours, self._watch
         watch.time("combine", ours.combine)
         self._corrupt("combine", ours.combined_x)
         self._check("combine", lambda oracle: oracle.check_combine(ours.combined_x))
@@ -97,7 +104,6 @@ class _SizeRun:
         ours.release()
         watch.time("pairs", ours.pairs)
         self._check("pair", self._check_pair)
-        ours.release()
 
     def _baseline_dispatch(self, name: str, baseline: Baseline, variant: str) -> None:
         if self._oracle is not None and name != "gloo":  # gloo knows where it receives only once it has counts
@@ -109,7 +115,7 @@ class _SizeRun:
 
     def _check_dispatch(self, oracle: Oracle) -> str | None:
         ours = self._ours
-        return oracle.check_dispatch(ours.recv_x, ours.recv_topk_idx, ours.recv_topk_weights, ours.tokens_per_expert)
+        return oracle.check_dispatch(ours.received, ours.recv_topk_idx, ours.recv_topk_weights, ours.tokens_per_expert)
 
     def _check_pair(self, oracle: Oracle) -> str | None:
         return self._check_dispatch(oracle) or oracle.check_combine(self._ours.combined_x)

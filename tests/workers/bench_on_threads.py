@@ -49,9 +49,19 @@ def main() -> None:
     pretend_gpu.install(compile_kernels=False)
     pretend_gpu.PretendGpu.comm_stream = None
     gpu_timing.GpuTimer, gpu_timing.measure_copy = CpuTimer, measure_copy
-    corrupt = sys.argv[1] if len(sys.argv) > 1 else None
+    dtype, corrupt = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
     config = BenchConfig(
-        "normal", "cuda", 4, tokens=(16, 40), hidden=64, topk=4, experts=16, iterations=5, warmup=1, corrupt=corrupt
+        "normal",
+        "cuda",
+        4,
+        tokens=(16, 40),
+        hidden=128,
+        topk=4,
+        experts=16,
+        dtype=dtype,
+        iterations=5,
+        warmup=1,
+        corrupt=corrupt,
     )
     config.validate()
     print(json.dumps(report(config, gpu.run_bench_on_gpu(config, lambda event: None))))

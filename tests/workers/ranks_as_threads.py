@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pretend_gpu
 from cases import BY_NAME, CASES
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
+from fp8 import KINDS, Fp8Trial
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 from test_gpu import on_each_rank
@@ -105,6 +107,14 @@ def compiling(group: Any) -> None:
         group.barrier()
 
 
+def fp8_rows(group: Any) -> None:
+    case = BY_NAME["uneven_tokens"]
+    buffer = make_buffer(group, case, "peer", device="cuda")
+    for kind in KINDS:
+        Fp8Trial.of(case, kind, torch.int32).round_trip(buffer)
+    group.barrier()
+
+
 def pool(group: Any) -> None:
     """What torch's allocator is given for a pool: memory of the arena, which outlives the Buffer, or plain memory."""
     native = ctypes.CDLL(C.__file__)
@@ -169,6 +179,7 @@ def main() -> None:
     run_ranks(4, graphs, device="cuda")
     run_ranks(2, fails_later, device="cuda")
     run_ranks(2, pool, device="cuda")
+    run_ranks(4, fp8_rows, device="cuda")
     run_ranks(2, compiling, device="cuda")
     for case in CASES:
         if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
