@@ -1,0 +1,64 @@
+"""Several Buffers, one after another and at the same time; Buffers that go while others stay."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builds import FABRICS
+from cases import BY_NAME
+from deep_ep_py.testing import run_ranks
+from harness import Trial, dispatch_arguments, make_buffer, round_trip, under_schedules
+from test_processes import shared_memory, torchrun
+
+TRIALS = [Trial.of(BY_NAME["uniform"], 1), Trial.of(BY_NAME["uneven_tokens"], 2)]
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_two_buffers_take_turns(fabric: str) -> None:
+    """Also with an operation open on each, the later one ended first."""
+
+    def on_each_rank(group: Any) -> None:
+        buffers = [make_buffer(group, trial.case, fabric) for trial in TRIALS]
+        rank = buffers[0].rank
+        pairs = list(zip(buffers, TRIALS, strict=True))
+        for buffer, trial in pairs:
+            round_trip(buffer, rank, trial, 2)
+        pending = [buffer._begin_dispatch(**dispatch_arguments(trial.work, rank)) for buffer, trial in pairs]
+        for which in (1, 0):
+            TRIALS[which].check_dispatch(rank, pending[which].finish())
+
+    under_schedules(4, on_each_rank, count=3)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_buffer_that_one_rank_drops(fabric: str) -> None:
+    """What the others still do with it ends well, if it needs nothing of that rank; what they got stays."""
+
+    def on_each_rank(group: Any) -> None:
+        trial = TRIALS[0]
+        buffer = make_buffer(group, trial.case, fabric)
+        rank = buffer.rank
+        results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+        if rank == 1:
+            results = (*results[:4], tuple(results[4]), results[5])  # a handle would hold the Buffer
+            del buffer
+            gc.collect()
+        group.barrier()
+        trial.check_dispatch(rank, results)
+        buffer = make_buffer(group, trial.case, fabric)
+        round_trip(buffer, rank, trial, 2)
+
+    run_ranks(4, on_each_rank, seed=1)
+
+
+@pytest.mark.processes
+@pytest.mark.once
+def test_many_buffers_of_processes(workers: Path) -> None:
+    before = shared_memory()
+    done = torchrun(workers / "many_buffers.py", 4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() <= before, "processes have left shared memory behind"
