@@ -14,7 +14,7 @@ from .config import Config
 from .devices import CpuDevice, make_device
 from .engine import Engine, Paths, Streams
 from .events import EventHandle, EventOverlap
-from .handles import DispatchHandle
+from .handles import DispatchHandle, tokens_in_nodes
 from .native import C
 from .nic import NicOptions
 from .operations import PendingCombine, PendingDispatch
@@ -221,11 +221,7 @@ class Buffer:
         event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
         per_node = None
         if engine.nodes > 1:
-            per_node = (
-                in_rank.view(tokens, engine.nodes, engine.ranks // engine.nodes)
-                .any(dim=2)
-                .sum(dim=0, dtype=torch.int32)
-            )
+            per_node = tokens_in_nodes(in_rank, engine.nodes).sum(dim=0, dtype=torch.int32)
         return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
 
     def dispatch(
