@@ -150,7 +150,7 @@ class CpuDevice:
     def view(self, address: int, size: int) -> torch.Tensor:
         """Through a C array at that address."""
         if size == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
