@@ -115,7 +115,19 @@ class V1Surface:
         -------
         int
             A multiple of 128.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
         """
+        for name, value in (
+            ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
+            ("hidden", hidden),
+            ("num_ranks", num_ranks),
+            ("num_experts", num_experts),
+        ):
+            arguments.integer(name, value, 1, arguments.MAX_ROWS)
         scale_bytes = hidden // 128 * 4
         dispatch_row = 16 + max(2 * hidden, hidden + scale_bytes)
         combine_row = 2 * hidden + scale_bytes

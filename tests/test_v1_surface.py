@@ -59,6 +59,15 @@ def test_size_hints() -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("name", ["num_max_dispatch_tokens_per_rank", "hidden", "num_ranks", "num_experts"])
+@pytest.mark.parametrize("value", [0, -1, "128", None, 7168.0])
+def test_size_hint_of_bad_arguments(name: str, value: Any) -> None:
+    good = {"num_max_dispatch_tokens_per_rank": 128, "hidden": 7168, "num_ranks": 8, "num_experts": 288}
+    with pytest.raises((ValueError, TypeError), match=f"{name}={value!r}: expected"):
+        deep_ep.Buffer.get_low_latency_rdma_size_hint(**{**good, name: value})
+
+
+@pytest.mark.once
 def test_number_of_sms(buffer_class: type[deep_ep.Buffer]) -> None:
     assert deep_ep.Buffer.num_sms == buffer_class.num_sms == 20
     buffer_class.set_num_sms(12)
