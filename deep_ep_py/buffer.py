@@ -13,16 +13,17 @@ from .bootstrap import make_bootstrap
 from .config import Config
 from .devices import CpuDevice, make_device
 from .engine import Engine, Paths, Streams
-from .events import EventHandle, EventOverlap
-from .handles import DispatchHandle
+from .events import EventOverlap
+from .handles import DispatchHandle, tokens_in_nodes
 from .native import C
 from .nic import NicOptions
 from .operations import PendingCombine, PendingDispatch
+from .v1 import V1Surface
 
 _RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 
 
-class Buffer:
+class Buffer(V1Surface):
     """Expert-parallel communication among the ranks of one machine, in normal mode.
 
     The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and
@@ -67,8 +68,6 @@ class Buffer:
     TypeError, ValueError
         Naming the argument. Also where ranks disagree about what must be the same.
     """
-
-    num_sms: int = 20
 
     def __init__(
         self,
@@ -225,11 +224,7 @@ class Buffer:
         event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
         per_node = None
         if engine.nodes > 1:
-            per_node = (
-                in_rank.view(tokens, engine.nodes, engine.ranks // engine.nodes)
-                .any(dim=2)
-                .sum(dim=0, dtype=torch.int32)
-            )
+            per_node = tokens_in_nodes(in_rank, engine.nodes).sum(dim=0, dtype=torch.int32)
         return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
 
     def dispatch(
@@ -319,7 +314,7 @@ class Buffer:
             topk_weights,
             expert_alignment,
             num_worst_tokens,
-            config,
+            self._config(config),
             previous_event,
             async_finish,
             allocate_on_comm_stream,
@@ -378,6 +373,7 @@ class Buffer:
         self._engine.check_usable()
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
+        config = self._config(config)
         return PendingCombine.begin(self._engine, x, handle, topk_weights, bias, config, streams).finish()
 
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
@@ -479,33 +475,3 @@ class Buffer:
         if kind is not None:
             self.abort()
         self.destroy()
-
-    # --- V1's static methods ----------------------------------------------------------------------------------
-
-    @staticmethod
-    def set_num_sms(new_num_sms: int) -> None:
-        """Set the blocks of `get_dispatch_config` and `get_combine_config`; an even number."""
-        if arguments.integer("new_num_sms", new_num_sms, 2, arguments.MAX_BLOCKS) % 2:
-            raise ValueError(f"new_num_sms={new_num_sms}: expected an even number")
-        Buffer.num_sms = new_num_sms
-
-    @staticmethod
-    def is_sm90_compiled() -> bool:
-        """Tell whether FP8 rows are supported: always."""
-        return True
-
-    @staticmethod
-    def capture() -> EventOverlap:
-        """Record an event on the current stream."""
-        return EventOverlap(EventHandle())
-
-    @staticmethod
-    def get_dispatch_config(num_ranks: int) -> Config:
-        """Return the default Config of a dispatch among `num_ranks` ranks."""
-        arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_RANKS)
-        return Config(Buffer.num_sms)
-
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
-        """Return the default Config of a combine among `num_ranks` ranks."""
-        return Buffer.get_dispatch_config(num_ranks)

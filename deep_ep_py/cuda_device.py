@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -86,6 +87,11 @@ class CudaDevice:
         with C.cuda.pool_over(runtime), torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
             tensor = torch.empty(shape, dtype=dtype, device=self.torch_device)
         return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
+
+    def view(self, address: int, size: int) -> torch.Tensor:
+        """By the interface that CUDA libraries exchange arrays by."""
+        interface = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+        return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device=self.torch_device)
 
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
         """Compile or find, and load, what is not loaded yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -78,6 +79,9 @@ class Device(Protocol):
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room."""
 
+    def view(self, address: int, size: int) -> torch.Tensor:
+        """Return bytes of a heap as a tensor, which does not keep them."""
+
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
         """Have kernels ready, in the context of `compiling` if that takes time: once an operation has begun, nothing
         may be loaded.
@@ -150,6 +154,12 @@ class CpuDevice:
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Straight from the arena: with the last reference goes the last use."""
         return from_arena(runtime, shape, dtype)
+
+    def view(self, address: int, size: int) -> torch.Tensor:
+        """Through a C array at that address."""
+        if size == 0:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 
     def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
         """Nothing: they are part of the extension, for any shape."""

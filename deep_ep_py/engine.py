@@ -163,7 +163,9 @@ class Engine:
             weak=paths.fabric != "ibgda",
             in_process=bootstrap.in_process,
         )
-        heap = self.device.make_heap(C.heap_bytes(options), bootstrap.in_process)
+        heap_bytes = C.heap_bytes(options)
+        self._regions_offset = heap_bytes - arena_bytes - self.regions * self._region_bytes
+        heap = self.device.make_heap(heap_bytes, bootstrap.in_process)
         runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, self.device.map_heap), network)
         runtime.on_compiling_peer(
             lambda call, peer: _log.warning(
@@ -301,6 +303,11 @@ class Engine:
         if self.device.fresh_memory_is_slow:
             return self.empty(shape, dtype)
         return torch.empty(shape, dtype=dtype, device=self.device.torch_device)
+
+    def region_memory(self) -> torch.Tensor:
+        """Return this rank's regions as bytes. Not to be used after the runtime."""
+        address = self.runtime.peer_base(self.rank) + self._regions_offset
+        return self.device.view(address, self.regions * self._region_bytes)
 
     def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors, or copies, where peers can read them; as they are if that helps nobody or has no room."""

@@ -51,6 +51,7 @@ class EventOverlap:
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
+        self._release_on_exit = False
         self._hooks: list[Callable[[], None]] = []
 
     def register_hook_after_wait(self, hook: Callable[[], None]) -> None:
@@ -74,9 +75,10 @@ class EventOverlap:
             self.event = None
             self.extra_tensors = None
 
-    def __call__(self, release_handle: bool = False) -> None:
-        """Wait, as `current_stream_wait`."""
-        self.current_stream_wait(release_handle)
+    def __call__(self, release_handle: bool = False) -> EventOverlap:
+        """Say what the end of a `with` statement over this does with the event: `with event(release_handle=True):`."""
+        self._release_on_exit = release_handle
+        return self
 
     def __enter__(self) -> EventOverlap:
         return self
@@ -84,4 +86,6 @@ class EventOverlap:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.current_stream_wait()
+        """Wait, as `current_stream_wait`: what the body gave the stream overlaps with what the event is of."""
+        release, self._release_on_exit = self._release_on_exit, False
+        self.current_stream_wait(release)

@@ -51,8 +51,8 @@ def _text(call: Any, failure: Any, rank: int, runtime: Any) -> str:
         waiting = f"; rank {rank} was waiting for: {failure.phase}" if failure.phase else ""
         return f"{call.kind} ended because rank {failure.peer} {failure.cause}{blamed}{waiting}"
     return (
-        f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k or types "
-        f"({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
+        f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k or "
+        f"types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
     )
 
 

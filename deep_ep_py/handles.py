@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .native import C
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+_INTRANODE, _INTERNODE = 6, 10
+"""Elements of V1's handles."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +60,30 @@ class Plan:
         return C.Plan(*(tensor.data_ptr() for tensor in tensors))
 
 
-class DispatchHandle(tuple[torch.Tensor, ...]):
-    """V1's intranode handle, with one channel, that also knows its Buffer and operation.
+class DispatchHandle(tuple[torch.Tensor | None, ...]):
+    """V1's handle, with one channel, that also knows its Buffer and operation.
 
-    Elements: rank_prefix_matrix int32 [ranks, ranks]; channel_prefix_matrix int32 [ranks, 1];
-    recv_channel_prefix_matrix int32 [ranks, 1]; recv_src_idx int32 [rows]; is_token_in_rank bool [tokens, ranks];
-    send_head int32 [tokens, ranks].
+    Where all ranks are on one node, the 6 elements of V1's `intranode_dispatch`: rank_prefix_matrix int32
+    [ranks, ranks], `[i][j]` rows that ranks <= i send to rank j; channel_prefix_matrix int32 [ranks, 1], rows this rank
+    sends to each; recv_channel_prefix_matrix int32 [ranks, 1], all 0; recv_src_idx int32 [rows]; is_token_in_rank bool
+    [tokens, ranks]; send_head int32 [tokens, ranks], a token's index among those for that rank, or -1.
+
+    Else the 10 of `internode_dispatch`: is_token_in_rank; rdma_channel_prefix_matrix int32 [nodes, 1];
+    gbl_channel_prefix_matrix int32 [ranks, 1]; None; None; recv_gbl_channel_prefix_matrix int32 [ranks, 1], where each
+    source's rows begin; recv_gbl_rank_prefix_sum int32 [ranks], where they end; None; send_rdma_head int32
+    [tokens, nodes]; None. What is None describes how V1 passes rows on inside a node; here they go straight to each
+    rank.
+
+    The elements are made when they are asked for, each time anew. Nothing in this library reads them.
 
     Attributes
     ----------
-    owner : object
+    owner : Engine
         Whose operation it was: a handle serves no other Buffer.
+    plan : Plan
+        The routes.
+    is_token_in_rank, recv_src_idx : torch.Tensor
+        As above.
     tokens, rows : int
         Tokens this rank sent, rows it received.
     topk : int
@@ -72,16 +92,18 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
         The how-manieth operation of its Buffer it was; the same on all ranks.
     """
 
-    owner: object
+    owner: Engine
     plan: Plan
+    is_token_in_rank: torch.Tensor
+    recv_src_idx: torch.Tensor
     tokens: int
     rows: int
     topk: int
     operation: int
 
-    @staticmethod
-    def make(
-        owner: object,
+    def __new__(
+        cls,
+        owner: Engine,
         plan: Plan,
         is_token_in_rank: torch.Tensor,
         recv_src_idx: torch.Tensor,
@@ -89,25 +111,67 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
         operation: int,
     ) -> DispatchHandle:
         """Make the handle of an operation whose kernels are launched."""
-        handle = DispatchHandle(
-            (
-                plan.rank_prefix,
-                plan.rows_to_rank,
-                torch.zeros_like(plan.rows_to_rank),
-                recv_src_idx,
-                is_token_in_rank,
-                plan.token_row,
-            )
-        )
+        # The tuple proper holds only the length: `isinstance(handle, tuple)` and `len` are true, and Python indexes,
+        # iterates and unpacks a subclass of tuple by its own methods.
+        handle = super().__new__(cls, (None,) * (_INTRANODE if owner.nodes == 1 else _INTERNODE))
         handle.owner, handle.plan, handle.topk, handle.operation = owner, plan, topk, operation
+        handle.is_token_in_rank, handle.recv_src_idx = is_token_in_rank, recv_src_idx
         handle.tokens, handle.rows = is_token_in_rank.shape[0], recv_src_idx.shape[0]
         return handle
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._elements()[index]
+
+    def __iter__(self) -> Iterator[torch.Tensor | None]:
+        return iter(self._elements())
+
+    # As a key and in comparisons it is itself: tensors do not compare as a tuple's elements must.
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return (
+            f"DispatchHandle(operation={self.operation}, tokens={self.tokens}, rows={self.rows}, topk={self.topk}, "
+            f"rank={self.owner.rank} of {self.owner.ranks})"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a handle cannot be copied or pickled: it is of one Buffer")
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return all that kernels read."""
         return *self.plan.tensors(), self.recv_src_idx
 
-    @property
-    def recv_src_idx(self) -> torch.Tensor:
-        """int32 [rows]: each received row's token index at its source."""
-        return self[3]
+    def _elements(self) -> tuple[torch.Tensor | None, ...]:
+        return self._intranode() if len(self) == _INTRANODE else self._internode()
+
+    def _intranode(self) -> tuple[torch.Tensor | None, ...]:
+        plan = self.plan
+        starts = torch.zeros_like(plan.rows_to_rank)
+        return plan.rank_prefix, plan.rows_to_rank, starts, self.recv_src_idx, self.is_token_in_rank, plan.token_row
+
+    def _internode(self) -> tuple[torch.Tensor | None, ...]:
+        plan, nodes = self.plan, self.owner.nodes
+        in_node = tokens_in_nodes(self.is_token_in_rank, nodes)
+        in_node_so_far = in_node.cumsum(0, dtype=torch.int32)
+        ends = plan.rank_prefix[:, self.owner.rank].contiguous()
+        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        return (
+            self.is_token_in_rank,
+            in_node.sum(0, dtype=torch.int32).view(nodes, 1),
+            plan.rows_to_rank,
+            None,
+            None,
+            starts.view(-1, 1),
+            ends,
+            None,
+            torch.where(in_node, in_node_so_far - 1, -1),
+            None,
+        )
+
+
+def tokens_in_nodes(is_token_in_rank: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Return bool [tokens, nodes]: whether a token goes to any rank of a node."""
+    tokens, ranks = is_token_in_rank.shape
+    return is_token_in_rank.view(tokens, nodes, ranks // nodes).any(dim=2)

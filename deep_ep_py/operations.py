@@ -161,11 +161,12 @@ class PendingDispatch(_Pending):
         sizes = _sizes(rows)
         engine.check_room(sizes)
         engine.prepare(sizes, "notify_cached", "dispatch")
+        in_rank = handle.is_token_in_rank
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = engine.runtime.notify_cached(False, sizes, handle.operation)
             pending = PendingDispatch(
-                engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, handle[4], 1, 0
+                engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, in_rank, 1, 0
             )
         return pending
 
@@ -204,7 +205,7 @@ class PendingDispatch(_Pending):
         if recv_src_idx is None:
             return received.given(), None, None, None, None, event
         topk = 0 if self.topk_idx is None else self.topk_idx.shape[1]
-        handle = DispatchHandle.make(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation)
+        handle = DispatchHandle(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation)
         return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
 
     def _count(self) -> int:

@@ -57,7 +57,10 @@ def on_cpu(values: Sequence[Any]) -> list[Any]:
 def as_received(results: Sequence[Any]) -> Received:
     """Name the results of a dispatch that was not cached."""
     x, topk_idx, topk_weights, counts, handle, _ = on_cpu(results)
-    prefix, channel, recv_channel, src_idx, _, send_head = on_cpu(handle)
+    plan = handle.plan
+    prefix, channel, src_idx, send_head = on_cpu(
+        [plan.rank_prefix, plan.rows_to_rank, handle.recv_src_idx, plan.token_row]
+    )
     return Received(
         x=x,
         topk_idx=topk_idx,
@@ -67,7 +70,7 @@ def as_received(results: Sequence[Any]) -> Received:
         src_idx=src_idx,
         rank_prefix_matrix=prefix,
         channel_prefix_matrix=channel,
-        recv_channel_prefix_matrix=recv_channel,
+        recv_channel_prefix_matrix=None,
         send_head=send_head,
     )
 

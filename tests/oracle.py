@@ -105,6 +105,32 @@ def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
     return received
 
 
+@dataclass(frozen=True)
+class Internode:
+    """What a rank's handle says of nodes where there are several."""
+
+    rdma_channel_prefix_matrix: Tensor  # int32 [N, 1], tokens this rank sends to each node
+    recv_gbl_channel_prefix_matrix: Tensor  # int32 [R, 1], where each source's rows begin
+    recv_gbl_rank_prefix_sum: Tensor  # int32 [R], where they end
+    send_rdma_head: Tensor  # int32 [T, N], index among this rank's tokens for the node, or -1
+
+
+def internode(work: Workload, received: Received, rank: int, ranks_per_node: int) -> Internode:
+    """Return what one rank's handle says of nodes, given what the rank receives."""
+    mine = layout(work.topk_idx[rank], work.num_experts, work.num_ranks).is_token_in_rank
+    to_node = [part.any(dim=1) for part in mine.split(ranks_per_node, dim=1)]
+    head = torch.full((len(mine), len(to_node)), -1, dtype=torch.int32)
+    for node, tokens in enumerate(to_node):
+        head[tokens, node] = torch.arange(int(tokens.sum()), dtype=torch.int32)
+    sources = range(work.num_ranks)
+    return Internode(
+        rdma_channel_prefix_matrix=torch.tensor([[int(tokens.sum())] for tokens in to_node], dtype=torch.int32),
+        recv_gbl_channel_prefix_matrix=torch.stack([(received.src_rank < r).sum() for r in sources]).int()[:, None],
+        recv_gbl_rank_prefix_sum=torch.stack([(received.src_rank <= r).sum() for r in sources]).int(),
+        send_rdma_head=head,
+    )
+
+
 def combine(
     received: Sequence[Received],
     num_tokens: Sequence[int],

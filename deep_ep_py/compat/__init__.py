@@ -1,0 +1,31 @@
+"""What `import deep_ep` gives a caller of DeepEP 1.2 once `take_names` or the installed shim has put it there."""
+
+from typing import Any
+
+import deep_ep_py
+from deep_ep_py import Config, EventHandle, EventOverlap, topk_idx_t
+
+from . import utils
+from .buffer import Buffer
+from .names import take_names
+from .v2 import NOT_OFFERED
+
+__version__ = f"1.2.1+deep_ep_py.{deep_ep_py.__version__}"
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "EventHandle",
+    "EventOverlap",
+    "__version__",
+    "take_names",
+    "topk_idx_t",
+    "utils",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # An AttributeError, so that `hasattr(deep_ep, "ElasticBuffer")` is False. `from deep_ep import ElasticBuffer` then
+    # looks for a module of that name: those beside this one say the same.
+    reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
+    raise AttributeError(f"module 'deep_ep' (of deep_ep_py) has no attribute {name!r}{reason}", name=name)

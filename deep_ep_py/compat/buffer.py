@@ -1,0 +1,68 @@
+"""`deep_ep.Buffer`: deep_ep_py's, as callers make it that were written for DeepEP."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+import deep_ep_py
+from deep_ep_py import arguments
+
+DEVICE_VARIABLE = "DEEP_EP_DEVICE"
+
+
+class Buffer(deep_ep_py.Buffer):
+    """A `deep_ep_py.Buffer` on a GPU where there is one, made with the arguments of DeepEP 1.2.
+
+    Parameters
+    ----------
+    group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
+    allow_mnnvl, explicitly_destroy, enable_shrink, comm
+        As `deep_ep_py.Buffer` takes them.
+    use_fabric : bool
+        Of no effect.
+    device : torch.device or str, optional
+        Where tensors live. Default: the environment variable DEEP_EP_DEVICE, else "cuda" where torch has a GPU, else
+        "cpu".
+    **options
+        The others of `deep_ep_py.Buffer`.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_nvl_bytes: int = 0,
+        num_rdma_bytes: int = 0,
+        low_latency_mode: bool = False,
+        num_qps_per_rank: int = 24,
+        allow_nvlink_for_low_latency_mode: bool = True,
+        allow_mnnvl: bool = False,
+        explicitly_destroy: bool = False,
+        enable_shrink: bool = False,
+        comm: Any = None,
+        *,
+        use_fabric: bool = False,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        arguments.flag("use_fabric", use_fabric)
+        super().__init__(
+            group,
+            num_nvl_bytes,
+            num_rdma_bytes,
+            low_latency_mode,
+            num_qps_per_rank,
+            allow_nvlink_for_low_latency_mode,
+            allow_mnnvl,
+            explicitly_destroy,
+            enable_shrink,
+            comm,
+            device=_default_device() if device is None else device,
+            **options,
+        )
+
+
+def _default_device() -> str:
+    return os.environ.get(DEVICE_VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")

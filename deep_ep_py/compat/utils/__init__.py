@@ -1,0 +1,32 @@
+"""What serves as `deep_ep.utils`: the helpers of DeepEP's tests and benchmarks, and the events of 1.2."""
+
+from . import envs, event, math, testing
+from .envs import init_dist
+from .event import EventHandle, EventOverlap
+from .math import (
+    calc_diff,
+    create_grouped_scores,
+    hash_tensor,
+    inplace_unique,
+    per_token_cast_back,
+    per_token_cast_to_fp8,
+)
+from .testing import bench, bench_kineto
+
+__all__ = [
+    "EventHandle",
+    "EventOverlap",
+    "bench",
+    "bench_kineto",
+    "calc_diff",
+    "create_grouped_scores",
+    "envs",
+    "event",
+    "hash_tensor",
+    "init_dist",
+    "inplace_unique",
+    "math",
+    "per_token_cast_back",
+    "per_token_cast_to_fp8",
+    "testing",
+]

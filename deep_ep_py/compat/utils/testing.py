@@ -1,0 +1,189 @@
+"""What serves as `deep_ep.utils.testing`: timing a function, and the kernels it launches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_MORE_THAN_L2_BYTES = 1 << 28
+
+
+def _evict_l2() -> None:
+    torch.empty(_MORE_THAN_L2_BYTES, dtype=torch.uint8, device="cuda").zero_()
+
+
+def bench(
+    fn: Callable[[], Any],
+    num_warmups: int = 50,
+    num_tests: int = 50,
+    post_fn: Callable[[], Any] | None = None,
+    flush_l2: bool = True,
+) -> tuple[float, float, float]:
+    """Time a function: by events of the current stream where this process uses CUDA, else by the clock.
+
+    Parameters
+    ----------
+    fn : callable
+        What is timed.
+    num_warmups, num_tests : int
+        Runs before, and runs that are timed, at least 2; the first of those does not count.
+    post_fn : callable, optional
+        Called after each of them, not timed.
+    flush_l2 : bool
+        Overwrite the GPU's L2 cache before each.
+
+    Returns
+    -------
+    mean, shortest, longest : float
+        Seconds.
+    """
+    if num_tests < 2:
+        raise ValueError(f"num_tests={num_tests}: expected at least 2")
+    for _ in range(num_warmups):
+        fn()
+    seconds = (_seconds_by_events if torch.cuda.is_initialized() else _seconds_by_clock)(
+        fn, num_tests, post_fn, flush_l2
+    )[1:]
+    return sum(seconds) / len(seconds), min(seconds), max(seconds)
+
+
+def _seconds_by_clock(
+    fn: Callable[[], Any], num_tests: int, post_fn: Callable[[], Any] | None, flush_l2: bool
+) -> list[float]:
+    del flush_l2  # there is no GPU
+    seconds = []
+    for _ in range(num_tests):
+        start = time.perf_counter()
+        fn()
+        seconds.append(time.perf_counter() - start)
+        if post_fn is not None:
+            post_fn()
+    return seconds
+
+
+def _seconds_by_events(
+    fn: Callable[[], Any], num_tests: int, post_fn: Callable[[], Any] | None, flush_l2: bool
+) -> list[float]:
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(num_tests)]
+    for start, end in pairs:
+        if flush_l2:
+            _evict_l2()
+        start.record()
+        fn()
+        end.record()
+        if post_fn is not None:
+            post_fn()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+
+
+def bench_kineto(
+    fn: Callable[[], Any],
+    kernel_names: str | tuple[str, ...],
+    num_tests: int = 30,
+    suppress_kineto_output: bool = False,
+    trace_path: str | None = None,
+    flush_l2: bool = True,
+    barrier_comm_profiling: bool = False,
+    num_kernels_per_period: int = 1,
+    barrier: Callable[[], Any] | None = None,
+) -> Any:
+    """Time the kernels that a function launches on the GPU, by torch's profiler.
+
+    Parameters
+    ----------
+    fn : callable
+        What launches them.
+    kernel_names : str or tuple of str
+        Parts of their names; each must be in the name of one kernel only.
+    num_tests : int
+        Runs that are looked at, after as many that are not.
+    suppress_kineto_output : bool
+        Keep the process from writing to its standard output and error meanwhile.
+    trace_path : str, optional
+        Where to write a Chrome trace.
+    flush_l2 : bool
+        Overwrite the GPU's L2 cache before each run.
+    barrier_comm_profiling : bool
+        Let the ranks meet before each run, so that no kernel's time holds the wait for a later rank.
+    num_kernels_per_period : int
+        How often a kernel is launched in each run.
+    barrier : callable, optional
+        How they meet, instead of an all-reduce of the default group.
+
+    Returns
+    -------
+    float, list of float, or a list of these
+        Mean seconds of the kernel; for each of its launches of a run, where there are several; for each name, where
+        `kernel_names` is a tuple.
+
+    Raises
+    ------
+    RuntimeError
+        There is no GPU, or a name is in that of no kernel or of several.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("bench_kineto: expected a GPU; torch's profiler does not see kernels that run on a CPU")
+
+    def run() -> None:
+        for _ in range(num_tests):
+            if flush_l2:
+                _evict_l2()
+            if barrier_comm_profiling:
+                torch.cuda._sleep(20_000_000)  # the hosts get ahead of their GPUs, so launches cost nothing
+                barrier() if barrier is not None else dist.all_reduce(torch.ones(1, device="cuda"))
+            fn()
+        torch.cuda.synchronize()
+
+    with _silence() if suppress_kineto_output else contextlib.nullcontext():
+        run()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            run()
+    if trace_path is not None:
+        profiler.export_chrome_trace(trace_path)
+    kernels = [
+        (event.name, event.time_range.start, event.time_range.elapsed_us() / 1e6)
+        for event in profiler.events()
+        if event.device_type.name == "CUDA"
+    ]
+    if isinstance(kernel_names, str):
+        return kernel_seconds(kernels, kernel_names, num_kernels_per_period)
+    return [kernel_seconds(kernels, name, num_kernels_per_period) for name in kernel_names]
+
+
+def kernel_seconds(kernels: list[tuple[str, float, float]], name: str, period: int) -> float | list[float]:
+    """Return the mean seconds of the kernel that `name` is part of the name of, for each of its `period` launches.
+
+    `kernels`: name, start and seconds of all that ran.
+    """
+    found = sorted({kernel for kernel, _, _ in kernels if name in kernel})
+    if len(found) != 1:
+        seen = found or sorted({kernel for kernel, _, _ in kernels})
+        raise RuntimeError(f"kernel_names={name!r}: expected to be in the name of one kernel, there are {seen}")
+    launches = [seconds for _, _, seconds in sorted(k for k in kernels if k[0] == found[0])]
+    if len(launches) % period:
+        raise RuntimeError(f"num_kernels_per_period={period}: expected a divisor of the {len(launches)} launches")
+    means = [sum(launches[i::period]) / len(launches[i::period]) for i in range(period)]
+    return means if period > 1 else means[0]
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Send what the process writes to descriptors 1 and 2 nowhere."""
+    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for descriptor in saved:
+            os.dup2(nowhere, descriptor)
+        yield
+    finally:
+        os.close(nowhere)
+        for descriptor, copy in saved.items():
+            os.dup2(copy, descriptor)
+            os.close(copy)
