@@ -47,7 +47,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache.folder
 
 
-@pytest.mark.parametrize("arguments", [(), ("--arena-bytes=0",)], ids=["direct", "rounds"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--arena-bytes=0",), ("--fabric=ibgda",)], ids=["direct", "rounds", "nodes"]
+)
 def test_round_trip(
     double: Path,
     compiled: Path,
@@ -66,7 +68,10 @@ def test_round_trip(
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     calls = (tmp_path / "log").read_text()
-    assert calls.count("cuMemImportFromShareableHandle") == 4 * 3, "each rank maps its peers' heaps"
+    # Each rank maps its peers' heaps; where a NIC reaches them they are the host's.
+    through_nics = "--fabric=ibgda" in arguments
+    assert calls.count("cuMemImportFromShareableHandle") == (0 if through_nics else 4 * 3)
+    assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if through_nics else 0)
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 

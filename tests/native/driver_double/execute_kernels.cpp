@@ -50,6 +50,9 @@ std::string copy_of_args(const std::string& symbol, const void* args) {
     return {static_cast<const char*>(args), kArgumentBytes.at(name_of(symbol))};
 }
 
+void share(const void* memory, size_t bytes) { Executor::get().share_memory(memory, bytes, -1); }
+void unshare(const void* memory) { Executor::get().unshare_memory(memory); }
+
 // Lets kernels run for a while: a GPU needs nobody for that.
 bool ended(uint64_t serial) {
     if (serial == 0) return true;
