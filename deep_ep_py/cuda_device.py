@@ -16,6 +16,7 @@ from .native import C
 
 _MOST_DEFAULT_BLOCKS = 24
 _PINNED_ARENA_BYTES = 64 << 20
+_OF_ANY_SHAPE = ("notify_cached", "post")
 
 
 class CudaDevice:
@@ -155,8 +156,7 @@ class CudaDevice:
 
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:
-        # The one kernel that is the same for all shapes.
-        return (0, 0, 0) if name == "notify_cached" else shape
+        return (0, 0, 0) if name in _OF_ANY_SHAPE else shape
 
 
 @cache

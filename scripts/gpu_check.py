@@ -63,11 +63,13 @@ def steps(out: Path, quick: bool) -> list[Step]:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure"]
     bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8", f"--json={out / 'benchmark.json'}"]
     bench += [f"--plot={out / 'benchmark.png'}", "--tokens=4096" if quick else "--tokens=128,1024,4096"]
+    posting = [python, "-m", "deep_ep_py", "bench-posting", f"--json={out / 'posting.json'}"]
     found = [
         Step("build", [python, "setup.py", "--quiet", "build_ext", "--inplace"], 120),
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
         Step("tests", tests, 60 if quick else 150),
         Step("benchmark", bench, 60 if quick else 150),
+        Step("posting", posting, 30),
     ]
     for tool in ("memcheck",) if quick else ("memcheck", "racecheck", "synccheck"):
         for case in SANITIZED_CASES[: 1 if quick else None]:
@@ -101,7 +103,7 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     lines = log.read_text(errors="replace").splitlines()
-    if step.name in ("tests", "benchmark", "kernels") or result != "passed":
+    if step.name in ("tests", "benchmark", "posting", "kernels") or result != "passed":
         console.print("\n".join(lines[-(TAIL_LINES if result == "passed" else 3 * TAIL_LINES) :]), markup=False)
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return Outcome(step.name, result, round(time.monotonic() - began, 1), note or last[:100])
@@ -174,11 +176,16 @@ def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
         outcomes.append(run(limited, out, console))
         if step.name == "build" and outcomes[-1].result != "passed":
             break
-    benchmark = out / "benchmark.json"
+
+    def measured(name: str) -> Any:
+        file = out / f"{name}.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
     report = {
         "machine": machine,
         "steps": [asdict(outcome) for outcome in outcomes],
-        "benchmark": json.loads(benchmark.read_text()) if benchmark.exists() else None,
+        "benchmark": measured("benchmark"),
+        "posting": measured("posting"),
     }
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     console.print(as_table(outcomes))

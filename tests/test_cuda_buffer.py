@@ -111,3 +111,19 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, cor
     report["config"]["machine"]["gpu"] = "Double"
     print_report(report, console)
     assert "of copy" in console.export_text()
+
+
+def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Everything but the clock: every request is counted, and has arrived."""
+    report = json.loads(on_threads(double, workers / "posting_on_threads.py", tmp_path / "log"))
+    assert report["verified"]
+    one, many = report["patterns"]
+    assert (one["posting_warps"], one["queue_pairs"], one["requests"]) == (1, 1, 64)
+    assert (many["posting_warps"], many["queue_pairs"], many["requests"]) == (8, 2, 128)
+    assert one["doorbells"] == dict.fromkeys(("median", "min", "max"), 32), "one warp alone rings for every put"
+    assert 0 < many["doorbells"]["min"] <= many["doorbells"]["max"] <= 64
+    for posted in report["patterns"]:
+        times, rates = posted["ns_per_request"], posted["doorbells_per_s"]
+        assert 0 < times["min"] <= times["median"] <= times["max"]
+        assert 0 < rates["min"] <= rates["median"] <= rates["max"]
+    assert "many warps" in report["table"]

@@ -222,6 +222,13 @@ void bind_runtime(py::module_& m) {
             NoGil())
         .def("dispatch", &Runtime::dispatch, NoGil())
         .def("combine", &Runtime::combine, NoGil())
+        .def(
+            "post",
+            [](Runtime& runtime, uint32_t to, uint32_t posters, uint32_t puts, uint64_t bytes, uint64_t source,
+               uint64_t target, uint64_t words,
+               unsigned blocks) { return runtime.post({{}, to, posters, puts, bytes, source, target, words}, blocks); },
+            py::kw_only(), py::arg("to"), py::arg("posters"), py::arg("puts"), py::arg("bytes"), py::arg("source"),
+            py::arg("target"), py::arg("words"), py::arg("blocks"), NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())
         .def("wait", &Runtime::wait, NoGil())
         .def("wait_launch", &Runtime::wait_launch, NoGil())

@@ -16,7 +16,7 @@ using deep_ep::cpu::Executor;
 const std::map<std::string, size_t> kArgumentBytes = {
     {"layout", sizeof(deep_ep::LayoutArgs)},     {"notify", sizeof(deep_ep::NotifyArgs)},
     {"dispatch", sizeof(deep_ep::DispatchArgs)}, {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
-    {"combine", sizeof(deep_ep::CombineArgs)},
+    {"combine", sizeof(deep_ep::CombineArgs)},   {"post", sizeof(deep_ep::PostArgs)},
 };
 
 // "_ZN7deep_ep8dispatchI..." -> "dispatch"
