@@ -9,6 +9,7 @@ import click
 # A command's module is imported when it is called for: each needs packages that the others do not.
 _COMMANDS = {
     "bench": "deep_ep_py.bench.cli",
+    "bench-posting": "deep_ep_py.bench.posting",
     "compile": "deep_ep_py.cli_compile",
     "shim": "deep_ep_py.cli_shim",
 }

@@ -46,9 +46,10 @@ class Buffer(V1Surface):
         Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
     fabric : {"peer", "ibgda", "weak", "mixed"}, optional
         How ranks reach each other. "peer" (default on one node): loads and stores. "ibgda" (default on several): loads
-        and stores within a node, between nodes work requests that the kernels write for a NIC, which on a CPU is a
-        software one. "weak": for tests, an agent that delays, cuts and reorders; "mixed": some pairs by loads and
-        stores, some weak.
+        and stores within a node, between nodes work requests that the kernels write for a NIC, which is a software one.
+        On a GPU that is a thread of the host, and all heaps lie in pinned host memory: a way to test the send path on
+        one GPU, not a fast one. On a CPU alone: "weak", for tests, an agent that delays, cuts and reorders; "mixed",
+        some pairs by loads and stores, some weak.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
         DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with `fabric="ibgda"` each is a node of its own.
@@ -56,8 +57,9 @@ class Buffer(V1Surface):
         What the software NICs are like.
     arena_bytes : int, optional
         Shared memory that outputs come from, and copies of what `combine` is given elsewhere. Where it is full, rows
-        go through `num_nvl_bytes` in rounds: same result, slower. Default: half the machine's memory, shared among the
-        ranks; pages that are not touched cost nothing.
+        go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the machine's memory, shared
+        among the ranks, whose pages cost nothing until they are touched; on a GPU an eighth of its memory, shared
+        likewise; with software NICs on a GPU 64 MiB of host memory.
     timeout : float
         Seconds after which a wait inside a kernel gives up.
     regions : int

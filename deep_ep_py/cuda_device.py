@@ -16,6 +16,8 @@ from .events import EventHandle
 from .native import C
 
 _MOST_DEFAULT_BLOCKS = 24
+_PINNED_ARENA_BYTES = 64 << 20
+_OF_ANY_SHAPE = ("notify_cached", "post")
 
 
 class CudaDevice:
@@ -37,7 +39,7 @@ class CudaDevice:
     asynchronous = True
     warps: int = C.cuda.BLOCK_WARPS
     calls = 64
-    fabrics: tuple[str, ...] = ("peer",)
+    fabrics: tuple[str, ...] = ("peer", "ibgda")
     poison = False
     fresh_memory_is_slow = False
 
@@ -58,24 +60,32 @@ class CudaDevice:
         # torch's allocator deals out the arena, so that tensors there are reused in the order of streams, as all are.
         return torch.cuda.MemPool(_pool_allocator().allocator())
 
-    def default_arena_bytes(self, ranks: int) -> int:
-        """Return this rank's share of an eighth of the GPU's memory. It is taken at once."""
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
+        """Return this rank's share of an eighth of the GPU's memory, or a little of the host's. It is taken at once."""
         del ranks
+        if by_nics:
+            return _PINNED_ARENA_BYTES
         return torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
 
-    def make_heap(self, size: int, in_process: bool) -> Any:
-        """Physical memory with a descriptor, mapped."""
-        del in_process
+    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
+        """Physical memory with a descriptor, mapped; the host's, pinned, where threads of the host stand for NICs."""
+        if by_nics:
+            return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
         return C.cuda.make_heap(self._context, size)
 
-    def map_heap(self, descriptor: int, size: int) -> Any:
+    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
         """Map the same physical memory."""
+        if by_nics:
+            return self._pinned(C.Heap.map(descriptor, size))
         return C.cuda.map_heap(self._context, descriptor, size)
+
+    def _pinned(self, heap: Any) -> Any:
+        C.cuda.pin_heap(self._context, heap)
+        return heap
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
         """Make one over this device's launcher."""
-        del network
-        return C.cuda.make_runtime(options, heaps, self._context, self._launcher)
+        return C.cuda.make_runtime(options, heaps, network, self._context, self._launcher)
 
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """From a pool over the arena.
@@ -152,8 +162,7 @@ class CudaDevice:
 
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:
-        # The one kernel that is the same for all shapes.
-        return (0, 0, 0) if name == "notify_cached" else shape
+        return (0, 0, 0) if name in _OF_ANY_SHAPE else shape
 
 
 @cache

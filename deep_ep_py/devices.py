@@ -64,13 +64,13 @@ class Device(Protocol):
     def comm_stream(self) -> Any:
         """torch.cuda.Stream that kernels run on, or None."""
 
-    def default_arena_bytes(self, ranks: int) -> int:
-        """Return how much memory for outputs a rank takes if nobody says."""
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
+        """Return how much memory for outputs a rank takes if nobody says; `by_nics`: NICs reach the heap too."""
 
-    def make_heap(self, size: int, in_process: bool) -> Any:
+    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
         """Make this rank's heap of at least `size` bytes."""
 
-    def map_heap(self, descriptor: int, size: int) -> Any:
+    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
         """Map a peer's heap."""
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
@@ -134,17 +134,20 @@ class CpuDevice:
     fresh_memory_is_slow = True
     comm_stream = None
 
-    def default_arena_bytes(self, ranks: int) -> int:
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
         """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
+        del by_nics
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return memory // (2 * ranks)
 
-    def make_heap(self, size: int, in_process: bool) -> Any:
+    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
         """Plain memory in one process, nameless shared memory between several."""
+        del by_nics
         return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
 
-    def map_heap(self, descriptor: int, size: int) -> Any:
+    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
         """Map the same memory."""
+        del by_nics
         return C.Heap.map(descriptor, size)
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:

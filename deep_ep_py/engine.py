@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +55,10 @@ class Paths:
         if self.fabric == "ibgda":
             return rank // self.ranks_per_node == peer // self.ranks_per_node
         return self.fabric == "mixed" and (rank + peer) % 2 == 0
+
+    def has_remote(self, ranks: int) -> bool:
+        """Tell whether some pair of them is not."""
+        return any(not self.mapped(i, j) for i in range(ranks) for j in range(ranks))
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,8 @@ class Engine:
     ) -> None:
         self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
-        arena_bytes = device.default_arena_bytes(self.ranks) if arena_bytes is None else arena_bytes
+        if arena_bytes is None:
+            arena_bytes = device.default_arena_bytes(self.ranks, paths.has_remote(self.ranks))
         arena_bytes = arena_bytes // _PAGE * _PAGE
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
@@ -145,7 +151,7 @@ class Engine:
                     )
 
     def _make_runtime(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> Any:
-        ranks = range(self.ranks)
+        has_remote = paths.has_remote(self.ranks)
         options = C.BufferOptions(
             rank=self.rank,
             ranks=self.ranks,
@@ -155,8 +161,8 @@ class Engine:
             timeout_ns=int(self.timeout * 1e9),
             calls=max(self.regions, self.device.calls),
             poison=bootstrap.in_process and self.device.poison,
-            has_remote=any(not paths.mapped(i, j) for i in ranks for j in ranks),
-            mapped=[paths.mapped(self.rank, peer) for peer in ranks],
+            has_remote=has_remote,
+            mapped=[paths.mapped(self.rank, peer) for peer in range(self.ranks)],
         )
         network = C.NetworkOptions(
             nic=paths.nic.native(),
@@ -165,8 +171,9 @@ class Engine:
         )
         heap_bytes = C.heap_bytes(options)
         self._regions_offset = heap_bytes - arena_bytes - self.regions * self._region_bytes
-        heap = self.device.make_heap(heap_bytes, bootstrap.in_process)
-        runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, self.device.map_heap), network)
+        heap = self.device.make_heap(heap_bytes, bootstrap.in_process, has_remote)
+        map_heap = partial(self.device.map_heap, by_nics=has_remote)
+        runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, map_heap), network)
         runtime.on_compiling_peer(
             lambda call, peer: _log.warning(
                 "rank %d waits in %s: rank %d is still compiling its kernels", bootstrap.rank, call.kind, peer

@@ -1,4 +1,4 @@
-"""The software NICs of a Buffer on CPUs: how they misbehave, and what they have seen."""
+"""The software NICs of a Buffer: how they misbehave, and what they have seen."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class NicOptions:
     in_flight : int
         Requests of a queue pair that are under way at once.
     most_delay : int
-        Turns that others get before each step of a queue pair, drawn at random up to this.
+        Turns that others get before each step of a queue pair, drawn at random up to this. Only under
+        `deep_ep_py.testing.run_ranks` on a CPU: elsewhere one thread serves a rank's queue pairs as fast as it can.
     relaxed : bool
         Data may overtake data on a queue pair too; an atomic never overtakes data.
     fault_rank, fault_peer : int

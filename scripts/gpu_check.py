@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25
 SANITIZED_CASES = ("one_rank_alone", "two_ranks", "rounds_of_few_rows")
 BENCHMARKS = {"benchmark": "bf16", "fp8_benchmark": "fp8"}
+MEASURED = (*BENCHMARKS, "posting")  # what writes a JSON of its own
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure"]
     bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8"]
     bench += ["--tokens=4096" if quick else "--tokens=128,1024,4096"]
+    posting = [python, "-m", "deep_ep_py", "bench-posting", f"--json={out / 'posting.json'}"]
     found = [
         Step("build", [python, "setup.py", "--quiet", "build_ext", "--inplace"], 120),
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
@@ -71,7 +73,8 @@ def steps(out: Path, quick: bool) -> list[Step]:
     ]
     for name, dtype in BENCHMARKS.items():
         files = [f"--json={out / f'{name}.json'}", f"--plot={out / f'{name}.png'}"]
-        found.append(Step(name, [*bench, f"--dtype={dtype}", *files], 60 if quick else 150))
+        found.append(Step(name, [*bench, f"--dtype={dtype}", *files], 60 if quick else 120))
+    found.append(Step("posting", posting, 30))
     for tool in ("memcheck",) if quick else ("memcheck", "racecheck", "synccheck"):
         for case in SANITIZED_CASES[: 1 if quick else None]:
             command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10"]
@@ -104,7 +107,7 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     lines = log.read_text(errors="replace").splitlines()
-    if step.name in ("tests", "kernels", *BENCHMARKS) or result != "passed":
+    if step.name in ("tests", "kernels", *MEASURED) or result != "passed":
         console.print("\n".join(lines[-(TAIL_LINES if result == "passed" else 3 * TAIL_LINES) :]), markup=False)
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return Outcome(step.name, result, round(time.monotonic() - began, 1), note or last[:100])
@@ -177,13 +180,15 @@ def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
         outcomes.append(run(limited, out, console))
         if step.name == "build" and outcomes[-1].result != "passed":
             break
+
+    def measured(name: str) -> Any:
+        file = out / f"{name}.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
     report = {
         "machine": machine,
         "steps": [asdict(outcome) for outcome in outcomes],
-        **{
-            name: json.loads(path.read_text()) if (path := out / f"{name}.json").exists() else None
-            for name in BENCHMARKS
-        },
+        **{name: measured(name) for name in MEASURED},
     }
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     console.print(as_table(outcomes))

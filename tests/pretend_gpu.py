@@ -29,7 +29,7 @@ class PretendGpu(CudaDevice):
         self.torch_device, self.blocks = torch.device("cpu"), 2
         self.runtime: Any = None
 
-    def default_arena_bytes(self, ranks: int) -> int:
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
         return 16 << 20
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:

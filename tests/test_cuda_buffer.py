@@ -47,7 +47,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache.folder
 
 
-@pytest.mark.parametrize("arguments", [(), ("--arena-bytes=0",)], ids=["direct", "rounds"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--arena-bytes=0",), ("--fabric=ibgda",)], ids=["direct", "rounds", "nodes"]
+)
 def test_round_trip(
     double: Path,
     compiled: Path,
@@ -66,7 +68,10 @@ def test_round_trip(
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     calls = (tmp_path / "log").read_text()
-    assert calls.count("cuMemImportFromShareableHandle") == 4 * 3, "each rank maps its peers' heaps"
+    # Each rank maps its peers' heaps; where a NIC reaches them they are the host's.
+    through_nics = "--fabric=ibgda" in arguments
+    assert calls.count("cuMemImportFromShareableHandle") == (0 if through_nics else 4 * 3)
+    assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if through_nics else 0)
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 
@@ -111,3 +116,19 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
     report["config"]["machine"]["gpu"] = "Double"
     print_report(report, console)
     assert "of copy" in console.export_text()
+
+
+def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Everything but the clock: every request is counted, and has arrived."""
+    report = json.loads(on_threads(double, workers / "posting_on_threads.py", tmp_path / "log"))
+    assert report["verified"]
+    one, many = report["patterns"]
+    assert (one["posting_warps"], one["queue_pairs"], one["requests"]) == (1, 1, 64)
+    assert (many["posting_warps"], many["queue_pairs"], many["requests"]) == (8, 2, 128)
+    assert one["doorbells"] == dict.fromkeys(("median", "min", "max"), 32), "one warp alone rings for every put"
+    assert 0 < many["doorbells"]["min"] <= many["doorbells"]["max"] <= 64
+    for posted in report["patterns"]:
+        times, rates = posted["ns_per_request"], posted["doorbells_per_s"]
+        assert 0 < times["min"] <= times["median"] <= times["max"]
+        assert 0 < rates["min"] <= rates["median"] <= rates["max"]
+    assert "many warps" in report["table"]

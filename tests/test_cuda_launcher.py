@@ -251,6 +251,42 @@ gc.collect()
     assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
 
 
+def test_a_heap_of_the_host_is_pinned_as_long_as_it_lives(double: Path, tmp_path: Path) -> None:
+    program = """
+import gc
+context = cuda.Context(0)
+memory = cuda.Memory(context)
+for heap in (C.Heap.make_plain(3 << 20), C.Heap.make_shared(3 << 20)):
+    cuda.pin_heap(context, heap)
+    last = heap.base + heap.bytes - 8
+    memory.store_words([last], 7 << 32 | 5)
+    print(hex(memory.load_word(last)))
+del heap, memory, context
+gc.collect()
+"""
+    printed, log = run_logged(double, tmp_path, program)
+    assert printed == ["0x700000005"] * 2
+    assert len(calls(log, "cuMemHostRegister")) == len(calls(log, "cuMemHostUnregister")) == 2
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        (
+            {"DOUBLE_FAIL": "cuMemHostRegister=218"},
+            "pinning a heap of 4096 bytes in host memory: CUDA_ERROR_INVALID_PTX (218): a PTX JIT compilation failed",
+        ),
+        ({"DOUBLE_OLD": "1"}, "Double cannot use the host's memory under its address, as NICs in software need"),
+    ],
+)
+def test_a_heap_that_cannot_be_pinned(double: Path, variables: dict[str, str], said: str) -> None:
+    program = """
+print(refused(cuda.pin_heap, cuda.Context(0), C.Heap.make_plain(4096)))
+"""
+    assert run(double, program, **variables) == [f"CudaError: {said}"]
+
+
 def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
     (tmp_path / "old.cpp").write_text('extern "C" int cuInit(unsigned) { return 0; }\n')
     library = tmp_path / "libcuda.so.1"

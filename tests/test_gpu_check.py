@@ -35,12 +35,12 @@ def test_tests_that_find_no_gpu_have_not_passed(tmp_path: Path) -> None:
     tests, memcheck = report["steps"]
     assert (tests["name"], tests["result"], tests["note"]) == ("tests", "failed", "exit code 1")
     assert (memcheck["result"], memcheck["note"]) == ("skipped", "there is no compute-sanitizer")
-    assert report["benchmark"] is report["fp8_benchmark"] is None
+    assert report["benchmark"] is report["fp8_benchmark"] is report["posting"] is None
 
 
 def test_a_step_that_is_none(tmp_path: Path) -> None:
     done = check(tmp_path, "--only=speed")
-    assert done.returncode == 2 and "expected one of build; kernels; tests; benchmark" in done.stderr
+    assert done.returncode == 2 and "expected one of build; kernels; tests; benchmark; posting" in done.stderr
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:

@@ -3,6 +3,10 @@
 // order, and an atomic is never overtaken by data in front of it. Of other queue pairs nothing is assumed. Litmus:
 // nic_same_queue_pair.
 //
+// A NIC is a device on the bus, or a thread of the host (host/soft_nic.h): outside the GPU either way. What it shares
+// with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue pair's counts,
+// lies in their own memory and is accessed at device scope.
+//
 // Who posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them valid in
 // order (`filled`). Who finds nobody behind it tells the NIC (`rung`); whoever waits does so too, so that nothing waits
 // for a request that nobody has rung for.
@@ -16,7 +20,7 @@ namespace deep_ep::fabric {
 
 // A connection to one peer, in device memory. The host fills it; nothing of another library is known here.
 struct QueuePair {
-    // Where this rank's kernels and its NIC meet.
+    // Where this rank's kernels and its NIC meet: memory of the host for one in software.
     wire::mlx5::Block* ring;
     u32* record;    // DoorbellRecord::send
     u64* doorbell;  // the NIC's register

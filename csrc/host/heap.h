@@ -28,12 +28,15 @@ class Heap {
     size_t bytes() const { return bytes_; }
     int descriptor() const { return descriptor_; }  // -1: plain memory, or a peer's
     void close_descriptor();
+    // Keeps `user`, something that needs the memory mapped, as long as the heap.
+    void keep(std::shared_ptr<void> user) { user_ = std::move(user); }
 
   private:
     uint8_t* base_;
     size_t bytes_;
     int descriptor_;
     std::shared_ptr<void> mapping_;
+    std::shared_ptr<void> user_;  // goes before the mapping
 };
 
 }  // namespace deep_ep::host

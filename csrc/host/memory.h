@@ -19,7 +19,7 @@ class Memory {
     // Both return when it is done; no kernel uses that memory meanwhile.
     virtual void write(void* target, const void* source, size_t bytes) = 0;
     virtual void fill(void* target, uint8_t byte, size_t bytes) = 0;
-    // One word of a heap, which kernels of any rank may use at the same time. It stands for itself.
+    // One word, of a heap or of what kernels work in, which kernels may use at the same time. It stands for itself.
     virtual uint64_t load_word(const uint64_t* word) = 0;
     // The same value into several such words; everywhere before anything that the caller does afterwards.
     virtual void store_words(const std::vector<uint64_t*>& words, uint64_t value) = 0;

@@ -263,6 +263,38 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     return args.offer.visible != 0;
 }
 
+std::shared_ptr<Call> Runtime::post(PostArgs posts, unsigned blocks) {
+    const wire::HeapLayout heap = heap_layout(options_);
+    const auto check = [&](const char* name, uint64_t offset, uint64_t bytes, uint64_t alignment) {
+        const bool inside = offset >= heap.arena_offset() && offset <= heap.bytes() && bytes <= heap.bytes() - offset;
+        if (inside && offset % alignment == 0) return;
+        throw std::invalid_argument(std::string(name) + "=" + std::to_string(offset) + ": expected " +
+                                    std::to_string(bytes) + " bytes within an arena, [" +
+                                    std::to_string(heap.arena_offset()) + ", " + std::to_string(heap.bytes()) +
+                                    "), at a multiple of " + std::to_string(alignment));
+    };
+    if (posts.to >= static_cast<uint32_t>(options_.ranks)) {
+        throw std::invalid_argument("to=" + std::to_string(posts.to) + ": expected 0 to " +
+                                    std::to_string(options_.ranks - 1));
+    }
+    if (posts.posters == 0 || posts.posters > launcher_->warps()) {
+        throw std::invalid_argument("posters=" + std::to_string(posts.posters) + ": expected 1 to " +
+                                    std::to_string(launcher_->warps()) + ", warps of a block");
+    }
+    if (posts.bytes % wire::kPieceBytes != 0 || posts.bytes > most_put_bytes()) {
+        throw std::invalid_argument("bytes=" + std::to_string(posts.bytes) + ": expected a multiple of " +
+                                    std::to_string(wire::kPieceBytes) + ", at most " +
+                                    std::to_string(most_put_bytes()));
+    }
+    check("source", posts.source, posts.bytes, wire::kPieceBytes);
+    check("target", posts.target, posts.bytes, wire::kPieceBytes);
+    check("words", posts.words, u64{blocks} * posts.posters * sizeof(u64), sizeof(u64));
+    auto call = open(wire::Kind::kNone);
+    posts.call = call_args(*call);
+    call->serial = launch("post", {}, blocks, 0, &posts, sizeof(posts));
+    return call;
+}
+
 void Runtime::wait_counts(Call& call) {
     wait_until(call, [&] {
         // Pairs with notify's release: the counts are visible. A call that failed ends without them.

@@ -97,6 +97,10 @@ class Runtime {
     bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
                  unsigned blocks);
 
+    // Puts `posts.puts` times `posts.bytes`, as kernels/post.h says: to time it. No operation; `posts.call` is filled
+    // in here. The offsets lie in arenas, whose owners use them for nothing else.
+    std::shared_ptr<Call> post(PostArgs posts, unsigned blocks);
+
     // Until the counts of a dispatch are there, or the call has ended without.
     void wait_counts(Call& call);
     // Until all launched kernels of the call have ended.

@@ -93,4 +93,15 @@ struct CombineArgs {
     const u8* bias[2];        // [tokens, row_bytes] or null
 };
 
+struct PostArgs {
+    CallArgs call;
+    u32 to;
+    u32 posters;  // warps of each block
+    u32 puts;     // of each
+    u64 bytes;    // of each; a multiple of 16
+    u64 source;   // in this rank's heap
+    u64 target;   // in `to`'s heap
+    u64 words;    // in `to`'s heap: one for each poster
+};
+
 }  // namespace deep_ep

@@ -33,6 +33,9 @@ bool SendQueue::has_work() const {
 
 void SendQueue::answer_doorbell() {
     doorbell_ = __atomic_load_n(shared_.doorbell, __ATOMIC_RELAXED);
+    // A NIC reads the record after the doorbell has come, so never one that is older. (ThreadSanitizer knows no fences:
+    // to it what kernels have written is there by the record alone.)
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
     // Pairs with the kernel's release of the record: the blocks up to it, and what they send, are visible.
     const u32 counter = mlx5::big(__atomic_load_n(&shared_.record->send, __ATOMIC_ACQUIRE));
     if (mlx5::doorbell_queue(doorbell_) != connection_.number) {

@@ -54,14 +54,13 @@ struct PoolScope {
 };
 
 RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std::shared_ptr<host::Heap>> heaps,
-                            const std::shared_ptr<const PrimaryContext>& context,
+                            const NetworkOptions& network_options, const std::shared_ptr<const PrimaryContext>& context,
                             std::shared_ptr<CudaLauncher> launcher) {
-    for (const bool mapped : options.mapped) {
-        if (!mapped) throw std::invalid_argument("all ranks must share memory on a GPU");
-    }
     const auto own = heaps.at(static_cast<size_t>(options.rank));
-    return RuntimePointer(new host::Runtime(options, own, std::move(heaps), std::make_unique<CudaMemory>(context),
-                                            std::move(launcher), nullptr));
+    auto memory = std::make_unique<CudaMemory>(context);
+    auto network = make_network(options, network_options, heaps, *memory, Kernels::kOnGpu);
+    return RuntimePointer(
+        new host::Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), std::move(network)));
 }
 
 }  // namespace
@@ -79,6 +78,8 @@ void bind_cuda(py::module_& module) {
     m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), NoGil(),
           "This rank's heap on a GPU; its descriptor is for the peers' map_heap.");
     m.def("map_heap", &host::map_cuda_heap, py::arg("context"), py::arg("descriptor"), py::arg("bytes"), NoGil());
+    m.def("pin_heap", &host::pin_heap, py::arg("context"), py::arg("heap"), NoGil(),
+          "Let the GPU use a heap of the host, own or mapped, under its address, as long as the heap lives.");
     py::class_<PoolScope>(m, "PoolScope")
         .def("__enter__", [](PoolScope& scope) { scope.over = std::make_unique<host::PoolOver>(scope.arena); })
         .def("__exit__", [](PoolScope& scope, const py::args&) { scope.over.reset(); });
@@ -130,8 +131,10 @@ void bind_cuda(py::module_& module) {
                 launcher.wait([&] { return launcher.finished(serial); }, "kernel");
             },
             py::arg("serial"), NoGil(), "Return when this launch has ended.");
-    m.def("make_runtime", make_runtime, py::arg("options"), py::arg("heaps"), py::arg("context"), py::arg("launcher"),
-          "A Runtime whose kernels the launcher runs; it takes them from there as they are needed.");
+    m.def("make_runtime", make_runtime, py::arg("options"), py::arg("heaps"), py::arg("network"), py::arg("context"),
+          py::arg("launcher"),
+          "A Runtime whose kernels the launcher runs; it takes them from there as they are needed. Where some rank is "
+          "not mapped, all heaps are the host's, and pinned: NICs are threads of the host.");
 }
 
 }  // namespace deep_ep::python

@@ -5,10 +5,10 @@
 #include "cpu/vector/vector.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
-#include "host/cpu/soft_nic.h"
 #include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
 #include "host/runtime.h"
+#include "host/soft_nic.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -24,37 +24,15 @@ using host::Sizes;
 using host::Tensors;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// How ranks that are not mapped are reached.
-struct NetworkOptions {
-    nic::Options nic;  // of software NICs
-    bool weak;         // an agent without order in their place
-    bool in_process;   // all ranks are threads of this process
-};
-
-std::unique_ptr<host::Network> make_network(const BufferOptions& options, const NetworkOptions& network,
-                                            const std::vector<std::shared_ptr<Heap>>& heaps) {
-    std::vector<bool> remote;
-    std::vector<uint8_t*> bases;
-    bool any = false;
-    for (size_t r = 0; r < heaps.size(); ++r) {
-        bases.push_back(heaps[r]->base());
-        remote.push_back(!options.mapped[r]);
-        any = any || remote[r];
-    }
-    if (!any) return nullptr;
-    if (network.weak) return std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
-    return std::make_unique<host::SoftNic>(options.rank, bases, Runtime::heap_layout(options).bytes(), remote,
-                                           network.nic, network.in_process);
-}
-
 RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
                             const NetworkOptions& network_options) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
-    auto network = make_network(options, network_options, heaps);
+    auto memory = std::make_unique<host::CpuMemory>();
+    auto network = make_network(options, network_options, heaps, *memory, Kernels::kOnCpu);
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
     auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
-    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::make_unique<host::CpuMemory>(),
-                                      std::move(launcher), std::move(network)));
+    return RuntimePointer(
+        new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), std::move(network)));
 }
 
 void delete_capsule(PyObject* capsule) {
@@ -153,6 +131,28 @@ void bind_call(py::module_& m) {
 
 }  // namespace
 
+std::unique_ptr<host::Network> make_network(const BufferOptions& options, const NetworkOptions& network,
+                                            const std::vector<std::shared_ptr<Heap>>& heaps, host::Memory& memory,
+                                            Kernels kernels) {
+    std::vector<bool> remote;
+    std::vector<uint8_t*> bases;
+    bool any = false;
+    for (size_t r = 0; r < heaps.size(); ++r) {
+        bases.push_back(heaps[r]->base());
+        remote.push_back(!options.mapped[r]);
+        any = any || remote[r];
+    }
+    if (!any) return nullptr;
+    using Server = host::SoftNic::Server;
+    if (network.weak) {
+        if (kernels == Kernels::kOnGpu) throw std::invalid_argument("a weak network: expected NICs for a GPU's ranks");
+        return std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
+    }
+    const bool agents = kernels == Kernels::kOnCpu && network.in_process;
+    return std::make_unique<host::SoftNic>(options.rank, bases, Runtime::heap_layout(options).bytes(), remote,
+                                           network.nic, memory, agents ? Server::kAgents : Server::kThread);
+}
+
 void bind_runtime(py::module_& m) {
     bind_heap(m);
     bind_call(m);
@@ -227,6 +227,13 @@ void bind_runtime(py::module_& m) {
             NoGil())
         .def("dispatch", &Runtime::dispatch, NoGil())
         .def("combine", &Runtime::combine, NoGil())
+        .def(
+            "post",
+            [](Runtime& runtime, uint32_t to, uint32_t posters, uint32_t puts, uint64_t bytes, uint64_t source,
+               uint64_t target, uint64_t words,
+               unsigned blocks) { return runtime.post({{}, to, posters, puts, bytes, source, target, words}, blocks); },
+            py::kw_only(), py::arg("to"), py::arg("posters"), py::arg("puts"), py::arg("bytes"), py::arg("source"),
+            py::arg("target"), py::arg("words"), py::arg("blocks"), NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())
         .def("wait", &Runtime::wait, NoGil())
         .def("wait_launch", &Runtime::wait_launch, NoGil())

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <vector>
 
 #include "host/runtime.h"
 
@@ -23,6 +24,20 @@ inline void check_signals() {
     pybind11::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
+
+// How ranks that are not mapped are reached.
+struct NetworkOptions {
+    nic::Options nic;  // of software NICs
+    bool weak;         // an agent without order in their place
+    bool in_process;   // all ranks are threads of this process
+};
+
+enum class Kernels { kOnCpu, kOnGpu };
+
+// What reaches them; null where there are none. `memory` outlives it.
+std::unique_ptr<host::Network> make_network(const host::BufferOptions& options, const NetworkOptions& network,
+                                            const std::vector<std::shared_ptr<host::Heap>>& heaps, host::Memory& memory,
+                                            Kernels kernels);
 
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);

@@ -103,5 +103,6 @@ KERNELS = _kernels(
         "deep_ep::combine<{static}>",
         "deep_ep::combine_shared_bytes({ranks}, {warps})",
     ),
+    Kernel("post", "kernels/post.h", "deep_ep::post"),
 )
-"""Every kernel by name, in the order in which an operation launches them."""
+"""Every kernel by name, in the order in which an operation launches them; last what only a measurement does."""

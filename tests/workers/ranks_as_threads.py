@@ -21,7 +21,7 @@ from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
-from test_gpu import on_each_rank
+from test_gpu import BETWEEN_NODES, check_what_a_failing_nic_says, nic_that_fails, on_each_node, on_each_rank
 
 MOST_RANKS = 16
 
@@ -143,6 +143,11 @@ def pool(group: Any) -> None:
     free(inside, size, 0, None)
 
 
+def weak(group: Any) -> None:
+    with pytest.raises(ValueError, match="fabric='weak': expected one of peer, ibgda on"):
+        make_buffer(group, BY_NAME["two_ranks"], "weak", device="cuda")
+
+
 def fails_later(group: Any) -> None:
     """The host does not wait for kernels: what a call has failed of is raised by the next one, or by destroy."""
     trial = Trial.of(BY_NAME["two_ranks"])
@@ -180,11 +185,17 @@ def main() -> None:
     run_ranks(2, fails_later, device="cuda")
     run_ranks(2, pool, device="cuda")
     run_ranks(4, fp8_rows, device="cuda")
+    run_ranks(2, weak, device="cuda")
     run_ranks(2, compiling, device="cuda")
     for case in CASES:
         if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
             run_ranks(case.ranks, on_each_rank, Trial.of(case), device="cuda")
             print(case.name)
+    for case, ranks_per_node in BETWEEN_NODES:
+        run_ranks(case.ranks, on_each_node, Trial.of(case), ranks_per_node, device="cuda")
+        print(f"{case.name}-{ranks_per_node}")
+    trial = Trial.of(BY_NAME["uniform"])
+    check_what_a_failing_nic_says(run_ranks(trial.case.ranks, nic_that_fails, trial, device="cuda"))
 
 
 if __name__ == "__main__":

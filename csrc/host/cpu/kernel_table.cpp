@@ -7,6 +7,7 @@
 #include "kernels/dispatch.h"
 #include "kernels/layout.h"
 #include "kernels/notify.h"
+#include "kernels/post.h"
 
 namespace deep_ep::host {
 namespace {
@@ -24,7 +25,7 @@ struct Named {
 constexpr Named kKernels[] = {
     {"layout", call<LayoutArgs, layout<RuntimeShape>>},       {"notify", call<NotifyArgs, notify<RuntimeShape>>},
     {"notify_cached", call<NotifyCachedArgs, notify_cached>}, {"dispatch", call<DispatchArgs, dispatch<RuntimeShape>>},
-    {"combine", call<CombineArgs, combine<RuntimeShape>>},
+    {"combine", call<CombineArgs, combine<RuntimeShape>>},    {"post", call<PostArgs, post>},
 };
 
 }  // namespace

@@ -29,6 +29,7 @@ constexpr Result kNotReady = 600;
 constexpr int kMultiprocessorCount = 16;  // CUdevice_attribute
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
+constexpr int kCanUseHostPointer = 91;
 constexpr int kCooperativeLaunch = 95;
 
 constexpr int kMaxDynamicSharedSizeBytes = 8;  // CUfunction_attribute
@@ -39,7 +40,8 @@ constexpr unsigned kEventDisableTiming = 2;
 constexpr int kCaptureNone = 0;     // CUstreamCaptureStatus
 constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
 
-constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;  // CU_MEMHOSTALLOC_*
+constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;          // CU_MEMHOSTALLOC_*
+constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_*
 
 constexpr int kAllocationPinned = 1;        // CUmemAllocationType
 constexpr int kLocationDevice = 1;          // CUmemLocationType
@@ -121,6 +123,8 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(memory_free, cuMemFree_v2, DevicePointer)                                                                \
     X(host_allocate, cuMemHostAlloc, void**, size_t, unsigned)                                                 \
     X(host_free, cuMemFreeHost, void*)                                                                         \
+    X(host_register, cuMemHostRegister_v2, void*, size_t, unsigned)                                            \
+    X(host_unregister, cuMemHostUnregister, void*)                                                             \
     X(fill, cuMemsetD8Async, DevicePointer, unsigned char, size_t, Stream)                                     \
     X(copy_to_device, cuMemcpyHtoDAsync_v2, DevicePointer, const void*, size_t, Stream)                        \
     X(copy_to_host, cuMemcpyDtoHAsync_v2, void*, DevicePointer, size_t, Stream)                                \

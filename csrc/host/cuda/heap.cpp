@@ -1,4 +1,5 @@
-// Heaps in GPU memory: physical memory with a file descriptor, mapped into each process's address space.
+// Heaps in GPU memory: physical memory with a file descriptor, mapped into each process's address space. And heaps in
+// the host's memory, pinned, that GPUs have mapped.
 #include "host/cuda/memory.h"
 
 namespace deep_ep::host {
@@ -96,6 +97,21 @@ std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryCon
     const auto mapping = std::make_shared<Mapping>(context, allocation, bytes);
     mapping->map(granularity_of(properties_on(context->ordinal())));
     return as_heap(mapping, bytes, -1);
+}
+
+void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& heap) {
+    const Driver& driver = Driver::get();
+    const Current current(*context);
+    if (context->attribute(cuda::kCanUseHostPointer) == 0) {
+        throw cuda::CudaError(context->name() +
+                              " cannot use the host's memory under its address, as NICs in software need");
+    }
+    driver.check(driver.host_register(heap.base(), heap.bytes(), cuda::kRegisterPortable | cuda::kRegisterDeviceMap),
+                 "pinning a heap of " + std::to_string(heap.bytes()) + " bytes in host memory");
+    heap.keep(std::shared_ptr<void>(heap.base(), [context](void* pinned) {
+        const Current current(*context);
+        Driver::get().host_unregister(pinned);
+    }));
 }
 
 }  // namespace deep_ep::host

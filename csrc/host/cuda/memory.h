@@ -34,5 +34,8 @@ std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryCo
 // A peer's heap, made with as many bytes.
 std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
                                     size_t bytes);
+// Lets the context's GPU, and others, use a heap in the host's memory, own or a peer's, under its address as long as it
+// lives. For ranks that reach each other through NICs, which are the host's threads: slow for kernels.
+void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& heap);
 
 }  // namespace deep_ep::host

@@ -16,7 +16,7 @@ using deep_ep::cpu::Executor;
 const std::map<std::string, size_t> kArgumentBytes = {
     {"layout", sizeof(deep_ep::LayoutArgs)},     {"notify", sizeof(deep_ep::NotifyArgs)},
     {"dispatch", sizeof(deep_ep::DispatchArgs)}, {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
-    {"combine", sizeof(deep_ep::CombineArgs)},
+    {"combine", sizeof(deep_ep::CombineArgs)},   {"post", sizeof(deep_ep::PostArgs)},
 };
 
 // "_ZN7deep_ep8dispatchI..." -> "dispatch"
@@ -49,6 +49,9 @@ uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig&
 std::string copy_of_args(const std::string& symbol, const void* args) {
     return {static_cast<const char*>(args), kArgumentBytes.at(name_of(symbol))};
 }
+
+void share(const void* memory, size_t bytes) { Executor::get().share_memory(memory, bytes, -1); }
+void unshare(const void* memory) { Executor::get().unshare_memory(memory); }
 
 // Lets kernels run for a while: a GPU needs nobody for that.
 bool ended(uint64_t serial) {

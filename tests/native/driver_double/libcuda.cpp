@@ -5,6 +5,7 @@
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  how many it has
+//   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
 // which double_replay(number) launches again and waits for; -> its number.
@@ -32,7 +33,8 @@ using namespace deep_ep::host::cuda;
 namespace {
 
 constexpr Result kInvalidValue = 1, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
-                 kInvalidHandle = 400, kNotFound = 500, kTooLarge = 720, kCaptureUnsupported = 900;
+                 kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712, kTooLarge = 720,
+                 kCaptureUnsupported = 900;
 constexpr size_t kGranularity = 2 << 20;
 constexpr int kBlocksEach = 2;
 
@@ -170,6 +172,7 @@ Result cuDeviceGetAttribute(int* value, int which, Device device) {
             *value = 0;
             return kSuccess;
         case kCooperativeLaunch:
+        case kCanUseHostPointer:
             *value = std::getenv("DOUBLE_OLD") ? 0 : 1;
             return kSuccess;
         default:
@@ -312,7 +315,8 @@ Result cuStreamSynchronize(Stream stream) {
 }
 Result cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
     BEGIN(enter_outside_capture("cuMemAlloc"));
-    void* memory = std::malloc(bytes);
+    constexpr size_t kAlignment = 256;
+    void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     std::memset(memory, 0xEE, bytes);  // not zeroed
     alive.insert(memory);
     *address = reinterpret_cast<DevicePointer>(memory);
@@ -330,9 +334,25 @@ Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
     DevicePointer memory = 0;
     RETURN_IF_FAILED(cuMemAlloc_v2(&memory, bytes));
     *address = reinterpret_cast<void*>(memory);
+    driver_double::share(*address, bytes);
     return kSuccess;
 }
-Result cuMemFreeHost(void* address) { return cuMemFree_v2(reinterpret_cast<DevicePointer>(address)); }
+Result cuMemFreeHost(void* address) {
+    driver_double::unshare(address);
+    return cuMemFree_v2(reinterpret_cast<DevicePointer>(address));
+}
+Result cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
+    BEGIN(enter_outside_capture("cuMemHostRegister"));
+    if (flags != (kRegisterPortable | kRegisterDeviceMap) || bytes == 0) return kInvalidValue;
+    if (!alive.insert(address).second) return kAlreadyRegistered;
+    driver_double::share(address, bytes);
+    return kSuccess;
+}
+Result cuMemHostUnregister(void* address) {
+    BEGIN(enter_in_context("cuMemHostUnregister"));
+    driver_double::unshare(address);
+    return forget(address);
+}
 Result cuMemsetD8Async(DevicePointer address, unsigned char byte, size_t bytes, Stream stream) {
     BEGIN(enter_in_context("cuMemsetD8Async"));
     if (!alive.count(stream)) return kInvalidHandle;

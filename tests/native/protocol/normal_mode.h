@@ -7,9 +7,9 @@
 #include "../program.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
-#include "host/cpu/soft_nic.h"
 #include "host/cpu/weak_agent.h"
 #include "host/runtime.h"
+#include "host/soft_nic.h"
 
 namespace protocol::normal_mode {
 
@@ -218,14 +218,15 @@ inline void run(uint64_t seed, const Setup& setup) {
         std::vector<std::shared_ptr<host::Heap>> heaps(world.heaps, world.heaps + kRanks);
         std::vector<uint8_t*> bases;
         for (const auto& heap : heaps) bases.push_back(heap->base());
+        auto memory = std::make_unique<host::CpuMemory>();
         std::unique_ptr<host::Network> network;
         if (setup.fabric == Fabric::kWeak) network = std::make_unique<host::WeakAgent>(r, bases);
         if (setup.fabric == Fabric::kIbgda) {
-            network = std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, true);
+            network = std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, *memory,
+                                                      host::SoftNic::Server::kAgents);
         }
         auto launcher = std::make_unique<host::CpuLauncher>(r, heaps[rank]->base(), layout.regions_offset());
-        host::Runtime runtime(options, heaps[rank], heaps, std::make_unique<host::CpuMemory>(), std::move(launcher),
-                              std::move(network));
+        host::Runtime runtime(options, heaps[rank], heaps, std::move(memory), std::move(launcher), std::move(network));
         world.meet(2);
         Rank self{rank, runtime, setup};
         for (u32 lap = 0; lap < kLaps; ++lap) self.lap(lap);

@@ -6,7 +6,8 @@
 
 #include "../program.h"
 #include "fabric/fabric.h"
-#include "host/cpu/soft_nic.h"
+#include "host/cpu/memory.h"
+#include "host/soft_nic.h"
 #include "wire/heap_layout.h"
 
 namespace protocol::posters {
@@ -110,7 +111,9 @@ inline void run(uint64_t seed, const Sizes& sizes, const nic::Options& options) 
             expect(wrong == 0, std::to_string(wrong) + " words are wrong");
             return;
         }
-        host::SoftNic nic(0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, options, true);
+        host::CpuMemory host_memory;
+        host::SoftNic nic(0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, options, host_memory,
+                          host::SoftNic::Server::kAgents);
         u8* base[2] = {heaps[0], nullptr};
         fabric::Peers peers{};
         peers.ranks = 2;

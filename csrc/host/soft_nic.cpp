@@ -1,4 +1,4 @@
-#include "host/cpu/soft_nic.h"
+#include "host/soft_nic.h"
 
 #include <chrono>
 #include <cstring>
@@ -31,12 +31,14 @@ SoftNic::SharedMemory::~SharedMemory() { cpu::Executor::get().unshare_memory(mem
 SoftNic::Agent::~Agent() { cpu::Executor::get().remove_agent(id); }
 
 SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, const std::vector<bool>& remote,
-                 const nic::Options& options, bool in_process)
-    : options_(options), ranks_(static_cast<u32>(heaps.size())) {
-    make_keys(rank, heaps, heap_bytes);
+                 const nic::Options& options, Memory& memory, Server server)
+    : options_(options), ranks_(static_cast<u32>(heaps.size())), allocator_(memory) {
+    fabric::Ibgda device{};
+    make_keys(rank, heaps, heap_bytes, device);
     random_.seed(static_cast<u32>(rank) + 1);
-    make_queues(rank, remote, in_process);
-    if (in_process) {
+    make_queues(rank, remote, server, device);
+    device_ = make_private<fabric::Ibgda>({device});
+    if (server == Server::kAgents) {
         for (auto& queue : queues_) {
             if (!queue) continue;
             nic::SendQueue& served = *queue;
@@ -54,7 +56,7 @@ SoftNic::~SoftNic() {
     if (thread_.joinable()) thread_.join();
 }
 
-void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes) {
+void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, fabric::Ibgda& device) {
     const u64 chunk = 1ull << options_.chunk_log2;
     const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
@@ -63,42 +65,45 @@ void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t h
                                     std::to_string(heap_bytes) + " bytes would need " + std::to_string(keys) +
                                     " memory keys, expected at most " + std::to_string(kMostKeys));
     }
+    std::vector<u64> addresses;
+    std::vector<u32> by_chunk;
     for (u32 r = 0; r < ranks_; ++r) {
-        heap_addresses_.push_back(heap_address(static_cast<int>(r)));
+        addresses.push_back(heap_address(static_cast<int>(r)));
         for (u32 c = 0; c < chunks; ++c) {
             for (u32 n = 0; n < options_.nics; ++n) {
                 const u32 key = heap_key((u64{r} * chunks + c) * options_.nics + n);
                 const u64 offset = c * chunk;
-                memory_.add(key, {static_cast<int>(r), heap_addresses_[r] + offset,
-                                  std::min(chunk, heap_bytes - offset), heaps[r] + offset});
-                keys_.push_back(mlx5::big(key));
+                memory_.add(key, {static_cast<int>(r), addresses[r] + offset, std::min(chunk, heap_bytes - offset),
+                                  heaps[r] + offset});
+                by_chunk.push_back(mlx5::big(key));
             }
         }
     }
-    device_.nics = options_.nics;
-    device_.chunks = chunks;
-    device_.chunk_log2 = options_.chunk_log2;
-    device_.most_bytes = options_.most_bytes;
-    device_.heap = heap_addresses_[static_cast<size_t>(rank)];
-    device_.heaps = heap_addresses_.data();
+    heap_addresses_ = make_private(addresses);
+    keys_ = make_private(by_chunk);
+    device.nics = options_.nics;
+    device.chunks = chunks;
+    device.chunk_log2 = options_.chunk_log2;
+    device.most_bytes = options_.most_bytes;
+    device.heap = addresses[static_cast<size_t>(rank)];
+    device.heaps = heap_addresses_.get();
     // One key serves a chunk from here and from afar.
-    device_.keys = keys_.data() + static_cast<size_t>(rank) * chunks * options_.nics;
-    device_.remote_keys = keys_.data();
+    device.keys = keys_.get() + static_cast<size_t>(rank) * chunks * options_.nics;
+    device.remote_keys = keys_.get();
 }
 
-void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_process) {
+void SoftNic::make_queues(int rank, const std::vector<bool>& remote, Server server, fabric::Ibgda& device) {
     const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
-    queue_pairs_.resize(count);
+    std::vector<fabric::QueuePair> queue_pairs(count);
     queues_.resize(count);
-    meetings_ = std::make_unique<Meeting[]>(count);
-    shared_ = std::make_unique<SharedMemory>(meetings_.get(), count * sizeof(Meeting));
-    u32 used = 0;
-    for (const bool far : remote) used += far ? per_peer : 0;
-    rings_ = std::make_unique<mlx5::Block[]>(static_cast<size_t>(used) * options_.blocks);
-    std::memset(static_cast<void*>(rings_.get()), nic::kPoison,
-                static_cast<size_t>(used) * options_.blocks * mlx5::kBlockBytes);
+    meetings_ = make_shared<Meeting>(count);
+    checked_ = std::make_unique<SharedMemory>(meetings_.get(), count * sizeof(Meeting));
+    size_t blocks = 0;
+    for (const bool far : remote) blocks += far ? size_t{per_peer} * options_.blocks : 0;
+    rings_ = make_shared<mlx5::Block>(blocks);
+    std::memset(static_cast<void*>(rings_.get()), nic::kPoison, blocks * sizeof(mlx5::Block));
     nic::SendQueue::Random random = [this](u32 bound) { return static_cast<u32>(random_() % bound); };
-    if (in_process) {  // a world's, so that a seed says all
+    if (server == Server::kAgents) {  // a world's, so that a seed says all
         random = [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); };
     }
     nic::SendQueue::Tell tell;
@@ -112,10 +117,10 @@ void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_pro
     mlx5::Block* ring = rings_.get();
     for (u32 i = 0; i < count; ++i) {
         const u32 peer = i / per_peer;
-        fabric::QueuePair& qp = queue_pairs_[i];
+        fabric::QueuePair& qp = queue_pairs[i];
         qp.peer = peer;
         if (!remote[peer]) continue;
-        Meeting& meeting = meetings_[i];
+        Meeting& meeting = meetings_.get()[i];
         std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
         // A number says nothing of where the queue pair is in the table.
         const nic::Connection connection{rank, static_cast<int>(peer), 0x40 + 7 * i};
@@ -135,8 +140,9 @@ void SoftNic::make_queues(int rank, const std::vector<bool>& remote, bool in_pro
         queues_[i] = std::make_unique<nic::SendQueue>(connection, shared, memory_, options_, random, tell);
         ring += options_.blocks;
     }
-    device_.queue_pairs = queue_pairs_.data();
-    device_.per_peer = per_peer;
+    queue_pairs_ = make_private(queue_pairs);
+    device.queue_pairs = queue_pairs_.get();
+    device.per_peer = per_peer;
 }
 
 void SoftNic::serve(nic::SendQueue& queue) {
@@ -184,10 +190,14 @@ uint64_t SoftNic::most_put_bytes() const {
     return requests * (most * (chunk / wire::kPieceBytes) / (chunk + 2 * most)) * wire::kPieceBytes;
 }
 
+// One that kernels write; it stands for itself, or they have ended.
+uint64_t SoftNic::counted(size_t queue, u64 fabric::QueuePair::* counter) const {
+    return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(queue_pairs_.get()[queue].*counter)));
+}
+
 bool SoftNic::idle() const {
     for (size_t i = 0; i < queues_.size(); ++i) {
-        // Written by kernels that have ended.
-        if (queues_[i] && !queues_[i]->idle(__atomic_load_n(&queue_pairs_[i].rung, __ATOMIC_RELAXED))) return false;
+        if (queues_[i] && !queues_[i]->idle(counted(i, &fabric::QueuePair::rung))) return false;
     }
     return true;
 }
@@ -202,11 +212,11 @@ std::vector<nic::Counters> SoftNic::counters() const {
     for (size_t i = 0; i < queues_.size(); ++i) {
         if (!queues_[i]) continue;
         const nic::Counters one = queues_[i]->counters();
-        nic::Counters& sum = by_peer[queue_pairs_[i].peer];
+        nic::Counters& sum = by_peer[static_cast<size_t>(queues_[i]->connection().peer)];
         sum.writes += one.writes;
         sum.atomics += one.atomics;
         sum.bytes += one.bytes;
-        sum.doorbells += __atomic_load_n(&queue_pairs_[i].rings, __ATOMIC_RELAXED);
+        sum.doorbells += counted(i, &fabric::QueuePair::rings);
     }
     return by_peer;
 }
