@@ -45,7 +45,7 @@ def dispatch(
         num_tokens_per_expert=per_expert,
         num_worst_tokens=num_worst_tokens,
     )
-    routes = to_routes(buffer, handle, padded=num_worst_tokens > 0)
+    routes = to_routes(buffer, handle, num_worst_tokens > 0)
     zero_padding(buffer, recv_x, routes)
     return recv_x, recv_topk_idx, recv_topk_weights, routes
 
