@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deep_ep_py import ops
+from deep_ep_py.arguments import MAX_EXPERTS
 from deep_ep_py.moe.grouped import grouped_linear
 from deep_ep_py.moe.permute import permute, sort_by_expert, unpermute
 
@@ -52,16 +53,23 @@ class Experts(nn.Module):
 
     Parameters
     ----------
-    count : int
-        How many this rank holds.
+    first, count : int
+        Holds the experts [first, first + count) of the layer.
     hidden, intermediate : int
         The MLPs' shape.
+    seed : int
+        Makes the weights: an expert's are the same wherever it is held. Another one for each layer.
     """
 
-    def __init__(self, count: int, hidden: int, intermediate: int) -> None:
+    def __init__(self, first: int, count: int, hidden: int, intermediate: int, seed: int = 0) -> None:
         super().__init__()
-        self.gate_and_up = nn.Parameter(torch.randn(count, 2 * intermediate, hidden) / hidden**0.5)
-        self.down = nn.Parameter(torch.randn(count, hidden, intermediate) / intermediate**0.5)
+        self.gate_and_up = nn.Parameter(torch.empty(count, 2 * intermediate, hidden))
+        self.down = nn.Parameter(torch.empty(count, hidden, intermediate))
+        with torch.no_grad():
+            for expert, weights in enumerate(zip(self.gate_and_up, self.down), first):
+                random = torch.Generator().manual_seed(seed * MAX_EXPERTS + expert)
+                for weight in weights:
+                    weight.normal_(std=weight.shape[1] ** -0.5, generator=random)
 
     def forward(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
         """Return each row's weighted sum over the experts it chose among these.
