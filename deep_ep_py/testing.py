@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import queue
 import threading
@@ -17,6 +18,7 @@ from .free_ranks import FreeWorld, run_free
 from .native import C
 
 DEFAULT_FREEZE = 512
+_group_numbers = itertools.count()
 
 
 class RankResults(list):
@@ -90,12 +92,18 @@ class ThreadGroup:
     """The process group of ranks that are threads. Objects are passed by reference.
 
     `run_ranks` makes one per rank. Every method but `rank` and `size` is collective.
+
+    Attributes
+    ----------
+    group_name : str
+        This object's own: ranks of one process must not be taken for each other.
     """
 
     def __init__(self, world: _World | FreeWorld, rank: int) -> None:
         self._world = world
         self._rank = rank
         self._collectives = 0
+        self.group_name = f"rank {rank}, group {next(_group_numbers)} of this process"
 
     def rank(self) -> int:
         """Return the caller's rank."""

@@ -12,8 +12,9 @@ import torch
 
 from builds import BUILD
 from deep_ep_py.examples.demo_check import compare, reference
-from deep_ep_py.examples.moe_layer import Experts, Gate
+from deep_ep_py.examples.moe_layer import Gate
 from deep_ep_py.examples.text import embed_bytes, read_text
+from deep_ep_py.moe import Experts
 
 pytestmark = pytest.mark.once
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from deep_ep_py.examples.moe_layer import Experts, Gate
+from deep_ep_py.examples.moe_layer import Gate
+from deep_ep_py.moe import Experts
 
 BOUND = (
     "|got - exact| <= 2^-8 (|exact| + S) + 2^-16 max over the token's elements of S; "
@@ -32,6 +33,7 @@ class Check:
         return self.of_bound <= 1
 
 
+@torch.no_grad()
 def reference(
     tokens_of_ranks: list[torch.Tensor], gate: Gate, num_experts: int, intermediate: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:

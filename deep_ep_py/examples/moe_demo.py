@@ -24,12 +24,14 @@ from deep_ep_py.bench.timing import Stopwatch
 from deep_ep_py.examples.demo_check import compare, reference
 from deep_ep_py.examples.demo_config import DemoConfig
 from deep_ep_py.examples.demo_report import plot_demo, print_demo
-from deep_ep_py.examples.moe_layer import ExpertParallelMoE, Experts, Gate
+from deep_ep_py.examples.moe_layer import ExpertParallelMoE, Gate
 from deep_ep_py.examples.text import embed_bytes, read_text
+from deep_ep_py.moe import Experts
 
 _BF16_BYTES = 2
 
 
+@torch.no_grad()
 def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str, Any] | None:
     """One rank's part. Returns the figures on rank 0."""
     import deep_ep_py as deep_ep

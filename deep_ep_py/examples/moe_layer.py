@@ -1,6 +1,7 @@
-"""A mixture-of-experts layer whose experts are spread over ranks.
+"""A mixture-of-experts layer by calls of the Buffer, each of them a phase that can be timed; for inference.
 
-Start reading at `ExpertParallelMoE.forward`: gate, layout, dispatch, experts, combine.
+Start reading at `ExpertParallelMoE.forward`: gate, layout, dispatch, experts, combine. A layer with gradients, which is
+written more briefly, is `deep_ep_py.moe.MoELayer`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
-from torch.nn import functional
 
 from deep_ep_py.bench.routing import generator, limit_to_groups
 
 if TYPE_CHECKING:
     from deep_ep_py import Buffer
+    from deep_ep_py.moe import Experts
 
 T = TypeVar("T")
 
@@ -68,48 +69,6 @@ class Gate:
         topk_idx = eligible.topk(self.topk, dim=1).indices
         weights = scores.gather(1, topk_idx)
         return topk_idx, weights * (self.scaling / weights.sum(dim=1, keepdim=True))
-
-
-class Experts:
-    """Some of the layer's experts, each a SwiGLU MLP with its own weights.
-
-    Parameters
-    ----------
-    first, count
-        Holds the experts [first, first + count).
-    hidden, intermediate
-        The MLPs' shape.
-    seed
-        Makes the parameters: an expert's are the same wherever it is held.
-    """
-
-    def __init__(self, first: int, count: int, hidden: int, intermediate: int, seed: int = 0) -> None:
-        self._weights = []
-        for expert in range(first, first + count):
-            random = generator(seed, 1, expert)
-            gate_and_up = torch.randn(2 * intermediate, hidden, generator=random) / hidden**0.5
-            down = torch.randn(hidden, intermediate, generator=random) / intermediate**0.5
-            self._weights.append((gate_and_up, down))
-
-    def __call__(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        """Return each row's weighted sum over the experts it chose among these, float32 [rows, hidden].
-
-        Parameters
-        ----------
-        x
-            [rows, hidden].
-        topk_idx
-            [rows, topk], counted from the first of these experts; -1 where the expert is not one of these.
-        topk_weights
-            [rows, topk].
-        """
-        out = torch.zeros(x.shape, dtype=torch.float32)
-        for expert, (gate_and_up, down) in enumerate(self._weights):
-            row, choice = (topk_idx == expert).nonzero(as_tuple=True)
-            gate, up = (x[row].float() @ gate_and_up.t()).chunk(2, dim=1)
-            result = (functional.silu(gate) * up) @ down.t()
-            out.index_add_(0, row, result * topk_weights[row, choice].unsqueeze(1))
-        return out
 
 
 class ExpertParallelMoE:

@@ -1,0 +1,32 @@
+"""The choice: Triton for tensors on a GPU, and on a CPU under its interpreter; else torch.
+
+The interpreter is asked for by the environment variable TRITON_INTERPRET=1, set before anything imports Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from deep_ep_py.moe import torch_kernels
+
+
+@functools.cache
+def _triton_kernels() -> Any:
+    """None where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from deep_ep_py.moe import triton_kernels
+
+    return triton_kernels
+
+
+def kernels_for(device: torch.device) -> Any:
+    """Return the module whose functions compute on tensors of `device`."""
+    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return _triton_kernels() or torch_kernels
+    return torch_kernels

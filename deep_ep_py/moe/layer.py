@@ -1,0 +1,146 @@
+"""A mixture-of-experts layer whose experts are spread over ranks. Start reading at `MoELayer.forward`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from deep_ep_py import ops
+from deep_ep_py.arguments import MAX_EXPERTS
+from deep_ep_py.moe.grouped import grouped_linear
+from deep_ep_py.moe.permute import permute, sort_by_expert, unpermute
+
+
+class Gate(nn.Module):
+    """Softmax over all experts, the top-k of it, weights that sum to 1.
+
+    Parameters
+    ----------
+    hidden, num_experts, topk : int
+        The shape. Every rank has the same gate.
+    """
+
+    def __init__(self, hidden: int, num_experts: int, topk: int) -> None:
+        super().__init__()
+        if not 1 <= topk <= num_experts:
+            raise ValueError(f"topk={topk}: expected 1 to num_experts ({num_experts})")
+        self.topk = topk
+        self.weight = nn.Parameter(torch.randn(num_experts, hidden) / hidden**0.5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose experts.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            [tokens, hidden].
+
+        Returns
+        -------
+        topk_idx : torch.Tensor
+            int64 [tokens, top-k].
+        topk_weights : torch.Tensor
+            float32 [tokens, top-k].
+        """
+        scores = functional.linear(x.float(), self.weight.float()).softmax(dim=1)
+        weights, topk_idx = scores.topk(self.topk, dim=1)
+        return topk_idx, weights / weights.sum(dim=1, keepdim=True)
+
+
+class Experts(nn.Module):
+    """Some of a layer's experts, each a SwiGLU MLP. They compute in the dtype of their weights.
+
+    Parameters
+    ----------
+    first, count : int
+        Holds the experts [first, first + count) of the layer.
+    hidden, intermediate : int
+        The MLPs' shape.
+    seed : int
+        Makes the weights: an expert's are the same wherever it is held. Another one for each layer.
+    """
+
+    def __init__(self, first: int, count: int, hidden: int, intermediate: int, seed: int = 0) -> None:
+        super().__init__()
+        self.gate_and_up = nn.Parameter(torch.empty(count, 2 * intermediate, hidden))
+        self.down = nn.Parameter(torch.empty(count, hidden, intermediate))
+        with torch.no_grad():
+            for expert, weights in enumerate(zip(self.gate_and_up, self.down), first):
+                random = torch.Generator().manual_seed(seed * MAX_EXPERTS + expert)
+                for weight in weights:
+                    weight.normal_(std=weight.shape[1] ** -0.5, generator=random)
+
+    def forward(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+        """Return each row's weighted sum over the experts it chose among these.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            [rows, hidden].
+        topk_idx : torch.Tensor
+            Integers [rows, top-k], counted from the first of these experts; others are of experts elsewhere.
+        topk_weights : torch.Tensor
+            float32 [rows, top-k].
+
+        Returns
+        -------
+        torch.Tensor
+            [rows, hidden] of the weights' dtype.
+        """
+        permutation = sort_by_expert(topk_idx, self.down.shape[0])
+        rows = permute(x, permutation).to(self.down.dtype)
+        gate, up = grouped_linear(rows, self.gate_and_up, permutation.ends).chunk(2, dim=1)
+        rows = grouped_linear(functional.silu(gate) * up, self.down, permutation.ends)
+        return unpermute(rows, topk_weights, permutation)
+
+
+class MoELayer(nn.Module):
+    """A layer of experts: every rank has its own tokens and its own share of the experts.
+
+    All ranks of the group call it together, as often and in the same order, and so its backward.
+
+    Parameters
+    ----------
+    gate : torch.nn.Module
+        Tokens to expert ids and weights, as `Gate`.
+    experts : torch.nn.Module
+        This rank's share, as `Experts`: rank r of R holds the r-th R-th of all.
+    num_experts : int
+        Experts of all ranks together.
+    group : str
+        The name of the Buffer, from `deep_ep_py.ops.register`. One Buffer serves all layers of a model.
+    num_worst_tokens : int
+        As `deep_ep_py.ops.dispatch` takes it.
+    """
+
+    def __init__(
+        self, gate: nn.Module, experts: nn.Module, num_experts: int, group: str, num_worst_tokens: int = 0
+    ) -> None:
+        super().__init__()
+        self.gate, self.experts = gate, experts
+        self.num_experts, self.group, self.num_worst_tokens = num_experts, group, num_worst_tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layer on this rank's tokens.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            [..., hidden] of a floating dtype; rows travel in bfloat16.
+
+        Returns
+        -------
+        torch.Tensor
+            As x.
+        """
+        tokens = x.reshape(-1, x.shape[-1])
+        # Each token chooses its experts, wherever those are, and goes once to every rank that holds one of them.
+        topk_idx, topk_weights = self.gate(tokens)
+        received = ops.dispatch(
+            tokens.bfloat16(), topk_idx, topk_weights, self.num_experts, self.group, self.num_worst_tokens
+        )
+        # combine adds plainly: the gate's weights go in here.
+        rows = self.experts(received.x, received.topk_idx, received.topk_weights).bfloat16()
+        # What the ranks made of a token comes back to it and is summed.
+        return ops.combine(rows, received.routes, self.group).to(x.dtype).view(x.shape)

@@ -1,0 +1,155 @@
+"""The ops as torch knows them: schema, kernel, shapes for compilers, backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deep_ep_py.arguments import ROW_ALIGNMENT
+from deep_ep_py.ops.registry import buffer_of
+from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, tokens_of, zero_padding
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Return x, or a copy as kernels read it: gradients come expanded, or as a part of something."""
+    if x.is_contiguous() and x.data_ptr() % ROW_ALIGNMENT == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+# --- dispatch -------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "deep_ep::dispatch",
+    mutates_args=(),
+    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, int num_experts, int num_worst_tokens, str group) "
+    "-> (Tensor recv_x, Tensor recv_topk_idx, Tensor recv_topk_weights, Tensor[] routes)",
+)
+def dispatch(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, num_experts: int, num_worst_tokens: int, group: str
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Send tokens to the ranks of their experts."""
+    buffer = buffer_of(group)
+    topk_idx = topk_idx.contiguous()
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, num_experts)
+    recv_x, recv_topk_idx, recv_topk_weights, _, handle, _ = buffer.dispatch(
+        _as_rows(x),
+        topk_idx=topk_idx,
+        topk_weights=topk_weights.contiguous(),
+        num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_node,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        num_worst_tokens=num_worst_tokens,
+    )
+    routes = to_routes(buffer, handle, num_worst_tokens > 0)
+    zero_padding(buffer, recv_x, routes)
+    return recv_x, recv_topk_idx, recv_topk_weights, routes
+
+
+@dispatch.register_fake
+def _(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, num_experts: int, num_worst_tokens: int, group: str
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    rows = num_worst_tokens or torch.library.get_ctx().new_dynamic_size()
+    return (
+        x.new_empty((rows, x.shape[1])),
+        topk_idx.new_empty((rows, topk_idx.shape[1])),
+        topk_weights.new_empty((rows, topk_idx.shape[1])),
+        empty_routes(buffer_of(group), x, rows),
+    )
+
+
+def _keep_routes(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    ctx.group = inputs[-1]
+    _, recv_topk_idx, _, routes = output
+    ctx.save_for_backward(recv_topk_idx, *routes)
+
+
+def _dispatch_backward(ctx: Any, grad_x: Tensor, _: None, grad_weights: Tensor, __: list[None]) -> tuple[Any, ...]:
+    """What ranks have made of a token's copies comes back to it, and adds up: a combine."""
+    recv_topk_idx, *routes = ctx.saved_tensors
+    if not ctx.needs_input_grad[2]:
+        return combine(grad_x, routes, ctx.group), None, None, None, None, None
+    grad_weights = grad_weights.masked_fill(recv_topk_idx < 0, 0)  # those weights are 0 whatever the sender's are
+    grad_x, grad_weights = combine_with_weights(grad_x, grad_weights, routes, ctx.group)
+    return grad_x, None, grad_weights, None, None, None
+
+
+# --- dispatch_again -------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "deep_ep::dispatch_again", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor"
+)
+def dispatch_again(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    """Send other rows along the routes of a dispatch."""
+    buffer = buffer_of(group)
+    recv_x = buffer.dispatch(_as_rows(x), handle=to_handle(buffer, routes))[0]
+    zero_padding(buffer, recv_x, routes)
+    return recv_x
+
+
+@dispatch_again.register_fake
+def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    return x.new_empty((rows_of(routes), x.shape[1]))
+
+
+def _keep_given_routes(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.group = inputs[-1]
+    ctx.save_for_backward(*inputs[1])
+
+
+def _dispatch_again_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    routes = list(ctx.saved_tensors)
+    return combine(grad, routes, ctx.group), [None] * len(routes), None
+
+
+# --- combine --------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("deep_ep::combine", mutates_args=(), schema="(Tensor x, Tensor[] routes, str group) -> Tensor")
+def combine(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    """Bring rows back to their tokens, and sum them."""
+    buffer = buffer_of(group)
+    return buffer.combine(_as_rows(x), to_handle(buffer, routes))[0]
+
+
+@combine.register_fake
+def _(x: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    return x.new_empty((tokens_of(routes), x.shape[1]))
+
+
+def _combine_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Every row of a sum has the sum's gradient: it goes where the token went."""
+    routes = list(ctx.saved_tensors)
+    return dispatch_again(grad, routes, ctx.group), [None] * len(routes), None
+
+
+@torch.library.custom_op(
+    "deep_ep::combine_with_weights",
+    mutates_args=(),
+    schema="(Tensor x, Tensor topk_weights, Tensor[] routes, str group) -> (Tensor, Tensor)",
+)
+def combine_with_weights(x: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> tuple[Tensor, Tensor]:
+    """Combine rows and, likewise, what belongs to each choice of theirs: a dispatch's backward."""
+    buffer = buffer_of(group)
+    combined_x, combined_weights, _ = buffer.combine(
+        _as_rows(x), to_handle(buffer, routes), topk_weights=topk_weights.contiguous()
+    )
+    assert combined_weights is not None
+    return combined_x, combined_weights
+
+
+@combine_with_weights.register_fake
+def _(x: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> tuple[Tensor, Tensor]:
+    tokens = tokens_of(routes)
+    return x.new_empty((tokens, x.shape[1])), topk_weights.new_empty((tokens, topk_weights.shape[1]))
+
+
+dispatch.register_autograd(_dispatch_backward, setup_context=_keep_routes)
+dispatch_again.register_autograd(_dispatch_again_backward, setup_context=_keep_given_routes)
+combine.register_autograd(_combine_backward, setup_context=_keep_given_routes)

@@ -1,0 +1,89 @@
+"""A dispatch's routes as tensors: what crosses the boundary of an op, and what autograd keeps for the backward.
+
+They hold all that a handle holds, so there is no table of handles: routes live exactly as long as their tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from deep_ep_py.arguments import tensor
+from deep_ep_py.buffer import Buffer
+from deep_ep_py.handles import DispatchHandle, Plan
+from deep_ep_py.ops.registry import serial_of
+
+_NUMBERS, _TOKEN_ROW, _RANK_PREFIX = 0, 1, 3
+_COUNT = 7
+"""Numbers on the host, the five tensors of a plan, the source index of each row."""
+
+
+def to_routes(buffer: Buffer, handle: DispatchHandle, padded: bool) -> list[torch.Tensor]:
+    """Return a handle's routes.
+
+    Parameters
+    ----------
+    buffer : Buffer
+        Whose handle it is; registered.
+    handle : DispatchHandle
+        Of a dispatch that has just ended.
+    padded : bool
+        Its outputs have rows that nobody sent.
+
+    Returns
+    -------
+    list of torch.Tensor
+        int64 [4] on the CPU: the Buffer's number, the operation's, top-k, `padded`; then int32 on the rows' device.
+    """
+    numbers = torch.tensor([serial_of(buffer), handle.operation, handle.topk, padded])
+    return [numbers, *handle.tensors()]
+
+
+def empty_routes(buffer: Buffer, x: torch.Tensor, rows: int | torch.SymInt) -> list[torch.Tensor]:
+    """Return tensors like those of `to_routes`, for a dispatch of `x` that receives `rows` rows."""
+    plan = Plan.empty(x.shape[0], buffer.group_size, x.device)
+    return [
+        torch.empty(4, dtype=torch.int64),
+        *plan.tensors(),
+        torch.empty((rows,), dtype=torch.int32, device=x.device),  # type: ignore[arg-type]
+    ]
+
+
+def tokens_of(routes: list[torch.Tensor]) -> int:
+    """Return how many tokens this rank sent; known without looking at values."""
+    return routes[_TOKEN_ROW].shape[0]
+
+
+def rows_of(routes: list[torch.Tensor]) -> int:
+    """Return how many rows this rank's outputs had; known without looking at values."""
+    return routes[-1].shape[0]
+
+
+def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
+    """Return the handle whose routes these are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not what a dispatch of this Buffer has returned.
+    """
+    if len(routes) != _COUNT:
+        raise ValueError(f"routes=a list of {len(routes)}: expected the {_COUNT} tensors that a dispatch op returned")
+    ranks, tokens, rows = buffer.group_size, tokens_of(routes), rows_of(routes)
+    numbers = tensor("routes[0]", routes[_NUMBERS], torch.int64, (4,), torch.device("cpu"))
+    shapes = ((tokens, ranks), (ranks, tokens), (ranks, ranks), (ranks,), (ranks, 1), (rows,))
+    for index, shape in enumerate(shapes, 1):
+        tensor(f"routes[{index}]", routes[index], torch.int32, shape, buffer.device)
+    serial, operation, topk, _ = numbers.tolist()
+    if serial != serial_of(buffer):
+        raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
+    plan = Plan(*routes[_TOKEN_ROW:-1])
+    return DispatchHandle.make(buffer._engine, plan, plan.token_row >= 0, routes[-1], topk, operation)
+
+
+def zero_padding(buffer: Buffer, recv_x: torch.Tensor, routes: list[torch.Tensor]) -> None:
+    """Clear the rows that nobody sent, so that no gradient depends on what was in memory."""
+    padded = bool(routes[_NUMBERS][3])
+    if padded:
+        received = routes[_RANK_PREFIX][-1, buffer.rank]
+        beyond = torch.arange(recv_x.shape[0], device=recv_x.device) >= received
+        recv_x.masked_fill_(beyond.unsqueeze(1), 0)
