@@ -77,7 +77,7 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
     if serial != serial_of(buffer):
         raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
     plan = Plan(*routes[_TOKEN_ROW:-1])
-    return DispatchHandle.make(buffer._engine, plan, plan.token_row >= 0, routes[-1], topk, operation)
+    return DispatchHandle(buffer._engine, plan, plan.token_row >= 0, routes[-1], topk, operation)
 
 
 def zero_padding(buffer: Buffer, recv_x: torch.Tensor, routes: list[torch.Tensor]) -> None:
