@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 
 from ._version import __version__
 from .bootstrap import Bootstrap, exchange_heaps
+from .connections import Connections, connect
 from .devices import Device
 from .errors import DeepEPError
 from .events import EventHandle, EventOverlap
@@ -110,9 +112,13 @@ class Engine:
         arena_bytes = arena_bytes // _PAGE * _PAGE
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
-        self._agree(bootstrap, arena_bytes, paths)
-        self.runtime = self._make_runtime(bootstrap, arena_bytes, paths)
-        self._bootstrap = bootstrap
+        self._bootstrap = bootstrap = connect(bootstrap)
+        try:
+            self._agree(bootstrap, arena_bytes, paths)
+            self.runtime = self._make_runtime(bootstrap, arena_bytes, paths)
+        except BaseException:
+            self._let_go()
+            raise
         self.stats = dict.fromkeys(_STATS, 0)
         others = [peer for peer in range(self.ranks) if peer != self.rank]
         self._published_to_someone = not others or any(paths.mapped(self.rank, peer) for peer in others)
@@ -170,8 +176,19 @@ class Engine:
                 "rank %d waits in %s: rank %d is still compiling its kernels", bootstrap.rank, call.kind, peer
             )
         )
+        if isinstance(bootstrap, Connections):
+            runtime.watch(bootstrap.watched())
         bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
         return runtime
+
+    def _pid(self, rank: int) -> int:
+        """Return a rank's process."""
+        return self._bootstrap.pids[rank] if isinstance(self._bootstrap, Connections) else os.getpid()
+
+    def _let_go(self) -> None:
+        """Close the connections to other processes: they take it that this rank has left."""
+        if isinstance(self._bootstrap, Connections):
+            self._bootstrap.close()
 
     def check_usable(self) -> None:
         """Raise if the Buffer is destroyed or broken, or if an earlier operation has failed by now."""
@@ -320,7 +337,7 @@ class Engine:
         """Raise what a call failed of, and tell the other ranks."""
         if call.failure.reason == 0:
             return
-        self._broken = error = error_of(call, self.rank, self.runtime, self.timeout)
+        self._broken = error = error_of(call, self.rank, self.runtime, self.timeout, self._pid)
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
@@ -369,21 +386,26 @@ class Engine:
             self.runtime = None
             if settled:
                 self._open.clear()
+                runtime.leave()
+                self._let_go()
             else:
-                _abandoned.append((runtime, self._open))
+                _abandoned.append((runtime, self._open, self._bootstrap))
 
     def __del__(self) -> None:
-        # Kernels may still be about, and graphs may be replayed.
-        if getattr(self, "_captured", None) and self.runtime is not None:
-            _abandoned.append((self.runtime, self._open))
-        elif getattr(self, "_open", None) or getattr(self, "_on_their_way", None):
-            try:
+        if getattr(self, "runtime", None) is None:
+            return
+        try:
+            if self._captured:  # graphs may be replayed
+                _abandoned.append((self.runtime, self._open, self._bootstrap))
+            elif self._open or self._on_their_way:  # kernels may still be about
                 self.destroy()
-            except DeepEPError as error:
-                _log.error("a Buffer was dropped, and nobody hears that %s", error)
-            except RuntimeError:
-                pass  # what a dead executor throws has been raised before
+            else:
+                self.runtime.leave()
+        except DeepEPError as error:
+            _log.error("a Buffer was dropped, and nobody hears that %s", error)
+        except RuntimeError:
+            pass  # what a dead executor throws has been raised before
 
 
-_abandoned: list[tuple[Any, dict[int, list[torch.Tensor | None]]]] = []
-"""Runtimes whose kernels never left, with what those may still touch."""
+_abandoned: list[tuple[Any, dict[int, list[torch.Tensor | None]], Bootstrap]] = []
+"""Runtimes whose kernels never left, with what those may still touch, and what tells others of this process's end."""

@@ -37,6 +37,8 @@ constexpr u32 kGeneration = 1;  // of the abort word; grows when a Buffer recove
 
 // A wait that lasts so long is looked into (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
+// How often a wait looks whether a peer's process has ended.
+constexpr uint64_t kLook = 100'000'000;  // ns
 
 // Of the same size, but another type to C++.
 uint64_t* host_word(u64& word) { return reinterpret_cast<uint64_t*>(&word); }
@@ -266,13 +268,46 @@ void Runtime::wait_launch(uint64_t serial) {
 void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     const char* what = wire::kind_name(call.kind);
     std::vector<int> told;
+    uint64_t waited = 0, suspicious = kSuspicious;
     // Not for ever: a wait without end is for the executor to find.
-    for (uint64_t time = kSuspicious; time < 2 * options_.timeout_ns; time *= 2) {
+    while (waited < 2 * options_.timeout_ns) {
+        const uint64_t time = lifelines_.empty() ? suspicious - waited : kLook;
         if (launcher_->wait_for(ready, what, time)) return;
+        waited += time;
+        if (abort_if_lost()) break;
+        if (waited < suspicious) continue;
+        suspicious *= 2;
         if (compare_with_peers(call)) break;
         tell_of_compiling_peers(call, told);
     }
-    launcher_->wait(ready, what);  // after a mismatch: the abort word ends it
+    launcher_->wait(ready, what);  // after a mismatch or a loss: the abort word ends it
+}
+
+// How many operations of this generation a peer has finished, as this rank has heard (P4).
+uint64_t Runtime::operations_of(int peer) const {
+    const wire::HeapLayout heap = heap_layout(options_);
+    uint64_t uses = 0;
+    for (u32 region = 0; region < heap.regions; ++region) {
+        const uint64_t offset = heap.word_offset(region, wire::kFree, static_cast<u32>(peer));
+        uses += memory_->load_word(pointer<const uint64_t>(heap_base(options_.rank) + offset));
+    }
+    return uses / wire::kUnit;
+}
+
+// A peer that is no more, and has not finished what this rank is in, never will. One that has finished may go.
+bool Runtime::abort_if_lost() {
+    const uint64_t own = announcement(options_.rank);
+    if (own == 0) return false;
+    for (int peer = 0; peer < options_.ranks; ++peer) {
+        if (peer == options_.rank) continue;
+        const bool left = memory_->load_word(host_word(header(peer)->left)) != 0;
+        if (!left && !lifelines_.ended(peer)) continue;
+        // Looked at after its end: no more comes.
+        if (operations_of(peer) > wire::announced_operation(own)) continue;
+        abort(left ? wire::kLeft : wire::kDied, peer);
+        return true;
+    }
+    return false;
 }
 
 uint64_t Runtime::announcement(int rank) const {
@@ -339,6 +374,11 @@ void Runtime::drain() {
     if (left()) return;
     // A rank that went away will not acknowledge: then this one need not wait for it either.
     launcher_->wait_for(left, "last puts of a Buffer", options_.timeout_ns);
+}
+
+void Runtime::leave() {
+    network_.reset();
+    memory_->store_words({host_word(header(options_.rank)->left)}, 1);
 }
 
 void Runtime::abort(uint32_t reason, int peer) {

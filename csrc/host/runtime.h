@@ -9,6 +9,7 @@
 #include "host/arena.h"
 #include "host/heap.h"
 #include "host/launcher.h"
+#include "host/lifelines.h"
 #include "host/memory.h"
 #include "host/network.h"
 #include "kernels/args.h"
@@ -105,6 +106,11 @@ class Runtime {
     bool settle(uint64_t nanoseconds);
     // Until the puts that no operation waits for have left; before a rank goes away in good order.
     void drain();
+    // This rank's kernels have ended and none will be launched, and its network is no more: it says so in its heap.
+    void leave();
+
+    // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
+    void watch(const std::vector<std::pair<int, int>>& descriptors) { lifelines_ = Lifelines(descriptors); }
 
     // Tells every rank, this one included, that this rank has failed (P15).
     void abort(uint32_t reason, int peer = -1);
@@ -142,6 +148,8 @@ class Runtime {
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
+    bool abort_if_lost();
+    uint64_t operations_of(int peer) const;
     void store_abort_word(uint64_t word);
     uint64_t announcement(int rank) const;
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
@@ -160,7 +168,8 @@ class Runtime {
     std::vector<std::shared_ptr<Call>> calls_;
     std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
-    const std::unique_ptr<Network> network_;  // last, so that it stops first
+    Lifelines lifelines_;
+    std::unique_ptr<Network> network_;  // last, so that it stops first
 };
 
 }  // namespace deep_ep::host

@@ -131,6 +131,7 @@ void bind_call(py::module_& m) {
         .def_property_readonly(
             "phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
         .def_readonly("peer", &wire::Failure::peer)
+        .def_readonly("cause_reason", &wire::Failure::cause)
         .def_property_readonly("cause", [](const wire::Failure& f) { return wire::reason_name(f.cause); })
         .def_readonly("cause_peer", &wire::Failure::cause_peer)
         .def_readonly("expected", &wire::Failure::expected)
@@ -162,6 +163,8 @@ void bind_runtime(py::module_& m) {
     m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
+    m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
+    m.attr("LEFT") = static_cast<uint32_t>(wire::kLeft);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
     py::class_<Sizes>(m, "Sizes")
@@ -229,6 +232,8 @@ void bind_runtime(py::module_& m) {
         .def("retire", &Runtime::retire)
         .def("settle", &Runtime::settle, NoGil())
         .def("drain", &Runtime::drain, NoGil())
+        .def("leave", &Runtime::leave, NoGil())
+        .def("watch", &Runtime::watch)
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
         .def("pass_abort_on", &Runtime::pass_abort_on)
         .def("set_compiling", &Runtime::set_compiling)

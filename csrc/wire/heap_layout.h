@@ -19,7 +19,8 @@ struct HeapHeader {
     u64 abort;         // see abort_word(); any rank may store here, last wins
     u64 announcement;  // see announcement(); this rank's kernels store, other ranks' hosts load
     u64 compiling;     // not 0 while this rank's host makes kernels ready; other ranks' hosts load
-    u8 reserved[kPage - 3 * sizeof(u64)];
+    u64 left;          // not 0 once this rank will store to no heap again; other ranks' hosts load
+    u8 reserved[kPage - 4 * sizeof(u64)];
 };
 static_assert(sizeof(HeapHeader) == kPage, "the header takes one page");
 
