@@ -13,6 +13,7 @@ import struct
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .errors import DeepEPError
@@ -20,8 +21,8 @@ from .errors import DeepEPError
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
 
-EXCHANGE_SECONDS = 60.0
-"""How long ranks wait for each other when a Buffer is made."""
+EXCHANGE_SECONDS = 1800.0
+"""How long ranks wait for others that live: as process groups do. That one has died they hear at once."""
 
 _MOST_BYTES = 1 << 16
 _DYING_MS = 50
@@ -32,8 +33,8 @@ class Connections:
     """Of one rank to all others. It does what a `Bootstrap` does, and hears at once when a process ends.
 
     Each rank connects to each other: it sends on its own connections and receives on the others'. Their addresses are
-    in the abstract namespace and gone once all have met, so a crash leaves nothing behind. Of each process there is also
-    a descriptor (pidfd) that tells of its end even where a child that it has forked keeps its sockets open.
+    in the abstract namespace and gone once all have met, so a crash leaves nothing behind. Of each process there is
+    also a descriptor (pidfd) that tells of its end even where a child that it has forked keeps its sockets open.
 
     Attributes
     ----------
@@ -63,7 +64,7 @@ class Connections:
         sockets = [(rank, connection.fileno()) for rank, connection in self._outgoing.items()]
         return sockets + list(self._processes.items())
 
-    def all_gather(self, value: Any, seconds: float = EXCHANGE_SECONDS) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank.
 
         Raises
@@ -74,7 +75,7 @@ class Connections:
         values: list[Any] = [None] * self.size
         values[self.rank] = value
         self._send(pickle.dumps(value))
-        for rank, message, _ in self._receive(seconds):
+        for rank, message, _ in self._receive():
             values[rank] = pickle.loads(message)
         return values
 
@@ -83,7 +84,7 @@ class Connections:
         self._send(b"descriptor", [descriptor])
         theirs: dict[int, int] = {}
         try:
-            for rank, _, descriptors in self._receive(EXCHANGE_SECONDS):
+            for rank, _, descriptors in self._receive():
                 (theirs[rank],) = descriptors
         except BaseException:
             for received in theirs.values():
@@ -98,10 +99,10 @@ class Connections:
             except OSError:
                 self._raise_gone(rank)
 
-    def _receive(self, seconds: float) -> Iterator[tuple[int, bytes, list[int]]]:
+    def _receive(self) -> Iterator[tuple[int, bytes, list[int]]]:
         """One message of each other rank, as they come."""
         missing = {connection.fileno(): rank for rank, connection in self._incoming.items()}
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + EXCHANGE_SECONDS
         while missing:
             for ready in self._poll(list(missing), deadline, list(missing.values())):
                 rank = missing.pop(ready)
@@ -131,10 +132,9 @@ class Connections:
                 connection.send(struct.pack("i", self.rank))
             except OSError:
                 self._raise_gone(rank)
-            try:
+            # An old kernel has none, or it hides other processes: then the sockets will tell.
+            with suppress(AttributeError, OSError):
                 self._processes[rank] = os.pidfd_open(_credentials(connection)[0])
-            except (AttributeError, OSError):
-                pass  # an old kernel, or one that hides other processes: its sockets will tell
         deadline = time.monotonic() + EXCHANGE_SECONDS
         while len(self._incoming) < self.size - 1:
             missing = {c.fileno(): rank for rank, c in self._outgoing.items() if rank not in self._incoming}
@@ -162,8 +162,8 @@ class Connections:
         poller = select.poll()
         for descriptor in descriptors:
             poller.register(descriptor, select.POLLIN)
-        left = deadline - time.monotonic()
-        ready = [descriptor for descriptor, _ in poller.poll(None if left == float("inf") else max(0.0, left * 1e3))]
+        left = max(0.0, deadline - time.monotonic())
+        ready = [descriptor for descriptor, _ in poller.poll(left * 1e3)]
         if not ready:
             raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
         return ready

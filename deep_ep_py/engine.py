@@ -21,6 +21,7 @@ from .events import EventHandle, EventOverlap
 from .failures import error_of
 from .native import BUILD, C
 from .nic import NicOptions
+from .recovery import recover
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -90,6 +91,10 @@ class Engine:
     ----------
     rank, ranks : int
         This rank, and how many there are.
+    generation : int
+        Of operations: one more, or some more, with each recovery. The same on all ranks.
+    mask : int
+        Ranks that are left out, a bit each.
     runtime : native.C.Runtime or None
         None once destroyed.
     stats : dict
@@ -128,6 +133,8 @@ class Engine:
         self._captured: list[Any] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
+        self.generation, self.mask = 1, 0
+        self._attempts = 0
 
     def _agree(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> None:
         """Refuse ranks that were started differently before they share memory."""
@@ -198,7 +205,7 @@ class Engine:
             self._collect()
         if self._broken is not None:
             raise DeepEPError(
-                f"rank {self.rank}: the Buffer is broken, make a new one; what broke it: {self._broken}"
+                f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; what broke it: {self._broken}"
             ) from self._broken
 
     def prepare(self, sizes: Any, *kernels: str) -> None:
@@ -337,7 +344,7 @@ class Engine:
         """Raise what a call failed of, and tell the other ranks."""
         if call.failure.reason == 0:
             return
-        self._broken = error = error_of(call, self.rank, self.runtime, self.timeout, self._pid)
+        self._broken = error = error_of(call, self.rank, self.runtime, self._pid)
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
@@ -349,6 +356,43 @@ class Engine:
         if self.runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
             self.runtime.abort(C.EXCEPTION)
+
+    def lost_ranks(self) -> list[int]:
+        """Return the other ranks that are known to store nothing any more."""
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        return [rank for rank in range(self.ranks) if rank != self.rank and self.runtime.gone(rank)]
+
+    def recover(self, mask: int, seconds: float) -> None:
+        """Go on without the ranks of `mask` and those left out before. Collective among the others."""
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        if self.device.asynchronous:
+            raise DeepEPError(f"rank {self.rank}: recover: expected a Buffer on a CPU, this one is on a GPU")
+        self.break_off("recover was called")
+        self._attempts += 1
+        recover(self, mask | self.mask, self._attempts, seconds)
+        # Only now may anything of operations that broke be used again: nobody stores into it any more (P16).
+        self._open.clear()
+        self._on_their_way.clear()
+        self._issued = 0
+        self.generation, self.mask = self._attempts + 1, mask | self.mask
+        self._broken = None
+
+    @contextmanager
+    def timeout_of(self, seconds: float) -> Iterator[None]:
+        """Give the waits of the calls begun in the body another bound."""
+        before, self.timeout = self.timeout, seconds
+        self._set_timeout()
+        try:
+            yield
+        finally:
+            self.timeout = before
+            self._set_timeout()
+
+    def _set_timeout(self) -> None:
+        if self.runtime is not None:
+            self.runtime.set_timeout(int(self.timeout * 1e9))
 
     @contextmanager
     def telling_others(self, kind: str) -> Iterator[None]:

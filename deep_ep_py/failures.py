@@ -9,7 +9,7 @@ from .errors import DeepEPError, DeepEPTimeout
 from .native import C
 
 
-def error_of(call: Any, rank: int, runtime: Any, timeout: float, pid: Callable[[int], int]) -> DeepEPError:
+def error_of(call: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> DeepEPError:
     """Return what a call that failed on this rank is to raise.
 
     Parameters
@@ -20,8 +20,6 @@ def error_of(call: Any, rank: int, runtime: Any, timeout: float, pid: Callable[[
         This rank.
     runtime : native.C.Runtime
         Knows what NICs have refused and which peers are compiling.
-    timeout : float
-        Seconds that its waits had.
     pid : callable
         Tells a rank's process.
     """
@@ -31,7 +29,7 @@ def error_of(call: Any, rank: int, runtime: Any, timeout: float, pid: Callable[[
         unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
         expected, seen = failure.expected // unit, failure.seen // unit
         compiling = runtime.compiling_peers()
-        return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, timeout, compiling)
+        return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.timeout, compiling)
     return DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, pid)}")
 
 

@@ -69,7 +69,9 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
     topk : int
         Experts per token, 0 where the dispatch carried none.
     operation : int
-        The how-manieth operation of its Buffer it was; the same on all ranks.
+        The how-manieth operation of its Buffer's generation it was; the same on all ranks.
+    generation : int
+        In which generation of its Buffer it was: recovering begins another.
     """
 
     owner: object
@@ -78,6 +80,7 @@ class DispatchHandle(tuple[torch.Tensor, ...]):
     rows: int
     topk: int
     operation: int
+    generation: int
 
     @staticmethod
     def make(

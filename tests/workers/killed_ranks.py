@@ -1,5 +1,5 @@
-"""Kills one of several rank processes at a random moment, again and again, and says what became of the others: a line of
-JSON per trial. Ranks are forked from this process, which has imported all they need and started no thread.
+"""Kills one of several rank processes at a random moment, again and again, and says what became of the others: a line
+of JSON per trial. Ranks are forked from this process, which has imported all they need and started no thread.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,10 +20,11 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
-from harness import Trial, dispatch_arguments, make_buffer
+from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip_without
 
 FABRICS = ("peer", "weak", "ibgda")
 HUNG_SECONDS = 20.0
+CHILD_SECONDS = 1.5
 TRIALS = {
     ranks: Trial.of(Case("killed", ranks, 40, hidden=256, topk=2, experts=2 * ranks, arena_bytes=1 << 20))
     for ranks in (3, 4)
@@ -49,23 +51,40 @@ class Hub:
         return values
 
 
-def be_a_rank(hub: Hub, fabric: str) -> None:
-    """Dispatch and combine until something happens, and tell the parent what and when."""
+def fork_a_child(parent: Connection) -> None:
+    """One that outlives this process, and keeps its sockets open, for some time."""
+    if os.fork() == 0:
+        parent.close()
+        time.sleep(CHILD_SECONDS)
+        os._exit(0)
+
+
+def be_a_rank(hub: Hub, fabric: str, with_child: bool) -> None:
+    """Dispatch and combine until something happens, tell the parent what and when, and go on with those left."""
     trial = TRIALS[hub.size]
     buffer = None
     try:
         buffer = make_buffer(None, trial.case, fabric, comm=hub)
+        if with_child:
+            fork_a_child(hub.parent)
         hub.parent.send(("made", None))
         while True:
             handle = buffer.dispatch(**dispatch_arguments(trial.work, hub.rank))[4]
             trial.check_combine(hub.rank, trial.combine(buffer, hub.rank, handle))
     except (deep_ep.DeepEPError, ConnectionError) as error:
         hub.parent.send(("raised", (time.monotonic(), type(error).__name__, str(error))))
-    if buffer is not None:
-        buffer.destroy()
+    if buffer is None:
+        return
+    buffer.recover(buffer.lost_ranks(), timeout=HUNG_SECONDS / 4)
+    recovered = time.monotonic()
+    rest = left_out(trial, buffer.masked_ranks)
+    for _ in range(5):
+        round_trip_without(buffer, hub.rank, trial, rest)
+    hub.parent.send(("went on", (recovered, buffer.masked_ranks)))
+    buffer.destroy()
 
 
-def start(ranks: int, fabric: str) -> tuple[list[int], list[Connection]]:
+def start(ranks: int, fabric: str, with_child: bool) -> tuple[list[int], list[Connection]]:
     """Fork the ranks."""
     pids, connections = [], []
     for rank in range(ranks):
@@ -75,7 +94,7 @@ def start(ranks: int, fabric: str) -> tuple[list[int], list[Connection]]:
             try:
                 for connection in (ours, *connections):
                     connection.close()
-                be_a_rank(Hub(rank, ranks, theirs), fabric)
+                be_a_rank(Hub(rank, ranks, theirs), fabric, with_child)
             except BaseException as error:  # noqa: B036 - a fork must not go on as its parent
                 theirs.send(("raised", (time.monotonic(), type(error).__name__, str(error))))
             os._exit(0)
@@ -86,7 +105,14 @@ def start(ranks: int, fabric: str) -> tuple[list[int], list[Connection]]:
 
 
 def leftovers(pids: list[int], before: set[str]) -> list[str]:
-    """Name what these processes have left behind."""
+    """Name what these processes have left behind, once their children have gone too."""
+    until = time.monotonic() + 2 * CHILD_SECONDS
+    while (found := _leftovers(pids, before)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
+
+
+def _leftovers(pids: list[int], before: set[str]) -> list[str]:
     sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@deep_ep_py-" in line]
     names = [name for name in sockets if int(name.split("-")[1]) in pids]
     return names + sorted({path.name for path in Path("/dev/shm").iterdir()} - before)
@@ -101,9 +127,10 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
     moment = random_.uniform(0.0, 0.03 if early else 0.4)
     before = {path.name for path in Path("/dev/shm").iterdir()}
     began = time.monotonic()
-    pids, connections = start(ranks, fabric)
+    with_child = number % 5 == 1
+    pids, connections = start(ranks, fabric, with_child)
     killed = None
-    made, gathered, outcomes = set(), {}, {}
+    made, gathered, outcomes, went_on = set(), {}, {}, {}
     timed_from = began if early else None
     open_ = dict(zip(connections, range(ranks), strict=True))
     while open_ and time.monotonic() < began + HUNG_SECONDS:
@@ -122,8 +149,10 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
                 timed_from = timed_from or (time.monotonic() if len(made) == ranks else None)
             elif kind == "gather":
                 gathered[rank] = value
-            else:
-                outcomes[rank] = value
+            elif kind == "went on":
+                went_on[rank] = value
+            else:  # the first says why, the second that recovering has failed
+                outcomes.setdefault(rank, []).append(value)
         if len(gathered) == ranks:
             answers = [gathered[rank] for rank in range(ranks)]
             _answer(gathered, connections, answers)
@@ -136,14 +165,21 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
         os.waitpid(pid, 0)
     cause = f"rank {victim}'s process (pid {pids[victim]}) has died"
     survivors = {
-        rank: {"seconds": round(when - (killed or when), 3), "type": kind, "text": text, "named": cause in text}
-        for rank, (when, kind, text) in sorted(outcomes.items())
+        rank: {
+            "seconds": round(raised[0][0] - (killed or began), 3),
+            "named": cause in raised[0][2],
+            "texts": [f"{kind}: {text}" for _, kind, text in raised],
+            "recovered": round(went_on[rank][0] - raised[0][0], 3) if rank in went_on else None,
+            "masked": went_on[rank][1] if rank in went_on else None,
+        }
+        for rank, raised in sorted(outcomes.items())
         if rank != victim
     }
     return {
         "trial": number,
         "ranks": ranks,
         "fabric": fabric,
+        "with_child": with_child,
         "victim": victim,
         "killed_at": round((killed or began) - began, 3),
         "made": len(made),
@@ -155,10 +191,8 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
 
 def _answer(gathered: dict[int, Any], connections: list[Connection], values: Any) -> None:
     for rank in gathered:
-        try:
+        with suppress(BrokenPipeError):  # killed in between
             connections[rank].send(values)
-        except BrokenPipeError:
-            pass  # killed in between
     gathered.clear()
 
 
