@@ -67,6 +67,15 @@ def _aligned(name: str, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def seconds(name: str, value: Any) -> float:
+    """Check a bound of waits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}={value!r}: expected seconds")
+    if not 0 < value < 1e6:
+        raise ValueError(f"{name}={value!r}: expected more than 0 and less than 1e6 seconds")
+    return float(value)
+
+
 def rows(name: str, value: Any, dtype: torch.dtype, device: torch.device, count: int | None = None) -> torch.Tensor:
     """Check a tensor of rows."""
     value = tensor(name, value, dtype, (count, None), device)

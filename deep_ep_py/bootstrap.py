@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .errors import DeepEPError
-
-EXCHANGE_SECONDS = 60.0
-"""How long ranks wait for each other's heaps when a Buffer is made."""
+from .connections import Connections
 
 
 class Bootstrap(Protocol):
@@ -111,13 +105,12 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int
     """Give every rank every rank's heap.
 
     Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
-    nameless memory travel over private sockets in the abstract namespace: nothing has a name on disk, so a crash leaves
-    nothing behind.
+    nameless memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind.
 
     Parameters
     ----------
     bootstrap : Bootstrap
-        The ranks.
+        The ranks, as `connections.connect` has returned them.
     heap : native.C.Heap
         This rank's heap; the same size on all ranks.
     map_heap : callable
@@ -130,68 +123,19 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int
 
     Raises
     ------
-    ValueError
-        If the ranks are on several machines.
+    DeepEPError
+        If a rank's process ends meanwhile.
     """
-    if bootstrap.in_process:
+    if not isinstance(bootstrap, Connections):
         return bootstrap.all_gather(heap)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    with listener:
-        name = f"\0deep_ep_py-{os.getpid()}-{secrets.token_hex(16)}"
-        listener.bind(name)
-        listener.listen(bootstrap.size)
-        # boot_id: the same machine, whatever its containers call themselves.
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            machine = file.read().strip()
-        addresses = bootstrap.all_gather((machine, name))
-        strangers = [rank for rank, (other, _) in enumerate(addresses) if other != machine]
-        if strangers:
-            raise ValueError(
-                f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}; expected one machine"
-            )
-        _send_descriptor(bootstrap, [address for _, address in addresses], heap.descriptor)
-        heaps = _receive_descriptors(bootstrap, listener, heap, map_heap)
+    heaps: list[Any] = [heap] * bootstrap.size
+    descriptors = bootstrap.exchange_descriptors(heap.descriptor)
+    try:
+        for rank, descriptor in descriptors.items():
+            heaps[rank] = map_heap(descriptor, heap.bytes)
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
     bootstrap.all_gather(None)  # everybody has mapped everything
     heap.close_descriptor()
-    return heaps
-
-
-def _send_descriptor(bootstrap: Bootstrap, addresses: list[str], descriptor: int) -> None:
-    """Connecting and sending need no partner that accepts yet: the backlog holds all ranks."""
-    for peer, address in enumerate(addresses):
-        if peer == bootstrap.rank:
-            continue
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-            connection.connect(address)
-            socket.send_fds(connection, [struct.pack("i", bootstrap.rank)], [descriptor])
-
-
-def _receive_descriptors(
-    bootstrap: Bootstrap, listener: socket.socket, own: Any, map_heap: Callable[[int, int], Any]
-) -> list[Any]:
-    heaps: list[Any] = [None] * bootstrap.size
-    heaps[bootstrap.rank] = own
-    listener.settimeout(EXCHANGE_SECONDS)
-    while None in heaps:
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            missing = [rank for rank, heap in enumerate(heaps) if heap is None]
-            raise DeepEPError(
-                f"rank {bootstrap.rank}: ranks {missing} did not send their heaps within {EXCHANGE_SECONDS:g} s"
-            ) from None
-        with connection:
-            # Any process of the machine can reach an abstract name: only this user's are let in.
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            if struct.unpack("3i", credentials)[1] != os.getuid():
-                continue
-            connection.settimeout(EXCHANGE_SECONDS)
-            message, descriptors, _, _ = socket.recv_fds(connection, struct.calcsize("i"), 1)
-        try:
-            peer = struct.unpack("i", message)[0] if len(message) == struct.calcsize("i") else -1
-            if len(descriptors) == 1 and 0 <= peer < bootstrap.size and heaps[peer] is None:
-                heaps[peer] = map_heap(descriptors[0], own.bytes)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
     return heaps

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +20,7 @@ from .handles import DispatchHandle, tokens_in_nodes
 from .native import C
 from .nic import NicOptions
 from .operations import PendingCombine, PendingDispatch
+from .recovery import mask_of, ranks_of
 from .v1 import V1Surface
 
 _RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
@@ -61,7 +64,7 @@ class Buffer(V1Surface):
         among the ranks, whose pages cost nothing until they are touched; on a GPU an eighth of its memory, shared
         likewise; with software NICs on a GPU 64 MiB of host memory.
     timeout : float
-        Seconds after which a wait inside a kernel gives up.
+        Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int
         Operations that may be open at once.
 
@@ -160,10 +163,7 @@ class Buffer(V1Surface):
             raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(CpuDevice.fabrics)}")
         if arena_bytes is not None:
             arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-            raise TypeError(f"timeout={timeout!r}: expected seconds")
-        if not 0 < timeout < 1e6:
-            raise ValueError(f"timeout={timeout!r}: expected more than 0 and less than 1e6 seconds")
+        arguments.seconds("timeout", timeout)
         if device is not None and not isinstance(device, str | torch.device):
             raise TypeError(f"device={device!r}: expected cpu or cuda")
         try:
@@ -462,6 +462,54 @@ class Buffer(V1Surface):
     def abort(self) -> None:
         """Tell every rank that this one has failed: their calls on this Buffer raise at once."""
         self._engine.break_off("the Buffer was aborted")
+
+    def recover(self, mask: Iterable[int] = (), timeout: float | None = None) -> None:
+        """Make the Buffer usable again after a failure, with all ranks or without some.
+
+        Collective among the ranks left, and a barrier: each calls it with the same `mask`, whether it has raised or
+        not; one that has not lets the others know. It needs no process group. Calls then behave as if the ranks left
+        out had no tokens and their experts were chosen by none: rows for them are dropped, and `combine` sums over the
+        others. They stay in all shapes, and cannot come back. Handles from before are of no use any more.
+
+        Parameters
+        ----------
+        mask : iterable of int
+            Ranks to leave out, besides those left out before. Their processes have ended, or their Buffers are
+            destroyed.
+        timeout : float, optional
+            Seconds to wait for the other ranks. Default: the Buffer's.
+
+        Raises
+        ------
+        DeepEPError
+            If masks differ, a rank is gone that no mask names, or one does not come in time; a rank to be left out that
+            is still there. The Buffer stays broken, on all ranks, and may be tried again.
+        TypeError, ValueError
+            Naming the argument.
+        """
+        seconds = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
+        self._engine.recover(mask_of(mask, self.rank, self.group_size), seconds)
+
+    def lost_ranks(self) -> list[int]:
+        """Return the ranks whose processes have ended, or whose Buffers are destroyed, as far as is known here."""
+        return self._engine.lost_ranks()
+
+    @property
+    def masked_ranks(self) -> list[int]:
+        """Ranks that are left out since the Buffer recovered."""
+        return ranks_of(self._engine.mask)
+
+    @contextmanager
+    def timeout_of(self, seconds: float) -> Iterator[None]:
+        """Give the waits of the calls begun in the body another bound than the Buffer's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        with self._engine.timeout_of(arguments.seconds("seconds", seconds)):
+            yield
 
     def destroy(self) -> None:
         """Give back what the Buffer holds. Not collective; outputs live on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ import torch
 
 from ._version import __version__
 from .bootstrap import Bootstrap, exchange_heaps
+from .connections import Connections, connect
 from .devices import Device
 from .errors import DeepEPError
 from .events import EventHandle, EventOverlap
 from .failures import error_of
 from .native import BUILD, C
 from .nic import NicOptions
+from .recovery import recover
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -93,6 +96,10 @@ class Engine:
     ----------
     rank, ranks : int
         This rank, and how many there are.
+    generation : int
+        Of operations: one more, or some more, with each recovery. The same on all ranks.
+    mask : int
+        Ranks that are left out, a bit each.
     runtime : native.C.Runtime or None
         None once destroyed.
     stats : dict
@@ -116,9 +123,13 @@ class Engine:
         arena_bytes = arena_bytes // _PAGE * _PAGE
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
-        self._agree(bootstrap, arena_bytes, paths)
-        self.runtime = self._make_runtime(bootstrap, arena_bytes, paths)
-        self._bootstrap = bootstrap
+        self._bootstrap = bootstrap = connect(bootstrap)
+        try:
+            self._agree(bootstrap, arena_bytes, paths)
+            self.runtime = self._make_runtime(bootstrap, arena_bytes, paths)
+        except BaseException:
+            self._let_go()
+            raise
         self.stats = dict.fromkeys(_STATS, 0)
         others = [peer for peer in range(self.ranks) if peer != self.rank]
         self._published_to_someone = not others or any(paths.mapped(self.rank, peer) for peer in others)
@@ -128,6 +139,8 @@ class Engine:
         self._captured: list[Any] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
+        self.generation, self.mask = 1, 0
+        self._attempts = 0
 
     def _agree(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> None:
         """Refuse ranks that were started differently before they share memory."""
@@ -179,8 +192,19 @@ class Engine:
                 "rank %d waits in %s: rank %d is still compiling its kernels", bootstrap.rank, call.kind, peer
             )
         )
+        if isinstance(bootstrap, Connections):
+            runtime.watch(bootstrap.watched())
         bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
         return runtime
+
+    def _pid(self, rank: int) -> int:
+        """Return a rank's process."""
+        return self._bootstrap.pids[rank] if isinstance(self._bootstrap, Connections) else os.getpid()
+
+    def _let_go(self) -> None:
+        """Close the connections to other processes: they take it that this rank has left."""
+        if isinstance(self._bootstrap, Connections):
+            self._bootstrap.close()
 
     def check_usable(self) -> None:
         """Raise if the Buffer is destroyed or broken, or if an earlier operation has failed by now."""
@@ -190,7 +214,7 @@ class Engine:
             self._collect()
         if self._broken is not None:
             raise DeepEPError(
-                f"rank {self.rank}: the Buffer is broken, make a new one; what broke it: {self._broken}"
+                f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; what broke it: {self._broken}"
             ) from self._broken
         wrong_id = self.runtime.take_wrong_id()
         if wrong_id != -1:
@@ -340,7 +364,7 @@ class Engine:
         """Raise what a call failed of, and tell the other ranks."""
         if call.failure.reason == 0:
             return
-        self._broken = error = error_of(call, self.rank, self.runtime, self.timeout)
+        self._broken = error = error_of(call, self.rank, self.runtime, self._pid)
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
@@ -352,6 +376,43 @@ class Engine:
         if self.runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
             self.runtime.abort(C.EXCEPTION)
+
+    def lost_ranks(self) -> list[int]:
+        """Return the other ranks that are known to store nothing any more."""
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        return [rank for rank in range(self.ranks) if rank != self.rank and self.runtime.gone(rank)]
+
+    def recover(self, mask: int, seconds: float) -> None:
+        """Go on without the ranks of `mask` and those left out before. Collective among the others."""
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        if self.device.asynchronous:
+            raise DeepEPError(f"rank {self.rank}: recover: expected a Buffer on a CPU, this one is on a GPU")
+        self.break_off("recover was called")
+        self._attempts += 1
+        recover(self, mask | self.mask, self._attempts, seconds)
+        # Only now may anything of operations that broke be used again: nobody stores into it any more (P16).
+        self._open.clear()
+        self._on_their_way.clear()
+        self._issued = 0
+        self.generation, self.mask = self._attempts + 1, mask | self.mask
+        self._broken = None
+
+    @contextmanager
+    def timeout_of(self, seconds: float) -> Iterator[None]:
+        """Give the waits of the calls begun in the body another bound."""
+        before, self.timeout = self.timeout, seconds
+        self._set_timeout()
+        try:
+            yield
+        finally:
+            self.timeout = before
+            self._set_timeout()
+
+    def _set_timeout(self) -> None:
+        if self.runtime is not None:
+            self.runtime.set_timeout(int(self.timeout * 1e9))
 
     @contextmanager
     def telling_others(self, kind: str) -> Iterator[None]:
@@ -389,21 +450,26 @@ class Engine:
             self.runtime = None
             if settled:
                 self._open.clear()
+                runtime.leave()
+                self._let_go()
             else:
-                _abandoned.append((runtime, self._open))
+                _abandoned.append((runtime, self._open, self._bootstrap))
 
     def __del__(self) -> None:
-        # Kernels may still be about, and graphs may be replayed.
-        if getattr(self, "_captured", None) and self.runtime is not None:
-            _abandoned.append((self.runtime, self._open))
-        elif getattr(self, "_open", None) or getattr(self, "_on_their_way", None):
-            try:
+        if getattr(self, "runtime", None) is None:
+            return
+        try:
+            if self._captured:  # graphs may be replayed
+                _abandoned.append((self.runtime, self._open, self._bootstrap))
+            elif self._open or self._on_their_way:  # kernels may still be about
                 self.destroy()
-            except DeepEPError as error:
-                _log.error("a Buffer was dropped, and nobody hears that %s", error)
-            except RuntimeError:
-                pass  # what a dead executor throws has been raised before
+            else:
+                self.runtime.leave()
+        except DeepEPError as error:
+            _log.error("a Buffer was dropped, and nobody hears that %s", error)
+        except RuntimeError:
+            pass  # what a dead executor throws has been raised before
 
 
-_abandoned: list[tuple[Any, dict[int, list[torch.Tensor | None]]]] = []
-"""Runtimes whose kernels never left, with what those may still touch."""
+_abandoned: list[tuple[Any, dict[int, list[torch.Tensor | None]], Bootstrap]] = []
+"""Runtimes whose kernels never left, with what those may still touch, and what tells others of this process's end."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .errors import DeepEPError, DeepEPTimeout
 from .native import C
 
 
-def error_of(call: Any, rank: int, runtime: Any, timeout: float) -> DeepEPError:
+def error_of(call: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> DeepEPError:
     """Return what a call that failed on this rank is to raise.
 
     Parameters
@@ -19,8 +20,8 @@ def error_of(call: Any, rank: int, runtime: Any, timeout: float) -> DeepEPError:
         This rank.
     runtime : native.C.Runtime
         Knows what NICs have refused and which peers are compiling.
-    timeout : float
-        Seconds that its waits had.
+    pid : callable
+        Tells a rank's process.
     """
     failure = call.failure
     if failure.reason == C.TIMEOUT:
@@ -28,11 +29,11 @@ def error_of(call: Any, rank: int, runtime: Any, timeout: float) -> DeepEPError:
         unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
         expected, seen = failure.expected // unit, failure.seen // unit
         compiling = runtime.compiling_peers()
-        return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, timeout, compiling)
-    return DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime)}")
+        return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.timeout, compiling)
+    return DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, pid)}")
 
 
-def _text(call: Any, failure: Any, rank: int, runtime: Any) -> str:
+def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> str:
     if failure.reason == C.OVERFLOW:
         return (
             f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "
@@ -47,13 +48,22 @@ def _text(call: Any, failure: Any, rank: int, runtime: Any) -> str:
             "other sizes"
         )
     if failure.reason == C.ABORTED:
-        blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
         waiting = f"; rank {rank} was waiting for: {failure.phase}" if failure.phase else ""
-        return f"{call.kind} ended because rank {failure.peer} {failure.cause}{blamed}{waiting}"
+        return f"{call.kind} ended because {_cause(failure, pid)}{waiting}"
     return (
         f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k or "
         f"types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
     )
+
+
+def _cause(failure: Any, pid: Callable[[int], int]) -> str:
+    """What the abort word says: of the rank that wrote it, or of one that cannot write any more."""
+    if failure.cause_reason == C.DIED:
+        return f"rank {failure.cause_peer}'s process (pid {pid(failure.cause_peer)}) has died"
+    if failure.cause_reason == C.LEFT:
+        return f"rank {failure.cause_peer} has destroyed its Buffer, or dropped it"
+    blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
+    return f"rank {failure.peer} {failure.cause}{blamed}"
 
 
 def _network_text(failure: Any, runtime: Any) -> str:

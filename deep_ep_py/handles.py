@@ -89,7 +89,9 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     topk : int
         Experts per token, 0 where the dispatch carried none.
     operation : int
-        The how-manieth operation of its Buffer it was; the same on all ranks.
+        The how-manieth operation of its Buffer's generation it was; the same on all ranks.
+    generation : int
+        In which generation of its Buffer it was: recovering begins another.
     """
 
     owner: Engine
@@ -100,6 +102,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     rows: int
     topk: int
     operation: int
+    generation: int
 
     def __new__(
         cls,
@@ -109,12 +112,14 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         recv_src_idx: torch.Tensor,
         topk: int,
         operation: int,
+        generation: int,
     ) -> DispatchHandle:
         """Make the handle of an operation whose kernels are launched."""
         # The tuple proper holds only the length: `isinstance(handle, tuple)` and `len` are true, and Python indexes,
         # iterates and unpacks a subclass of tuple by its own methods.
         handle = super().__new__(cls, (None,) * (_INTRANODE if owner.nodes == 1 else _INTERNODE))
-        handle.owner, handle.plan, handle.topk, handle.operation = owner, plan, topk, operation
+        handle.owner, handle.plan, handle.topk = owner, plan, topk
+        handle.operation, handle.generation = operation, generation
         handle.is_token_in_rank, handle.recv_src_idx = is_token_in_rank, recv_src_idx
         handle.tokens, handle.rows = is_token_in_rank.shape[0], recv_src_idx.shape[0]
         return handle

@@ -9,6 +9,7 @@ import torch
 
 from . import arguments
 from .engine import Streams
+from .errors import DeepEPError
 from .handles import DispatchHandle, Plan
 from .native import C
 from .rows import Rows
@@ -29,10 +30,16 @@ class _Pending:
     blocks: int
     streams: Streams
     finished: bool = field(default=False, init=False)
+    generation: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.generation = self.engine.generation
 
     def finish(self) -> tuple[Any, ...]:
         """Do the rest and wait for it."""
         self.finished = True
+        if self.generation != self.engine.generation:
+            raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it is no more")
         with self.engine.telling_others(self.call.kind):
             return self._finish()
 
@@ -41,7 +48,7 @@ class _Pending:
 
     def __del__(self) -> None:
         # The peers wait for rows that will never come: better that they hear it now.
-        if not self.finished:
+        if not self.finished and self.generation == self.engine.generation:
             self.engine.break_off(f"operation {self.operation} was begun and dropped")
 
 
@@ -205,7 +212,9 @@ class PendingDispatch(_Pending):
         if recv_src_idx is None:
             return received.given(), None, None, None, None, event
         topk = 0 if self.topk_idx is None else self.topk_idx.shape[1]
-        handle = DispatchHandle(engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation)
+        handle = DispatchHandle(
+            engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation, self.generation
+        )
         return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
 
     def _count(self) -> int:
@@ -301,4 +310,6 @@ def check_handle(engine: Engine, handle: Any) -> DispatchHandle:
         raise TypeError(f"handle={type(handle).__name__}: expected the handle that dispatch returned")
     if handle.owner is not engine:
         raise ValueError("handle: expected one of this Buffer, this is another Buffer's")
+    if handle.generation != engine.generation:
+        raise ValueError("handle: expected one of a dispatch since the Buffer recovered, this is of one before")
     return handle

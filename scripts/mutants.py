@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mutants.table import MUTANTS, NORMAL, Mutant  # noqa: E402
 
 MAIN = ROOT / "tests" / "native" / "protocol" / "main.cpp"
-SCENARIOS = ("posters", "keys", *NORMAL)
+SCENARIOS = ("posters", "keys", "recover", "recover ibgda", *NORMAL)
 SEEDS = {"fast": 12, "exact": 24, "tsan": 12}
 RUN_SECONDS = 20
 # Speed of the compiler before speed of the code: each program runs for milliseconds.

@@ -220,3 +220,30 @@ def under_schedules(
 def barrier(group: Any) -> None:
     """Wait for all ranks, by the group alone: no Buffer takes part."""
     group.barrier()
+
+
+def left_out(trial: Trial, masked: Sequence[int]) -> Trial:
+    """What must come back where ranks are left out: as if they had no tokens, and nobody chose their experts."""
+    work = trial.work
+    lost = torch.tensor(list(masked))
+
+    def chosen(topk_idx: Tensor) -> Tensor:
+        return torch.where(torch.isin(topk_idx // work.experts_per_rank, lost) & (topk_idx >= 0), -1, topk_idx)
+
+    def present(tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor[:0] if rank in masked else tensor for rank, tensor in enumerate(tensors)]
+
+    weights = present(work.topk_weights)
+    rest = replace(work, x=present(work.x), topk_idx=[chosen(i) for i in present(work.topk_idx)], topk_weights=weights)
+    return Trial.of_workload(trial.case, rest)
+
+
+def round_trip_without(buffer: deep_ep.Buffer, rank: int, trial: Trial, rest: Trial) -> Any:
+    """Dispatch all that a rank has, combine, both once more from the handle; checked. Returns the handle."""
+    results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+    rest.check_dispatch(rank, results)
+    handle = results[4]
+    rest.check_combine(rank, rest.combine(buffer, rank, handle, 1), 1)
+    rest.check_cached(rank, buffer.dispatch(trial.work.x[rank], handle=handle))
+    rest.check_combine(rank, rest.combine(buffer, rank, handle, weights=False), weights=False)
+    return handle

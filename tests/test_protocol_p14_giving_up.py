@@ -171,3 +171,24 @@ def test_queued_kernels_leave_at_once(fabric: str) -> None:
         barrier(group)
 
     under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_waits_of_some_calls_have_another_bound(inside: bool) -> None:
+    """Those begun in the block; the others' is the Buffer's."""
+
+    def on_each_rank(group: Any) -> Any:
+        buffer = make_buffer(group, TRIAL.case, "peer", timeout=30.0)
+        arguments, error = dispatch_arguments(TRIAL.work, buffer.rank), None
+        with buffer.timeout_of(2.5):
+            TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**arguments))
+            if inside and buffer.rank != ABSENT:
+                error = fails(lambda: buffer.dispatch(**arguments))
+        if not inside and buffer.rank != ABSENT:
+            error = fails(lambda: buffer.dispatch(**arguments))
+        barrier(group)
+        return error
+
+    for errors in under_schedules(4, on_each_rank):
+        texts = [str(error) for error in errors if isinstance(error, deep_ep.DeepEPTimeout)]
+        assert texts and all(f"after {2.5 if inside else 30:g} s" in text for text in texts)

@@ -96,6 +96,44 @@ def test_an_exception_inside_a_call(fabric: str) -> None:
         assert all("rank 1" in str(error) for error in errors if error is not None), errors
 
 
+@pytest.mark.parametrize("drop", [False, True], ids=["destroyed", "dropped"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rank_that_goes_away(fabric: str, drop: bool) -> None:
+    """Its last call is not the others': they hear that it is gone, instead of waiting for it."""
+
+    def on_each_rank(group: Any) -> Any:
+        buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
+        rank = buffer.rank
+        TRIAL.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)))
+        error = None
+        if rank != 2:
+            error = raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)))
+            assert buffer.lost_ranks() == [2]
+        elif drop:
+            del buffer
+        else:
+            buffer.destroy()
+        barrier(group)
+        return error
+
+    for errors in collect(4, on_each_rank):
+        assert all("rank 2 has destroyed its Buffer" in str(error) for error in errors if error is not None), errors
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rank_that_has_finished_may_go(fabric: str) -> None:
+    """At once, while others are still in the call that has ended there."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        rank = buffer.rank
+        handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))[4]
+        TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle))
+        buffer.destroy()
+
+    under_schedules(4, on_each_rank, freeze=64)
+
+
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_run_ranks_raises_the_cause_and_not_what_followed_from_it(fabric: str) -> None:
     """Rank 2's exception, not the timeout of rank 0, which waits for it in vain."""

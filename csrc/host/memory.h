@@ -21,8 +21,12 @@ class Memory {
     virtual void fill(void* target, uint8_t byte, size_t bytes) = 0;
     // One word, of a heap or of what kernels work in, which kernels may use at the same time. It stands for itself.
     virtual uint64_t load_word(const uint64_t* word) = 0;
+    // The same, and after it what was stored before the word was.
+    virtual uint64_t acquire_word(const uint64_t* word) { return load_word(word); }
     // The same value into several such words; everywhere before anything that the caller does afterwards.
     virtual void store_words(const std::vector<uint64_t*>& words, uint64_t value) = 0;
+    // The same, and before it all that this rank has stored: for acquire_word().
+    virtual void release_words(const std::vector<uint64_t*>& words, uint64_t value) { store_words(words, value); }
 };
 
 }  // namespace deep_ep::host

@@ -34,10 +34,10 @@ uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values)
     return hash;
 }
 
-constexpr u32 kGeneration = 1;  // of the abort word; grows when a Buffer recovers
-
 // A wait that lasts so long is looked into (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
+// How often a wait looks whether a peer's process has ended.
+constexpr uint64_t kLook = 100'000'000;  // ns
 
 // Of the same size, but another type to C++.
 uint64_t* host_word(u64& word) { return reinterpret_cast<uint64_t*>(&word); }
@@ -67,6 +67,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
       wrong_id_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
       context_(make_private<Context>()),
+      timeout_ns_(options.timeout_ns),
       network_(std::move(network)) {
     *wrong_id_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
@@ -74,6 +75,17 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
         if (options_.mapped[r]) mapped[r] = heaps_[r]->base();
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
+    write_context();
+    make_spare(static_cast<size_t>(options_.calls));
+    if (options_.poison) {
+        const wire::HeapLayout heap = heap_layout(options_);
+        memory_->fill(pointer<u8>(heap_base(options_.rank)) + heap.regions_offset(), kPoison,
+                      heap.arena_offset() - heap.regions_offset());
+    }
+}
+
+// Of a generation in which there was no operation yet.
+void Runtime::write_context() {
     Context context{};
     context.peers.rank = static_cast<u32>(options_.rank);
     context.peers.ranks = static_cast<u32>(options_.ranks);
@@ -82,17 +94,11 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     context.peers.ibgda = network_ ? network_->ibgda() : nullptr;
     context.peers.weak = network_ ? network_->weak_queue() : nullptr;
     context.peers.heap = heap_layout(options_);
-    context.timeout_ns = options_.timeout_ns;
     context.base = base_.get();
     context.farewell = farewell_.get();
-    context.generation = kGeneration;
+    context.generation = generation_;
+    context.mask = mask_;
     memory_->write(context_.get(), &context, sizeof(context));
-    make_spare(static_cast<size_t>(options_.calls));
-    if (options_.poison) {
-        const wire::HeapLayout& heap = context.peers.heap;
-        memory_->fill(context.peers.local + heap.regions_offset(), kPoison,
-                      heap.arena_offset() - heap.regions_offset());
-    }
 }
 
 uint64_t Runtime::most_put_bytes() const { return network_ ? network_->most_put_bytes() : UINT64_MAX; }
@@ -154,6 +160,7 @@ void Runtime::make_spare(size_t count) {
 std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     auto call = std::make_shared<Call>();
     call->kind = kind;
+    call->timeout_ns = timeout_ns_;
     if (spare_.empty()) make_spare(static_cast<size_t>(options_.calls));
     std::tie(call->ticket, call->report) = spare_.back();
     spare_.pop_back();
@@ -313,13 +320,56 @@ void Runtime::wait_launch(uint64_t serial) {
 void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     const char* what = wire::kind_name(call.kind);
     std::vector<int> told;
+    uint64_t waited = 0, suspicious = kSuspicious;
     // Not for ever: a wait without end is for the executor to find.
-    for (uint64_t time = kSuspicious; time < 2 * options_.timeout_ns; time *= 2) {
+    while (waited < 2 * call.timeout_ns) {
+        const uint64_t time = lifelines_.empty() ? suspicious - waited : kLook;
         if (launcher_->wait_for(ready, what, time)) return;
+        waited += time;
+        if (abort_if_lost()) break;
+        if (waited < suspicious) continue;
+        suspicious *= 2;
         if (compare_with_peers(call)) break;
         tell_of_compiling_peers(call, told);
     }
-    launcher_->wait(ready, what);  // after a mismatch: the abort word ends it
+    launcher_->wait(ready, what);  // after a mismatch or a loss: the abort word ends it
+}
+
+// How many operations of this generation a peer has finished, as this rank has heard (P4).
+uint64_t Runtime::operations_of(int peer) const {
+    const wire::HeapLayout heap = heap_layout(options_);
+    uint64_t uses = 0;
+    for (u32 region = 0; region < heap.regions; ++region) {
+        const uint64_t offset = heap.word_offset(region, wire::kFree, static_cast<u32>(peer));
+        uses += memory_->load_word(pointer<const uint64_t>(heap_base(options_.rank) + offset));
+    }
+    return uses / wire::kUnit;
+}
+
+// A peer that is no more and has not finished what this rank is in, and never will; -1: none. One that has finished may
+// go. `left`: one whose process need not have ended.
+int Runtime::find_lost(bool left) const {
+    const uint64_t own = announcement(options_.rank);
+    for (int peer = 0; own != 0 && peer < options_.ranks; ++peer) {
+        if (peer == options_.rank || !present(peer)) continue;
+        if ((memory_->load_word(host_word(header(peer)->left)) != 0) != left) continue;
+        if (!left && !lifelines_.ended(peer)) continue;
+        // Looked at after its end: no more comes.
+        if (operations_of(peer) <= wire::announced_operation(own)) return peer;
+    }
+    return -1;
+}
+
+bool Runtime::abort_if_lost() {
+    // One that has left may have done so for a reason that it has told, or because a process has died.
+    for (const bool left : {false, true}) {
+        const int peer = find_lost(left);
+        if (peer < 0) continue;
+        const uint64_t told = memory_->load_word(host_word(header(options_.rank)->abort));
+        if (wire::abort_generation(told) != generation_) abort(left ? wire::kLeft : wire::kDied, peer);
+        return true;
+    }
+    return false;
 }
 
 uint64_t Runtime::announcement(int rank) const {
@@ -335,7 +385,8 @@ std::vector<int> Runtime::compiling_peers() const {
     std::vector<int> peers;
     for (int rank = 0; rank < options_.ranks; ++rank) {
         // Stored by that rank's host; it stands for itself.
-        if (rank != options_.rank && memory_->load_word(host_word(header(rank)->compiling)) != 0) peers.push_back(rank);
+        if (rank == options_.rank || !present(rank)) continue;
+        if (memory_->load_word(host_word(header(rank)->compiling)) != 0) peers.push_back(rank);
     }
     return peers;
 }
@@ -352,7 +403,7 @@ void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) 
 bool Runtime::compare_with_peers(Call& call) {
     const uint64_t own = announcement(options_.rank);
     for (int peer = 0; peer < options_.ranks; ++peer) {
-        const uint64_t theirs = announcement(peer);
+        const uint64_t theirs = present(peer) ? announcement(peer) : 0;
         if (theirs == own || theirs == 0 || own == 0) continue;
         if (wire::announced_operation(theirs) != wire::announced_operation(own)) continue;
         call.mismatch = {peer, wire::announced_kind(theirs)};
@@ -385,11 +436,16 @@ void Runtime::drain() {
     };
     if (left()) return;
     // A rank that went away will not acknowledge: then this one need not wait for it either.
-    launcher_->wait_for(left, "last puts of a Buffer", options_.timeout_ns);
+    launcher_->wait_for(left, "last puts of a Buffer", timeout_ns_);
+}
+
+void Runtime::leave() {
+    network_.reset();
+    memory_->release_words({host_word(header(options_.rank)->left)}, 1);
 }
 
 void Runtime::abort(uint32_t reason, int peer) {
-    store_abort_word(wire::abort_word(kGeneration, reason, static_cast<uint32_t>(options_.rank), peer));
+    store_abort_word(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer));
 }
 
 void Runtime::pass_abort_on() {

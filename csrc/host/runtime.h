@@ -10,6 +10,7 @@
 #include "host/arena.h"
 #include "host/heap.h"
 #include "host/launcher.h"
+#include "host/lifelines.h"
 #include "host/memory.h"
 #include "host/network.h"
 #include "kernels/args.h"
@@ -47,6 +48,15 @@ struct Call {
         wire::Kind kind = wire::Kind::kNone;
     } mismatch;           // a peer found to be in another call than this
     uint64_t serial = 0;  // of its latest launch
+    uint64_t timeout_ns = 0;
+};
+
+// What has come of a meeting of ranks that recover (P16).
+struct Meeting {
+    enum Result { kMet, kLate, kGone, kOtherMask, kGivenUp };
+    Result result = kMet;
+    int peer = -1;      // the rank that it is about
+    uint64_t mask = 0;  // which that one has
 };
 
 // Addresses of what a call reads and writes; 0 where a tensor is not given. In combine recv_x and recv_topk_weights are
@@ -116,11 +126,32 @@ class Runtime {
     bool settle(uint64_t nanoseconds);
     // Until the puts that no operation waits for have left; before a rank goes away in good order.
     void drain();
+    // This rank's kernels have ended and none will be launched, and its network is no more: it says so in its heap.
+    void leave();
+
+    // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
+    void watch(const std::vector<std::pair<int, int>>& descriptors) { lifelines_ = Lifelines(descriptors); }
 
     // Tells every rank, this one included, that this rank has failed (P15).
     void abort(uint32_t reason, int peer = -1);
     // Tells every rank what this one has been told: who told it may not have come to all of them yet.
     void pass_abort_on();
+
+    // A rank is known to store nothing any more.
+    bool gone(int rank) const;
+    // Recovery, in this order (P16); the ranks' attempts are numbered alike. First: what this rank has launched or
+    // posted in this generation is over, or never will be.
+    bool stop_all(uint64_t nanoseconds);
+    // The ranks of `mask` are known to store nothing any more: -> one that may after so long, or -1.
+    int wait_gone(uint64_t mask, uint64_t nanoseconds);
+    // All ranks but those of `mask` have come so far too.
+    Meeting meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nanoseconds);
+    // Fresh words and numbers; between the two meetings.
+    void start_generation(uint32_t generation, uint64_t mask);
+    void on_renew_network(std::function<std::unique_ptr<Network>()> make) { make_network_ = std::move(make); }
+
+    // Of calls from now on.
+    void set_timeout(uint64_t nanoseconds) { timeout_ns_ = nanoseconds; }
 
     // This rank makes kernels ready, or has done so: others may wait for it meanwhile.
     void set_compiling(bool compiling);
@@ -142,7 +173,9 @@ class Runtime {
     wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
     wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
-    CallArgs call_args(Call& call) { return {context_.get(), call.ticket.get(), &call.report->outcome}; }
+    CallArgs call_args(Call& call) {
+        return {context_.get(), call.ticket.get(), &call.report->outcome, call.timeout_ns};
+    }
     template <class T>
     std::shared_ptr<T> make_private(size_t count = 1) {
         return std::static_pointer_cast<T>(memory_->make_private(count * sizeof(T)));
@@ -153,6 +186,11 @@ class Runtime {
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
+    bool abort_if_lost();
+    int find_lost(bool left) const;
+    uint64_t operations_of(int peer) const;
+    bool present(int rank) const { return (mask_ >> rank & 1) == 0; }
+    void write_context();
     void store_abort_word(uint64_t word);
     uint64_t announcement(int rank) const;
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
@@ -168,11 +206,16 @@ class Runtime {
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
     const std::shared_ptr<i64> wrong_id_;                 // LayoutArgs::wrong_id
     const std::shared_ptr<Context> context_;
+    uint64_t timeout_ns_;
+    uint32_t generation_ = 1;  // Context::generation
+    uint64_t mask_ = 0;        // Context::mask
     // Kept until retired: a failed one for good, agents may still hold its addresses; one of a graph likewise.
     std::vector<std::shared_ptr<Call>> calls_;
     std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
-    const std::unique_ptr<Network> network_;  // last, so that it stops first
+    Lifelines lifelines_;
+    std::function<std::unique_ptr<Network>()> make_network_;
+    std::unique_ptr<Network> network_;  // last, so that it stops first
 };
 
 }  // namespace deep_ep::host

@@ -21,13 +21,6 @@ struct LayoutArgs {
     i64* wrong_id;           // host-visible: an id that is neither -1 nor an expert's
 };
 
-// What every kernel of an operation gets.
-struct CallArgs {
-    Context* context;
-    Ticket* ticket;
-    wire::Outcome* outcome;  // host-visible
-};
-
 // Where this rank's rows go and where the others' rows come from. Written by notify, kept in the handle.
 struct Plan {
     i32* token_row;      // [tokens, ranks] index of a token among this rank's tokens for that rank, or -1

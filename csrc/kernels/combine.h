@@ -21,8 +21,8 @@ namespace deep_ep {
 struct CombineSource {
     const u8* x;
     const float* weights;
-    u32 pulled;
-    u32 reserved;
+    u32 pulled;  // read where they are, else
+    u32 staged;  // they come in chunks; neither: the rank is left out
 };
 
 // Per warp: the rows of one token.
@@ -98,6 +98,7 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
             source.weights = reinterpret_cast<const float*>(heap + offer->topk_weights) + start * shape.topk();
             source.pulled = 1;
         }
+        source.staged = source.pulled == 0 && op.present(r);
         sources[r] = source;
     }
     return op.meet();
@@ -109,7 +110,7 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
                                 CombineSource* sources) {
     const u32 slot = round % wire::kSlots;
     for (u32 r = threadIdx.x; r < shape.ranks(); r += threads) {
-        if (sources[r].pulled != 0) continue;
+        if (sources[r].staged == 0) continue;
         if (!op.wait_signal(Phase::kChunk, wire::kChunk + slot, r, round / wire::kSlots + 1)) continue;
         const u8* message = op.local_region() + args.layout.chunk(r, slot);
         const auto& header = *reinterpret_cast<const wire::ChunkHeader*>(message);
@@ -162,7 +163,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
                                u32 threads) {
     const u32 ranks = shape.ranks();
     bool staged = false;
-    for (u32 r = 0; r < ranks; ++r) staged = staged || sources[r].pulled == 0;
+    for (u32 r = 0; r < ranks; ++r) staged = staged || sources[r].staged != 0;
     // Without chunks there are no rounds to wait for: each block takes one share.
     const u32 share = wire::ceil_div(args.tokens, gridDim.x);
     const u32 window = staged ? args.layout.chunk_rows : (share != 0 ? share : 1);
@@ -177,7 +178,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
         // All warps have read the round's slots; then each is given back to its writer.
         if (!op.meet_group(threads, threadIdx.x == 0)) return;
         for (u32 r = threadIdx.x; r < ranks && round + wire::kSlots < rounds; r += threads) {
-            if (sources[r].pulled == 0) op.signal(r, wire::kNext + round % wire::kSlots);
+            if (sources[r].staged != 0) op.signal(r, wire::kNext + round % wire::kSlots);
         }
     }
 }
@@ -187,7 +188,7 @@ template <class Shape>
 DEEP_EP_KERNEL void combine(const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
-    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    Operation op(args.call, &block);
     if (!op.enter() || !op.await_free()) return;
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
@@ -201,7 +202,9 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     if (!find_sources(args, op, shape, sources)) return;
 
     const CombineChunks<Shape> chunks{args, shape, op.rank()};
-    const auto sends = [&](u32 owner) { return args.offer.visible == 0 || !fabric::mapped(op.peers(), owner); };
+    // Who reads this rank's rows where they are, and who gets them in chunks.
+    const auto publishes = [&](u32 owner) { return args.offer.visible != 0 && op.mapped(owner); };
+    const auto sends = [&](u32 owner) { return op.present(owner) && !publishes(owner); };
     bool sending = false;
     for (u32 r = 0; r < ranks; ++r) sending = sending || sends(r);
     const u32 senders = sending ? warps / 2 : 0, summers = warps - senders;
@@ -219,15 +222,14 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (sources[r].pulled != 0) op.signal(r, wire::kRead);
     }
-    const bool published = args.offer.visible != 0;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (published && fabric::mapped(op.peers(), r)) op.wait_signal(Phase::kRead, wire::kRead, r, 1);
+        if (publishes(r)) op.wait_signal(Phase::kRead, wire::kRead, r, 1);
     }
     if (!op.meet()) return;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (fabric::mapped(op.peers(), r)) op.consume(wire::kOffer, r, 1);
-        if (published && fabric::mapped(op.peers(), r)) op.consume(wire::kRead, r, 1);
-        consume_stream(op, r, sends(r) ? chunks.rounds(r) : 0, sources[r].pulled != 0 ? 0 : chunks.rounds(op.rank()));
+        if (op.mapped(r)) op.consume(wire::kOffer, r, 1);
+        if (publishes(r)) op.consume(wire::kRead, r, 1);
+        consume_stream(op, r, sends(r) ? chunks.rounds(r) : 0, sources[r].staged != 0 ? chunks.rounds(op.rank()) : 0);
     }
     op.finish();
 }

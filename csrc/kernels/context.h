@@ -11,11 +11,11 @@ using device::Scope;
 // One per Buffer. Kernels read it through a pointer, so that captured graphs see what changes (P16).
 struct Context {
     fabric::Peers peers;
-    u64 timeout_ns;
     u64 operation;  // number of the next operation (P1)
     u64* base;      // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
     fabric::Completion* farewell;  // puts that nobody waits for within their operation: the `free` words; host-visible
-    u32 generation;
+    u32 generation;                // one more with each recovery
+    u64 mask;                      // a bit for each rank that is neither sent to nor waited for (P17)
 };
 
 // Points at which the last block of a kernel goes on alone.
@@ -32,6 +32,14 @@ struct Ticket {
     u32 failed;                 // some block of this call has given up: its other blocks need not wait on
     u32 claimed;                // the first thread to give up writes the record
     u32 blocks_met[kMeetings];  // last-block counters
+};
+
+// What every kernel of an operation gets.
+struct CallArgs {
+    Context* context;
+    Ticket* ticket;
+    wire::Outcome* outcome;  // host-visible
+    u64 timeout_ns;          // of each wait
 };
 
 }  // namespace deep_ep

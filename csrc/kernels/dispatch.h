@@ -220,7 +220,7 @@ template <class Shape>
 DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
-    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    Operation op(args.call, &block);
     if (!op.enter() || !op.await_free()) return;
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
@@ -243,19 +243,21 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     }
 
     const DispatchChunks<Shape> chunks{args, shape, op.rank()};
-    const auto sends = [&](u32 to) { return targets[to].x == nullptr; };
-    const auto receives = [&](u32 from) { return args.offer.visible == 0 || !fabric::mapped(op.peers(), from); };
+    const auto sends = [&](u32 to) { return op.present(to) && targets[to].x == nullptr; };
+    // From whom rows come straight into the output, and from whom in chunks.
+    const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };
+    const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
     serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
                   gridDim.x * warps);
     if (!op.meet() || !op.last_block(kFinished)) return;
 
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (!receives(r)) op.wait_signal(Phase::kData, wire::kData, r, 1);
+        if (stores(r)) op.wait_signal(Phase::kData, wire::kData, r, 1);
     }
     if (!op.meet()) return;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (fabric::mapped(op.peers(), r)) op.consume(wire::kOffer, r, 1);
-        if (!receives(r)) op.consume(wire::kData, r, 1);
+        if (op.mapped(r)) op.consume(wire::kOffer, r, 1);
+        if (stores(r)) op.consume(wire::kData, r, 1);
         consume_stream(op, r, sends(r) ? chunks.sent_chunks(r) : 0, receives(r) ? chunks.received_chunks(r) : 0);
     }
     op.finish();

@@ -8,14 +8,15 @@
 
 namespace deep_ep {
 
-// A warp: numbers this rank's tokens for `destination` in token order. No atomics: the same result on every run.
-DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination) {
+// A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. No
+// atomics: the same result on every run.
+DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination, bool present) {
     const u32 lanes_below = (1u << device::lane()) - 1;
     u32 count = 0;
     for (u32 first = 0; first < args.tokens; first += device::kWarpSize) {
         const u32 token = first + device::lane();
         const u64 entry = static_cast<u64>(token) * ranks + destination;
-        const bool goes = token < args.tokens && args.is_token_in_rank[entry] != 0;
+        const bool goes = present && token < args.tokens && args.is_token_in_rank[entry] != 0;
         const u32 mask = __ballot_sync(device::kFullMask, goes);
         const u32 row = count + __popc(mask & lanes_below);
         if (token < args.tokens) args.plan.token_row[entry] = goes ? static_cast<i32>(row) : -1;
@@ -36,6 +37,7 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
         header.arguments = op.arguments();
         header.generation = op.context().generation;
         header.tokens = args.tokens;
+        header.mask = op.context().mask;
         *reinterpret_cast<wire::NotifyHeader*>(message) = header;
     }
     i32* rows_to_rank = reinterpret_cast<i32*>(message + sizeof(wire::NotifyHeader));
@@ -50,6 +52,7 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
     const u64 target = op.region_offset() + layout.notify_row(op.rank());
     const u64 common = layout.notify_common_bytes(), slice = layout.expert_counts_bytes();
     for (u32 r = device::warp(); r < ranks; r += device::warps()) {
+        if (!op.present(r)) continue;
         const fabric::Piece pieces[] = {{source, target, common},
                                         {source + common + r * slice, target + common, slice}};
         op.put_signal(r, wire::kNotify, pieces, slice != 0 ? 2 : 1);
@@ -59,12 +62,18 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
 // The block: waits for all ranks' messages and checks that they are of this very operation.
 DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (!op.present(r)) {
+            args.plan.source_tokens[r] = 0;
+            continue;
+        }
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
         const auto& header =
             *reinterpret_cast<const wire::NotifyHeader*>(op.local_region() + args.layout.notify_row(r));
         if (!op.check_message(Phase::kNotify, r, header.operation, header.arguments)) continue;
         if (header.generation != op.context().generation) {
             op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.context().generation, header.generation);
+        } else if (header.mask != op.context().mask) {
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, header.mask);
         }
         args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
         op.consume(wire::kNotify, r, 1);
@@ -80,7 +89,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
         i32 sum = 0;
         for (u32 from = 0; from < ranks; ++from) {
             const u8* row = rows + args.layout.notify_row(from) + sizeof(wire::NotifyHeader);
-            sum += reinterpret_cast<const i32*>(row)[to];
+            if (op.present(from)) sum += reinterpret_cast<const i32*>(row)[to];
             args.plan.rank_prefix[from * ranks + to] = sum;
         }
         if (to == op.rank()) args.call.outcome->total_rows = sum;
@@ -92,7 +101,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
         i32 sum = 0;
         for (u32 from = 0; from < ranks; ++from) {
             const u8* row = rows + args.layout.notify_row(from) + args.layout.notify_common_bytes();
-            sum += reinterpret_cast<const i32*>(row)[e];
+            if (op.present(from)) sum += reinterpret_cast<const i32*>(row)[e];
         }
         args.rows_per_expert[e] = sum;
     }
@@ -102,13 +111,13 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
 template <class Shape>
 DEEP_EP_KERNEL void notify(const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
-    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    Operation op(args.call, &block);
     if (!op.enter()) return;
     const u32 ranks = Shape::of(args.shape).ranks();
 
     const u32 first = blockIdx.x * device::warps() + device::warp();
     for (u32 r = first; r < ranks; r += gridDim.x * device::warps()) {
-        const u32 rows = scan_destination(args, ranks, r);
+        const u32 rows = scan_destination(args, ranks, r, op.present(r));
         if (device::lane() == 0) args.rows_to_rank[r] = static_cast<i32>(rows);
     }
     if (!op.last_block(kCounted)) return;
@@ -128,7 +137,7 @@ DEEP_EP_KERNEL void notify(const NotifyArgs args) {
 // First kernel of an operation whose counts are known. One block.
 DEEP_EP_KERNEL void notify_cached(const NotifyCachedArgs args) {
     DEEP_EP_SHARED(BlockState, block);
-    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    Operation op(args.call, &block);
     if (!op.enter()) return;
     if (threadIdx.x == 0) op.take_number(args.kind, args.arguments);
 }

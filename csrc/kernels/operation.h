@@ -27,8 +27,12 @@ DEEP_EP_DEVICE int broadcast(int value) {
 
 class Operation {
   public:
-    DEEP_EP_DEVICE Operation(Context* context, Ticket* ticket, wire::Outcome* outcome, BlockState* block)
-        : context_(*context), ticket_(*ticket), outcome_(*outcome), block_(*block) {}
+    DEEP_EP_DEVICE Operation(const CallArgs& call, BlockState* block)
+        : context_(*call.context),
+          ticket_(*call.ticket),
+          outcome_(*call.outcome),
+          block_(*block),
+          timeout_ns_(call.timeout_ns) {}
 
     // The whole block, first of all. A kernel that starts with the abort word set leaves at once (P14).
     DEEP_EP_DEVICE bool enter() {
@@ -66,6 +70,10 @@ class Operation {
     DEEP_EP_DEVICE u32 rank() const { return context_.peers.rank; }
     DEEP_EP_DEVICE u32 ranks() const { return context_.peers.ranks; }
     DEEP_EP_DEVICE const Context& context() const { return context_; }
+    // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
+    DEEP_EP_DEVICE bool present(u32 rank) const { return (context_.mask >> rank & 1) == 0; }
+    // Present, and reached by loads and stores.
+    DEEP_EP_DEVICE bool mapped(u32 rank) const { return present(rank) && fabric::mapped(peers(), rank); }
 
     // --- places
     // -----------------------------------------------------------------------------------------------------------------
@@ -131,8 +139,8 @@ class Operation {
                 arrived = ready();
                 return arrived || failed() || must_leave();
             },
-            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; },
-            device::now_ns() + context_.timeout_ns, &note);
+            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; }, device::now_ns() + timeout_ns_,
+            &note);
         if (arrived) return true;
         if (broken != nullptr) {
             fail_for(*broken, phase);
@@ -157,7 +165,7 @@ class Operation {
     DEEP_EP_DEVICE bool await_free() {
         const u64 uses = ticket_.use;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
-            wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), uses * wire::kUnit);
+            if (present(r)) wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), uses * wire::kUnit);
         }
         return meet();
     }
@@ -221,6 +229,7 @@ class Operation {
         // All other blocks have come to their last meeting: nobody of this call counts any more.
         for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
+            if (!present(r)) continue;
             fabric::signal(peers(), *this, *context_.farewell, r, heap().word_offset(region(), wire::kFree, rank()));
         }
     }
@@ -258,6 +267,7 @@ class Operation {
     Ticket& ticket_;
     wire::Outcome& outcome_;
     BlockState& block_;
+    const u64 timeout_ns_;
     u64 number_ = 0;
     u32 region_ = 0;
     u64 arguments_ = 0;

@@ -19,6 +19,7 @@ namespace {
 using host::BufferOptions;
 using host::Call;
 using host::Heap;
+using host::Meeting;
 using host::Runtime;
 using host::Sizes;
 using host::Tensors;
@@ -28,11 +29,18 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
                             const NetworkOptions& network_options) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<host::CpuMemory>();
-    auto network = make_network(options, network_options, heaps, *memory, Kernels::kOnCpu);
+    // The runtime keeps both.
+    const std::function<std::unique_ptr<host::Network>()> renew = [options, network_options, heaps,
+                                                                   shared = memory.get()] {
+        return make_network(options, network_options, heaps, *shared, Kernels::kOnCpu);
+    };
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
     auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
-    return RuntimePointer(
+    auto network = renew();
+    RuntimePointer runtime(
         new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), std::move(network)));
+    runtime->on_renew_network(renew);
+    return runtime;
 }
 
 void delete_capsule(PyObject* capsule) {
@@ -109,11 +117,13 @@ void bind_call(py::module_& m) {
         .def_property_readonly(
             "phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
         .def_readonly("peer", &wire::Failure::peer)
+        .def_readonly("cause_reason", &wire::Failure::cause)
         .def_property_readonly("cause", [](const wire::Failure& f) { return wire::reason_name(f.cause); })
         .def_readonly("cause_peer", &wire::Failure::cause_peer)
         .def_readonly("expected", &wire::Failure::expected)
         .def_readonly("seen", &wire::Failure::seen);
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
+        .def_property_readonly("timeout", [](const Call& call) { return static_cast<double>(call.timeout_ns) * 1e-9; })
         .def_property_readonly("captured", [](const Call& call) { return call.serial == 0; })
         .def_property_readonly("kind", [](const Call& call) { return wire::kind_name(call.kind); })
         .def_property_readonly("operation", [](const Call& call) { return call.report->outcome.operation; })
@@ -162,7 +172,20 @@ void bind_runtime(py::module_& m) {
     m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
+    m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
+    m.attr("LEFT") = static_cast<uint32_t>(wire::kLeft);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
+
+    py::class_<Meeting> meeting(m, "Meeting");
+    meeting.def_readonly("result", &Meeting::result)
+        .def_readonly("peer", &Meeting::peer)
+        .def_readonly("mask", &Meeting::mask);
+    py::enum_<Meeting::Result>(meeting, "Result")
+        .value("MET", Meeting::kMet)
+        .value("LATE", Meeting::kLate)
+        .value("GONE", Meeting::kGone)
+        .value("OTHER_MASK", Meeting::kOtherMask)
+        .value("GIVEN_UP", Meeting::kGivenUp);
 
     py::class_<Sizes>(m, "Sizes")
         .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts, uint32_t id_bytes,
@@ -241,6 +264,15 @@ void bind_runtime(py::module_& m) {
         .def("retire", &Runtime::retire)
         .def("settle", &Runtime::settle, NoGil())
         .def("drain", &Runtime::drain, NoGil())
+        .def("leave", &Runtime::leave, NoGil())
+        .def("watch", &Runtime::watch)
+        .def("gone", &Runtime::gone)
+        .def("stop_all", &Runtime::stop_all, NoGil())
+        .def("wait_gone", &Runtime::wait_gone, NoGil())
+        .def("meet", &Runtime::meet, py::arg("mask"), py::arg("attempt"), py::arg("again"), py::arg("nanoseconds"),
+             NoGil())
+        .def("start_generation", &Runtime::start_generation)
+        .def("set_timeout", &Runtime::set_timeout)
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
         .def("pass_abort_on", &Runtime::pass_abort_on)
         .def("set_compiling", &Runtime::set_compiling)

@@ -13,7 +13,8 @@ struct NotifyHeader {
     u64 arguments;  // hash of what all ranks must agree on: kind of call, sizes, whose handle
     u32 generation;
     u32 tokens;  // tokens of the source: how many rounds its combine takes
-    u32 reserved[10];
+    u64 mask;    // ranks that the source leaves out (P17)
+    u32 reserved[8];
 };
 static_assert(sizeof(NotifyHeader) == 64, "notify header");
 

@@ -6,7 +6,7 @@
 
 namespace deep_ep::wire {
 
-enum class Phase : u32 { kNone, kFree, kNotify, kOffer, kData, kRead, kChunk, kNext, kPost, kQuiet, kHeader };
+enum class Phase : u32 { kNone, kFree, kNotify, kOffer, kData, kRead, kChunk, kNext, kPost, kQuiet, kHeader, kMask };
 
 constexpr const char* phase_name(Phase phase) {
     switch (phase) {
@@ -30,6 +30,8 @@ constexpr const char* phase_name(Phase phase) {
             return "own sends completed";
         case Phase::kHeader:
             return "message header check";
+        case Phase::kMask:
+            return "ranks left out";
         default:
             return "";
     }

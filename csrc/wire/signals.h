@@ -47,6 +47,8 @@ enum Reason : u32 {
     kException = 4,  // a rank's Python code raised
     kOverflow = 5,   // a peer would receive more rows than all had agreed on
     kNetwork = 6,    // the NIC has reported an error
+    kDied = 7,       // a peer's process has ended in the middle of an operation
+    kLeft = 8,       // a peer has destroyed its Buffer while others wait for it
 };
 
 // What a rank that failed has done.

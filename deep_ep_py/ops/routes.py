@@ -13,7 +13,7 @@ from deep_ep_py.handles import DispatchHandle, Plan
 from deep_ep_py.ops.registry import serial_of
 
 _NUMBERS, _TOKEN_ROW, _RANK_PREFIX = 0, 1, 3
-_COUNT = 7
+_COUNT, _NUMBERS_OF_ROUTES = 7, 5
 """Numbers on the host, the five tensors of a plan, the source index of each row."""
 
 
@@ -32,9 +32,10 @@ def to_routes(buffer: Buffer, handle: DispatchHandle, padded: bool) -> list[torc
     Returns
     -------
     list of torch.Tensor
-        int64 [4] on the CPU: the Buffer's number, the operation's, top-k, `padded`; then int32 on the rows' device.
+        int64 [5] on the CPU: the numbers of Buffer, operation and generation, top-k, `padded`; then int32 on the rows'
+        device.
     """
-    numbers = torch.tensor([serial_of(buffer), handle.operation, handle.topk, padded])
+    numbers = torch.tensor([serial_of(buffer), handle.operation, handle.generation, handle.topk, padded])
     return [numbers, *handle.tensors()]
 
 
@@ -42,7 +43,7 @@ def empty_routes(buffer: Buffer, x: torch.Tensor, rows: int | torch.SymInt) -> l
     """Return tensors like those of `to_routes`, for a dispatch of `x` that receives `rows` rows."""
     plan = Plan.empty(x.shape[0], buffer.group_size, x.device)
     return [
-        torch.empty(4, dtype=torch.int64),
+        torch.empty(_NUMBERS_OF_ROUTES, dtype=torch.int64),
         *plan.tensors(),
         torch.empty((rows,), dtype=torch.int32, device=x.device),  # type: ignore[arg-type]
     ]
@@ -69,20 +70,20 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
     if len(routes) != _COUNT:
         raise ValueError(f"routes=a list of {len(routes)}: expected the {_COUNT} tensors that a dispatch op returned")
     ranks, tokens, rows = buffer.group_size, tokens_of(routes), rows_of(routes)
-    numbers = tensor("routes[0]", routes[_NUMBERS], torch.int64, (4,), torch.device("cpu"))
+    numbers = tensor("routes[0]", routes[_NUMBERS], torch.int64, (_NUMBERS_OF_ROUTES,), torch.device("cpu"))
     shapes = ((tokens, ranks), (ranks, tokens), (ranks, ranks), (ranks,), (ranks, 1), (rows,))
     for index, shape in enumerate(shapes, 1):
         tensor(f"routes[{index}]", routes[index], torch.int32, shape, buffer.device)
-    serial, operation, topk, _ = numbers.tolist()
+    serial, operation, generation, topk, _ = numbers.tolist()
     if serial != serial_of(buffer):
         raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
     plan = Plan(*routes[_TOKEN_ROW:-1])
-    return DispatchHandle(buffer._engine, plan, plan.token_row >= 0, routes[-1], topk, operation)
+    return DispatchHandle(buffer._engine, plan, plan.token_row >= 0, routes[-1], topk, operation, generation)
 
 
 def zero_padding(buffer: Buffer, recv_x: torch.Tensor, routes: list[torch.Tensor]) -> None:
     """Clear the rows that nobody sent, so that no gradient depends on what was in memory."""
-    padded = bool(routes[_NUMBERS][3])
+    padded = bool(routes[_NUMBERS][-1])
     if padded:
         received = routes[_RANK_PREFIX][-1, buffer.rank]
         beyond = torch.arange(recv_x.shape[0], device=recv_x.device) >= received

@@ -1,10 +1,11 @@
-"""Runs under torchrun: the last rank's process ends in the middle; the others must raise, not hang, and say whom they
-waited for."""
+"""Runs under torchrun: the last rank's process ends in the middle; the others must raise at once, not hang, and
+say whose did."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 import torch.distributed as dist
 
@@ -18,14 +19,17 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     case = Case("dies", ranks, 12, hidden=64, topk=2, experts=2 * ranks)
     trial = Trial.of(case)
-    buffer = make_buffer(dist.group.WORLD, case, "peer", timeout=5.0)
+    buffer = make_buffer(dist.group.WORLD, case, "peer")
     trial.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(trial.work, rank)))
     dist.barrier()
     if rank == ranks - 1:
         os._exit(0)
+    began = time.monotonic()
     try:
         buffer.dispatch(**dispatch_arguments(trial.work, rank))
     except deep_ep.DeepEPError as error:
+        if time.monotonic() - began > 5.0:  # a loaded machine's second
+            sys.exit(f"noticed after {time.monotonic() - began:.1f} s")
         print(f"rank {rank} raised {type(error).__name__}: {error}", flush=True)
     else:
         sys.exit("a dispatch without the last rank has returned")

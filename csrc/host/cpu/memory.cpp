@@ -32,4 +32,11 @@ void CpuMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value)
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
+// Between hosts alone.
+uint64_t CpuMemory::acquire_word(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+
+void CpuMemory::release_words(const std::vector<uint64_t*>& words, uint64_t value) {
+    for (uint64_t* word : words) __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
 }  // namespace deep_ep::host

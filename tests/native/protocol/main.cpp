@@ -23,8 +23,8 @@ int main(int argc, char** argv) {
     fast.blocks = 64;
     using normal_mode::Fabric;
     constexpr u64 kTight = 4096, kAmple = 1 << 16;
-    const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes, int regions = 2) {
-        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow}); };
+    const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes, int regions = 2, bool recovers = false) {
+        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow, recovers}); };
     };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal(Fabric::kPeer, true, kAmple)},
@@ -33,6 +33,8 @@ int main(int argc, char** argv) {
         {"one region", normal(Fabric::kPeer, false, kTight, 1)},
         {"weak", normal(Fabric::kWeak, false, 4 * kTight)},
         {"ibgda", normal(Fabric::kIbgda, true, 4 * kTight)},
+        {"recover", normal(Fabric::kPeer, false, kTight, 2, true)},
+        {"recover ibgda", normal(Fabric::kIbgda, true, 4 * kTight, 2, true)},
         {"fields", fields::run},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
         // Requests end where the keys of their memory do.

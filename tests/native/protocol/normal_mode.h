@@ -24,6 +24,7 @@ struct Setup {
     u64 region_bytes;  // small ones make chunks of few rows
     int regions;
     nic::Options nic;
+    bool recovers;  // the second lap breaks in the middle, and the ranks go on
 };
 
 constexpr u32 kRanks = 3, kTopk = 2, kExperts = 6, kHidden = 40, kRowBytes = 2 * kHidden, kLaps = 3, kBlocks = 2;
@@ -79,7 +80,15 @@ struct Rank {
         runtime.retire(call);
     }
 
-    void lap(u32 lap) {
+    void recover() {
+        constexpr u64 kSecond = 1'000'000'000;
+        expect(runtime.stop_all(kSecond), "kernels have not ended");
+        expect(runtime.meet(0, 1, false, kSecond).result == host::Meeting::kMet, "first meeting");
+        runtime.start_generation(2, 0);
+        expect(runtime.meet(0, 1, true, kSecond).result == host::Meeting::kMet, "second meeting");
+    }
+
+    void lap(u32 lap, bool breaks = false) {
         const u32 tokens = kTokens[rank];
         const host::Sizes sizes{tokens, kRowBytes, kTopk, kExperts};
         std::vector<u16> x(tokens * kHidden + 8);
@@ -104,6 +113,11 @@ struct Rank {
         const Plan plan{token_row.data(), row_token.data(), prefix.data(), source_tokens.data()};
         auto call =
             runtime.notify(sizes, address(in_rank), address(per_expert), plan, address(rows_to_rank), 0, kBlocks);
+        if (breaks) {
+            if (rank == 0) runtime.abort(wire::kException);
+            runtime.wait(*call);
+            return;
+        }
         runtime.wait_counts(*call);
         const u32 count = static_cast<u32>(call->report->outcome.total_rows);
 
@@ -219,17 +233,25 @@ inline void run(uint64_t seed, const Setup& setup) {
         std::vector<uint8_t*> bases;
         for (const auto& heap : heaps) bases.push_back(heap->base());
         auto memory = std::make_unique<host::CpuMemory>();
-        std::unique_ptr<host::Network> network;
-        if (setup.fabric == Fabric::kWeak) network = std::make_unique<host::WeakAgent>(r, bases);
-        if (setup.fabric == Fabric::kIbgda) {
-            network = std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, *memory,
-                                                      host::SoftNic::Server::kAgents);
-        }
+        const auto make_network = [&, shared = memory.get()]() -> std::unique_ptr<host::Network> {
+            if (setup.fabric == Fabric::kWeak) return std::make_unique<host::WeakAgent>(r, bases);
+            if (setup.fabric == Fabric::kPeer) return nullptr;
+            return std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, *shared,
+                                                   host::SoftNic::Server::kAgents);
+        };
         auto launcher = std::make_unique<host::CpuLauncher>(r, heaps[rank]->base(), layout.regions_offset());
+        auto network = make_network();
         host::Runtime runtime(options, heaps[rank], heaps, std::move(memory), std::move(launcher), std::move(network));
+        runtime.on_renew_network(make_network);
         world.meet(2);
         Rank self{rank, runtime, setup};
-        for (u32 lap = 0; lap < kLaps; ++lap) self.lap(lap);
+        for (u32 lap = 0; lap < kLaps; ++lap) {
+            if (setup.recovers && lap == 1) {
+                self.lap(lap, true);
+                self.recover();
+            }
+            self.lap(lap);
+        }
         world.meet(3);
         runtime.drain();
         world.meet(4);

@@ -1,0 +1,243 @@
+"""Private sockets between the processes of a Buffer: what they exchange once they have met, and how they notice that
+one has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import secrets
+import select
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from .errors import DeepEPError
+
+if TYPE_CHECKING:
+    from .bootstrap import Bootstrap
+
+EXCHANGE_SECONDS = 1800.0
+"""How long ranks wait for others that live: as process groups do. That one has died they hear at once."""
+
+_MOST_BYTES = 1 << 16
+_DYING_MS = 50
+"""How long after its sockets a process may still seem to live."""
+
+
+class Connections:
+    """Of one rank to all others. It does what a `Bootstrap` does, and hears at once when a process ends.
+
+    Each rank connects to each other: it sends on its own connections and receives on the others'. Their addresses are
+    in the abstract namespace and gone once all have met, so a crash leaves nothing behind. Of each process there is
+    also a descriptor (pidfd) that tells of its end even where a child that it has forked keeps its sockets open.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    pids : list of int
+        The ranks' processes.
+    """
+
+    in_process = False
+
+    def __init__(self, rank: int, size: int, pids: list[int]) -> None:
+        self.rank, self.size, self.pids = rank, size, pids
+        self._outgoing: dict[int, socket.socket] = {}
+        self._incoming: dict[int, socket.socket] = {}
+        self._processes: dict[int, int] = {}
+        maps = (self._outgoing, self._incoming, self._processes)
+        self._finalizer = weakref.finalize(self, _close, *maps)
+        self._finalizer.atexit = False  # a process that just ends is told of by its end
+
+    def close(self) -> None:
+        """Let go of all of them. The others take it that this rank has left."""
+        self._finalizer()
+
+    def watched(self) -> list[tuple[int, int]]:
+        """Return pairs of a rank and a descriptor that becomes readable when that rank ends, or lets go."""
+        sockets = [(rank, connection.fileno()) for rank, connection in self._outgoing.items()]
+        return sockets + list(self._processes.items())
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank.
+
+        Raises
+        ------
+        DeepEPError
+            If a process has ended, or its rank has given up, or did not come in time.
+        """
+        values: list[Any] = [None] * self.size
+        values[self.rank] = value
+        self._send(pickle.dumps(value))
+        for rank, message, _ in self._receive():
+            values[rank] = pickle.loads(message)
+        return values
+
+    def exchange_descriptors(self, descriptor: int) -> dict[int, int]:
+        """Give every other rank a descriptor; return theirs, the caller's to close."""
+        self._send(b"descriptor", [descriptor])
+        theirs: dict[int, int] = {}
+        try:
+            for rank, _, descriptors in self._receive():
+                (theirs[rank],) = descriptors
+        except BaseException:
+            for received in theirs.values():
+                os.close(received)
+            raise
+        return theirs
+
+    def _send(self, message: bytes, descriptors: list[int] | None = None) -> None:
+        for rank, connection in self._outgoing.items():
+            try:
+                socket.send_fds(connection, [message], descriptors or [])
+            except OSError:
+                self._raise_gone(rank)
+
+    def _receive(self) -> Iterator[tuple[int, bytes, list[int]]]:
+        """One message of each other rank, as they come."""
+        missing = {connection.fileno(): rank for rank, connection in self._incoming.items()}
+        deadline = time.monotonic() + EXCHANGE_SECONDS
+        while missing:
+            for ready in self._poll(list(missing), deadline, list(missing.values())):
+                rank = missing.pop(ready)
+                try:
+                    message, descriptors, _, _ = socket.recv_fds(self._incoming[rank], _MOST_BYTES, 1)
+                except ConnectionError:
+                    message, descriptors = b"", []
+                if not message:
+                    self._raise_gone(rank)
+                yield rank, message, descriptors
+
+    def meet(self, listener: socket.socket, names: list[str]) -> None:
+        """Connect to all others, which listen at these names, and wait until they have.
+
+        Raises
+        ------
+        DeepEPError
+            As `all_gather`.
+        """
+        for rank, name in enumerate(names):
+            if rank == self.rank:
+                continue
+            # Needs no partner that accepts yet: the backlog holds all ranks.
+            connection = self._outgoing[rank] = _make_socket()
+            try:
+                connection.connect(name)
+                connection.send(struct.pack("i", self.rank))
+            except OSError:
+                self._raise_gone(rank)
+            # An old kernel has none, or it hides other processes: then the sockets will tell.
+            with suppress(AttributeError, OSError):
+                self._processes[rank] = os.pidfd_open(_credentials(connection)[0])
+        deadline = time.monotonic() + EXCHANGE_SECONDS
+        while len(self._incoming) < self.size - 1:
+            missing = {c.fileno(): rank for rank, c in self._outgoing.items() if rank not in self._incoming}
+            ready = self._poll([listener.fileno(), *missing], deadline, list(missing.values()))
+            if listener.fileno() in ready:
+                self._accept(listener)
+            else:
+                self._raise_gone(missing[ready[0]])
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        # Any process of the machine can reach an abstract name: only this user's are let in.
+        if _credentials(connection)[1] != os.getuid():
+            connection.close()
+            return
+        connection.settimeout(EXCHANGE_SECONDS)
+        message = connection.recv(struct.calcsize("i"))
+        rank = struct.unpack("i", message)[0] if len(message) == struct.calcsize("i") else -1
+        if rank in self._outgoing and rank not in self._incoming:
+            self._incoming[rank] = connection
+        else:
+            connection.close()
+
+    def _poll(self, descriptors: list[int], deadline: float, ranks: list[int]) -> list[int]:
+        poller = select.poll()
+        for descriptor in descriptors:
+            poller.register(descriptor, select.POLLIN)
+        left = max(0.0, deadline - time.monotonic())
+        ready = [descriptor for descriptor, _ in poller.poll(left * 1e3)]
+        if not ready:
+            raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
+        return ready
+
+    def _raise_gone(self, rank: int) -> None:
+        """Say why. A rank that has let go may have done so because another's process has died."""
+        poller = select.poll()
+        owners = {descriptor: owner for owner, descriptor in self._processes.items()}
+        for descriptor in owners:
+            poller.register(descriptor, select.POLLIN)
+        died = sorted(owners[descriptor] for descriptor, _ in poller.poll(_DYING_MS))
+        if not died and rank not in self._processes:
+            died = [rank]
+        if died:
+            raise DeepEPError(f"rank {self.rank}: rank {died[0]}'s process (pid {self.pids[died[0]]}) has died")
+        raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer that was being made")
+
+
+def connect(bootstrap: Bootstrap) -> Bootstrap:
+    """Let the processes of a Buffer meet, by one exchange of the bootstrap; what they exchange next needs no other.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks.
+
+    Returns
+    -------
+    Bootstrap
+        `Connections`; inside one process the bootstrap itself.
+
+    Raises
+    ------
+    ValueError
+        If the ranks are on several machines.
+    DeepEPError
+        If one's process ends meanwhile.
+    """
+    if bootstrap.in_process:
+        return bootstrap
+    with _make_socket() as listener:
+        name = f"\0deep_ep_py-{os.getpid()}-{secrets.token_hex(16)}"
+        listener.bind(name)
+        listener.listen(bootstrap.size)
+        # boot_id: the same machine, whatever its containers call themselves.
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            machine = file.read().strip()
+        addresses = bootstrap.all_gather((machine, name, os.getpid()))
+        strangers = [rank for rank, (other, _, _) in enumerate(addresses) if other != machine]
+        if strangers:
+            raise ValueError(
+                f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}; expected one machine"
+            )
+        connections = Connections(bootstrap.rank, bootstrap.size, [pid for _, _, pid in addresses])
+        try:
+            connections.meet(listener, [address for _, address, _ in addresses])
+        except BaseException:
+            connections.close()
+            raise
+    return connections
+
+
+def _make_socket() -> socket.socket:
+    # Keeps messages apart.
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+def _credentials(connection: socket.socket) -> tuple[int, ...]:
+    """Return the other end's process, user and group."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+
+
+def _close(outgoing: dict[int, Any], incoming: dict[int, Any], processes: dict[int, int]) -> None:
+    for connection in (*outgoing.values(), *incoming.values()):
+        connection.close()
+    for descriptor in processes.values():
+        os.close(descriptor)

@@ -1,0 +1,221 @@
+"""P16: after a failure the ranks that are left go on with the same Buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import deep_ep_py as deep_ep
+from builds import FABRICS
+from cases import BY_NAME
+from harness import Trial, barrier, dispatch_arguments, left_out, make_buffer, round_trip_without, under_schedules
+
+TRIAL = Trial.of(BY_NAME["uniform"])
+LOST = 2
+REST = left_out(TRIAL, [LOST])
+
+
+def raised(call: Any, kind: type[Exception] = deep_ep.DeepEPError) -> Exception:
+    with pytest.raises(kind) as info:
+        call()
+    return info.value
+
+
+def fail_in_the_middle(buffer: deep_ep.Buffer, failing: int = 1) -> None:
+    """On every rank: one finds no memory for its output, when the others have sent their counts and more."""
+    engine, arguments = buffer._engine, dispatch_arguments(TRIAL.work, buffer.rank)
+    if buffer.rank != failing:
+        raised(lambda: buffer.dispatch(**arguments))
+        return
+
+    def no_memory(*_: Any) -> Any:
+        raise MemoryError("no room for the output")
+
+    engine.empty = no_memory
+    raised(lambda: buffer.dispatch(**arguments), MemoryError)
+    del engine.empty
+
+
+@pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_all_ranks_go_on(fabric: str, arena_bytes: int | None) -> None:
+    """Twice, so that no word, region or number of an earlier generation is in the way; the second time after an odd
+    number of operations."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, fabric, arena_bytes=arena_bytes)
+        old = round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
+        for _ in range(2):
+            fail_in_the_middle(buffer)
+            buffer.recover()
+            with pytest.raises(ValueError, match="before"):
+                buffer.dispatch(TRIAL.work.x[buffer.rank], handle=old)
+            old = round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
+            TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
+        assert buffer.masked_ranks == []
+        buffer.destroy()
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rank_is_left_out(fabric: str, arena_bytes: int | None) -> None:
+    """Its code raises in the middle of an operation, and its Buffer is destroyed. Later another one does; both stay
+    away."""
+    both = left_out(TRIAL, [0, LOST])
+
+    def on_each_rank(group: Any) -> None:
+        try:
+            with make_buffer(group, TRIAL.case, fabric, arena_bytes=arena_bytes) as buffer:
+                arguments = dispatch_arguments(TRIAL.work, buffer.rank)
+                pending = buffer._begin_dispatch(**arguments)
+                if buffer.rank == LOST:
+                    raise ZeroDivisionError("of the caller")
+                assert f"rank {LOST}" in str(raised(pending.finish))
+                buffer.recover([LOST])
+                round_trip_without(buffer, buffer.rank, TRIAL, REST)
+                round_trip_without(buffer, buffer.rank, TRIAL, REST)
+                barrier(group)  # a peer may still be in the call that has ended here
+                if buffer.rank == 0:
+                    raise ZeroDivisionError("of the caller")
+                raised(lambda: buffer.dispatch(**arguments))
+                buffer.recover([0])
+                assert buffer.masked_ranks == [0, LOST]
+                round_trip_without(buffer, buffer.rank, TRIAL, both)
+        except ZeroDivisionError:
+            if group.rank() == LOST:
+                barrier(group)
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_one_rank_left(fabric: str) -> None:
+    alone = left_out(TRIAL, [1, 2, 3])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, fabric)
+        if buffer.rank == 0:
+            buffer.recover([1, 2, 3])
+            round_trip_without(buffer, 0, TRIAL, alone)
+        else:
+            buffer.destroy()
+        barrier(group)
+
+    under_schedules(4, on_each_rank)
+
+
+def test_different_masks_raise_on_all() -> None:
+    """The Buffers stay broken until the ranks agree."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        rank = buffer.rank
+        if rank in (0, LOST):
+            buffer.destroy()
+            barrier(group)
+            return
+        mask, other, theirs = ([0, LOST], 3, [LOST]) if rank == 1 else ([LOST], 1, [0, LOST])
+        error = str(raised(lambda: buffer.recover(mask, timeout=5.0)))
+        # Rank 3 also misses rank 0; and who looks late finds the other one at its next attempt.
+        told = (f"mask={mask}, expected the same on all ranks, rank {other} leaves out {theirs}", "given this recovery")
+        assert any(text in error for text in told) or (rank == 3 and "rank 0 is gone too" in error), error
+        assert "recover was called" in str(raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))))
+        buffer.recover([0, LOST])
+        round_trip_without(buffer, rank, TRIAL, left_out(TRIAL, [0, LOST]))
+        barrier(group)
+
+    under_schedules(4, on_each_rank)
+
+
+def test_a_rank_that_could_still_store_is_not_left_out() -> None:
+    """The others cannot take its memory away: they say so, and go on with it or when it is gone."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        if buffer.rank != LOST:
+            error = raised(lambda: buffer.recover([LOST], timeout=1.0))
+            assert f"rank {LOST} is to be left out" in str(error) and "destroyed" in str(error)
+        barrier(group)
+        if buffer.rank == LOST:
+            buffer.destroy()
+        else:
+            buffer.recover([LOST])
+            round_trip_without(buffer, buffer.rank, TRIAL, REST)
+
+    under_schedules(4, on_each_rank)
+
+
+def test_a_rank_that_does_not_come() -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        if buffer.rank != LOST:
+            assert f"rank {LOST} did not come within 3 s" in str(raised(lambda: buffer.recover(timeout=3.0)))
+        barrier(group)
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_rank_that_is_well_calls_it(fabric: str) -> None:
+    """The others are in a dispatch, which raises; nobody sits out a timeout."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
+        if buffer.rank != 1:
+            error = raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
+            assert "rank 1" in str(error) and not isinstance(error, deep_ep.DeepEPTimeout)
+        buffer.recover()
+        round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
+
+    under_schedules(4, on_each_rank)
+
+
+def test_outputs_are_withheld_until_then() -> None:
+    """Peers may still store into what an operation had offered before it broke."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        pending = buffer._begin_dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+        if buffer.rank == LOST:
+            buffer.abort()
+        else:
+            raised(pending.finish)
+        del pending
+        runtime = buffer.runtime
+        used = runtime.arena_used
+        assert (used > 0) == (buffer.rank != LOST) or used == 0
+        barrier(group)
+        assert runtime.arena_used == used
+        buffer.recover()
+        assert buffer.stats()["arena_used"] == 0
+
+    under_schedules(4, on_each_rank)
+
+
+def test_what_was_begun_before_cannot_be_finished() -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        pending = buffer._begin_dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+        buffer.recover()
+        assert "before the Buffer recovered" in str(raised(pending.finish))
+        del pending
+        round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
+
+    under_schedules(4, on_each_rank)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("mask", "kind", "text"),
+    [(3, TypeError, "mask=3"), ([4], ValueError, "=4: expected"), (["a"], TypeError, "'a'"), ([0], ValueError, "own")],
+)
+def test_masks_that_are_none(mask: Any, kind: type[Exception], text: str) -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        if buffer.rank == 0:
+            assert text in str(raised(lambda: buffer.recover(mask), kind))
+
+    under_schedules(4, on_each_rank, count=1)
