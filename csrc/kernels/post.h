@@ -11,7 +11,7 @@ namespace deep_ep {
 // its own: so posters spread over the queue pairs, and each stays on one.
 DEEP_EP_KERNEL void post(const PostArgs args) {
     DEEP_EP_SHARED(BlockState, block);
-    Operation op(args.call.context, args.call.ticket, args.call.outcome, &block);
+    Operation op(args.call, &block);
     if (!op.enter()) return;
     if (device::warp() < args.posters) {
         const u64 poster = u64{blockIdx.x} * args.posters + device::warp();
