@@ -272,7 +272,8 @@ def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 INIT_DIST = """
-import sys, torch, torch.distributed as dist
+import sys, threading, time, torch, torch.distributed as dist
+from deep_ep_py.compat import take_names
 from deep_ep_py.compat.utils import init_dist
 local_rank = int(sys.argv[1])
 rank, ranks, group = init_dist(local_rank, 2, seed=5)
@@ -284,12 +285,41 @@ assert [value[0] for value in values] == [0, 1] and values[0][1] != values[1][1]
 assert {value[2] for value in values} == {torch.bfloat16}
 torch.manual_seed(5 + rank)
 assert torch.rand(1, dtype=torch.float32) == drawn
+
+take_names()
+import deep_ep
+
+buffer = deep_ep.Buffer(group, 1 << 20, explicitly_destroy=True)
+x, topk_idx = torch.randn(6, 64), torch.randint(0, 8, (6, 3))
+per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, 8)
+
+def micro_batch(factor):
+    recv_x, _, _, _, handle, _ = buffer.dispatch(
+        x * factor, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+        topk_idx=topk_idx, topk_weights=torch.ones(6, 3, dtype=torch.float32),
+    )
+    turn[factor].wait()
+    outputs[factor] = buffer.combine(recv_x, handle)[0]
+
+# Two micro-batches, each in a thread of its own, take turns as vLLM's do: dispatch, dispatch, combine, combine.
+turn, outputs, threads = {1: threading.Event(), 2: threading.Event()}, {}, {}
+for factor in turn:
+    threads[factor] = threading.Thread(target=micro_batch, args=(factor,))
+    threads[factor].start()
+    while threads[factor].is_alive() and buffer.stats()["dispatches"] < factor:
+        time.sleep(0.001)
+for factor in turn:
+    turn[factor].set()
+    threads[factor].join()
+    assert torch.equal(outputs[factor], x * factor * in_rank.sum(1, keepdim=True))
+buffer.destroy()
 dist.destroy_process_group()
 print("joined")
 """
 
 
 def test_init_dist() -> None:
+    """And a Buffer on that group, with bfloat16 as torch's default and calls from several threads."""
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         port = chosen.getsockname()[1]
@@ -302,4 +332,8 @@ def test_init_dist() -> None:
     }
     commands = [[sys.executable, "-c", INIT_DIST, str(rank)] for rank in range(2)]
     processes = [subprocess.Popen(c, env=environment, stdout=subprocess.PIPE, text=True) for c in commands]
-    assert [process.communicate(timeout=200)[0] for process in processes] == ["joined\n"] * 2
+    try:
+        assert [process.communicate(timeout=200)[0] for process in processes] == ["joined\n"] * 2
+    finally:
+        for process in processes:
+            process.kill()

@@ -15,6 +15,7 @@ import torch
 import deep_ep_py as deep_ep
 import oracle
 from cases import BY_NAME, CASES, Case
+from deep_ep_py.compat.utils import bench, bench_kineto
 from deep_ep_py.free_ranks import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
@@ -212,6 +213,38 @@ def test_async_calls(on_comm_stream: bool) -> None:
             trial.check_combine(rank, combined)
 
     run_ranks(trial.case.ranks, on_each_rank, device="cuda")
+
+
+def test_what_callers_of_deep_ep_look_into() -> None:
+    """Times by events and by the profiler, which sees a whole process: of one rank. Its handle, its Buffer's memory."""
+    trial = Trial.of(BY_NAME["one_rank_alone"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_warm(group, trial.case)
+        given = arguments_of(trial, buffer.rank)
+        handle = buffer.dispatch(**given)[4]
+        prefix, channel, recv_channel, src_idx, in_rank, send_head = handle
+        assert prefix.tolist() == channel.tolist() == [[len(src_idx)]] and recv_channel.tolist() == [[0]]
+        assert all(element.is_cuda for element in (prefix, channel, recv_channel, src_idx, in_rank, send_head))
+
+        def cached() -> None:
+            buffer.dispatch(given["x"], handle=handle)
+
+        mean, shortest, longest = bench(cached, num_warmups=3, num_tests=6)
+        assert 0 < shortest <= mean <= longest < 1
+        times = bench_kineto(cached, ("dispatch", "notify"), num_tests=6, suppress_kineto_output=True)
+        assert len(times) == 2 and all(0 < seconds < 1 for seconds in times)
+
+        memory = buffer.get_local_buffer_tensor(torch.int16, torch.Size((64, 32)), offset=256)
+        assert memory.is_cuda and memory.shape == (64, 32)
+        before = memory.clone()
+        memory.fill_(7)
+        assert (buffer.get_local_buffer_tensor(torch.int16, offset=256)[: 64 * 32] == 7).all()
+        memory.copy_(before)
+        torch.cuda.synchronize()
+        trial.check_dispatch(buffer.rank, buffer.dispatch(**given))
+
+    run_ranks(1, on_each_rank, device="cuda")
 
 
 def test_a_recorded_stream_keeps_an_output() -> None:
