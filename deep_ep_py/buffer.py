@@ -278,7 +278,8 @@ class Buffer(V1Surface):
             given so far.
         async_finish : bool
             On a GPU: let the current stream go on; its next use of the results must wait for the returned event. Else
-            the current stream waits. The host waits for the counts alone. On a CPU a call has ended when it returns.
+            the current stream waits. The host waits for the counts alone. On a CPU the same with the caller in the
+            current stream's place: the rows move while it goes on, in a thread of their own.
         allocate_on_comm_stream : bool
             With both of these: wait for the event alone, and make the outputs on that other stream.
 

@@ -185,7 +185,9 @@ class CpuDevice:
         return nullcontext()
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
-        """Nothing: torch has done what it was asked when it returns."""
+        """Wait for the event; torch has done what it was asked when it returns."""
+        if event is not None:
+            event.current_stream_wait()
 
     def order_caller_after(
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool

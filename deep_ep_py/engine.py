@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from ._version import __version__
 from .bootstrap import Bootstrap, exchange_heaps
 from .connections import Connections, connect
 from .devices import Device
+from .driver import Driver
 from .errors import DeepEPError
 from .events import EventHandle, EventOverlap
 from .failures import error_of
@@ -135,7 +136,9 @@ class Engine:
         self._published_to_someone = not others or any(paths.mapped(self.rank, peer) for peer in others)
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
-        self._on_their_way: deque[Any] = deque()
+        self._on_their_way: deque[tuple[Any, list[torch.Tensor | None]]] = deque()
+        # In a world of ranks as threads, kernels run whenever all of them wait.
+        self._driver = None if bootstrap.in_process or device.asynchronous else Driver()
         self._captured: list[Any] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
@@ -294,25 +297,47 @@ class Engine:
         self._open[operation] += tensors
 
     def end_operation(self, call: Any, operation: int, direct: bool, streams: Streams) -> EventOverlap:
-        """End a call whose kernels are all launched: on a CPU wait for them; on a GPU they end when they do, and what
-        they fail of is raised by the Buffer's next call.
+        """End a call whose kernels are all launched: on a CPU wait for them, unless `async_finish`; on a GPU they end
+        when they do. What they fail of later is raised by the wait for the event, or by the Buffer's next call.
         """
         self.stats["direct" if direct else "rounds"] += 1
+        tensors = self._open.pop(operation)
         if call.captured:
             self._captured.append(call)
         else:
-            self._on_their_way.append(call)
-            if not self.device.asynchronous:
-                self.runtime.wait(call)
-                self._collect()
-        tensors = self._open.pop(operation)
-        return EventOverlap(self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm))
+            # A GPU's memory is given away in the order of its streams; a CPU's at once.
+            self._on_their_way.append((call, [] if self.device.asynchronous else tensors))
+        if self.device.asynchronous:
+            return EventOverlap(self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm))
+        ended = partial(self._await_end, call)
+        if streams.async_finish:
+            if self._driver is not None:
+                self._driver.drive(self.runtime.wait, call)
+            return EventOverlap(EventHandle(until=ended))
+        ended()
+        return EventOverlap(EventHandle())
+
+    def _await_end(self, call: Any) -> None:
+        """Wait for a call's kernels on a CPU; raise what they have failed of, if nothing has yet."""
+        if self.runtime is not None and self._broken is None:
+            self._wait(self.runtime.wait, call)
+            self._collect()
+
+    def wait_counts(self, call: Any) -> None:
+        """Wait until a dispatch's counts are there; raise if it has failed."""
+        self._wait(self.runtime.wait_counts, call)
+        self.check_failure(call)
+
+    def _wait(self, wait: Callable[[Any], None], call: Any) -> None:
+        if self._driver is None or not self._driver.wait(wait, call):
+            wait(call)
 
     def _collect(self) -> None:
         """Retire the operations that have ended; raise what one has failed of."""
-        while self._on_their_way and self.runtime.finished(self._on_their_way[0]):
-            call = self._on_their_way.popleft()
-            self.check_failure(call)
+        while self._on_their_way and self.runtime.finished(self._on_their_way[0][0]):
+            call = self._on_their_way[0][0]
+            self.check_failure(call)  # the tensors of one that has failed stay: peers may still store into them
+            self._on_their_way.popleft()
             self.runtime.retire(call)
         for call in self._captured:  # of graphs, which may have been replayed
             self.check_failure(call)
@@ -444,23 +469,26 @@ class Engine:
             settled = runtime.settle(int((self.timeout if well else _SETTLE_SECONDS) * 1e9))
             if well:
                 self._collect()
-            if settled and not self._open:
+            if settled and well:
                 runtime.drain()
         finally:
             self.runtime = None
+            if self._driver is not None:
+                self._driver.stop(settled)
             if settled:
                 self._open.clear()
+                self._on_their_way.clear()
                 runtime.leave()
                 self._let_go()
             else:
-                _abandoned.append((runtime, self._open, self._bootstrap))
+                self._abandon(runtime)
 
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is None:
             return
         try:
             if self._captured:  # graphs may be replayed
-                _abandoned.append((self.runtime, self._open, self._bootstrap))
+                self._abandon(self.runtime)
             elif self._open or self._on_their_way:  # kernels may still be about
                 self.destroy()
             else:
@@ -470,6 +498,9 @@ class Engine:
         except RuntimeError:
             pass  # what a dead executor throws has been raised before
 
+    def _abandon(self, runtime: Any) -> None:
+        _abandoned.append((runtime, self._open, self._on_their_way, self._bootstrap))
 
-_abandoned: list[tuple[Any, dict[int, list[torch.Tensor | None]], Bootstrap]] = []
+
+_abandoned: list[tuple[Any, ...]] = []
 """Runtimes whose kernels never left, with what those may still touch, and what tells others of this process's end."""

@@ -1,4 +1,4 @@
-"""V1's events. On a CPU a call has ended when it returns, so its event has always happened."""
+"""V1's events: of a GPU's streams, or of a call on a CPU that has returned before its end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ import torch
 class EventHandle:
     """An event recorded on the current stream when it is made.
 
-    Where this process does not use CUDA there are no streams, and the event has always happened.
+    Where this process does not use CUDA there are no streams, and the event has happened, unless it is a call's.
 
     Parameters
     ----------
     stream : torch.cuda.Stream, optional
         Record it there instead.
+    until : callable, optional
+        Waits for a call on a CPU instead, and raises what it has failed of.
     """
 
-    def __init__(self, stream: Any = None) -> None:
+    def __init__(self, stream: Any = None, until: Callable[[], None] | None = None) -> None:
         self._event: torch.cuda.Event | None = None
+        self._until = until
+        if until is not None:
+            return
         if stream is not None or torch.cuda.is_initialized():
             self._event = torch.cuda.Event()
             self._event.record(stream or torch.cuda.current_stream())
@@ -32,7 +37,10 @@ class EventHandle:
             stream.wait_event(self._event)
 
     def current_stream_wait(self) -> None:
-        """Make the current stream wait for the event."""
+        """Make the current stream wait for the event; on a CPU, where there are none, the caller."""
+        until, self._until = self._until, None
+        if until is not None:
+            until()
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 

@@ -223,8 +223,7 @@ class PendingDispatch(_Pending):
             return self.handle.rows
         if self.worst_rows:
             return self.worst_rows
-        self.engine.runtime.wait_counts(self.call)
-        self.engine.check_failure(self.call)
+        self.engine.wait_counts(self.call)
         return int(self.call.total_rows)
 
 

@@ -57,6 +57,12 @@ def test_round_trip(workers: Path, ranks: int, arguments: tuple[str, ...]) -> No
     assert shared_memory() <= before, "processes have left shared memory behind"
 
 
+@pytest.mark.once
+def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:
+    done = torchrun(workers / "async_calls.py", 3)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_process_that_dies(workers: Path) -> None:
     before = shared_memory()
     done = torchrun(workers / "peer_dies.py", 3)

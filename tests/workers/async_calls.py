@@ -1,0 +1,95 @@
+"""Runs under torchrun, 3 processes: calls with async_finish go on while their caller does not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+import deep_ep_py as deep_ep
+from cases import Case
+from harness import Trial, dispatch_arguments, make_buffer, round_trip
+
+SLEEP = 4.0
+
+
+def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    """Rank 0 sleeps with calls on their way; the others' calls, which need its rows, end meanwhile."""
+    rank = buffer.rank
+    dist.barrier()
+    began = time.monotonic()
+    results = buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=rank == 0)
+    combined = trial.combine(buffer, rank, results[4], async_finish=rank == 0)
+    if rank == 0:
+        assert time.monotonic() - began < SLEEP / 2, "the call has waited for its end"
+        time.sleep(SLEEP)
+        for event in (results[5], combined[2]):
+            event.current_stream_wait()
+            event.current_stream_wait()  # once more is nothing
+    else:
+        assert time.monotonic() - began < SLEEP, "rank 0 has slept, and its kernels with it"
+    trial.check_dispatch(rank, results)
+    trial.check_combine(rank, combined)
+
+
+def many_on_their_way(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    rank = buffer.rank
+    config, on_their_way = deep_ep.Config(num_sms=2), []
+    for _ in range(20):
+        results = buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True, config=config)
+        on_their_way.append(results)
+    for results in reversed(on_their_way):
+        results[5].current_stream_wait()
+        trial.check_dispatch(rank, results)
+    # Calls of both kinds take turns.
+    buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True)
+    round_trip(buffer, rank, trial, 2)
+
+
+def an_event_of_another_buffer(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    """What a call reads may be another one's result, if it is told to wait for it."""
+    rank = buffer.rank
+    other = make_buffer(dist.group.WORLD, trial.case, "peer")
+    results = other.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True)
+    again = buffer.dispatch(**dispatch_arguments(trial.work, rank), previous_event=results[5], async_finish=True)
+    again[5].current_stream_wait()
+    trial.check_dispatch(rank, results)
+    trial.check_dispatch(rank, again)
+
+
+def what_fails_later(trial: Trial) -> None:
+    """Told by the wait, or by the next call; the first time it is told, and by the Buffer from then on."""
+    for by in ("wait", "call", "destroy"):
+        buffer = make_buffer(dist.group.WORLD, trial.case, "peer", timeout=1.0)
+        rank = buffer.rank
+        arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+        if rank != 0:
+            results = buffer.dispatch(**arguments, async_finish=True)
+            time.sleep(2.0)
+            with pytest.raises(deep_ep.DeepEPError, match="rank 0"):
+                if by == "wait":
+                    results[5].current_stream_wait()
+                elif by == "call":
+                    buffer.dispatch(**arguments)
+                else:
+                    buffer.destroy()
+            if by != "destroy":
+                with pytest.raises(deep_ep.DeepEPError, match="broken"):
+                    buffer.dispatch(**arguments)
+        dist.barrier()
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    trial = Trial.of(Case("async", 3, (10, 17, 24), hidden=264, topk=4, experts=12))
+    buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
+    the_others_need_not_wait(buffer, trial)
+    many_on_their_way(buffer, trial)
+    an_event_of_another_buffer(buffer, trial)
+    what_fails_later(trial)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
