@@ -402,7 +402,7 @@ def test_two_dispatches_on_their_way() -> None:
 def test_deep_eps_own_checks() -> None:
     """Rows that carry their source's rank, found by the handle's prefix matrix; sums within its tolerances."""
     import deep_ep
-    from deep_ep.utils import calc_diff, inplace_unique
+    from deep_ep.utils import calc_diff, inplace_unique, per_token_cast_back, per_token_cast_to_fp8
 
     def on_each_rank(group: Any) -> None:
         rank, ranks, tokens, hidden, topk, experts = group.rank(), group.size(), 24, 256, 4, 16
@@ -426,19 +426,26 @@ def test_deep_eps_own_checks() -> None:
             "config": deep_ep.Config(4, 8, 256),
             "async_finish": True,
         }
-        recv_x, recv_idx, recv_weights, counts, handle, event = buffer.dispatch(x=x, **arguments)
-        event.current_stream_wait()
-        ends = handle[0][:, rank]
-        assert len(recv_x) == sum(group.all_gather_object(per_rank.tolist())[source][rank] for source in range(ranks))
-        start = 0
-        for source, end in enumerate(ends.tolist()):
-            assert (recv_x[start:end] == source).all()
-            start = end
+        assert deep_ep.Buffer.is_sm90_compiled(), "so FP8 rows are tried too"
+        for given in (per_token_cast_to_fp8(x), x):
+            recv_x, recv_idx, recv_weights, counts, handle, event = buffer.dispatch(x=given, **arguments)
+            event.current_stream_wait()
+            if isinstance(recv_x, tuple):
+                same("cached", buffer.dispatch(x=given, handle=handle)[0][0], recv_x[0])
+                recv_x = per_token_cast_back(*recv_x)
+            ends = handle[0][:, rank]
+            sent = group.all_gather_object(per_rank.tolist())
+            assert len(recv_x) == sum(sent[source][rank] for source in range(ranks))
+            start = 0
+            for source, end in enumerate(ends.tolist()):
+                assert (recv_x[start:end] == source).all()
+                start = end
         assert counts == [int((recv_idx == expert).sum()) for expert in range(experts // ranks)]
         chosen = recv_idx >= 0
         assert torch.equal(recv_weights[chosen], recv_x[:, :topk].float()[chosen]) and not recv_weights[~chosen].any()
 
         worst = buffer.dispatch(x=x, num_worst_tokens=tokens * ranks, **arguments)
+        worst[5].current_stream_wait()
         assert worst[3] == [] and len(worst[0]) == tokens * ranks and torch.equal(worst[0][: len(recv_x)], recv_x)
         assert (worst[1][len(recv_x) :] == -1).all()
         same("cached", buffer.dispatch(x=x, handle=handle)[0], recv_x)

@@ -115,6 +115,8 @@ def test_what_torch_checks_of_ops() -> None:
 def test_fp8_and_back(dtype: torch.dtype) -> None:
     x = (random(ROWS, 512) * torch.logspace(-2, 3, ROWS).unsqueeze(1)).to(dtype)
     x[3] = 0
+    rows, scales = moe.per_token_cast_to_fp8(x[:0])
+    assert moe.per_token_cast_back(rows, scales).shape == (0, 512), "of a rank that received nothing"
     for round_scale in (False, True):
         rows, scales = moe.per_token_cast_to_fp8(x, round_scale)
         assert rows.dtype == torch.float8_e4m3fn and scales.shape == (ROWS, 4)

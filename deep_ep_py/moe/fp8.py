@@ -8,7 +8,7 @@ from torch import Tensor
 from deep_ep_py.moe.kernels import kernels_for
 from deep_ep_py.moe.torch_kernels import GROUP
 
-_PACKED = 4
+PACKED = 4
 """Exponents in an int32."""
 _MANTISSA_BITS = 23
 
@@ -40,7 +40,7 @@ def per_token_cast_to_fp8(x: Tensor, round_scale: bool = False, use_ue8m0: bool 
     """
     if x.dtype not in (torch.bfloat16, torch.float32):
         raise TypeError(f"x={x.dtype}: expected torch.bfloat16 or torch.float32")
-    multiple = GROUP * _PACKED if use_ue8m0 else GROUP
+    multiple = GROUP * PACKED if use_ue8m0 else GROUP
     if x.dim() != 2 or x.shape[1] % multiple or not x.is_contiguous():
         layout = "" if x.is_contiguous() else ", not contiguous"
         raise ValueError(f"x={list(x.shape)}{layout}: expected [rows, a multiple of {multiple}], contiguous")
@@ -79,7 +79,7 @@ def per_token_cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype = torch.bf
         raise TypeError(f"x={x.dtype}, scales={scales.dtype}: expected float8_e4m3fn, and float32 or int32")
     if x.dim() != 2 or not x.is_contiguous():
         raise ValueError(f"x={list(x.shape)} with strides {x.stride()}: expected [rows, hidden], contiguous")
-    packed = GROUP * _PACKED if scales.dtype == torch.int32 else GROUP
+    packed = GROUP * PACKED if scales.dtype == torch.int32 else GROUP
     if scales.shape != (x.shape[0], x.shape[1] // packed) or x.shape[1] % packed:
         raise ValueError(f"scales={list(scales.shape)}: expected [rows, hidden / {packed}] for x={list(x.shape)}")
     scales = scales.contiguous()

@@ -41,7 +41,7 @@ def dot_rows(a: Tensor, b: Tensor, position: Tensor) -> Tensor:
 
 def cast_to_fp8(x: Tensor, round_scale: bool) -> tuple[Tensor, Tensor]:
     """Return e4m3 rows and a float32 scale for every 128 elements; `round_scale`: powers of two."""
-    groups = x.float().view(x.shape[0], -1, GROUP)
+    groups = x.float().view(x.shape[0], x.shape[1] // GROUP, GROUP)
     amax = groups.abs().amax(dim=2, keepdim=True).clamp(min=SMALLEST_AMAX)
     scale = amax / FP8_MAX
     if round_scale:
@@ -55,5 +55,5 @@ def cast_to_fp8(x: Tensor, round_scale: bool) -> tuple[Tensor, Tensor]:
 
 def cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return e4m3 rows times their float32 scales, in `dtype`."""
-    groups = x.float().view(x.shape[0], -1, GROUP) * scales.unsqueeze(2)
+    groups = x.float().view(x.shape[0], x.shape[1] // GROUP, GROUP) * scales.unsqueeze(2)
     return groups.to(dtype).view(x.shape)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-_GROUP = 128
-"""Elements that share a scale."""
-_LARGEST = 448.0
-"""Of e4m3."""
+from deep_ep_py.moe import fp8
+from deep_ep_py.moe.torch_kernels import GROUP
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -20,11 +18,11 @@ def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(1 - 2 * (a * b).sum() / (a.square() + b.square()).sum())
 
 
-def _groups(x: torch.Tensor) -> torch.Tensor:
-    """[rows, columns] as [rows, groups, 128], the last group filled up with zeros."""
+def _filled_up(x: torch.Tensor, multiple: int) -> torch.Tensor:
+    """Return rows with zeros behind them, so that their length is a multiple."""
     if x.dim() != 2:
         raise ValueError(f"x of shape {list(x.shape)}: expected [rows, columns]")
-    return F.pad(x, (0, -x.shape[1] % _GROUP)).view(x.shape[0], -(-x.shape[1] // _GROUP), _GROUP)
+    return F.pad(x, (0, -x.shape[1] % multiple)).contiguous()
 
 
 def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,10 +40,8 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales : torch.Tensor
         float32 [rows, columns / 128, rounded up]: the largest magnitude of each group, at least 1e-4, over 448.
     """
-    groups = _groups(x)
-    largest = groups.float().abs().amax(dim=2).clamp(min=1e-4)
-    cast = (groups * (_LARGEST / largest).unsqueeze(2)).to(torch.float8_e4m3fn)
-    return cast.flatten(1)[:, : x.shape[1]].contiguous(), largest / _LARGEST
+    cast, scales = fp8.per_token_cast_to_fp8(_filled_up(x, GROUP))
+    return cast[:, : x.shape[1]].contiguous(), scales
 
 
 def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Tensor:
@@ -63,12 +59,9 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
     torch.Tensor
         bfloat16 [rows, columns].
     """
-    if x_fp8.numel() == 0:
-        return x_fp8.to(torch.bfloat16)
-    if x_scales.dtype == torch.int32:
-        x_scales = (x_scales.contiguous().view(torch.uint8).int() << 23).view(torch.float32)
-    groups = _groups(x_fp8.float())
-    return (groups * x_scales.unsqueeze(2)).flatten(1)[:, : x_fp8.shape[1]].to(torch.bfloat16)
+    packed = fp8.PACKED if x_scales.dtype == torch.int32 else 1
+    filled = _filled_up(x_fp8.view(torch.uint8), GROUP * packed).view(torch.float8_e4m3fn)
+    return fp8.per_token_cast_back(filled, x_scales)[:, : x_fp8.shape[1]].contiguous()
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
