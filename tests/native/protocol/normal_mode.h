@@ -7,9 +7,9 @@
 #include "../program.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
+#include "host/cpu/nic_agents.h"
 #include "host/cpu/weak_agent.h"
 #include "host/runtime.h"
-#include "host/soft_nic.h"
 
 namespace protocol::normal_mode {
 
@@ -222,8 +222,8 @@ inline void run(uint64_t seed, const Setup& setup) {
         std::unique_ptr<host::Network> network;
         if (setup.fabric == Fabric::kWeak) network = std::make_unique<host::WeakAgent>(r, bases);
         if (setup.fabric == Fabric::kIbgda) {
-            network = std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, *memory,
-                                                      host::SoftNic::Server::kAgents);
+            const host::NicPlace place{r, bases, layout.bytes(), remote, *memory};
+            network = std::make_unique<host::NicAgents>(place, setup.nic);
         }
         auto launcher = std::make_unique<host::CpuLauncher>(r, heaps[rank]->base(), layout.regions_offset());
         host::Runtime runtime(options, heaps[rank], heaps, std::move(memory), std::move(launcher), std::move(network));
