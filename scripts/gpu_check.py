@@ -62,7 +62,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     tests = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts=", "tests/test_gpu.py"]
     if quick:
-        tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure"]
+        tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure or nic or fp8"]
     bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8"]
     bench += ["--tokens=4096" if quick else "--tokens=128,1024,4096"]
     posting = [python, "-m", "deep_ep_py", "bench-posting", f"--json={out / 'posting.json'}"]

@@ -16,6 +16,8 @@ class Memory {
     virtual std::shared_ptr<void> make_private(size_t bytes) = 0;
     // For kernels and the host at the same time, under one address. Zeroed.
     virtual std::shared_ptr<void> make_shared(size_t bytes) = 0;
+    // The same, for words that both poll: kernels access it at system scope alone.
+    virtual std::shared_ptr<void> make_polled(size_t bytes) { return make_shared(bytes); }
     // Both return when it is done; no kernel uses that memory meanwhile.
     virtual void write(void* target, const void* source, size_t bytes) = 0;
     virtual void fill(void* target, uint8_t byte, size_t bytes) = 0;

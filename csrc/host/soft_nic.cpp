@@ -1,10 +1,6 @@
 #include "host/soft_nic.h"
 
-#include <chrono>
 #include <cstring>
-
-#include "cpu/executor/executor.h"
-#include "device/device.h"
 
 namespace deep_ep::host {
 namespace {
@@ -19,45 +15,23 @@ u32 heap_key(u64 number) { return static_cast<u32>(number << 1 | 1); }
 u32 returned_key(u32 queue) { return queue << 1; }
 
 constexpr u64 kMostKeys = 1u << 24;
-constexpr auto kNap = std::chrono::microseconds(20);
-constexpr int kIdleLooks = 200;  // before a thread that serves naps
 
 }  // namespace
 
-SoftNic::SharedMemory::SharedMemory(const void* given, size_t bytes) : memory(given) {
-    cpu::Executor::get().share_memory(memory, bytes, -1);
-}
-SoftNic::SharedMemory::~SharedMemory() { cpu::Executor::get().unshare_memory(memory); }
-SoftNic::Agent::~Agent() { cpu::Executor::get().remove_agent(id); }
-
-SoftNic::SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, const std::vector<bool>& remote,
-                 const nic::Options& options, Memory& memory, Server server)
-    : options_(options), ranks_(static_cast<u32>(heaps.size())), allocator_(memory) {
+SoftNic::SoftNic(const NicPlace& place, const nic::Options& options, nic::SendQueue::Random random,
+                 std::function<uint64_t()> now_ns)
+    : options_(options),
+      now_ns_(std::move(now_ns)),
+      ranks_(static_cast<u32>(place.heaps.size())),
+      allocator_(place.memory) {
     fabric::Ibgda device{};
-    make_keys(rank, heaps, heap_bytes, device);
-    random_.seed(static_cast<u32>(rank) + 1);
-    make_queues(rank, remote, server, device);
+    make_keys(place, device);
+    make_queues(place, random, device);
     device_ = make_private<fabric::Ibgda>({device});
-    if (server == Server::kAgents) {
-        for (auto& queue : queues_) {
-            if (!queue) continue;
-            nic::SendQueue& served = *queue;
-            const std::string name = "queue pair to rank " + std::to_string(served.connection().peer);
-            const int agent = cpu::Executor::get().add_agent(rank, name, [this, &served] { serve(served); });
-            agents_.push_back(std::make_unique<Agent>(agent));
-        }
-    } else {
-        thread_ = std::thread([this] { serve_all(); });
-    }
 }
 
-SoftNic::~SoftNic() {
-    stopping_.store(true);
-    if (thread_.joinable()) thread_.join();
-}
-
-void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, fabric::Ibgda& device) {
-    const u64 chunk = 1ull << options_.chunk_log2;
+void SoftNic::make_keys(const NicPlace& place, fabric::Ibgda& device) {
+    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.heap_bytes;
     const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
     if (keys > kMostKeys) {
@@ -74,7 +48,7 @@ void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t h
                 const u32 key = heap_key((u64{r} * chunks + c) * options_.nics + n);
                 const u64 offset = c * chunk;
                 memory_.add(key, {static_cast<int>(r), addresses[r] + offset, std::min(chunk, heap_bytes - offset),
-                                  heaps[r] + offset});
+                                  place.heaps[r] + offset});
                 by_chunk.push_back(mlx5::big(key));
             }
         }
@@ -85,31 +59,26 @@ void SoftNic::make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t h
     device.chunks = chunks;
     device.chunk_log2 = options_.chunk_log2;
     device.most_bytes = options_.most_bytes;
-    device.heap = addresses[static_cast<size_t>(rank)];
+    device.heap = addresses[static_cast<size_t>(place.rank)];
     device.heaps = heap_addresses_.get();
     // One key serves a chunk from here and from afar.
-    device.keys = keys_.get() + static_cast<size_t>(rank) * chunks * options_.nics;
+    device.keys = keys_.get() + static_cast<size_t>(place.rank) * chunks * options_.nics;
     device.remote_keys = keys_.get();
 }
 
-void SoftNic::make_queues(int rank, const std::vector<bool>& remote, Server server, fabric::Ibgda& device) {
+void SoftNic::make_queues(const NicPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device) {
     const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
     std::vector<fabric::QueuePair> queue_pairs(count);
     queues_.resize(count);
-    meetings_ = make_shared<Meeting>(count);
-    checked_ = std::make_unique<SharedMemory>(meetings_.get(), count * sizeof(Meeting));
+    meetings_ = std::static_pointer_cast<Meeting>(allocator_.make_polled(count * sizeof(Meeting)));
     size_t blocks = 0;
-    for (const bool far : remote) blocks += far ? size_t{per_peer} * options_.blocks : 0;
-    rings_ = make_shared<mlx5::Block>(blocks);
+    for (const bool far : place.remote) blocks += far ? size_t{per_peer} * options_.blocks : 0;
+    rings_ = std::static_pointer_cast<mlx5::Block>(allocator_.make_shared(blocks * sizeof(mlx5::Block)));
     std::memset(static_cast<void*>(rings_.get()), nic::kPoison, blocks * sizeof(mlx5::Block));
-    nic::SendQueue::Random random = [this](u32 bound) { return static_cast<u32>(random_() % bound); };
-    if (server == Server::kAgents) {  // a world's, so that a seed says all
-        random = [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); };
-    }
     nic::SendQueue::Tell tell;
     if (options_.traced) {
         tell = [this](nic::Message message) {
-            message.time_ns = cpu::Executor::get().now_ns();
+            message.time_ns = now_ns_();
             const std::lock_guard<std::mutex> guard(mutex_);
             messages_.push_back(message);
         };
@@ -119,13 +88,13 @@ void SoftNic::make_queues(int rank, const std::vector<bool>& remote, Server serv
         const u32 peer = i / per_peer;
         fabric::QueuePair& qp = queue_pairs[i];
         qp.peer = peer;
-        if (!remote[peer]) continue;
+        if (!place.remote[peer]) continue;
         Meeting& meeting = meetings_.get()[i];
         std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
         // A number says nothing of where the queue pair is in the table.
-        const nic::Connection connection{rank, static_cast<int>(peer), 0x40 + 7 * i};
+        const nic::Connection connection{place.rank, static_cast<int>(peer), 0x40 + 7 * i};
         memory_.add(returned_key(i),
-                    {rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&meeting.returned)});
+                    {place.rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&meeting.returned)});
         qp.ring = ring;
         qp.record = &meeting.record.send;
         qp.doorbell = &meeting.doorbell;
@@ -135,51 +104,15 @@ void SoftNic::make_queues(int rank, const std::vector<bool>& remote, Server serv
         qp.number = connection.number;
         qp.blocks = options_.blocks;
         qp.nic = i % options_.nics;
-        qp.remote_nic = static_cast<u32>(rank) % options_.nics;
+        qp.remote_nic = static_cast<u32>(place.rank) % options_.nics;
         const nic::SharedQueue shared{ring, &meeting.record, &meeting.doorbell, &meeting.cqe};
         queues_[i] = std::make_unique<nic::SendQueue>(connection, shared, memory_, options_, random, tell);
+        served_.push_back(queues_[i].get());
         ring += options_.blocks;
     }
     queue_pairs_ = make_private(queue_pairs);
     device.queue_pairs = queue_pairs_.get();
     device.per_peer = per_peer;
-}
-
-void SoftNic::serve(nic::SendQueue& queue) {
-    cpu::Executor& executor = cpu::Executor::get();
-    for (;;) {
-        cpu::wait_until([&] { return queue.has_work(); }, "NIC: a doorbell");
-        for (u64 delay = options_.most_delay != 0 ? executor.random() % options_.most_delay : 0; delay != 0; --delay) {
-            cpu::yield();
-        }
-        queue.step();
-    }
-}
-
-void SoftNic::serve_all() {
-    int idle_looks = 0;
-    while (!stopping_.load(std::memory_order_relaxed)) {
-        bool worked = false;
-        try {
-            for (auto& queue : queues_) {
-                if (!queue || !queue->has_work()) continue;
-                queue->step();
-                worked = true;
-            }
-        } catch (const std::exception& error) {
-            {
-                const std::lock_guard<std::mutex> guard(mutex_);
-                refusal_ = error.what();
-            }
-            // Kernels hear of it as of any error, and end; then refusal() says what it was.
-            for (auto& queue : queues_) {
-                if (queue) queue->fail(mlx5::kLocalOperation);
-            }
-            return;
-        }
-        idle_looks = worked ? 0 : idle_looks + 1;
-        if (idle_looks > kIdleLooks) std::this_thread::sleep_for(kNap);
-    }
 }
 
 // Its requests must fit into the ring at once: of each piece one for every `most_bytes` and two for every chunk, whose
@@ -200,11 +133,6 @@ bool SoftNic::idle() const {
         if (queues_[i] && !queues_[i]->idle(counted(i, &fabric::QueuePair::rung))) return false;
     }
     return true;
-}
-
-std::string SoftNic::refusal() const {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    return refusal_;
 }
 
 std::vector<nic::Counters> SoftNic::counters() const {

@@ -1,12 +1,11 @@
-// A rank's software NICs: the queue pairs that fabric/ibgda.h posts to, and what carries them out. All that kernels and
-// the NIC share is a Memory's: on a GPU host memory that the GPU has mapped, and so are the heaps then.
+// A rank's software NICs: the queue pairs that fabric/ibgda.h posts to. All that kernels and the NIC share is a
+// Memory's: on a GPU host memory that the GPU has mapped, and so are the heaps then. Who carries requests out is a
+// thread (nic_thread.h), or agents of the executor (cpu/nic_agents.h).
 #pragma once
 
-#include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
-#include <random>
-#include <thread>
 #include <vector>
 
 #include "fabric/ibgda.h"
@@ -16,28 +15,33 @@
 
 namespace deep_ep::host {
 
-class SoftNic final : public Network {
-  public:
-    // Who carries requests out.
-    enum class Server {
-        kAgents,  // the executor, which runs all ranks' kernels too: each queue pair is an agent
-        kThread,  // one thread for all queue pairs: kernels run on a GPU, or on several processes' executors
-    };
+// What the NICs of a rank reach.
+struct NicPlace {
+    int rank;
+    std::vector<uint8_t*> heaps;  // every rank's, as the host of this process reaches it
+    uint64_t heap_bytes;
+    std::vector<bool> remote;  // per rank: reached through here
+    Memory& memory;            // outlives the NICs
+};
 
-    // `heaps`: every rank's heap of `heap_bytes` as the host of this process reaches it; `remote[r]`: r is reached
-    // through here. `memory` outlives this.
-    SoftNic(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, const std::vector<bool>& remote,
-            const nic::Options& options, Memory& memory, Server server);
-    ~SoftNic() override;
+class SoftNic : public Network {
+  public:
     SoftNic(const SoftNic&) = delete;
     SoftNic& operator=(const SoftNic&) = delete;
 
     fabric::Ibgda* ibgda() override { return device_.get(); }
     uint64_t most_put_bytes() const override;
     bool idle() const override;
-    std::string refusal() const override;
     std::vector<nic::Counters> counters() const override;
     std::vector<nic::Message> trace() const override;
+
+  protected:
+    // `now_ns`: the time for traces.
+    SoftNic(const NicPlace& place, const nic::Options& options, nic::SendQueue::Random random,
+            std::function<uint64_t()> now_ns);
+    const nic::Options& options() const { return options_; }
+    // Those that are used.
+    const std::vector<nic::SendQueue*>& served() const { return served_; }
 
   private:
     // What kernels and the NIC share for one queue pair, apart from its ring. Who writes what has a line of its own.
@@ -48,18 +52,6 @@ class SoftNic final : public Network {
         alignas(64) u64 returned;
     };
 
-    // Memory in which the executor checks the scope of its kernels' accesses.
-    struct SharedMemory {
-        SharedMemory(const void* memory, size_t bytes);
-        ~SharedMemory();
-        const void* const memory;
-    };
-    struct Agent {
-        explicit Agent(int number) : id(number) {}
-        ~Agent();
-        const int id;
-    };
-
     // What kernels alone use, filled in once.
     template <class T>
     std::shared_ptr<T> make_private(const std::vector<T>& values) {
@@ -68,18 +60,13 @@ class SoftNic final : public Network {
         allocator_.write(made.get(), values.data(), bytes);
         return made;
     }
-    template <class T>
-    std::shared_ptr<T> make_shared(size_t count) {
-        return std::static_pointer_cast<T>(allocator_.make_shared(count * sizeof(T)));
-    }
 
-    void make_keys(int rank, const std::vector<uint8_t*>& heaps, uint64_t heap_bytes, fabric::Ibgda& device);
-    void make_queues(int rank, const std::vector<bool>& remote, Server server, fabric::Ibgda& device);
+    void make_keys(const NicPlace& place, fabric::Ibgda& device);
+    void make_queues(const NicPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device);
     uint64_t counted(size_t queue, u64 fabric::QueuePair::* counter) const;
-    void serve(nic::SendQueue& queue);
-    void serve_all();
 
     const nic::Options options_;
+    const std::function<uint64_t()> now_ns_;
     const u32 ranks_;
     Memory& allocator_;
     nic::MemoryTable memory_;
@@ -90,16 +77,11 @@ class SoftNic final : public Network {
     std::shared_ptr<fabric::Ibgda> device_;
     // Shared with the kernels.
     std::shared_ptr<Meeting> meetings_;
-    std::unique_ptr<SharedMemory> checked_;
     std::shared_ptr<wire::mlx5::Block> rings_;
     std::vector<std::unique_ptr<nic::SendQueue>> queues_;  // by queue pair; null for those that are not used
-    mutable std::mutex mutex_;                             // of what follows
+    std::vector<nic::SendQueue*> served_;
+    mutable std::mutex mutex_;  // of the messages
     std::vector<nic::Message> messages_;
-    std::string refusal_;
-    std::atomic<bool> stopping_{false};
-    std::minstd_rand random_;  // the thread's
-    std::vector<std::unique_ptr<Agent>> agents_;
-    std::thread thread_;
 };
 
 }  // namespace deep_ep::host

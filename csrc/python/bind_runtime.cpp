@@ -5,10 +5,11 @@
 #include "cpu/vector/vector.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
+#include "host/cpu/nic_agents.h"
 #include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
+#include "host/nic_thread.h"
 #include "host/runtime.h"
-#include "host/soft_nic.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -153,14 +154,15 @@ std::unique_ptr<host::Network> make_network(const BufferOptions& options, const 
         any = any || remote[r];
     }
     if (!any) return nullptr;
-    using Server = host::SoftNic::Server;
     if (network.weak) {
         if (kernels == Kernels::kOnGpu) throw std::invalid_argument("a weak network: expected NICs for a GPU's ranks");
         return std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
     }
-    const bool agents = kernels == Kernels::kOnCpu && network.in_process;
-    return std::make_unique<host::SoftNic>(options.rank, bases, Runtime::heap_layout(options).bytes(), remote,
-                                           network.nic, memory, agents ? Server::kAgents : Server::kThread);
+    const host::NicPlace place{options.rank, bases, Runtime::heap_layout(options).bytes(), remote, memory};
+    if (kernels == Kernels::kOnCpu && network.in_process) {
+        return std::make_unique<host::NicAgents>(place, network.nic);
+    }
+    return std::make_unique<host::NicThread>(place, network.nic);
 }
 
 void bind_runtime(py::module_& m) {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "cpu/executor/executor.h"
+
 namespace deep_ep::host {
 namespace {
 
@@ -17,6 +19,12 @@ std::shared_ptr<void> CpuMemory::make_private(size_t bytes) {
     if (memory == nullptr) throw std::bad_alloc();
     std::memset(memory, 0, bytes);
     return {memory, std::free};
+}
+
+std::shared_ptr<void> CpuMemory::make_polled(size_t bytes) {
+    const std::shared_ptr<void> memory = make_shared(bytes);
+    cpu::Executor::get().share_memory(memory.get(), bytes, -1);
+    return {memory.get(), [memory](void* shared) { cpu::Executor::get().unshare_memory(shared); }};
 }
 
 void CpuMemory::write(void* target, const void* source, size_t bytes) { std::memcpy(target, source, bytes); }

@@ -9,6 +9,8 @@ class CpuMemory final : public Memory {
   public:
     std::shared_ptr<void> make_private(size_t bytes) override;
     std::shared_ptr<void> make_shared(size_t bytes) override { return make_private(bytes); }
+    // The executor checks the scope.
+    std::shared_ptr<void> make_polled(size_t bytes) override;
     void write(void* target, const void* source, size_t bytes) override;
     void fill(void* target, uint8_t byte, size_t bytes) override;
     uint64_t load_word(const uint64_t* word) override;

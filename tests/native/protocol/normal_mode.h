@@ -7,9 +7,9 @@
 #include "../program.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
+#include "host/cpu/nic_agents.h"
 #include "host/cpu/weak_agent.h"
 #include "host/runtime.h"
-#include "host/soft_nic.h"
 
 namespace protocol::normal_mode {
 
@@ -236,8 +236,8 @@ inline void run(uint64_t seed, const Setup& setup) {
         const auto make_network = [&, shared = memory.get()]() -> std::unique_ptr<host::Network> {
             if (setup.fabric == Fabric::kWeak) return std::make_unique<host::WeakAgent>(r, bases);
             if (setup.fabric == Fabric::kPeer) return nullptr;
-            return std::make_unique<host::SoftNic>(r, bases, layout.bytes(), remote, setup.nic, *shared,
-                                                   host::SoftNic::Server::kAgents);
+            const host::NicPlace place{r, bases, layout.bytes(), remote, *shared};
+            return std::make_unique<host::NicAgents>(place, setup.nic);
         };
         auto launcher = std::make_unique<host::CpuLauncher>(r, heaps[rank]->base(), layout.regions_offset());
         auto network = make_network();

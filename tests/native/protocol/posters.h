@@ -7,7 +7,7 @@
 #include "../program.h"
 #include "fabric/fabric.h"
 #include "host/cpu/memory.h"
-#include "host/soft_nic.h"
+#include "host/cpu/nic_agents.h"
 #include "wire/heap_layout.h"
 
 namespace protocol::posters {
@@ -112,8 +112,7 @@ inline void run(uint64_t seed, const Sizes& sizes, const nic::Options& options) 
             return;
         }
         host::CpuMemory host_memory;
-        host::SoftNic nic(0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, options, host_memory,
-                          host::SoftNic::Server::kAgents);
+        host::NicAgents nic({0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, host_memory}, options);
         u8* base[2] = {heaps[0], nullptr};
         fabric::Peers peers{};
         peers.ranks = 2;

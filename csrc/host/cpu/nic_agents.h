@@ -1,0 +1,24 @@
+// A rank's software NICs as agents of the executor, one for each queue pair: where all ranks live in this process.
+#pragma once
+
+#include "host/soft_nic.h"
+
+namespace deep_ep::host {
+
+class NicAgents final : public SoftNic {
+  public:
+    NicAgents(const NicPlace& place, const nic::Options& options);
+
+  private:
+    struct Agent {
+        explicit Agent(int number) : id(number) {}
+        ~Agent();
+        const int id;
+    };
+
+    void serve(nic::SendQueue& queue);
+
+    std::vector<std::unique_ptr<Agent>> agents_;
+};
+
+}  // namespace deep_ep::host
