@@ -80,7 +80,7 @@ def test_options_that_do_not_fit(arguments: list[str], message: str) -> None:
 
 def test_a_short_training_under_torchrun(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    sizes = ["--ranks=2", "--steps=10", "--batch=2", "--length=32", "--hidden=32", "--experts=8", "--intermediate=32"]
+    sizes = ["--steps=10", "--batch=2", "--length=32", "--hidden=32", "--experts=8", "--intermediate=32"]
     root = str(Path(__file__).parent.parent)
     done = subprocess.run(
         [*launcher, "-m", "deep_ep_py.examples.train_moe", *sizes, "--plot=train.png"],

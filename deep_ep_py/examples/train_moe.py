@@ -117,18 +117,24 @@ def _train_in_one_process(config: TrainConfig, batches: Batches, emit: Emit) -> 
 
 def _check_options(config: TrainConfig) -> None:
     for name, value, divisor, what in (
-        ("--experts", config.experts, config.ranks, "of --ranks"),
-        ("--hidden", config.hidden, config.heads, "of --heads"),
-        ("--hidden", config.hidden, 8, "rows of 16-byte pieces"),
+        ("--experts", config.experts, config.ranks, f"--ranks ({config.ranks})"),
+        ("--hidden", config.hidden, config.heads, f"--heads ({config.heads})"),
+        ("--hidden", config.hidden, 8, "8: rows of 16-byte pieces"),
     ):
         if value % divisor:
-            raise click.UsageError(f"{name} is {value}; expected a multiple of {divisor}: {what}")
+            raise click.UsageError(f"{name} is {value}; expected a multiple of {what}")
     if config.topk > config.experts:
         raise click.UsageError(f"--topk is {config.topk}; expected at most --experts ({config.experts})")
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--ranks", type=click.IntRange(1, 64), default=4, help="Processes; under torchrun, its number.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, 64),
+    default=4,
+    envvar="WORLD_SIZE",
+    help="Processes; under torchrun, as many as it started.",
+)
 @click.option("--steps", type=click.IntRange(1), default=100, help="Steps of the optimizer.")
 @click.option("--batch", type=click.IntRange(1), default=8, help="Sequences of each rank and step.")
 @click.option("--length", type=click.IntRange(1), default=64, help="Bytes of a sequence.")
