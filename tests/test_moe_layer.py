@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cases import AMPLE, Case
 from deep_ep_py import moe, ops
@@ -67,6 +68,29 @@ def test_as_one_process_with_all_experts(worst: int) -> None:
             for name in ("gate_and_up", "down"):
                 wanted = alone[f"shares.{rank}.{name}"]
                 torch.testing.assert_close(of_rank[f"experts.{name}"], wanted, rtol=2**-7, atol=1e-3)
+
+
+def test_a_layer_that_is_computed_again_for_its_backward() -> None:
+    """As activation checkpointing does: the forward's dispatch and combine run once more, on all ranks."""
+    ranks, rows = len(TOKENS), inputs()
+    case = Case("layer", ranks, TOKENS, hidden=HIDDEN, topk=TOPK, experts=EXPERTS, num_nvl_bytes=AMPLE)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, case, "peer")
+        local = EXPERTS // ranks
+        experts = moe.Experts(buffer.rank * local, local, HIDDEN, INTERMEDIATE)
+        layer = moe.MoELayer(gate(), experts, EXPERTS, ops.register(buffer))
+        x, grad = (parts[buffer.rank] for parts in rows)
+        wanted = results(layer, x, grad)
+        before = buffer.stats()
+        leaf = x.clone().requires_grad_()
+        checkpoint(layer, leaf, use_reentrant=False).backward(grad)
+        after = buffer.stats()
+        assert torch.equal(leaf.grad, wanted["x"])
+        grown = {name: after[name] - before[name] for name in ("dispatches", "cached_dispatches", "combines")}
+        assert grown == {"dispatches": 2, "cached_dispatches": 1, "combines": 3}
+
+    under_schedules(ranks, on_each_rank, count=1)
 
 
 def test_experts_are_the_same_wherever_they_are_held() -> None:
