@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deep_ep_py.bench.plots import INSTALL_HINT, can_plot
+from deep_ep_py.examples.picture import pyplot_for, save_picture
 from deep_ep_py.examples.train_model import TrainConfig
 
 BOUND = 1e-3
@@ -105,14 +105,9 @@ def plot_training(figures: dict[str, Any], config: TrainConfig, path: Path, cons
     console
         Says where the picture is, or why there is none.
     """
-    if not can_plot():
-        console.print(f"no picture: {INSTALL_HINT}", markup=False)
+    pyplot = pyplot_for(console)
+    if pyplot is None:
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     reference = figures.get("reference")
     figure, axes = pyplot.subplots(1, 2 if reference else 1, figsize=(11, 4.2), squeeze=False, layout="constrained")
     losses = axes[0][0]
@@ -127,7 +122,5 @@ def plot_training(figures: dict[str, Any], config: TrainConfig, path: Path, cons
     for axis in axes[0]:
         axis.legend()
         axis.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, console)
     pyplot.close(figure)
-    console.print(f"picture: {path}")
