@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv build demo test test-fast lint format races asan mutants litmus bench gpu-check compile-report clean
+.PHONY: help venv build demo train test test-fast lint format races asan mutants litmus bench gpu-check compile-report clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -23,6 +23,10 @@ build: venv ## compile the extension in place (DEEP_EP_BUILDS=fast,exact,asan,ts
 demo: venv ## a MoE layer on 8 ranks: dispatch, experts, combine; checked, timed, plotted
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.moe_demo $(ARGS)
+
+train: venv ## train a MoE language model, experts spread over 4 ranks; its losses checked against one process
+	@$(PY) setup.py --quiet build_ext --inplace
+	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 
 test: venv ## lint, the kernels' compile report, every test in the four builds; counts, times, memory
 	@$(TESTS) $(ARGS)

@@ -53,8 +53,9 @@ def test_triton_does_as_torch(workers: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_sorted_by_expert() -> None:
-    topk_idx = ids()
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_sorted_by_expert(dtype: torch.dtype) -> None:
+    topk_idx = ids().to(dtype)
     slots, position, ends = moe.sort_by_expert(topk_idx, EXPERTS)
     expected = [
         row * TOPK + choice
@@ -66,6 +67,7 @@ def test_sorted_by_expert() -> None:
     assert slots.tolist() == expected
     assert ends.tolist() == [int(((topk_idx >= 0) & (topk_idx <= expert)).sum()) for expert in range(EXPERTS)]
     assert torch.equal(position.flatten()[slots], torch.arange(len(expected)))
+    assert slots.dtype == position.dtype == ends.dtype == torch.int64
     assert int((position >= 0).sum()) == len(expected)
 
 

@@ -74,7 +74,7 @@ def test_values_and_gradients(name: str, worst: bool) -> None:
         for what, got, wanted in zip(("out", "x", "weights"), (out.detach(), x.grad, weights.grad), expected[rank]):
             assert torch.equal(got.double(), wanted), what
 
-    under_schedules(case.ranks, on_each_rank, count=3)
+    under_schedules(case.ranks, on_each_rank)
 
 
 def test_again_along_the_same_routes() -> None:

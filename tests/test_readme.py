@@ -22,14 +22,20 @@ def snippet(marker: str) -> str:
     return found
 
 
-def test_the_layer(tmp_path: Path) -> None:
-    program = tmp_path / "layer.py"
-    program.write_text(snippet("dist.init_process_group"))
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("layer.py", r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)"),
+        ("model.py", r"rank (\d): \d+ rows, \(128, 256\), gradient \(4, 256, 128\)"),
+    ],
+)
+def test_programs(name: str, line: str, tmp_path: Path) -> None:
+    program = tmp_path / name
+    program.write_text(snippet(f"torchrun --nproc-per-node 4 {name}"))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     result = subprocess.run([*launcher, str(program)], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    ranks = re.findall(r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)", result.stdout)
-    assert sorted(ranks) == ["0", "1", "2", "3"], result.stdout
+    assert sorted(re.findall(line, result.stdout)) == ["0", "1", "2", "3"], result.stdout
 
 
 def test_ranks_as_threads() -> None:

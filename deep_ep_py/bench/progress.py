@@ -60,9 +60,10 @@ class BenchProgress:
         """Show what a rank reports."""
         if event["kind"] == "size":
             self._progress.remove_task(self._task)
-            self._label = f"{event['tokens']} tokens per rank"
+            self._label = event["label"] if "label" in event else f"{event['tokens']} tokens per rank"
             self._task = self._progress.add_task(self._label, total=event["steps"])
         elif event["kind"] == "step":
-            self._progress.update(self._task, completed=event["step"] + 1)
+            note = f": {event['note']}" if "note" in event else ""
+            self._progress.update(self._task, completed=event["step"] + 1, description=self._label + note)
         elif event["kind"] == "check":
             self._progress.update(self._task, description=f"{self._label}: checking {event['name']}")

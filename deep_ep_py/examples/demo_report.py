@@ -10,10 +10,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deep_ep_py.bench.plots import INSTALL_HINT, can_plot
 from deep_ep_py.bench.timing import summary
 from deep_ep_py.examples.demo_check import BOUND
 from deep_ep_py.examples.demo_config import DemoConfig
+from deep_ep_py.examples.picture import pyplot_for, save_picture
 
 _COLORS = {"gate": "#9aa5b1", "layout": "#4c9f70", "dispatch": "#0b6e4f", "experts": "#9aa5b1", "combine": "#0b6e4f"}
 
@@ -81,14 +81,9 @@ def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: 
     console
         Says where the picture is, or why there is none.
     """
-    if not can_plot():
-        console.print(f"no picture: {INSTALL_HINT}", markup=False)
+    pyplot = pyplot_for(console)
+    if pyplot is None:
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     figure, (times, ranks, experts) = pyplot.subplots(1, 3, figsize=(14, 4.5), layout="constrained")
     _draw_times(times, figures["phases"])
     ranks.bar(range(config.ranks), figures["rows"], color="#0b6e4f")
@@ -101,10 +96,8 @@ def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: 
         f"a MoE layer on {config.ranks} ranks: {config.tokens} tokens each, hidden {config.hidden}, "
         f"top-{config.topk} of {config.experts} experts"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save_picture(figure, path, console)
     pyplot.close(figure)
-    console.print(f"picture: {path}")
 
 
 def _draw_times(axis: Any, phases: dict[str, list[float]]) -> None:

@@ -30,6 +30,23 @@ def read_text() -> tuple[bytes, str]:
     return text, f"no README.md found; the package's own {len(sources)} source files"
 
 
+def read_repository() -> tuple[bytes, str]:
+    """Read the repository's documentation and Python sources, one after the other.
+
+    Returns
+    -------
+    text : bytes
+        Its .md and .py files, or where the package was installed, the package's own .py files.
+    origin : str
+        What was read, for people.
+    """
+    root = _PACKAGE.parent
+    documents = sorted([*root.glob("*.md"), *root.glob("docs/*.md")]) if (root / "pyproject.toml").is_file() else []
+    sources = sorted(_PACKAGE.rglob("*.py"))
+    text = b"\n".join(path.read_bytes() for path in [*documents, *sources])
+    return text, f"{len(documents)} .md and {len(sources)} .py files of the repository"
+
+
 def embed_bytes(text: bytes, rank: int, tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
     """Embed one rank's share of the text.
 

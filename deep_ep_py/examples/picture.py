@@ -1,0 +1,30 @@
+"""Pictures of the examples, where matplotlib is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from deep_ep_py.bench.plots import INSTALL_HINT, can_plot
+
+
+def pyplot_for(console: Console) -> Any:
+    """Return matplotlib's pyplot, which draws into files; None where there is none, and the console says so."""
+    if not can_plot():
+        console.print(f"no picture: {INSTALL_HINT}", markup=False)
+        return None
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save_picture(figure: Any, path: Path, console: Console) -> None:
+    """Write a figure; its folder is made, and the console says where it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    console.print(f"picture: {path}")

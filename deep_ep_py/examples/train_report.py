@@ -1,0 +1,126 @@
+"""What the training shows when it is done."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from deep_ep_py.examples.picture import pyplot_for, save_picture
+from deep_ep_py.examples.train_model import TrainConfig
+
+BOUND = 1e-3
+"""Of the difference of two losses, in nats per byte."""
+_LINES = 10
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the training went as it should.
+
+    Attributes
+    ----------
+    before, after : float
+        Mean loss of the first and of the last tenth of the steps.
+    difference : float or None
+        The largest from the loss of one process, nan if there is one; None if that was not trained.
+    """
+
+    before: float
+    after: float
+    difference: float | None
+
+    @property
+    def passed(self) -> bool:
+        """Say whether the loss fell, and is that of one process."""
+        same = self.difference is None or self.difference <= BOUND
+        return self.after < self.before and same
+
+
+def verdict(figures: dict[str, Any]) -> Verdict:
+    """Judge what rank 0 returned."""
+    losses = figures["losses"]
+    tenth = max(len(losses) // 10, 1)
+    difference = None
+    if "reference" in figures:
+        apart = [abs(ours - one) for ours, one in zip(losses, figures["reference"], strict=True)]
+        difference = max(apart, key=lambda value: (math.isnan(value), value))
+    return Verdict(statistics.mean(losses[:tenth]), statistics.mean(losses[-tenth:]), difference)
+
+
+def print_training(figures: dict[str, Any], config: TrainConfig, console: Console) -> None:
+    """Print the losses, the times and the verdict.
+
+    Parameters
+    ----------
+    figures
+        What rank 0 returned.
+    config
+        What was trained.
+    console
+        Where to print.
+    """
+    reference = figures.get("reference")
+    table = Table(title="loss in nats per byte", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("step", f"{config.ranks} ranks", *(["one process", "difference"] if reference else [])):
+        table.add_column(name, justify="right")
+    last = len(figures["losses"]) - 1
+    for step in sorted({round(line * last / (_LINES - 1)) for line in range(_LINES)}):
+        ours = figures["losses"][step]
+        row = [str(step), f"{ours:.4f}"]
+        if reference:
+            row += [f"{reference[step]:.4f}", f"{abs(ours - reference[step]):.1e}"]
+        table.add_row(*row)
+    console.print(table)
+    step_ms = statistics.median(figures["milliseconds"])
+    console.print(
+        f"a step: median {step_ms:.1f} ms on {config.ranks} ranks, with {figures['operations'] / config.steps:g} "
+        "dispatches and combines, those of the backward included"
+    )
+    if reference:
+        console.print(f"  in one process: {statistics.median(figures['reference_milliseconds']):.1f} ms")
+    judged = verdict(figures)
+    word = "[green]passed[/]" if judged.passed else "[red]FAILED[/]"
+    same = "" if judged.difference is None else f"; never further than {judged.difference:.1e} from one process"
+    console.print(f"{word}: the loss goes from {judged.before:.3f} to {judged.after:.3f}{same} (bound {BOUND:g})")
+
+
+def plot_training(figures: dict[str, Any], config: TrainConfig, path: Path, console: Console) -> None:
+    """Draw the losses, and how far they are apart.
+
+    Parameters
+    ----------
+    figures
+        What rank 0 returned.
+    config
+        What was trained.
+    path
+        The PNG to write; its folder is made.
+    console
+        Says where the picture is, or why there is none.
+    """
+    pyplot = pyplot_for(console)
+    if pyplot is None:
+        return
+    reference = figures.get("reference")
+    figure, axes = pyplot.subplots(1, 2 if reference else 1, figsize=(11, 4.2), squeeze=False, layout="constrained")
+    losses = axes[0][0]
+    losses.plot(figures["losses"], color="#0b6e4f", linewidth=3, label=f"{config.ranks} ranks")
+    losses.set(title="loss", xlabel="step", ylabel="nats per byte")
+    if reference:
+        losses.plot(reference, color="#d98e04", linewidth=1, label="one process")
+        apart = [abs(ours - one) for ours, one in zip(figures["losses"], reference)]
+        axes[0][1].semilogy(apart, color="#7a7a7a")
+        axes[0][1].axhline(BOUND, color="#b3423a", linestyle="--", label="bound")
+        axes[0][1].set(title="difference of the two", xlabel="step")
+    for axis in axes[0]:
+        axis.legend()
+        axis.spines[["top", "right"]].set_visible(False)
+    save_picture(figure, path, console)
+    pyplot.close(figure)
