@@ -219,3 +219,20 @@ def test_masks_that_are_none(mask: Any, kind: type[Exception], text: str) -> Non
             assert text in str(raised(lambda: buffer.recover(mask), kind))
 
     under_schedules(4, on_each_rank, count=1)
+
+
+@pytest.mark.once
+def test_not_on_a_device_that_runs_ahead() -> None:
+    """Nor does a Buffer that is destroyed recover."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        buffer._engine.device.asynchronous = True
+        assert "on a CPU" in str(raised(buffer.recover))
+        buffer._engine.device.asynchronous = False
+        TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
+        buffer.destroy()
+        for call in (buffer.recover, buffer.lost_ranks):
+            assert "destroyed" in str(raised(call))
+
+    under_schedules(4, on_each_rank, count=1)
