@@ -174,21 +174,26 @@ def test_a_rank_that_is_well_calls_it(fabric: str) -> None:
 
 
 def test_outputs_are_withheld_until_then() -> None:
-    """Peers may still store into what an operation had offered before it broke."""
+    """Peers may still store into what an operation had offered before it broke, whoever has dropped it; afterwards it
+    is free again."""
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_buffer(group, TRIAL.case, "peer")
+        buffer = make_buffer(group, TRIAL.case, "peer", timeout=30.0)
         pending = buffer._begin_dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+        # The others have its counts, but wait for its offer in vain.
         if buffer.rank == LOST:
-            buffer.abort()
+            barrier(group)
+        try:
+            pending.finish()
+        except deep_ep.DeepEPError:
+            pass
         else:
-            raised(pending.finish)
+            pytest.fail("finished without a rank")
+        if buffer.rank != LOST:
+            barrier(group)
+            assert buffer.runtime.arena_used > 0
         del pending
-        runtime = buffer.runtime
-        used = runtime.arena_used
-        assert (used > 0) == (buffer.rank != LOST) or used == 0
-        barrier(group)
-        assert runtime.arena_used == used
+        assert buffer.runtime.arena_used > 0 or buffer.rank == LOST
         buffer.recover()
         assert buffer.stats()["arena_used"] == 0
 
