@@ -178,7 +178,8 @@ class Connections:
         if not died and rank not in self._processes:
             died = [rank]
         if died:
-            raise DeepEPError(f"rank {self.rank}: rank {died[0]}'s process (pid {self.pids[died[0]]}) has died")
+            deaths = (f"rank {one}'s process (pid {self.pids[one]}) has died" for one in died)
+            raise DeepEPError(f"rank {self.rank}: {'; '.join(deaths)}")
         raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer that was being made")
 
 

@@ -389,12 +389,12 @@ class Engine:
         """Raise what a call failed of, and tell the other ranks."""
         if call.failure.reason == 0:
             return
-        self._broken = error = error_of(call, self.rank, self.runtime, self._pid)
+        self._broken = error_of(call, self.rank, self.runtime, self._pid)
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
             self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
-        raise error
+        raise self._broken  # no local refers to it: what its frames hold would stay until a collection
 
     def break_off(self, why: str) -> None:
         """Break the Buffer, and tell the other ranks. Nothing where it is broken or destroyed already."""

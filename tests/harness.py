@@ -240,7 +240,8 @@ def left_out(trial: Trial, masked: Sequence[int]) -> Trial:
 
 def round_trip_without(buffer: deep_ep.Buffer, rank: int, trial: Trial, rest: Trial) -> Any:
     """Dispatch all that a rank has, combine, both once more from the handle; checked. Returns the handle."""
-    results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+    alignment = trial.case.expert_alignment
+    results = buffer.dispatch(**dispatch_arguments(trial.work, rank, expert_alignment=alignment))
     rest.check_dispatch(rank, results)
     handle = results[4]
     rest.check_combine(rank, rest.combine(buffer, rank, handle, 1), 1)

@@ -10,13 +10,14 @@ import torch
 
 import deep_ep_py as deep_ep
 from builds import FABRICS
-from cases import BY_NAME
+from cases import BY_NAME, CASES, Case
 from deep_ep_py import engine
 from deep_ep_py.bootstrap import exchange_heaps
 from harness import Trial, barrier, dispatch_arguments, left_out, make_buffer, round_trip_without, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
 LOST = 1
+MASKABLE = [case for case in CASES if 2 <= case.ranks <= 8]
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
@@ -73,3 +74,25 @@ def test_nothing_is_stored_into_a_rank_that_is_left_out(fabric: str, monkeypatch
 
     monkeypatch.setattr(engine, "exchange_heaps", remember)
     under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize(
+    ("case", "fabric"),
+    [(case, fabric) for case in MASKABLE for fabric in ((case.fabric,) if case.fabric else FABRICS)],
+    ids=lambda value: value.name if isinstance(value, Case) else value,
+)
+def test_shapes(case: Case, fabric: str) -> None:
+    """Whatever the routing: rows for ranks that are left out are dropped, and sums are over the others."""
+    lost = [0, case.ranks - 1] if case.ranks > 2 else [1]
+    trial = Trial.of(case)
+    rest = left_out(trial, lost)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, case, fabric)
+        if buffer.rank in lost:
+            buffer.destroy()
+        else:
+            buffer.recover(lost)
+            round_trip_without(buffer, buffer.rank, trial, rest)
+
+    under_schedules(case.ranks, on_each_rank, count=2)

@@ -450,7 +450,7 @@ MUTANTS = (
         "host/recovery.cpp",
         "if (stage >= stage_of(attempt, again)) continue;",
         "if (stage >= stage_of(attempt, false)) continue;",
-        "exact",
+        "tsan",
         "recover",
         "recover ibgda",
     ),

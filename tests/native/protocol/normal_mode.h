@@ -245,16 +245,18 @@ inline void run(uint64_t seed, const Setup& setup) {
         runtime.on_renew_network(make_network);
         world.meet(2);
         Rank self{rank, runtime, setup};
+        u32 phase = 3;
         for (u32 lap = 0; lap < kLaps; ++lap) {
             if (setup.recovers && lap == 1) {
+                world.meet(phase++);  // nobody breaks off while a peer is still in what has ended here
                 self.lap(lap, true);
                 self.recover();
             }
             self.lap(lap);
         }
-        world.meet(3);
+        world.meet(phase++);
         runtime.drain();
-        world.meet(4);
+        world.meet(phase);
     });
 }
 
