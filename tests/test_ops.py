@@ -196,7 +196,8 @@ def test_torch_finds_nothing_wrong_with_the_ops(worst: int, monkeypatch: pytest.
     def uncounted_routes(*arguments: Any) -> list[Tensor]:
         """The same routes from every call: torch compares calls, and would see that operations are counted."""
         numbers, *tensors = to_routes(*arguments)
-        return [numbers * torch.tensor([1, 0, 1, 1]), *tensors]
+        numbers[1] = 0
+        return [numbers, *tensors]
 
     monkeypatch.setattr(library, "to_routes", uncounted_routes)
     case = Case("alone", ranks=1, tokens=7, hidden=16, topk=2, experts=4)

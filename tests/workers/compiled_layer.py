@@ -54,7 +54,8 @@ def main() -> None:
     experts = moe.Experts(rank * EXPERTS // ranks, EXPERTS // ranks, HIDDEN, 16)
     gate = moe.Gate(HIDDEN, EXPERTS, TOPK)
     with deep_ep.Buffer(dist.group.WORLD, num_nvl_bytes=1 << 20) as buffer:
-        for worst in (0, 80):
+        # One is enough of a compiler that takes its time: sizes that are not known are the harder case.
+        for worst in (0, 80) if backend == "aot_eager" else (0,):
             check(moe.MoELayer(gate, experts, EXPERTS, ops.register(buffer), worst), backend, rank)
     print(f"rank {rank} is done")
     dist.destroy_process_group()
