@@ -99,6 +99,19 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     return value
 
 
+def device(value: Any) -> torch.device:
+    """Check a device; None is the CPU."""
+    if value is not None and not isinstance(value, str | torch.device):
+        raise TypeError(f"device={value!r}: expected cpu or cuda")
+    try:
+        chosen = torch.device("cpu" if value is None else value)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device={value!r}: expected cpu or cuda") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={chosen}: expected cpu or cuda")
+    return chosen
+
+
 def flag(name: str, value: Any) -> bool:
     """Check a bool."""
     if not isinstance(value, bool):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -13,17 +12,16 @@ import torch
 from . import arguments
 from .bootstrap import make_bootstrap
 from .config import Config
-from .devices import CpuDevice, make_device
-from .engine import Engine, Paths, Streams
-from .events import EventOverlap
+from .devices import make_device
+from .engine import Engine
+from .events import EventOverlap, Streams
 from .handles import DispatchHandle, tokens_in_nodes
 from .native import C
 from .nic import NicOptions
 from .operations import PendingCombine, PendingDispatch
+from .paths import Paths
 from .recovery import mask_of, ranks_of
 from .v1 import V1Surface
-
-_RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 
 
 class Buffer(V1Surface):
@@ -95,9 +93,15 @@ class Buffer(V1Surface):
         timeout: float = 100.0,
         regions: int = 2,
     ) -> None:
-        self.device = self._check_constructor(
-            num_nvl_bytes, num_rdma_bytes, low_latency_mode, enable_shrink, device, fabric, arena_bytes, timeout
-        )
+        for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
+            if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
+                raise ValueError(f"{name}={size}: expected a multiple of 128")
+        for name, mode in (("low_latency_mode", low_latency_mode), ("enable_shrink", enable_shrink)):
+            if arguments.flag(name, mode):
+                raise ValueError(f"{name}=True: expected False, low-latency mode does not exist yet")
+        if arena_bytes is not None:
+            arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
+        self.device = arguments.device(device)
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
         self.group = group if group is not None else comm
@@ -105,74 +109,18 @@ class Buffer(V1Surface):
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
-        self.timeout = float(timeout)
+        self.timeout = arguments.seconds("timeout", timeout)
         self.regions = arguments.integer("regions", regions, 1, 16)
         # Between processes each has a GPU of its own; in one process all ranks share one.
         where = make_device(self.device, bootstrap.size if bootstrap.in_process else 1)
         self.device = where.torch_device
-        paths = self._paths(bootstrap.size, where.fabrics, fabric, ranks_per_node, nic)
+        paths = Paths.of(bootstrap.size, where.fabrics, fabric, ranks_per_node, nic)
         self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, paths, self.timeout, self.regions)
-
-    def _paths(
-        self,
-        ranks: int,
-        fabrics: tuple[str, ...],
-        fabric: str | None,
-        ranks_per_node: Any,
-        nic: NicOptions | None,
-    ) -> Paths:
-        name, given = "ranks_per_node", ranks_per_node
-        if given is None and (text := os.environ.get(_RANKS_PER_NODE)):
-            name, given = _RANKS_PER_NODE, int(text) if text.isdecimal() else text
-        if given is not None:
-            given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
-        if fabric is None:
-            fabric = "peer" if given is None or given >= ranks else "ibgda"
-        if fabric not in fabrics:
-            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(fabrics)} on {self.device}")
-        if nic is not None and not isinstance(nic, NicOptions):
-            raise TypeError(f"nic={nic!r}: expected a NicOptions")
-        per_node = given or 1
-        if fabric == "ibgda" and ranks % per_node:
-            raise ValueError(f"{name}={per_node}: expected a divisor of the {ranks} ranks, nodes have the same size")
-        return Paths(fabric, min(per_node, ranks), nic or NicOptions())
 
     @property
     def runtime(self) -> Any:
         """The native half: addresses and launches."""
         return self._engine.runtime
-
-    @staticmethod
-    def _check_constructor(
-        num_nvl_bytes: Any,
-        num_rdma_bytes: Any,
-        low_latency_mode: Any,
-        enable_shrink: Any,
-        device: Any,
-        fabric: Any,
-        arena_bytes: Any,
-        timeout: Any,
-    ) -> torch.device:
-        for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
-            if arguments.integer(name, value, 0, arguments.MAX_BYTES) % 128:
-                raise ValueError(f"{name}={value}: expected a multiple of 128")
-        for name, value in (("low_latency_mode", low_latency_mode), ("enable_shrink", enable_shrink)):
-            if arguments.flag(name, value):
-                raise ValueError(f"{name}=True: expected False, low-latency mode does not exist yet")
-        if fabric is not None and not (isinstance(fabric, str) and fabric in CpuDevice.fabrics):
-            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(CpuDevice.fabrics)}")
-        if arena_bytes is not None:
-            arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
-        arguments.seconds("timeout", timeout)
-        if device is not None and not isinstance(device, str | torch.device):
-            raise TypeError(f"device={device!r}: expected cpu or cuda")
-        try:
-            chosen = torch.device("cpu" if device is None else device)
-        except (RuntimeError, TypeError):
-            raise ValueError(f"device={device!r}: expected cpu or cuda") from None
-        if chosen.type not in ("cpu", "cuda"):
-            raise ValueError(f"device={chosen}: expected cpu or cuda")
-        return chosen
 
     # --- operations -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,10 +18,10 @@ from .connections import Connections, connect
 from .devices import Device
 from .driver import Driver
 from .errors import DeepEPError
-from .events import EventHandle, EventOverlap
+from .events import EventHandle, EventOverlap, Streams
 from .failures import error_of
 from .native import BUILD, C
-from .nic import NicOptions
+from .paths import Paths
 from .recovery import recover
 
 _log = logging.getLogger("deep_ep_py")
@@ -32,51 +31,6 @@ _PAGE = 4096
 _REGION_ALIGNMENT = 128
 _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
-
-
-@dataclass(frozen=True)
-class Paths:
-    """How ranks reach each other.
-
-    Attributes
-    ----------
-    fabric : str
-        As `Buffer` takes it.
-    ranks_per_node : int
-        Neighbours in number that share a node.
-    nic : NicOptions
-        What software NICs are like.
-    """
-
-    fabric: str = "peer"
-    ranks_per_node: int = 1
-    nic: NicOptions = field(default_factory=NicOptions)
-
-    def mapped(self, rank: int, peer: int) -> bool:
-        """Tell whether `peer`'s heap is used by loads and stores. The same from both sides."""
-        if rank == peer or self.fabric == "peer":
-            return True
-        if self.fabric == "ibgda":
-            return rank // self.ranks_per_node == peer // self.ranks_per_node
-        return self.fabric == "mixed" and (rank + peer) % 2 == 0
-
-    def has_remote(self, ranks: int) -> bool:
-        """Tell whether some pair of them is not."""
-        return any(not self.mapped(i, j) for i in range(ranks) for j in range(ranks))
-
-
-@dataclass(frozen=True)
-class Streams:
-    """How a call is ordered with what its caller does besides: V1's arguments."""
-
-    previous: EventOverlap | None = None
-    async_finish: bool = False
-    allocate_on_comm: bool = False
-
-    @property
-    def event(self) -> EventHandle | None:
-        """What kernels wait for; None: for nothing but the caller's stream."""
-        return None if self.previous is None else self.previous.event
 
 
 class Engine:

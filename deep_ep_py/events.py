@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -97,3 +98,17 @@ class EventOverlap:
         """Wait, as `current_stream_wait`: what the body gave the stream overlaps with what the event is of."""
         release, self._release_on_exit = self._release_on_exit, False
         self.current_stream_wait(release)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """How a call is ordered with what its caller does besides: V1's arguments."""
+
+    previous: EventOverlap | None = None
+    async_finish: bool = False
+    allocate_on_comm: bool = False
+
+    @property
+    def event(self) -> EventHandle | None:
+        """What kernels wait for; None: for nothing but the caller's stream."""
+        return None if self.previous is None else self.previous.event

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import arguments
-from .engine import Streams
 from .errors import DeepEPError
+from .events import Streams
 from .handles import DispatchHandle, Plan
 from .native import C
 from .rows import Rows
