@@ -294,8 +294,9 @@ std::shared_ptr<Call> Runtime::post(PostArgs posts, unsigned blocks) {
                                     std::to_string(most_put_bytes()));
     }
     check("source", posts.source, posts.bytes, wire::kPieceBytes);
-    check("target", posts.target, posts.bytes, wire::kPieceBytes);
-    check("words", posts.words, u64{blocks} * posts.posters * sizeof(u64), sizeof(u64));
+    const u64 posters = u64{blocks} * posts.posters;
+    check("target", posts.target, posters * posts.bytes, wire::kPieceBytes);
+    check("words", posts.words, posters * sizeof(u64), sizeof(u64));
     auto call = open(wire::Kind::kNone);
     posts.call = call_args(*call);
     call->serial = launch("post", {}, blocks, 0, &posts, sizeof(posts));

@@ -93,7 +93,7 @@ struct PostArgs {
     u32 puts;     // of each
     u64 bytes;    // of each; a multiple of 16
     u64 source;   // in this rank's heap
-    u64 target;   // in `to`'s heap
+    u64 target;   // in `to`'s heap: `bytes` for each poster
     u64 words;    // in `to`'s heap: one for each poster
 };
 

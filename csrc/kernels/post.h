@@ -7,15 +7,15 @@
 
 namespace deep_ep {
 
-// Each of the first `posters` warps of every block puts the same bytes again and again, each time adding to a word of
-// its own: so posters spread over the queue pairs, and each stays on one.
+// Each of the first `posters` warps of every block puts the same bytes again and again, to a place and a word of its
+// own: so posters spread over the queue pairs, and each stays on one.
 DEEP_EP_KERNEL void post(const PostArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
     if (device::warp() < args.posters) {
         const u64 poster = u64{blockIdx.x} * args.posters + device::warp();
-        const fabric::Piece piece{args.source, args.target, args.bytes};
+        const fabric::Piece piece{args.source, args.target + poster * args.bytes, args.bytes};
         for (u32 put = 0; put < args.puts; ++put) {
             // Another warp may give up at any time: one lane decides.
             if (!broadcast(!op.failed())) break;
