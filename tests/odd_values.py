@@ -12,7 +12,7 @@ import torch
 Odd = Callable[[Any], Any]
 
 _PLAIN: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 7, 2**31, 2**63, -(2**63), 10**30, 0.5, math.nan, math.inf),
+    *(None, True, False, 0, 1, -1, 2, 7, 2**31 - 1, 2**63, -(2**63), 10**30, 0.5, math.nan, math.inf),
     *("", "text", b"x", [], (), {}, [1, 2], (None,), (None, None), object, range(3)),
     *(torch.tensor(1), torch.tensor(math.nan), torch.empty(0), torch.empty(0, 0), torch.zeros(3), np.zeros((3, 3))),
 )

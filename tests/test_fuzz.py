@@ -62,7 +62,10 @@ def of(call: str, arguments: tuple[str, ...]) -> st.SearchStrategy[Oddity]:
 def refuses(oddity: Oddity, call: Callable[..., Any], wrong: dict[str, Any]) -> tuple[str, Any]:
     """What a call with these arguments comes to: "done" and its result, or "refused" or "failed" and the error."""
     try:
-        return "done", call(**wrong)
+        result = call(**wrong)
+        if isinstance(result, tuple):
+            result[-1].current_stream_wait()
+        return "done", result
     except (ValueError, TypeError) as error:
         # Where two arguments do not fit each other, either may be named.
         assert any(name in str(error) for name in (*wrong, oddity.argument)), f"{oddity} is not named: {error}"
