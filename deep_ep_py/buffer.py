@@ -53,7 +53,8 @@ class Buffer(V1Surface):
         some pairs by loads and stores, some weak.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
-        DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with `fabric="ibgda"` each is a node of its own.
+        DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with `fabric="ibgda"` each is a node of its own. On a
+        GPU only with that fabric named.
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
@@ -114,7 +115,7 @@ class Buffer(V1Surface):
         # Between processes each has a GPU of its own; in one process all ranks share one.
         where = make_device(self.device, bootstrap.size if bootstrap.in_process else 1)
         self.device = where.torch_device
-        paths = Paths.of(bootstrap.size, where.fabrics, fabric, ranks_per_node, nic)
+        paths = Paths.of(bootstrap.size, where, fabric, ranks_per_node, nic)
         self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, paths, self.timeout, self.regions)
 
     @property

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import arguments
 from .nic import NicOptions
+
+if TYPE_CHECKING:
+    from .devices import Device
 
 RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 """Environment variable in the place of an argument."""
@@ -44,15 +47,15 @@ class Paths:
         return any(not self.mapped(i, j) for i in range(ranks) for j in range(ranks))
 
     @staticmethod
-    def of(ranks: int, fabrics: tuple[str, ...], fabric: Any, ranks_per_node: Any, nic: Any) -> Paths:
+    def of(ranks: int, device: Device, fabric: Any, ranks_per_node: Any, nic: Any) -> Paths:
         """Check what a caller passes, and find what it leaves out.
 
         Parameters
         ----------
         ranks : int
             How many there are.
-        fabrics : tuple of str
-            That their device has.
+        device : Device
+            Where they compute.
         fabric, ranks_per_node, nic
             As `Buffer` takes them.
 
@@ -68,8 +71,13 @@ class Paths:
             given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
         if fabric is None:
             fabric = "peer" if given is None or given >= ranks else "ibgda"
-        if not isinstance(fabric, str) or fabric not in fabrics:
-            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(fabrics)} on this device")
+            if fabric == "ibgda" and device.asynchronous:
+                raise ValueError(
+                    f"{name}={given}: expected fabric='ibgda' with it on a GPU, where software NICs join nodes, over "
+                    "host memory: for tests, not fast"
+                )
+        if not isinstance(fabric, str) or fabric not in device.fabrics:
+            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}")
         if nic is not None and not isinstance(nic, NicOptions):
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
         per_node = given or 1

@@ -15,6 +15,7 @@ import torch
 
 import pretend_gpu
 from cases import BY_NAME, CASES
+from deep_ep_py import Buffer
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
@@ -146,6 +147,8 @@ def pool(group: Any) -> None:
 def weak(group: Any) -> None:
     with pytest.raises(ValueError, match="fabric='weak': expected one of peer, ibgda on"):
         make_buffer(group, BY_NAME["two_ranks"], "weak", device="cuda")
+    with pytest.raises(ValueError, match="ranks_per_node=1: expected fabric='ibgda' with it on a GPU"):
+        Buffer(group, 1 << 20, device="cuda", ranks_per_node=1)
 
 
 def fails_later(group: Any) -> None:
