@@ -25,7 +25,7 @@ from .v1 import V1Surface
 
 
 class Buffer(V1Surface):
-    """Expert-parallel communication among the ranks of one machine, in normal mode.
+    """Expert-parallel communication among the ranks of one machine, which may play several nodes; normal mode.
 
     The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and
     issue its operations in the same order.
@@ -38,7 +38,7 @@ class Buffer(V1Surface):
         Bytes for rows and counts in transit: at least 4 rows per rank and region, better 64; a multiple of 128.
     num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, enable_shrink
         As in DeepEP, for other modes than this version has: `low_latency_mode` and `enable_shrink` must be False, the
-        others are accepted and have no effect inside a node.
+        others are accepted and have no effect.
     explicitly_destroy : bool
         `destroy()` will be called; otherwise the Buffer goes with its last reference.
     comm : mpi4py.MPI.Comm, optional
@@ -169,13 +169,14 @@ class Buffer(V1Surface):
             per_rank = torch.zeros(self.group_size, dtype=torch.int32, device=self.device)
             per_expert = torch.zeros(num_experts, dtype=torch.int32, device=self.device)
             in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool, device=self.device)
+            per_node = torch.empty(engine.nodes, dtype=torch.int32, device=self.device) if engine.nodes > 1 else None
         device.order_after_caller(streams.event, streams.allocate_on_comm)
-        tensors = (topk_idx, per_rank, per_expert, in_rank)
-        engine.launch_layout(sizes, topk_idx, tensors[1:])
+        engine.launch_layout(sizes, topk_idx, (per_rank, per_expert, in_rank))
+        if per_node is not None:
+            with device.allocating(on_comm_stream=True):  # behind the layout
+                per_node.copy_(tokens_in_nodes(in_rank, engine.nodes).sum(dim=0, dtype=torch.int32))
+        tensors = (topk_idx, per_rank, per_expert, in_rank, per_node)
         event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
-        per_node = None
-        if engine.nodes > 1:
-            per_node = tokens_in_nodes(in_rank, engine.nodes).sum(dim=0, dtype=torch.int32)
         return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
 
     def dispatch(

@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,15 @@ class Connections:
     def close(self) -> None:
         """Let go of all of them. The others take it that this rank has left."""
         self._finalizer()
+
+    def drop(self, ranks: Iterable[int]) -> None:
+        """Let go of some ranks: from now on the others exchange without them."""
+        for rank in ranks:
+            for sockets in (self._outgoing, self._incoming):
+                if rank in sockets:
+                    sockets.pop(rank).close()
+            if rank in self._processes:
+                os.close(self._processes.pop(rank))
 
     def watched(self) -> list[tuple[int, int]]:
         """Return pairs of a rank and a descriptor that becomes readable when that rank ends, or lets go."""
@@ -180,7 +189,7 @@ class Connections:
         if died:
             deaths = (f"rank {one}'s process (pid {self.pids[one]}) has died" for one in died)
             raise DeepEPError(f"rank {self.rank}: {'; '.join(deaths)}")
-        raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer that was being made")
+        raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer")
 
 
 def connect(bootstrap: Bootstrap) -> Bootstrap:
@@ -209,14 +218,15 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
         name = f"\0deep_ep_py-{os.getpid()}-{secrets.token_hex(16)}"
         listener.bind(name)
         listener.listen(bootstrap.size)
-        # boot_id: the same machine, whatever its containers call themselves.
+        # The same machine, whatever its containers call themselves. A socket's name is a network namespace's.
         with open("/proc/sys/kernel/random/boot_id") as file:
-            machine = file.read().strip()
+            machine = (file.read().strip(), os.readlink("/proc/self/ns/net"))
         addresses = bootstrap.all_gather((machine, name, os.getpid()))
         strangers = [rank for rank, (other, _, _) in enumerate(addresses) if other != machine]
         if strangers:
             raise ValueError(
-                f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}; expected one machine"
+                f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}, or in other network "
+                "namespaces; expected one machine"
             )
         connections = Connections(bootstrap.rank, bootstrap.size, [pid for _, _, pid in addresses])
         try:

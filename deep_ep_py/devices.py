@@ -39,7 +39,7 @@ class Device(Protocol):
     torch_device : torch.device
         Of tensors.
     asynchronous : bool
-        Whether an operation's call returns before its kernels have ended.
+        Whether an operation's call returns before its kernels have ended even without `async_finish`.
     blocks : int
         Of a kernel where no Config says otherwise.
     calls : int
@@ -123,7 +123,7 @@ def from_arena(
 
 
 class CpuDevice:
-    """The CPU: kernels run as fibers, and have ended when a call returns."""
+    """The CPU: kernels run as fibers, in the thread that waits for them."""
 
     torch_device = torch.device("cpu")
     asynchronous = False
@@ -177,7 +177,7 @@ class CpuDevice:
         return False
 
     def synchronize(self) -> None:
-        """Nothing: kernels have ended when a call returns."""
+        """Nothing: no graphs are replayed."""
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         """Nothing: there are no streams."""
@@ -192,7 +192,7 @@ class CpuDevice:
     def order_caller_after(
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
     ) -> EventHandle:
-        """Nothing: the kernels have ended."""
+        """Nothing: the Buffer waits for its kernels itself."""
         del tensors, async_finish, on_comm_stream
         return EventHandle()
 

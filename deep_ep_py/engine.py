@@ -6,7 +6,9 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +24,7 @@ from .events import EventHandle, EventOverlap, Streams
 from .failures import error_of
 from .native import BUILD, C
 from .paths import Paths
-from .recovery import recover
+from .recovery import ranks_of, recover
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -31,6 +33,16 @@ _PAGE = 4096
 _REGION_ALIGNMENT = 128
 _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
+
+
+@dataclass(eq=False)
+class _OnItsWay:
+    """An operation whose launches are all queued. On a CPU, with what its kernels touch."""
+
+    call: Any
+    tensors: list[torch.Tensor | None]
+    driven: Future[Any] | None = None
+    ended: bool = False
 
 
 class Engine:
@@ -90,9 +102,9 @@ class Engine:
         self._published_to_someone = not others or any(paths.mapped(self.rank, peer) for peer in others)
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
-        self._on_their_way: deque[tuple[Any, list[torch.Tensor | None]]] = deque()
+        self._on_their_way: deque[_OnItsWay] = deque()
         # In a world of ranks as threads, kernels run whenever all of them wait.
-        self._driver = None if bootstrap.in_process or device.asynchronous else Driver()
+        self._driver = None if bootstrap.in_process or device.asynchronous else Driver(self._end_with_process)
         self._captured: list[Any] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
@@ -192,7 +204,8 @@ class Engine:
             ((self.ranks, row_bytes, 0), ("notify", "dispatch", "combine")),
         ):
             self.device.prepare(kernels, shape, self._compiling)
-        self._bootstrap.all_gather(None)
+        if self.mask == 0 or isinstance(self._bootstrap, Connections):  # others know of no mask
+            self._bootstrap.all_gather(None)
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
@@ -260,39 +273,45 @@ class Engine:
             self._captured.append(call)
         else:
             # A GPU's memory is given away in the order of its streams; a CPU's at once.
-            self._on_their_way.append((call, [] if self.device.asynchronous else tensors))
+            self._on_their_way.append(_OnItsWay(call, [] if self.device.asynchronous else tensors))
         if self.device.asynchronous:
             return EventOverlap(self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm))
-        ended = partial(self._await_end, call)
+        launched = self._on_their_way[-1]
         if streams.async_finish:
             if self._driver is not None:
-                self._driver.drive(self.runtime.wait, call)
-            return EventOverlap(EventHandle(until=ended))
-        ended()
+                launched.driven = self._driver.drive(self.runtime.wait, call)
+            return EventOverlap(EventHandle(until=partial(self._await_end, launched)))
+        self._await_end(launched)
         return EventOverlap(EventHandle())
 
-    def _await_end(self, call: Any) -> None:
-        """Wait for a call's kernels on a CPU; raise what they have failed of, if nothing has yet."""
-        if self.runtime is not None and self._broken is None:
-            self._wait(self.runtime.wait, call)
+    def _await_end(self, launched: _OnItsWay) -> None:
+        """Wait for a call's kernels on a CPU; raise unless they have ended well."""
+        if not launched.ended and self.runtime is not None and self._broken is None and launched in self._on_their_way:
+            if launched.driven is not None:
+                launched.driven.result()
+            else:
+                self._run(self.runtime.wait, launched.call)
             self._collect()
+        if not launched.ended:
+            why = self._broken or "the Buffer has been destroyed, or has recovered, before it ended"
+            raise DeepEPError(f"rank {self.rank}: what a {launched.call.kind} returned is not complete: {why}")
 
     def wait_counts(self, call: Any) -> None:
         """Wait until a dispatch's counts are there; raise if it has failed."""
-        self._wait(self.runtime.wait_counts, call)
+        self._run(self.runtime.wait_counts, call)
         self.check_failure(call)
 
-    def _wait(self, wait: Callable[[Any], None], call: Any) -> None:
-        if self._driver is None or not self._driver.wait(wait, call):
-            wait(call)
+    def _run(self, wait: Callable[..., Any], *arguments: Any) -> Any:
+        return wait(*arguments) if self._driver is None else self._driver.run(wait, *arguments)
 
     def _collect(self) -> None:
         """Retire the operations that have ended; raise what one has failed of."""
-        while self._on_their_way and self.runtime.finished(self._on_their_way[0][0]):
-            call = self._on_their_way[0][0]
-            self.check_failure(call)  # the tensors of one that has failed stay: peers may still store into them
+        while self._on_their_way and self.runtime.finished(self._on_their_way[0].call):
+            launched = self._on_their_way[0]
+            self.check_failure(launched.call)  # the tensors of one that has failed stay: peers may still store there
+            launched.ended = True
             self._on_their_way.popleft()
-            self.runtime.retire(call)
+            self.runtime.retire(launched.call)
         for call in self._captured:  # of graphs, which may have been replayed
             self.check_failure(call)
 
@@ -301,7 +320,7 @@ class Engine:
         addresses = (tensor.data_ptr() for tensor in (topk_idx, *outputs))
         serial = self.runtime.layout(sizes, *addresses, self.device.blocks)
         if not self.device.asynchronous:
-            self.runtime.wait_launch(serial)
+            self._run(self.runtime.wait_launch, serial)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
@@ -356,6 +375,14 @@ class Engine:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
             self.runtime.abort(C.EXCEPTION)
 
+    def _end_with_process(self) -> None:
+        self.break_off("the process ends with calls on their way")
+
+    def stop_kernels(self, nanoseconds: int) -> bool:
+        """Have this rank's kernels leave, and nobody look after them any more; -> whether they have."""
+        stopped = bool(self._run(self.runtime.stop_all, nanoseconds))
+        return stopped and (self._driver is None or self._driver.rest(nanoseconds / 1e9))
+
     def lost_ranks(self) -> list[int]:
         """Return the other ranks that are known to store nothing any more."""
         if self.runtime is None:
@@ -377,6 +404,8 @@ class Engine:
         self._issued = 0
         self.generation, self.mask = self._attempts + 1, mask | self.mask
         self._broken = None
+        if isinstance(self._bootstrap, Connections):
+            self._bootstrap.drop(ranks_of(self.mask))
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
@@ -420,7 +449,10 @@ class Engine:
                 runtime.abort(C.EXCEPTION)
             if self._captured:  # replays are not the runtime's launches
                 self.device.synchronize()
-            settled = runtime.settle(int((self.timeout if well else _SETTLE_SECONDS) * 1e9))
+            seconds = self.timeout if well else _SETTLE_SECONDS
+            settled = (
+                runtime.settle(int(seconds * 1e9)) if self._driver is None else self._settle(self._driver, seconds)
+            )
             if well:
                 self._collect()
             if settled and well:
@@ -428,7 +460,7 @@ class Engine:
         finally:
             self.runtime = None
             if self._driver is not None:
-                self._driver.stop(settled)
+                self._driver.stop()
             if settled:
                 self._open.clear()
                 self._on_their_way.clear()
@@ -436,6 +468,10 @@ class Engine:
                 self._let_go()
             else:
                 self._abandon(runtime)
+
+    def _settle(self, driver: Driver, seconds: float) -> bool:
+        """Wait for all kernels where another thread may do so too, so that this one can be interrupted."""
+        return driver.rest(seconds) and bool(self.runtime.settle(int(seconds * 1e9)))
 
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is None:
@@ -446,6 +482,9 @@ class Engine:
             elif self._open or self._on_their_way:  # kernels may still be about
                 self.destroy()
             else:
+                # What peers still wait for. A world of threads may have ended, and its NICs with it.
+                if self._broken is None and isinstance(self._bootstrap, Connections):
+                    self.runtime.drain()
                 self.runtime.leave()
         except DeepEPError as error:
             _log.error("a Buffer was dropped, and nobody hears that %s", error)

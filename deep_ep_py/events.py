@@ -33,15 +33,17 @@ class EventHandle:
             self._event.record(stream or torch.cuda.current_stream())
 
     def wait_on(self, stream: Any) -> None:
-        """Make a stream wait for the event."""
+        """Make a stream wait for the event; for that of a call on a CPU the caller waits."""
+        if self._until is not None:
+            self.current_stream_wait()
         if self._event is not None:
             stream.wait_event(self._event)
 
     def current_stream_wait(self) -> None:
         """Make the current stream wait for the event; on a CPU, where there are none, the caller."""
-        until, self._until = self._until, None
-        if until is not None:
-            until()
+        if self._until is not None:
+            self._until()
+            self._until = None  # only now: whoever waits beside this one waits too
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 

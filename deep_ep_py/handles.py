@@ -74,7 +74,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     [tokens, nodes]; None. What is None describes how V1 passes rows on inside a node; here they go straight to each
     rank.
 
-    The elements are made when they are asked for, each time anew. Nothing in this library reads them.
+    The elements are made when they are asked for, each time anew; this library reads the attributes alone.
 
     Attributes
     ----------

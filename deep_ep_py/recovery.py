@@ -63,7 +63,7 @@ def recover(engine: Engine, mask: int, attempt: int, seconds: float) -> None:
     """
     runtime, who = engine.runtime, f"rank {engine.rank}: recover"
     nanoseconds = int(seconds * 1e9)
-    if not runtime.stop_all(nanoseconds):
+    if not engine.stop_kernels(nanoseconds):
         raise DeepEPError(f"{who}: kernels of this rank have not ended within {seconds:g} s")
     # The others learn the mask even if this rank refuses it.
     runtime.meet(mask, attempt, False, 0)
@@ -75,7 +75,10 @@ def recover(engine: Engine, mask: int, attempt: int, seconds: float) -> None:
         )
     _check(runtime.meet(mask, attempt, False, nanoseconds), mask, who, seconds)
     runtime.start_generation(attempt + 1, mask)
-    _check(runtime.meet(mask, attempt, True, nanoseconds), mask, who, seconds)
+    meeting = runtime.meet(mask, attempt, True, nanoseconds)
+    if meeting.result != _Result.MET:
+        runtime.abort(C.EXCEPTION)  # some may have gone on: their next wait ends at once
+    _check(meeting, mask, who, seconds)
 
 
 def _check(meeting: Any, mask: int, who: str, seconds: float) -> None:

@@ -27,6 +27,7 @@ _CHUNKS = {
     160: ((28, 720, 12, 128), (2, 720, 8, 128)),
 }
 _DISPATCH, _COMBINE = 0, 1
+_V1_SMS = 20
 
 _LOW_LATENCY = (
     "clean_low_latency_buffer",
@@ -42,7 +43,7 @@ _LOW_LATENCY = (
 class V1Surface:
     """The part of a Buffer that is there because DeepEP's has it."""
 
-    num_sms: int = 20
+    num_sms: int = _V1_SMS
     _num_sms_is_set = False
 
     _engine: Any
@@ -63,7 +64,9 @@ class V1Surface:
         cls.num_sms, cls._num_sms_is_set = new_num_sms, True
 
     def _config(self, given: Config | None) -> Config | None:
-        return Config(self.num_sms) if given is None and self._num_sms_is_set else given
+        # Some callers assign it.
+        is_set = self._num_sms_is_set or self.num_sms != _V1_SMS
+        return Config(self.num_sms) if given is None and is_set else given
 
     @staticmethod
     def is_sm90_compiled() -> bool:

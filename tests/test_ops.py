@@ -153,6 +153,7 @@ def test_names() -> None:
         with pytest.raises(ValueError, match=r"name='rank .*another Buffer's"):
             ops.register(other)
         assert ops.register(other, f"{name} second") != name
+        assert name.endswith(f"/{buffer.group_size} ranks/1"), "what a compiler's cache must tell apart"
         other.destroy()
         assert ops.register(buffer, f"{name} second"), "a name is free again when its Buffer is destroyed"
         with pytest.raises(ValueError, match="name=''"):

@@ -1,8 +1,9 @@
 // A Runtime goes on after a failure (P16).
 //
 // Ranks meet twice, by words in the headers of their heaps. Before the first meeting each one's kernels have left and
-// its network has been made anew, and every rank that is left out is known to be gone: so after it nothing of the old
-// generation is on its way to any heap, and each clears its own words. After the second all have, and may be sent to.
+// its network has been made anew; nobody goes on from it before it knows that every rank left out is gone. So after it
+// nothing of the old generation is on its way to any heap, and each clears its own words. After the second all have,
+// and may be sent to.
 #include "host/runtime.h"
 
 namespace deep_ep::host {
@@ -54,7 +55,7 @@ Meeting Runtime::meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nano
             if (peer == options_.rank || (mask >> peer & 1) != 0) continue;
             wire::RecoveryWord& word = header(options_.rank)->recovery[peer];
             const uint64_t stage = memory_->acquire_word(host_word(word.stage));
-            const uint64_t theirs = memory_->load_word(host_word(word.mask));
+            const uint64_t theirs = memory_->acquire_word(host_word(word.mask));
             // It has stored that mask for this attempt if it is in no other yet.
             const bool same = memory_->acquire_word(host_word(word.stage)) >> 1 == attempt;
             if (stage >> 1 == attempt && same && theirs != mask) {

@@ -353,9 +353,9 @@ int Runtime::find_lost(bool left) const {
     const uint64_t own = announcement(options_.rank);
     for (int peer = 0; own != 0 && peer < options_.ranks; ++peer) {
         if (peer == options_.rank || !present(peer)) continue;
-        if ((memory_->load_word(host_word(header(peer)->left)) != 0) != left) continue;
+        // Acquired, so that what follows is looked at after its end: no more comes.
+        if ((memory_->acquire_word(host_word(header(peer)->left)) != 0) != left) continue;
         if (!left && !lifelines_.ended(peer)) continue;
-        // Looked at after its end: no more comes.
         if (operations_of(peer) <= wire::announced_operation(own)) return peer;
     }
     return -1;

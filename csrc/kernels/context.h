@@ -14,7 +14,7 @@ struct Context {
     u64 operation;  // number of the next operation (P1)
     u64* base;      // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
     fabric::Completion* farewell;  // puts that nobody waits for within their operation: the `free` words; host-visible
-    u32 generation;                // one more with each recovery
+    u32 generation;                // grows with each recovery
     u64 mask;                      // a bit for each rank that is neither sent to nor waited for (P17)
 };
 

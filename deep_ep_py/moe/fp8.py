@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deep_ep_py.moe.kernels import kernels_for
+from deep_ep_py.moe.kernels import casts_for
 from deep_ep_py.moe.torch_kernels import GROUP
 
 PACKED = 4
@@ -46,7 +46,7 @@ def per_token_cast_to_fp8(x: Tensor, round_scale: bool = False, use_ue8m0: bool 
         raise ValueError(f"x={list(x.shape)}{layout}: expected [rows, a multiple of {multiple}], contiguous")
     if use_ue8m0 and not round_scale:
         raise ValueError("use_ue8m0=True: expected together with round_scale=True, scales are powers of two")
-    rows, scales = kernels_for(x.device).cast_to_fp8(x, round_scale)
+    rows, scales = casts_for(x.device).cast_to_fp8(x, round_scale)
     if use_ue8m0:
         exponents = scales.view(torch.int32) >> _MANTISSA_BITS
         scales = exponents.to(torch.uint8).view(torch.int32)
@@ -85,4 +85,4 @@ def per_token_cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype = torch.bf
     scales = scales.contiguous()
     if scales.dtype == torch.int32:
         scales = (scales.view(torch.uint8).to(torch.int32) << _MANTISSA_BITS).view(torch.float32)
-    return kernels_for(x.device).cast_back(x, scales, dtype)
+    return casts_for(x.device).cast_back(x, scales, dtype)

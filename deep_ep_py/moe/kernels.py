@@ -14,6 +14,8 @@ import torch
 
 from deep_ep_py.moe import torch_kernels
 
+_FIRST_WITH_E4M3 = (8, 9)
+
 
 @functools.cache
 def _triton_kernels() -> Any:
@@ -30,3 +32,10 @@ def kernels_for(device: torch.device) -> Any:
     if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return _triton_kernels() or torch_kernels
     return torch_kernels
+
+
+def casts_for(device: torch.device) -> Any:
+    """The same for casts to FP8 and back: Triton has no e4m3 for GPUs before sm_89."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FIRST_WITH_E4M3:
+        return torch_kernels
+    return kernels_for(device)

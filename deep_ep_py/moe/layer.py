@@ -67,9 +67,13 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, hidden, intermediate))
         with torch.no_grad():
             for expert, weights in enumerate(zip(self.gate_and_up, self.down), first):
-                random = torch.Generator().manual_seed(seed * MAX_EXPERTS + expert)
+                random = torch.Generator("cpu").manual_seed(seed * MAX_EXPERTS + expert)
                 for weight in weights:
-                    weight.normal_(std=weight.shape[1] ** -0.5, generator=random)
+                    # On the CPU, whatever the default device: the same everywhere.
+                    drawn = torch.empty(weight.shape, device="cpu").normal_(
+                        std=weight.shape[1] ** -0.5, generator=random
+                    )
+                    weight.copy_(drawn)
 
     def forward(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
         """Return each row's weighted sum over the experts it chose among these.
@@ -98,7 +102,8 @@ class Experts(nn.Module):
 class MoELayer(nn.Module):
     """A layer of experts: every rank has its own tokens and its own share of the experts.
 
-    All ranks of the group call it together, as often and in the same order, and so its backward.
+    All ranks of the group call it together, as often and in the same order, and so its backward. Experts get the
+    gradients of all ranks' rows: divide the loss by the number of ranks, and sum the gradients of what all ranks have.
 
     Parameters
     ----------

@@ -37,6 +37,7 @@ class Permutation(NamedTuple):
     schema="(Tensor topk_idx, int experts) -> (Tensor slots, Tensor position, Tensor ends)",
 )
 def _sort_by_expert(topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    topk_idx = topk_idx.contiguous()
     ids = topk_idx.flatten()
     keys, slots = torch.where((ids < 0) | (ids >= experts), experts, ids).sort(stable=True)
     ends = torch.searchsorted(keys, torch.arange(experts, dtype=keys.dtype, device=keys.device), right=True)
@@ -50,7 +51,7 @@ def _sort_by_expert(topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor, Ten
 def _(topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     return (
         topk_idx.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64),
-        torch.empty_like(topk_idx, dtype=torch.int64),
+        topk_idx.new_empty(topk_idx.shape, dtype=torch.int64),
         topk_idx.new_empty((experts,), dtype=torch.int64),
     )
 
@@ -97,7 +98,7 @@ def _unpermute_backward(
 
 @_unpermute_backward.register_fake
 def _(grad: Tensor, x: Tensor, weights: Tensor, slots: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(weights)
+    return x.new_empty(x.shape), weights.new_empty(weights.shape, dtype=torch.float32)
 
 
 def _keep_permutation(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

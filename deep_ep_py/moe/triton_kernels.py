@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -81,10 +85,22 @@ def _from_fp8(x, scales, out, groups):
     tl.store(out + element, values.to(out.dtype.element_ty))
 
 
+def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Launch on the GPU of the first tensor: Triton takes the current one."""
+
+    @functools.wraps(function)
+    def launch(x: Tensor, *arguments: Any) -> Any:
+        with torch.cuda.device_of(x):
+            return function(x, *arguments)
+
+    return launch
+
+
 def _block(hidden: int) -> int:
     return min(triton.next_power_of_2(hidden), _MOST_COLUMNS)
 
 
+@_on_its_device
 def gather_rows(x: Tensor, slots: Tensor, topk: int, weights: Tensor | None) -> Tensor:
     """As `torch_kernels.gather_rows`."""
     rows, hidden = slots.shape[0], x.shape[1]
@@ -96,6 +112,7 @@ def gather_rows(x: Tensor, slots: Tensor, topk: int, weights: Tensor | None) -> 
     return out
 
 
+@_on_its_device
 def sum_rows(x: Tensor, position: Tensor, weights: Tensor | None) -> Tensor:
     """As `torch_kernels.sum_rows`."""
     (rows, topk), hidden = position.shape, x.shape[1]
@@ -107,6 +124,7 @@ def sum_rows(x: Tensor, position: Tensor, weights: Tensor | None) -> Tensor:
     return out
 
 
+@_on_its_device
 def dot_rows(a: Tensor, b: Tensor, position: Tensor) -> Tensor:
     """As `torch_kernels.dot_rows`."""
     out = torch.empty(position.shape, dtype=torch.float32, device=a.device)
@@ -115,6 +133,7 @@ def dot_rows(a: Tensor, b: Tensor, position: Tensor) -> Tensor:
     return out
 
 
+@_on_its_device
 def cast_to_fp8(x: Tensor, round_scale: bool) -> tuple[Tensor, Tensor]:
     """As `torch_kernels.cast_to_fp8`."""
     rows, groups = x.shape[0], x.shape[1] // torch_kernels.GROUP
@@ -125,6 +144,7 @@ def cast_to_fp8(x: Tensor, round_scale: bool) -> tuple[Tensor, Tensor]:
     return out, scales
 
 
+@_on_its_device
 def cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """As `torch_kernels.cast_back`."""
     out = torch.empty(x.shape, dtype=dtype, device=x.device)

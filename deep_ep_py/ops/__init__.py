@@ -55,7 +55,7 @@ def dispatch(
     x : torch.Tensor
         bfloat16 [tokens, hidden], hidden a multiple of 8; on the Buffer's device, as the others.
     topk_idx : torch.Tensor
-        int64 [tokens, top-k]: expert ids, -1 for none.
+        int64 or int32 [tokens, top-k]: expert ids, -1 for none.
     topk_weights : torch.Tensor
         float32 [tokens, top-k].
     num_experts : int

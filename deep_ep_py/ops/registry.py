@@ -12,6 +12,8 @@ _buffers: weakref.WeakValueDictionary[str, Buffer] = weakref.WeakValueDictionary
 _serials: weakref.WeakKeyDictionary[Buffer, int] = weakref.WeakKeyDictionary()
 _next_serial = itertools.count(1)
 _lock = threading.Lock()
+_ROUTES_VERSION = 1
+"""Grows when routes become other tensors."""
 
 
 def register(buffer: Buffer, name: str | None = None) -> str:
@@ -31,7 +33,8 @@ def register(buffer: Buffer, name: str | None = None) -> str:
     Returns
     -------
     str
-        The name: the argument `group` of ops.
+        The argument `group` of ops: the name, with what the shapes of routes depend on. A compiler's cache knows a
+        graph by its strings, so it does not take one that was made for another number of ranks, or by another version.
 
     Raises
     ------
@@ -48,6 +51,7 @@ def register(buffer: Buffer, name: str | None = None) -> str:
         raise ValueError(
             f"name={name!r}: expected a string that is not empty; a {type(buffer.group).__name__} has none"
         )
+    name = f"{name}/{buffer.group_size} ranks/{_ROUTES_VERSION}"
     with _lock:
         taken = _buffers.get(name)
         if taken is not None and taken is not buffer and taken.runtime is not None:

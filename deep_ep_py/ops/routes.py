@@ -35,7 +35,7 @@ def to_routes(buffer: Buffer, handle: DispatchHandle, padded: bool) -> list[torc
         int64 [5] on the CPU: the numbers of Buffer, operation and generation, top-k, `padded`; then int32 on the rows'
         device.
     """
-    numbers = torch.tensor([serial_of(buffer), handle.operation, handle.generation, handle.topk, padded])
+    numbers = torch.tensor([serial_of(buffer), handle.operation, handle.generation, handle.topk, padded], device="cpu")
     return [numbers, *handle.tensors()]
 
 
@@ -43,7 +43,7 @@ def empty_routes(buffer: Buffer, x: torch.Tensor, rows: int | torch.SymInt) -> l
     """Return tensors like those of `to_routes`, for a dispatch of `x` that receives `rows` rows."""
     plan = Plan.empty(x.shape[0], buffer.group_size, x.device)
     return [
-        torch.empty(_NUMBERS_OF_ROUTES, dtype=torch.int64),
+        torch.empty(_NUMBERS_OF_ROUTES, dtype=torch.int64, device="cpu"),
         *plan.tensors(),
         torch.empty((rows,), dtype=torch.int32, device=x.device),  # type: ignore[arg-type]
     ]

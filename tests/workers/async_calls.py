@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from cases import Case
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
 SLEEP = 4.0
+kept_until_the_end: list[Any] = []
 
 
 def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial) -> None:
@@ -31,6 +33,24 @@ def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial) -> None:
         assert time.monotonic() - began < SLEEP, "rank 0 has slept, and its kernels with it"
     trial.check_dispatch(rank, results)
     trial.check_combine(rank, combined)
+
+
+def an_event_is_of_its_own_call(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    """A call that was queued behind it may need what happens after the wait."""
+    rank = buffer.rank
+    arguments = dispatch_arguments(trial.work, rank)
+    first = buffer.dispatch(**arguments, async_finish=True)
+    if rank == 0:
+        # The host waits for a dispatch's counts, so what is queued behind it is a combine.
+        second = trial.combine(buffer, rank, first[4], async_finish=True)
+        first[5].current_stream_wait()
+        dist.barrier()
+    else:
+        first[5].current_stream_wait()
+        dist.barrier()
+        second = trial.combine(buffer, rank, first[4], async_finish=True)
+    second[2].current_stream_wait()
+    trial.check_combine(rank, second)
 
 
 def many_on_their_way(buffer: deep_ep.Buffer, trial: Trial) -> None:
@@ -66,6 +86,7 @@ def what_fails_later(trial: Trial) -> None:
         arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
         if rank != 0:
             results = buffer.dispatch(**arguments, async_finish=True)
+            behind = buffer.dispatch(**arguments, async_finish=True)
             time.sleep(2.0)
             with pytest.raises(deep_ep.DeepEPError, match="rank 0"):
                 if by == "wait":
@@ -74,10 +95,43 @@ def what_fails_later(trial: Trial) -> None:
                     buffer.dispatch(**arguments)
                 else:
                     buffer.destroy()
+            for event in (results[5], behind[5]):
+                with pytest.raises(deep_ep.DeepEPError, match="what a dispatch returned is not complete.*rank 0"):
+                    event.current_stream_wait()
             if by != "destroy":
                 with pytest.raises(deep_ep.DeepEPError, match="broken"):
                     buffer.dispatch(**arguments)
         dist.barrier()
+
+
+def what_a_recovery_leaves_behind(trial: Trial) -> None:
+    buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
+    rank = buffer.rank
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    results = buffer.dispatch(**arguments, async_finish=True) if rank != 0 else None
+    if rank == 0:
+        buffer.abort()
+    buffer.recover()
+    if results is not None:
+        with pytest.raises(deep_ep.DeepEPError, match="has recovered, before it ended"):
+            results[5].current_stream_wait()
+    buffer.warmup(264, 4)
+    round_trip(buffer, rank, trial, 2)
+
+
+def the_process_ends(trial: Trial) -> None:
+    """With a call on its way that its peers do not join: they hear of it, and it does end."""
+    buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
+    rank = buffer.rank
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    if rank == 0:
+        kept_until_the_end.append((buffer, buffer.dispatch(**arguments, async_finish=True)))
+        return
+    time.sleep(8.0)
+    began = time.monotonic()
+    with pytest.raises(deep_ep.DeepEPError, match="rank 0"):
+        buffer.dispatch(**arguments)
+    assert time.monotonic() - began < SLEEP
 
 
 def main() -> None:
@@ -85,9 +139,13 @@ def main() -> None:
     trial = Trial.of(Case("async", 3, (10, 17, 24), hidden=264, topk=4, experts=12))
     buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
     the_others_need_not_wait(buffer, trial)
+    an_event_is_of_its_own_call(buffer, trial)
     many_on_their_way(buffer, trial)
     an_event_of_another_buffer(buffer, trial)
     what_fails_later(trial)
+    what_a_recovery_leaves_behind(trial)
+    dist.barrier()
+    the_process_ends(trial)
     dist.destroy_process_group()
 
 

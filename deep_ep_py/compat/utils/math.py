@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from deep_ep_py.moe import fp8
-from deep_ep_py.moe.torch_kernels import GROUP
+_GROUP = 128
+"""Elements that share a scale."""
 
 
 def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -40,7 +40,9 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales : torch.Tensor
         float32 [rows, columns / 128, rounded up]: the largest magnitude of each group, at least 1e-4, over 448.
     """
-    cast, scales = fp8.per_token_cast_to_fp8(_filled_up(x, GROUP))
+    from deep_ep_py.moe import fp8  # with all of the MoE layer, which who imports `deep_ep` may not need
+
+    cast, scales = fp8.per_token_cast_to_fp8(_filled_up(x, _GROUP))
     return cast[:, : x.shape[1]].contiguous(), scales
 
 
@@ -59,8 +61,10 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
     torch.Tensor
         bfloat16 [rows, columns].
     """
+    from deep_ep_py.moe import fp8
+
     packed = fp8.PACKED if x_scales.dtype == torch.int32 else 1
-    filled = _filled_up(x_fp8.view(torch.uint8), GROUP * packed).view(torch.float8_e4m3fn)
+    filled = _filled_up(x_fp8.view(torch.uint8), _GROUP * packed).view(torch.float8_e4m3fn)
     return fp8.per_token_cast_back(filled, x_scales)[:, : x_fp8.shape[1]].contiguous()
 
 
