@@ -20,6 +20,8 @@ def scales_of(kind: str, tokens: int, random: torch.Generator) -> Tensor:
         return torch.randn(tokens, generator=random)
     if kind == "rows":
         return torch.randn(tokens, 3, generator=random)
+    if kind == "rows_of_whole_pieces":
+        return torch.randn(tokens, 8, generator=random)
     if kind == "columns":  # as DeepGEMM likes them: neighbours are of one channel block
         return torch.randn(5, tokens + 3, generator=random).t()[:tokens]
     if kind == "every_other_ue8m0":
@@ -29,7 +31,7 @@ def scales_of(kind: str, tokens: int, random: torch.Generator) -> Tensor:
     return torch.randn(1, 2, generator=random).expand(tokens, 2)
 
 
-KINDS = ("one_per_row", "rows", "columns", "every_other_ue8m0", "one_for_all")
+KINDS = ("one_per_row", "rows", "rows_of_whole_pieces", "columns", "every_other_ue8m0", "one_for_all")
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,9 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.x = pointer<const u8>(tensors.x);
     args.scales = pointer<const u32>(tensors.scales);
     std::copy(tensors.scales_stride.begin(), tensors.scales_stride.end(), args.scales_stride);
+    const u64 scales_bytes = args.layout.format.scales_bytes, stride = tensors.scales_stride[0] * sizeof(u32);
+    args.scales_in_pieces =
+        tensors.scales_stride[1] == 1 && (tensors.scales | stride | scales_bytes) % wire::kPieceBytes == 0;
     args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
     args.plan = plan;

@@ -60,6 +60,7 @@ struct DispatchArgs {
     const u8* x;                // [tokens, row_bytes]
     const u32* scales;          // [tokens, scales], of whatever 4 bytes; null: rows have none
     i64 scales_stride[2];       // from token to token, from scale to scale, in scales
+    u32 scales_in_pieces;       // each token's lie side by side and can be copied 16 bytes at a time, there and here
     ExpertIds topk_idx;         // [tokens, topk], null: rows carry no top-k
     const float* topk_weights;  // [tokens, topk], null with topk_idx
     Plan plan;

@@ -46,6 +46,10 @@ DEEP_EP_DEVICE u32 scales_per_row(const DispatchArgs& args) {
 // A warp: gathers a token's scales, however the caller has laid them out.
 DEEP_EP_DEVICE void store_scales(const DispatchArgs& args, u32 token, u32* scales) {
     const u32* from = args.scales + static_cast<i64>(token) * args.scales_stride[0];
+    if (args.scales_in_pieces != 0) {
+        device::warp_copy(scales, from, args.layout.format.scales_bytes);
+        return;
+    }
     for (u32 i = device::lane(); i < scales_per_row(args); i += device::kWarpSize) {
         scales[i] = from[static_cast<i64>(i) * args.scales_stride[1]];
     }

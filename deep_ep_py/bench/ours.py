@@ -69,7 +69,10 @@ class Ours:
 
     def _arena_bytes(self) -> int:
         config, inputs = self._config, self._inputs
-        outputs = (2 + config.keep) * inputs.max_received * (config.payload_bytes + 12 * config.topk + 4)
+        # The received rows and a copy of the experts'; what is kept leaves gaps that another size does not fill.
+        outputs = (
+            (2 + config.keep + config.keep // 2) * inputs.max_received * (config.payload_bytes + 12 * config.topk + 4)
+        )
         return outputs + 2 * inputs.tokens * config.row_bytes + _ARENA_SLACK
 
     @property
