@@ -1,13 +1,9 @@
-"""How the ranks of a Buffer find each other: exchanging small objects, and each other's heaps."""
+"""How the ranks of a Buffer find each other: what can exchange small objects among them."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
-
-from .connections import Connections
 
 
 class Bootstrap(Protocol):
@@ -99,43 +95,3 @@ def make_bootstrap(group: Any, comm: Any = None) -> Bootstrap:
     if comm is None:
         raise TypeError("group=None: expected a torch.distributed.ProcessGroup, or an mpi4py communicator as comm=")
     return MpiBootstrap(comm, comm.Get_rank(), comm.Get_size())
-
-
-def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int], Any]) -> list[Any]:
-    """Give every rank every rank's heap.
-
-    Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
-    nameless memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind.
-
-    Parameters
-    ----------
-    bootstrap : Bootstrap
-        The ranks, as `connections.connect` has returned them.
-    heap : native.C.Heap
-        This rank's heap; the same size on all ranks.
-    map_heap : callable
-        Makes a peer's heap of its descriptor and size.
-
-    Returns
-    -------
-    list of native.C.Heap
-        By rank, this rank's own included.
-
-    Raises
-    ------
-    DeepEPError
-        If a rank's process ends meanwhile.
-    """
-    if not isinstance(bootstrap, Connections):
-        return bootstrap.all_gather(heap)
-    heaps: list[Any] = [heap] * bootstrap.size
-    descriptors = bootstrap.exchange_descriptors(heap.descriptor)
-    try:
-        for rank, descriptor in descriptors.items():
-            heaps[rank] = map_heap(descriptor, heap.bytes)
-    finally:
-        for descriptor in descriptors.values():
-            os.close(descriptor)
-    bootstrap.all_gather(None)  # everybody has mapped everything
-    heap.close_descriptor()
-    return heaps

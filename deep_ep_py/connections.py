@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -235,6 +235,46 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
             connections.close()
             raise
     return connections
+
+
+def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int], Any]) -> list[Any]:
+    """Give every rank every rank's heap.
+
+    Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
+    nameless memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks, as `connect` has returned them.
+    heap : native.C.Heap
+        This rank's heap; the same size on all ranks.
+    map_heap : callable
+        Makes a peer's heap of its descriptor and size.
+
+    Returns
+    -------
+    list of native.C.Heap
+        By rank, this rank's own included.
+
+    Raises
+    ------
+    DeepEPError
+        If a rank's process ends meanwhile.
+    """
+    if not isinstance(bootstrap, Connections):
+        return bootstrap.all_gather(heap)
+    heaps: list[Any] = [heap] * bootstrap.size
+    descriptors = bootstrap.exchange_descriptors(heap.descriptor)
+    try:
+        for rank, descriptor in descriptors.items():
+            heaps[rank] = map_heap(descriptor, heap.bytes)
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    bootstrap.all_gather(None)  # everybody has mapped everything
+    heap.close_descriptor()
+    return heaps
 
 
 def _make_socket() -> socket.socket:

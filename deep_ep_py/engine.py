@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ._version import __version__
-from .bootstrap import Bootstrap, exchange_heaps
-from .connections import Connections, connect
+from .bootstrap import Bootstrap
+from .connections import Connections, connect, exchange_heaps
 from .devices import Device
 from .driver import Driver
 from .errors import DeepEPError
@@ -378,7 +378,7 @@ class Engine:
     def _end_with_process(self) -> None:
         self.break_off("the process ends with calls on their way")
 
-    def stop_kernels(self, nanoseconds: int) -> bool:
+    def _stop_kernels(self, nanoseconds: int) -> bool:
         """Have this rank's kernels leave, and nobody look after them any more; -> whether they have."""
         stopped = bool(self._run(self.runtime.stop_all, nanoseconds))
         return stopped and (self._driver is None or self._driver.rest(nanoseconds / 1e9))
@@ -397,7 +397,9 @@ class Engine:
             raise DeepEPError(f"rank {self.rank}: recover: expected a Buffer on a CPU, this one is on a GPU")
         self.break_off("recover was called")
         self._attempts += 1
-        recover(self, mask | self.mask, self._attempts, seconds)
+        if not self._stop_kernels(int(seconds * 1e9)):
+            raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
+        recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
         # Only now may anything of operations that broke be used again: nobody stores into it any more (P16).
         self._open.clear()
         self._on_their_way.clear()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import arguments
 from .errors import DeepEPError
 from .native import C
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 _GONE_SECONDS = 5.0
 """How long a rank that is to be left out may take to be gone."""
@@ -42,13 +39,15 @@ def ranks_of(mask: int) -> list[int]:
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
 
 
-def recover(engine: Engine, mask: int, attempt: int, seconds: float) -> None:
+def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) -> None:
     """Agree with the ranks left on who they are, and start a generation without what was before (P16).
 
     Parameters
     ----------
-    engine : Engine
-        A broken one.
+    runtime : native.C.Runtime
+        A broken one, whose kernels have left.
+    rank : int
+        The caller.
     mask : int
         Ranks that are left out, a bit each.
     attempt : int
@@ -61,10 +60,7 @@ def recover(engine: Engine, mask: int, attempt: int, seconds: float) -> None:
     DeepEPError
         The Buffer stays broken.
     """
-    runtime, who = engine.runtime, f"rank {engine.rank}: recover"
-    nanoseconds = int(seconds * 1e9)
-    if not engine.stop_kernels(nanoseconds):
-        raise DeepEPError(f"{who}: kernels of this rank have not ended within {seconds:g} s")
+    who, nanoseconds = f"rank {rank}: recover", int(seconds * 1e9)
     # The others learn the mask even if this rank refuses it.
     runtime.meet(mask, attempt, False, 0)
     alive = runtime.wait_gone(mask, int(min(seconds, _GONE_SECONDS) * 1e9))

@@ -12,7 +12,7 @@ import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME, CASES, Case
 from deep_ep_py import engine
-from deep_ep_py.bootstrap import exchange_heaps
+from deep_ep_py.connections import exchange_heaps
 from harness import Trial, barrier, dispatch_arguments, left_out, make_buffer, round_trip_without, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
