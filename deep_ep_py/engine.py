@@ -451,10 +451,7 @@ class Engine:
                 runtime.abort(C.EXCEPTION)
             if self._captured:  # replays are not the runtime's launches
                 self.device.synchronize()
-            seconds = self.timeout if well else _SETTLE_SECONDS
-            settled = (
-                runtime.settle(int(seconds * 1e9)) if self._driver is None else self._settle(self._driver, seconds)
-            )
+            settled = self._settle(self.timeout if well else _SETTLE_SECONDS)
             if well:
                 self._collect()
             if settled and well:
@@ -471,9 +468,10 @@ class Engine:
             else:
                 self._abandon(runtime)
 
-    def _settle(self, driver: Driver, seconds: float) -> bool:
-        """Wait for all kernels where another thread may do so too, so that this one can be interrupted."""
-        return driver.rest(seconds) and bool(self.runtime.settle(int(seconds * 1e9)))
+    def _settle(self, seconds: float) -> bool:
+        """Wait for all kernels; for a thread that does so first, so that this one can be interrupted."""
+        rests = self._driver is None or self._driver.rest(seconds)
+        return rests and bool(self.runtime.settle(int(seconds * 1e9)))
 
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is None:
