@@ -224,7 +224,7 @@ class Buffer(V1Surface):
         num_tokens_per_rdma_rank
             Not looked at.
         previous_event : EventOverlap, optional
-            On a GPU: wait for it too. Kernels run on a stream of their own, after all that the current stream has been
+            Wait for it too. On a GPU kernels run on a stream of their own, after all that the current stream has been
             given so far.
         async_finish : bool
             On a GPU: let the current stream go on; its next use of the results must wait for the returned event. Else
@@ -252,7 +252,8 @@ class Buffer(V1Surface):
         ------
         DeepEPTimeout
             If a peer did not do its part in time. On a GPU it is found when the kernels have given up, and raised by
-            the Buffer's next call, or by `destroy`.
+            the Buffer's next call, or by `destroy`; on a CPU with `async_finish` by the wait for the event, if that
+            comes first.
         DeepEPError
             If another rank failed, or this Buffer has before.
         """
