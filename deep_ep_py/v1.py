@@ -12,7 +12,7 @@ from .config import Config
 from .events import EventHandle, EventOverlap
 
 if TYPE_CHECKING:
-    from .handles import DispatchHandle
+    pass
 
 # By ranks, for dispatch and combine: tokens per chunk and per queue inside a node, then between nodes.
 _CHUNKS = {
@@ -28,6 +28,8 @@ _CHUNKS = {
 }
 _DISPATCH, _COMBINE = 0, 1
 _V1_SMS = 20
+_BEFORE_WORST_TOKENS = 9
+"""Arguments of dispatch before that one."""
 
 _LOW_LATENCY = (
     "clean_low_latency_buffer",
@@ -188,39 +190,10 @@ class V1Surface:
             raise ValueError(f"size={tuple(size)}: expected at most {len(tensor)} elements")
         return tensor[:elements].view(size)
 
-    def internode_dispatch(
-        self,
-        x: torch.Tensor,
-        handle: DispatchHandle | None = None,
-        num_tokens_per_rank: torch.Tensor | None = None,
-        num_tokens_per_rdma_rank: torch.Tensor | None = None,
-        is_token_in_rank: torch.Tensor | None = None,
-        num_tokens_per_expert: torch.Tensor | None = None,
-        topk_idx: torch.Tensor | None = None,
-        topk_weights: torch.Tensor | None = None,
-        expert_alignment: int = 1,
-        config: Config | None = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> tuple[Any, ...]:
-        """Call `dispatch`, which serves any number of nodes."""
-        result: tuple[Any, ...] = self.dispatch(
-            x,
-            handle,
-            num_tokens_per_rank,
-            num_tokens_per_rdma_rank,
-            is_token_in_rank,
-            num_tokens_per_expert,
-            topk_idx,
-            topk_weights,
-            expert_alignment,
-            0,
-            config,
-            previous_event,
-            async_finish,
-            allocate_on_comm_stream,
-        )
+    def internode_dispatch(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Call `dispatch`, which serves any number of nodes; there is no `num_worst_tokens` among these arguments."""
+        before, after = arguments[:_BEFORE_WORST_TOKENS], arguments[_BEFORE_WORST_TOKENS:]
+        result: tuple[Any, ...] = self.dispatch(*before, *((0, *after) if after else ()), **options)
         return result
 
     def internode_combine(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:

@@ -137,6 +137,24 @@ def test_names_for_several_nodes() -> None:
         results = buffer.internode_dispatch(**dispatch_arguments(trial.work, rank, num_tokens_per_rdma_rank=None))
         trial.check_dispatch(rank, results)
         trial.check_cached(rank, buffer.internode_dispatch(trial.work.x[rank], results[4]))
+        given = dispatch_arguments(trial.work, rank)
+        names = ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert", "topk_idx", "topk_weights")
+        per_rank, in_rank, per_expert, idx, weights = (given[name] for name in names)
+        config = deep_ep.Config(num_sms=2)
+        # V1's order: what comes behind the alignment is the Config.
+        by_place = (
+            given["x"],
+            None,
+            per_rank,
+            None,
+            in_rank,
+            per_expert,
+            idx,
+            weights,
+            trial.case.expert_alignment,
+            config,
+        )
+        trial.check_dispatch(rank, buffer.internode_dispatch(*by_place))
         expert = trial.expert
         combined = buffer.internode_combine(expert.x[rank], results[4], topk_weights=expert.topk_weights[rank])
         trial.check_combine(rank, combined)

@@ -19,6 +19,16 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+def get_pyplot() -> Any:
+    """Return matplotlib's pyplot, drawing into files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def plot_report(report: dict[str, Any], path: Path) -> None:
     """Write a PNG: a column for each operation, time above and logical GB/s below.
 
@@ -29,11 +39,7 @@ def plot_report(report: dict[str, Any], path: Path) -> None:
     path
         The file to write; its folder is made.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = get_pyplot()
     panels = [op for op in _PANELS if op in report["ops"]]
     width = 13 if len(panels) > 1 else 6
     figure, axes = pyplot.subplots(2, len(panels), figsize=(width, 7), squeeze=False, layout="constrained")

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from deep_ep_py.bench.plots import INSTALL_HINT, can_plot
+from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, get_pyplot
 
 
 def pyplot_for(console: Console) -> Any:
@@ -15,12 +15,7 @@ def pyplot_for(console: Console) -> Any:
     if not can_plot():
         console.print(f"no picture: {INSTALL_HINT}", markup=False)
         return None
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return get_pyplot()
 
 
 def save_picture(figure: Any, path: Path, console: Console) -> None:
