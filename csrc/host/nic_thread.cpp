@@ -15,7 +15,7 @@ uint64_t now_ns() {
 }
 
 nic::SendQueue::Random random_of(int rank) {
-    const auto random = std::make_shared<std::minstd_rand>(static_cast<u32>(rank) + 1);
+    const auto random = std::make_shared<std::mt19937>(static_cast<u32>(rank));
     return [random](u32 bound) { return static_cast<u32>((*random)() % bound); };
 }
 
