@@ -17,6 +17,9 @@ from .native import C
 
 _MOST_DEFAULT_BLOCKS = 24
 _PINNED_ARENA_BYTES = 64 << 20
+COPIES_VARIABLE = "DEEP_EP_COPIES"
+"""Names, in the environment, how kernels copy rows: "bulk" (the default, where the GPU has it) or "vector"."""
+
 _OF_ANY_SHAPE = ("notify_cached", "post")
 
 
@@ -47,7 +50,8 @@ class CudaDevice:
         self.torch_device = device
         self._sharers = sharers
         self._context = C.cuda.Context(device.index)
-        self._launcher = C.cuda.Launcher(self._context, sharers, self.warps)
+        self._bulk_copies = bulk_copies(self._context.architecture)
+        self._launcher = C.cuda.Launcher(self._context, sharers, self.warps, self._bulk_copies)
         self.blocks = max(1, min(_MOST_DEFAULT_BLOCKS, self._context.multiprocessors // sharers))
 
     @cached_property
@@ -115,8 +119,9 @@ class CudaDevice:
         from .jit import Shape as StaticShape
 
         wanted = [KERNELS[name] for name in missing]
+        static = StaticShape(*shape, bulk_copies=self._bulk_copies)
         # Processes that start together begin with different kernels.
-        found = KernelCache().get_all(wanted, StaticShape(*shape), self._context.architecture, start=os.getpid())
+        found = KernelCache().get_all(wanted, static, self._context.architecture, start=os.getpid())
         for name, kernel in zip(missing, found, strict=True):
             self._launcher.load(name, self._key(name, shape), kernel.cubin, kernel.symbol)
 
@@ -163,6 +168,16 @@ class CudaDevice:
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:
         return (0, 0, 0) if name in _OF_ANY_SHAPE else shape
+
+
+def bulk_copies(architecture: str) -> bool:
+    """Tell whether kernels copy rows by bulk copies: where there are such, unless the environment says otherwise."""
+    from .jit import has_bulk_copies
+
+    chosen = os.environ.get(COPIES_VARIABLE, "bulk")
+    if chosen not in ("bulk", "vector"):
+        raise ValueError(f"{COPIES_VARIABLE}={chosen!r}: expected 'bulk' or 'vector'")
+    return chosen == "bulk" and has_bulk_copies(architecture)
 
 
 @cache

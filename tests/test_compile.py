@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import subprocess
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from deep_ep_py.cli_compile import command
+from deep_ep_py.cuda_device import bulk_copies
 from deep_ep_py.jit import (
     KERNELS,
     CompiledKernel,
@@ -21,6 +23,7 @@ from deep_ep_py.jit import (
     NvrtcUnavailableError,
     Shape,
     compile_kernel,
+    has_bulk_copies,
     require_nvrtc,
 )
 from deep_ep_py.jit.compiler import include_root
@@ -34,7 +37,9 @@ SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 DATA = Path(__file__).parent / "data"
 WITH_DATA = (include_root(), DATA)
 
-CONTRACT = Kernel("contract", "device_contract.h", "deep_ep::test::contract<{static}>", "8 * 32 * {warps}")
+COPY_STAGE_BYTES = 2 * 2048 + 128  # device/copy_stage.h
+SHARED = "(8 * 32 + deep_ep::device::RowCopies::kSharedBytes) * {warps}"
+CONTRACT = Kernel("contract", "device_contract.h", "deep_ep::test::contract<{static}>", SHARED)
 SPILLING = Kernel("spilling", "spilling.h", "deep_ep::test::spilling<{static}>")
 
 
@@ -87,7 +92,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
 def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
     resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
     assert (resources.spill_stores, resources.spill_loads) == (0, 0)
-    assert resources.static_shared + resources.dynamic_shared <= 48 * 1024
+    assert resources.static_shared + resources.dynamic_shared <= 99 * 1024, "a block of sm_120 gets no more"
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -96,7 +101,29 @@ def test_device_contract_compiles(architecture: str) -> None:
     if architecture in WITHOUT_SPILLS:
         assert (resources.spill_stores, resources.spill_loads) == (0, 0)
     assert resources.static_shared >= 16
-    assert resources.dynamic_shared == 8 * 32 * SHAPE.warps
+    per_warp = 8 * 32 + (COPY_STAGE_BYTES if has_bulk_copies(architecture) else 0)
+    assert resources.dynamic_shared == per_warp * SHAPE.warps
+
+
+def test_the_environment_chooses_how_rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bulk_copies("sm_90a") and bulk_copies("sm_100a") and not bulk_copies("sm_80")
+    monkeypatch.setenv("DEEP_EP_COPIES", "vector")
+    assert not bulk_copies("sm_90a")
+    monkeypatch.setenv("DEEP_EP_COPIES", "fast")
+    with pytest.raises(ValueError, match="DEEP_EP_COPIES='fast': expected 'bulk' or 'vector'"):
+        bulk_copies("sm_90a")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "vector"])
+def test_rows_are_copied_as_asked_where_the_architecture_can(architecture: str, bulk: bool) -> None:
+    """Seen by the memory that bulk copies pass through: the class that copies says how much it is."""
+    shape = dataclasses.replace(SHAPE, bulk_copies=bulk)
+    kernel = compile_kernel(KERNELS["dispatch"], shape, architecture)
+    expected = bulk and has_bulk_copies(architecture)
+    stages = SHAPE.warps * COPY_STAGE_BYTES
+    assert (kernel.resources.dynamic_shared >= stages) == expected
+    assert kernel.resources.spill_stores == kernel.resources.spill_loads == 0
 
 
 def test_spills_are_reported() -> None:

@@ -20,6 +20,8 @@ class Launcher {
     virtual bool finished(uint64_t serial) const = 0;  // a captured launch, 0, is nothing to wait for
     // Warps per block. Combine needs two: where rows go in chunks, some send while the others sum.
     virtual unsigned warps() const = 0;
+    // Bytes of shared memory that device::RowCopies takes for each warp, in the kernels as they are compiled.
+    virtual uint32_t copies_bytes() const = 0;
     // Bytes stored by all ranks of a node from which on stores should pass the caches by.
     virtual uint64_t streaming_threshold() const = 0;
     // Blocks the calling host thread until `ready()`; what it reads may be written by kernels.

@@ -247,7 +247,7 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
-    const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, launcher_->warps());
+    const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, launcher_->warps(), launcher_->copies_bytes());
     call.serial = launch("dispatch", args.shape, blocks, shared_bytes, &args, sizeof(args));
     return args.offer.visible != 0;
 }

@@ -31,8 +31,9 @@ struct DispatchRows {
     u32* rank;  // [ranks]
 };
 
-constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps) {
-    return ranks * static_cast<u32>(sizeof(DispatchTarget)) +
+// `copies_bytes`: device::RowCopies::kSharedBytes of whoever runs the kernel.
+constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps, u32 copies_bytes) {
+    return warps * copies_bytes + ranks * static_cast<u32>(sizeof(DispatchTarget)) +
            warps * ranks * static_cast<u32>(sizeof(u8*) + sizeof(u32)) + stream_progress_bytes(ranks);
 }
 
@@ -90,15 +91,16 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
 }
 
 // A warp: stores a share of the tokens straight into the outputs. Walks tokens, not destinations: a row is read once
-// while all its copies are written.
+// while all its copies are written. `copies_memory`: the warp's, for RowCopies.
 template <class Shape>
 DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, const DispatchTarget* targets,
-                                 DispatchRows rows) {
+                                 DispatchRows rows, u8* copies_memory) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
     const u32 first = static_cast<u32>(static_cast<u64>(args.tokens) * warp / warps);
     const u32 end = static_cast<u32>(static_cast<u64>(args.tokens) * (warp + 1) / warps);
     const u32 lanes_below = (1u << device::lane()) - 1;
+    device::RowCopies copies(copies_memory);
     for (u32 token = first; token < end; ++token) {
         const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
         u32 count = 0;
@@ -114,8 +116,7 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
             count += __popc(mask);
         }
         __syncwarp();  // the list is complete
-        device::warp_copy_to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes,
-                                  args.streaming != 0);
+        copies.to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
         for (u32 i = 0; scales_per_row(args) != 0 && i < count; ++i) {
             const u64 to = static_cast<u64>(token_row[rows.rank[i]]) * scales_per_row(args);
             store_scales(args, token, targets[rows.rank[i]].scales + to);
@@ -132,6 +133,7 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
         }
         __syncwarp();  // the list has been read
     }
+    copies.finish();
 }
 
 // All blocks: in rows of the output that nobody sends, no expert is chosen. A cached dispatch has no top-k.
@@ -229,7 +231,7 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
 
-    auto* targets = reinterpret_cast<DispatchTarget*>(shared);
+    auto* targets = reinterpret_cast<DispatchTarget*>(shared + warps * device::RowCopies::kSharedBytes);
     auto* row_addresses = reinterpret_cast<u8**>(targets + ranks);
     auto* row_ranks = reinterpret_cast<u32*>(row_addresses + warps * ranks);
     auto* progress = row_ranks + warps * ranks;
@@ -237,7 +239,8 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
     blank_unused_rows(args, op, shape);
-    store_tokens(args, shape, targets, {row_addresses + device::warp() * ranks, row_ranks + device::warp() * ranks});
+    store_tokens(args, shape, targets, {row_addresses + device::warp() * ranks, row_ranks + device::warp() * ranks},
+                 shared + device::warp() * device::RowCopies::kSharedBytes);
 
     // All blocks' rows are stored: one signal per mapped receiver, rows or none.
     if (op.last_block(kStored)) {

@@ -97,11 +97,12 @@ void bind_cuda(py::module_& module) {
             memory.store_words(pointers, value);
         });
     py::class_<CudaLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
-        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps) {
+        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies) {
                  if (sharers == 0) throw std::invalid_argument("sharers=0: expected at least 1");
-                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps, check_signals);
+                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps, bulk_copies, check_signals);
              }),
-             py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps)
+             py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps,
+             py::arg("bulk_copies") = false)
         .def(
             "load",
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, const std::string& cubin,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deep_ep_py.jit.cache import KernelCache
 from deep_ep_py.jit.compiler import CompiledKernel, CompileError, NvrtcUnavailableError, compile_kernel, require_nvrtc
-from deep_ep_py.jit.registry import KERNELS, Kernel, Shape
+from deep_ep_py.jit.registry import KERNELS, Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import Resources
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "Resources",
     "Shape",
     "compile_kernel",
+    "has_bulk_copies",
     "require_nvrtc",
 ]

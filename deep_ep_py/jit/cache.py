@@ -95,7 +95,7 @@ class KernelCache:
 
     def path(self, kernel: Kernel, shape: Shape, architecture: str) -> Path:
         """Return the file of a kernel, which need not be there."""
-        program = (source_of(kernel, shape), kernel.expression_for(shape))
+        program = (source_of(kernel, shape, architecture), kernel.expression_for(shape))
         parts = (_sources_hash(include_root()), *program, architecture, json.dumps(OPTIONS), nvrtc_version())
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
         return self.folder / f"{kernel.name}-{architecture}-{key}{_SUFFIX}"

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from deep_ep_py.jit.registry import Kernel, Shape
+from deep_ep_py.jit.registry import Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -72,10 +72,12 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-def source_of(kernel: Kernel, shape: Shape) -> str:
+def source_of(kernel: Kernel, shape: Shape, architecture: str) -> str:
     """Return the text of the program that NVRTC is given."""
+    bulk_copies = shape.bulk_copies and has_bulk_copies(architecture)
     # The launch's shared memory is computed by the header's own function; the cubin carries the result.
     return (
+        f"#define DEEP_EP_BULK_COPIES {int(bulk_copies)}\n"
         f'#include "{kernel.header}"\n'
         f'extern "C" __constant__ unsigned int {DYNAMIC_SHARED_SYMBOL} = {kernel.dynamic_shared_for(shape)};\n'
     )
@@ -121,7 +123,7 @@ def compile_kernel(
     log = io.StringIO()
     started = time.perf_counter()
     try:
-        program = Program(source_of(kernel, shape), "c++", options)
+        program = Program(source_of(kernel, shape, architecture), "c++", options)
         code = program.compile("cubin", name_expressions=[expression], logs=log)
     # NVRTC's own error type is private to cuda.core.
     except Exception as error:

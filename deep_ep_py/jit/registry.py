@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..native import C
 
+_FIRST_WITH_BULK_COPIES = 90
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -23,6 +25,8 @@ class Shape:
         Experts in all.
     warps
         Warps per block.
+    bulk_copies
+        Whether rows are copied by bulk copies (TMA) where the architecture has them.
     """
 
     ranks: int = 8
@@ -30,6 +34,7 @@ class Shape:
     topk: int = 8
     experts: int = 256
     warps: int = C.cuda.BLOCK_WARPS
+    bulk_copies: bool = True
 
     @property
     def static(self) -> str:
@@ -67,6 +72,11 @@ class Kernel:
         return _fill(self.dynamic_shared, shape)
 
 
+def has_bulk_copies(architecture: str) -> bool:
+    """Tell whether an architecture, as `sm_90a`, has bulk copies."""
+    return int("".join(filter(str.isdigit, architecture))) >= _FIRST_WITH_BULK_COPIES
+
+
 def _fill(text: str, shape: Shape) -> str:
     return text.format(
         static=shape.static,
@@ -95,7 +105,7 @@ KERNELS = _kernels(
         "dispatch",
         "kernels/dispatch.h",
         "deep_ep::dispatch<{static}>",
-        "deep_ep::dispatch_shared_bytes({ranks}, {warps})",
+        "deep_ep::dispatch_shared_bytes({ranks}, {warps}, deep_ep::device::RowCopies::kSharedBytes)",
     ),
     Kernel(
         "combine",

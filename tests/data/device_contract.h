@@ -75,8 +75,11 @@ DEEP_EP_KERNEL void contract(const ContractArgs args) {
     device::barrier_sync(1, blockDim.x);
 
     device::warp_copy(args.rows + row, args.sources[0] + row, row_bytes);
-    device::warp_copy_to_many(args.targets, args.count, args.rows + row, row_bytes, true);
     __syncwarp();
+    device::RowCopies copies(reinterpret_cast<u8*>(totals + blockDim.x) +
+                             device::warp() * device::RowCopies::kSharedBytes);
+    copies.to_many(args.targets, args.count, args.rows + row, row_bytes, true);
+    copies.finish();
     device::warp_sum_bf16(args.rows + row, args.sources, args.count, args.bias, nullptr, row_bytes / 2);
 
     if (threadIdx.x == 0 && blockIdx.x < gridDim.x - 1) {

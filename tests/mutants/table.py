@@ -344,6 +344,14 @@ MUTANTS = (
     ),
     # --- kernels/dispatch.h, combine.h, notify.h
     _one(
+        "dispatch: signal before the copies are finished",
+        "kernels/dispatch.h",
+        "    copies.finish();\n",
+        "",
+        "exact",
+        "peer",
+    ),
+    _one(
         "dispatch: signal before all blocks have stored",
         "kernels/dispatch.h",
         "if (op.last_block(kStored)) {",

@@ -7,3 +7,4 @@
 #include "device/cpu/wait.h"
 
 #include "device/cpu/copy.h"
+#include "device/cpu/row_copies.h"

@@ -24,14 +24,6 @@ inline void warp_copy(void* dst, const void* src, u64 bytes) {
     for (u64 i = lane(); i < bytes / kPieceBytes; i += kWarpSize) to[i] = from[i];
 }
 
-inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
-    const auto* from = static_cast<const Piece*>(src);
-    for (u64 i = lane(); i < bytes / kPieceBytes; i += kWarpSize) {
-        const Piece piece = from[i];
-        for (u32 k = 0; k < n; ++k) reinterpret_cast<Piece*>(dst[k])[i] = piece;
-    }
-}
-
 constexpr u32 kPieceElements = kPieceBytes / sizeof(u16);
 
 inline void add_piece(float (&sum)[kPieceElements], const void* row, u64 i) {
@@ -59,10 +51,6 @@ inline void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bi
 
 inline void warp_copy(void* dst, const void* src, u64 bytes) {
     if (lane() == 0) cpu::copy(dst, src, bytes);
-}
-
-inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool streaming) {
-    if (lane() == 0) cpu::copy_to_many(dst, n, src, bytes, streaming);
 }
 
 inline void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1, u64 elements) {

@@ -9,3 +9,10 @@
 #include "device/cuda/shared.h"
 #include "device/cuda/wait.h"
 #include "device/cuda/warp.h"
+
+// Said by whoever compiles a kernel, who also allots the shared memory.
+#if DEEP_EP_BULK_COPIES
+#include "device/cuda/row_copies_bulk.h"
+#else
+#include "device/cuda/row_copies_vector.h"
+#endif

@@ -34,6 +34,8 @@ uint64_t CpuLauncher::launch(const char* kernel, const RuntimeShape&, unsigned b
 
 bool CpuLauncher::finished(uint64_t serial) const { return cpu::Executor::get().finished(serial); }
 
+uint32_t CpuLauncher::copies_bytes() const { return device::RowCopies::kSharedBytes; }
+
 uint64_t CpuLauncher::streaming_threshold() const { return cpu::streaming_threshold(); }
 
 void CpuLauncher::wait(const std::function<bool()>& ready, const char* what) { cpu::Executor::get().wait(ready, what); }

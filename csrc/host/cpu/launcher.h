@@ -16,6 +16,7 @@ class CpuLauncher final : public Launcher {
                     const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
     unsigned warps() const override { return 4; }
+    uint32_t copies_bytes() const override;
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;

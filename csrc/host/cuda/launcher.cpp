@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "device/copy_stage.h"
+
 namespace deep_ep::host {
 
 using cuda::CudaError;
@@ -26,8 +28,12 @@ uint64_t now_ns() {
 }  // namespace
 
 CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
-                           std::function<void()> interrupt_check)
-    : context_(std::move(context)), sharers_(sharers), warps_(warps), interrupt_check_(std::move(interrupt_check)) {
+                           bool bulk_copies, std::function<void()> interrupt_check)
+    : context_(std::move(context)),
+      sharers_(sharers),
+      warps_(warps),
+      copies_bytes_(bulk_copies ? device::CopyStage::kBytes : 0),
+      interrupt_check_(std::move(interrupt_check)) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
     if (context_->attribute(cuda::kCooperativeLaunch) == 0) {

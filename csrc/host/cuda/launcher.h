@@ -17,8 +17,8 @@ namespace deep_ep::host {
 class CudaLauncher final : public Launcher {
   public:
     // `sharers`: ranks whose kernels are on this GPU at the same time, each with its share of it. `interrupt_check` may
-    // throw, to end a wait.
-    CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
+    // throw, to end a wait. `bulk_copies`: what the kernels that it will be given copy rows by.
+    CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies,
                  std::function<void()> interrupt_check);
     // Kernels that still run keep stream and code until they have ended: the driver sees to that.
     ~CudaLauncher() override;
@@ -39,6 +39,7 @@ class CudaLauncher final : public Launcher {
     bool finished(uint64_t serial) const override;
     cuda::Stream stream() const { return stream_; }
     unsigned warps() const override { return warps_; }
+    uint32_t copies_bytes() const override { return copies_bytes_; }
     uint64_t streaming_threshold() const override { return UINT64_MAX; }  // for a CPU's caches
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;
@@ -72,6 +73,7 @@ class CudaLauncher final : public Launcher {
     const std::shared_ptr<const cuda::PrimaryContext> context_;
     const unsigned sharers_;
     const unsigned warps_;
+    const uint32_t copies_bytes_;
     const std::function<void()> interrupt_check_;
     cuda::Stream stream_ = nullptr;
     std::map<Key, Kernel> kernels_;

@@ -1,0 +1,56 @@
+// RowCopies of device.h. With DEEP_EP_COPY_PER_LANE a copy is made as late as the contract allows: by the next call, or by
+// finish(). So a kernel that signals before finish(), or writes a source too early, shows.
+#pragma once
+
+#include "device/cpu/copy.h"
+#include "wire/heap_layout.h"
+
+namespace deep_ep::device {
+
+class RowCopies {
+  public:
+    static constexpr u32 kSharedBytes = 0;
+
+    explicit RowCopies(void*) {}
+
+#if defined(DEEP_EP_COPY_PER_LANE)
+
+    void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
+        make();
+        for (u32 k = 0; k < n; ++k) targets_[k] = dst[k];
+        count_ = n;
+        source_ = static_cast<const Piece*>(src);
+        pieces_ = bytes / kPieceBytes;
+    }
+
+    void finish() {
+        make();
+        __syncwarp();
+    }
+
+  private:
+    void make() {
+        for (u64 i = lane(); i < pieces_; i += kWarpSize) {
+            const Piece piece = source_[i];
+            for (u32 k = 0; k < count_; ++k) reinterpret_cast<Piece*>(targets_[k])[i] = piece;
+        }
+        pieces_ = 0;
+    }
+
+    u8* targets_[wire::kMostRanks];
+    u32 count_ = 0;
+    const Piece* source_ = nullptr;
+    u64 pieces_ = 0;
+
+#else
+
+    void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool streaming) {
+        if (lane() == 0) cpu::copy_to_many(dst, n, src, bytes, streaming);
+    }
+
+    void finish() { __syncwarp(); }
+
+#endif
+};
+
+}  // namespace deep_ep::device
