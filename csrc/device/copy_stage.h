@@ -5,9 +5,9 @@
 
 namespace deep_ep::device {
 
-// A row passes in pieces, one being stored while the next is loaded. By Little's law 16 warps keep 32 KB of loads and as
-// much of stores on their way, more than an SM's share of the memory's rate times its latency; and 16 warps' stages fit
-// into the 99 KB that a block of sm_120 gets.
+// A row passes in pieces, one being stored while the next is loaded. By Little's law 16 warps keep 32 KB of loads and
+// as much of stores on their way, more than an SM's share of the memory's rate times its latency; and 16 warps' stages
+// fit into the 99 KB that a block of sm_120 gets.
 struct CopyStage {
     static constexpr u32 kPieces = 2;
     static constexpr u32 kPieceBytes = 2048;

@@ -33,13 +33,15 @@
 //                                           per warp and kernel, made by all lanes
 //       kSharedBytes                        of shared memory for each warp, 128-byte aligned; the launch allots it
 //       RowCopies(shared)                   after the barrier behind which the targets may be written
-//       to_many(dst[], n, src, bytes, streaming)   one read, n writes, bytes and addresses multiples of 16. May still be
-//                                           under way when it returns: until finish() no target may be read or signalled,
-//                                           and the source must stay; `dst` may be written again after a __syncwarp
+//       to_many(dst[], n, src, bytes, streaming)   one read, n writes, bytes and addresses multiples of 16. May still
+//       be
+//                                           under way when it returns: until finish() no target may be read or
+//                                           signalled, and the source must stay; `dst` may be written again after a
+//                                           __syncwarp
 //       finish()                            all copies are as if the lanes had stored them, and a __syncwarp passed
 //     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)    dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 +
-//                                           bias1), fp32, one rounding (round to nearest even); null biases are skipped;
-//                                           elements a multiple of 8
+//                                           bias1), fp32, one rounding (round to nearest even); null biases are
+//                                           skipped; elements a multiple of 8
 //     The warp collectives read `dst`/`src` arrays that all lanes see (shared memory or equal per-lane copies).
 #pragma once
 

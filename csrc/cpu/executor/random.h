@@ -8,8 +8,8 @@ namespace deep_ep::cpu {
 // splitmix64 (public domain, Sebastiano Vigna): every seed gives a full-period stream.
 class Random {
   public:
-    // The state begins at a draw of the seed, not at a multiple of it: all streams walk the same circle by the same step,
-    // so seeds a few steps apart on it would give the same numbers, shifted.
+    // The state begins at a draw of the seed, not at a multiple of it: all streams walk the same circle by the same
+    // step, so seeds a few steps apart on it would give the same numbers, shifted.
     explicit Random(u64 seed = 0) : state_(seed) { state_ = next(); }
     u64 next() {
         u64 z = (state_ += 0x9E3779B97F4A7C15ull);

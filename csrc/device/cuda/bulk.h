@@ -30,9 +30,10 @@ DEEP_EP_DEVICE void expect(u32 barrier, u32 bytes) {
 }
 
 DEEP_EP_DEVICE void load(u32 target, const void* source, u32 bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
-                 "l"(source), "r"(bytes), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(target),
+        "l"(source), "r"(bytes), "r"(barrier)
+        : "memory");
 }
 
 // Without a deadline: no other rank has a part in it. The instruction itself waits a while.

@@ -23,7 +23,8 @@ class RowCopies {
     DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
         if (lane() != 0 || n == 0) return;
         for (u64 at = 0; at < bytes; at += CopyStage::kPieceBytes) {
-            const u32 size = static_cast<u32>(bytes - at < CopyStage::kPieceBytes ? bytes - at : CopyStage::kPieceBytes);
+            const u32 size =
+                static_cast<u32>(bytes - at < CopyStage::kPieceBytes ? bytes - at : CopyStage::kPieceBytes);
             const u32 piece = stage_ + loads_ % CopyStage::kPieces * CopyStage::kPieceBytes;
             bulk::wait_read<CopyStage::kPieces - 1>();  // the piece's last stores have left it
             bulk::expect(barrier(), size);
