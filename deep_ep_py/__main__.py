@@ -11,6 +11,7 @@ _COMMANDS = {
     "bench": "deep_ep_py.bench.cli",
     "bench-posting": "deep_ep_py.bench.posting",
     "compile": "deep_ep_py.cli_compile",
+    "rates": "deep_ep_py.bench.rates",
     "shim": "deep_ep_py.cli_shim",
 }
 

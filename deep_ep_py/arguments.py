@@ -144,10 +144,10 @@ def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | N
     return value
 
 
-def config(value: Any, default_blocks: int) -> int:
-    """Check a Config, and return the blocks it asks for."""
+def config(value: Any) -> int | None:
+    """Check a Config, and return the blocks it asks for; None without one."""
     if value is None:
-        return default_blocks
+        return None
     if not isinstance(value, Config):
         raise TypeError(f"config={value!r}: expected a Config")
     return integer("config.num_sms", value.num_sms, 1, MAX_BLOCKS)

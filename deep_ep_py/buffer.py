@@ -113,7 +113,8 @@ class Buffer(V1Surface):
         self.timeout = arguments.seconds("timeout", timeout)
         self.regions = arguments.integer("regions", regions, 1, 16)
         # Between processes each has a GPU of its own; in one process all ranks share one.
-        where = make_device(self.device, bootstrap.size if bootstrap.in_process else 1)
+        sharers = bootstrap.size if bootstrap.in_process else 1
+        where = make_device(self.device, sharers, linked=sharers < bootstrap.size)
         self.device = where.torch_device
         paths = Paths.of(bootstrap.size, where, fabric, ranks_per_node, nic)
         self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, paths, self.timeout, self.regions)

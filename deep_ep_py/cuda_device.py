@@ -11,15 +11,14 @@ from typing import Any
 
 import torch
 
+from . import arguments, choices
 from .devices import Compiling, Shape
 from .events import EventHandle
 from .native import C
+from .rates import Rates, rates_file
 
-_MOST_DEFAULT_BLOCKS = 24
+_UNMEASURED_BLOCKS = 24
 _PINNED_ARENA_BYTES = 64 << 20
-COPIES_VARIABLE = "DEEP_EP_COPIES"
-"""Names, in the environment, how kernels copy rows: "bulk" (the default, where the GPU has it) or "vector"."""
-
 _OF_ANY_SHAPE = ("notify_cached", "post")
 
 
@@ -32,6 +31,8 @@ class CudaDevice:
         `torch.device("cuda", n)`.
     sharers
         Ranks of the Buffer that are on this GPU.
+    linked
+        Whether other ranks of it are on other GPUs.
 
     Raises
     ------
@@ -46,13 +47,27 @@ class CudaDevice:
     poison = False
     fresh_memory_is_slow = False
 
-    def __init__(self, device: torch.device, sharers: int = 1) -> None:
+    def __init__(self, device: torch.device, sharers: int = 1, linked: bool = False) -> None:
         self.torch_device = device
-        self._sharers = sharers
+        self._sharers, self._linked = sharers, linked
         self._context = C.cuda.Context(device.index)
         self._bulk_copies = bulk_copies(self._context.architecture)
+        self.name, self.copies = self._context.name, "bulk" if self._bulk_copies else "vector"
         self._launcher = C.cuda.Launcher(self._context, sharers, self.warps, self._bulk_copies)
-        self.blocks = max(1, min(_MOST_DEFAULT_BLOCKS, self._context.multiprocessors // sharers))
+        self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self._context.multiprocessors // sharers))
+        self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
+
+    @cached_property
+    def _rates(self) -> Rates | None:
+        from .jit.cache import default_folder
+
+        return Rates.load(rates_file(default_folder(), self.name, self.copies, self._linked))
+
+    def blocks_for(self, moved: float) -> int:
+        """By the rates that `python -m deep_ep_py rates` has measured on such a GPU; else a fixed number."""
+        if self._rates is None:
+            return self.blocks
+        return self._rates.blocks_for(moved, self.most_blocks, self._sharers)
 
     @cached_property
     def comm_stream(self) -> torch.cuda.Stream:
@@ -174,10 +189,7 @@ def bulk_copies(architecture: str) -> bool:
     """Tell whether kernels copy rows by bulk copies: where there are such, unless the environment says otherwise."""
     from .jit import has_bulk_copies
 
-    chosen = os.environ.get(COPIES_VARIABLE, "bulk")
-    if chosen not in ("bulk", "vector"):
-        raise ValueError(f"{COPIES_VARIABLE}={chosen!r}: expected 'bulk' or 'vector'")
-    return chosen == "bulk" and has_bulk_copies(architecture)
+    return choices.chosen(choices.COPIES) == "bulk" and has_bulk_copies(architecture)
 
 
 @cache

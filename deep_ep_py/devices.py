@@ -41,7 +41,7 @@ class Device(Protocol):
     asynchronous : bool
         Whether an operation's call returns before its kernels have ended even without `async_finish`.
     blocks : int
-        Of a kernel where no Config says otherwise.
+        Of a kernel that moves no rows; of others see `blocks_for`.
     calls : int
         Operations of a Buffer that are expected to be on their way at once.
     fabrics : tuple of str
@@ -63,6 +63,9 @@ class Device(Protocol):
     @property
     def comm_stream(self) -> Any:
         """torch.cuda.Stream that kernels run on, or None."""
+
+    def blocks_for(self, moved: float) -> int:
+        """Return the blocks of a kernel that reads and writes so many bytes of rows, where no Config says otherwise."""
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
         """Return how much memory for outputs a rank takes if nobody says; `by_nics`: NICs reach the heap too."""
@@ -154,6 +157,11 @@ class CpuDevice:
         """Make one over the executor."""
         return C.Runtime(options, heaps, network)
 
+    def blocks_for(self, moved: float) -> int:
+        """One, for any call."""
+        del moved
+        return self.blocks
+
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         """Straight from the arena: with the last reference goes the last use."""
         return from_arena(runtime, shape, dtype)
@@ -197,8 +205,10 @@ class CpuDevice:
         return EventHandle()
 
 
-def make_device(device: torch.device, sharers: int) -> Device:
-    """Return the device by torch's name for it; "cuda" is the current one. `sharers`: ranks that are on it."""
+def make_device(device: torch.device, sharers: int, linked: bool) -> Device:
+    """Return the device by torch's name for it; "cuda" is the current one. `sharers`: ranks that are on it; `linked`:
+    others are elsewhere.
+    """
     if device.type == "cpu":
         return CpuDevice()
     from .cuda_device import CudaDevice
@@ -206,4 +216,4 @@ def make_device(device: torch.device, sharers: int) -> Device:
     index = device.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return CudaDevice(torch.device("cuda", index), sharers)
+    return CudaDevice(torch.device("cuda", index), sharers, linked)

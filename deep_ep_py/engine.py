@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from . import choices
 from ._version import __version__
 from .bootstrap import Bootstrap
 from .connections import Connections, connect, exchange_heaps
@@ -83,6 +84,7 @@ class Engine:
         timeout: float,
         regions: int,
     ) -> None:
+        self.pulls = choices.chosen(choices.COMBINE) == "pull"
         self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
         if arena_bytes is None:

@@ -12,6 +12,7 @@ from .errors import DeepEPError
 from .events import Streams
 from .handles import DispatchHandle, Plan
 from .native import C
+from .rates import destinations
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class PendingDispatch(_Pending):
         streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
         arguments.integer("expert_alignment", expert_alignment, 1, 1 << 20)
         arguments.integer("num_worst_tokens", num_worst_tokens, 0, arguments.MAX_ROWS)
-        blocks = arguments.config(config, engine.device.blocks)
+        blocks = arguments.config(config)
         if handle is not None:
             return PendingDispatch._begin_cached(engine, x, handle, blocks, topk_idx, topk_weights, streams)
         if num_worst_tokens == 0 and engine.device.capturing():
@@ -114,7 +115,8 @@ class PendingDispatch(_Pending):
             arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
         sizes = _sizes(rows, topk, experts, id_bytes)
         engine.check_room(sizes)
-
+        stored = tokens * (destinations(topk, ranks) if topk else ranks)
+        blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
         engine.prepare(sizes, "notify", "dispatch")
 
         with engine.device.allocating(streams.allocate_on_comm):
@@ -154,7 +156,7 @@ class PendingDispatch(_Pending):
         engine: Engine,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
         handle: DispatchHandle,
-        blocks: int,
+        blocks: int | None,
         topk_idx: Any,
         topk_weights: Any,
         streams: Streams,
@@ -167,6 +169,7 @@ class PendingDispatch(_Pending):
         rows = Rows.of("x", x, engine.device.torch_device, handle.tokens)
         sizes = _sizes(rows)
         engine.check_room(sizes)
+        blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
         engine.prepare(sizes, "notify_cached", "dispatch")
         in_rank = handle.is_token_in_rank
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
@@ -249,7 +252,7 @@ class PendingCombine(_Pending):
     ) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
         handle = check_handle(engine, handle)
-        blocks = arguments.config(config, engine.device.blocks)
+        blocks = arguments.config(config)
         device = engine.device.torch_device
         x = arguments.rows("x", x, torch.bfloat16, device, handle.rows)
         topk = 0
@@ -263,6 +266,7 @@ class PendingCombine(_Pending):
         biases = arguments.biases(bias, (handle.tokens, x.shape[1]), device)
         sizes = C.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
         engine.check_room(sizes)
+        blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
         engine.prepare(sizes, "notify_cached", "combine")
         with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
@@ -276,7 +280,7 @@ class PendingCombine(_Pending):
         # Owners read the rows where they are. One copy to where they can costs less than the handshakes of chunks.
         combined_weights = None
         with engine.device.allocating(self.streams.allocate_on_comm):
-            x, weights = engine.visible(self.x, self.topk_weights)
+            x, weights = engine.visible(self.x, self.topk_weights) if engine.pulls else (self.x, self.topk_weights)
             combined_x = engine.empty_private((handle.tokens, self.x.shape[1]), self.x.dtype)
             if weights is not None:
                 combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
@@ -291,7 +295,9 @@ class PendingCombine(_Pending):
             setattr(tensors, slot, bias.data_ptr())
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
-        direct = engine.runtime.combine(self.call, self.sizes, tensors, handle.plan.native(), handle.rows, self.blocks)
+        direct = engine.runtime.combine(
+            self.call, self.sizes, tensors, handle.plan.native(), handle.rows, engine.pulls, self.blocks
+        )
         event = engine.end_operation(self.call, self.operation, direct, self.streams)
         engine.stats["combines"] += 1
         engine.stats["copied"] += x is not self.x

@@ -31,8 +31,14 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25
 SANITIZED_CASES = ("one_rank_alone", "two_ranks", "rounds_of_few_rows")
-BENCHMARKS = {"benchmark": "bf16", "fp8_benchmark": "fp8"}
-MEASURED = (*BENCHMARKS, "posting")  # what writes a JSON of its own
+# The benchmark's options, and what the environment chooses.
+BENCHMARKS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "benchmark": ([], {}),
+    "fp8_benchmark": (["--dtype=fp8"], {}),
+    "vector_copies": (["--tokens=4096"], {"DEEP_EP_COPIES": "vector"}),
+    "pushed_combine": (["--tokens=4096"], {"DEEP_EP_COMBINE": "push"}),
+}
+MEASURED = (*BENCHMARKS, "posting", "rates")  # what writes a JSON of its own
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
     tests = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts=", "tests/test_gpu.py"]
     if quick:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure or nic or fp8"]
-    bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8"]
+    bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8", "--num-sms=16"]
     bench += ["--tokens=4096" if quick else "--tokens=128,1024,4096"]
     posting = [python, "-m", "deep_ep_py", "bench-posting", f"--json={out / 'posting.json'}"]
     found = [
@@ -71,10 +77,12 @@ def steps(out: Path, quick: bool) -> list[Step]:
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
         Step("tests", tests, 60 if quick else 150),
     ]
-    for name, dtype in BENCHMARKS.items():
+    for name, (options, environment) in BENCHMARKS.items():
         files = [f"--json={out / f'{name}.json'}", f"--plot={out / f'{name}.png'}"]
-        found.append(Step(name, [*bench, f"--dtype={dtype}", *files], 60 if quick else 120))
+        found.append(Step(name, [*bench, *options, *files], 60 if quick else 120, environment=environment))
     found.append(Step("posting", posting, 30))
+    # Not kept: a Buffer on such a GPU would then choose its blocks by it.
+    found.append(Step("rates", [python, "-m", "deep_ep_py", "rates", "--dry-run", f"--json={out / 'rates.json'}"], 40))
     for tool in ("memcheck",) if quick else ("memcheck", "racecheck", "synccheck"):
         for case in SANITIZED_CASES[: 1 if quick else None]:
             command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10"]

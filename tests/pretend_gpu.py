@@ -100,8 +100,8 @@ def install(compile_kernels: bool = True) -> None:
     if not compile_kernels:
         jit.KernelCache = NamesOnly  # type: ignore[assignment, misc]
 
-    def make_device(device: torch.device, sharers: int) -> Device:
-        del device
+    def make_device(device: torch.device, sharers: int, linked: bool) -> Device:
+        del device, linked
         return PretendGpu(sharers)
 
     buffer.make_device = make_device

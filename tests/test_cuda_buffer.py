@@ -118,6 +118,24 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
     assert "of copy" in console.export_text()
 
 
+def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the times; and calls take the blocks that follow from what is kept."""
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path / "kernels"))
+    report = json.loads(on_threads(double, workers / "rates_on_threads.py", tmp_path / "log"))
+    moved = 2 * 256 * 64 * 2  # each row is read once and written once
+    assert report["moved_bytes"] == moved
+    assert [point["blocks"] for point in report["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 132]
+    assert report["points"][0]["gb_per_s"] == pytest.approx(moved / 1.01e-3 / 1e9)
+    expected = {"per_block": moved / 1e-3, "most": 20 * moved / 1e-3, "startup": 1e-5}
+    assert report["rates"] == pytest.approx(expected)
+    assert report["kept"] == str(tmp_path / "kernels" / "rates-double-bulk-alone.json")
+    assert "us by the rates" in report["table"]
+    # For one token, for many, and where a Config says.
+    assert report["unmeasured"] == [2, 2, 3]
+    assert report["one"] == [1, 1, 3]
+    assert report["more"] == [2, 2, 3]
+
+
 def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path) -> None:
     """Everything but the clock: every request is counted, and has arrived."""
     report = json.loads(on_threads(double, workers / "posting_on_threads.py", tmp_path / "log"))

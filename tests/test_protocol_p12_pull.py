@@ -9,6 +9,8 @@ import pytest
 import oracle
 from builds import FABRICS
 from cases import BY_NAME, Case
+from deep_ep_py import choices
+from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 # Two ranks have no tokens, so they have nothing to sum and could leave before the others have read their rows.
@@ -101,3 +103,35 @@ def test_owners_without_rows_still_answer(fabric: str) -> None:
                 trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, handle, biases=1), biases=1)
 
     under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("pulled", [(), (1, 2)], ids=["all push", "some push"])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_rows_may_be_pushed_instead(fabric: str, pulled: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank chooses for its own rows; the sums have the same bits."""
+    monkeypatch.setenv(choices.COMBINE, "push")
+    trial = Trial.of(BY_NAME["uneven_tokens"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, fabric)
+        rank = buffer.rank
+        assert not buffer._engine.pulls
+        buffer._engine.pulls = rank in pulled
+        for _ in range(2):
+            results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+            before = buffer.stats()
+            for biases in (0, 2):
+                trial.check_combine(rank, trial.combine(buffer, rank, results[4], biases=biases), biases=biases)
+            after = buffer.stats()
+            grown = {name for name in ("direct", "rounds", "copied") if after[name] != before[name]}
+            if fabric == "peer":
+                assert grown == ({"direct", "copied"} if rank in pulled else {"rounds"})
+
+    under_schedules(trial.case.ranks, on_each_rank)
+
+
+@pytest.mark.once
+def test_a_choice_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(choices.COMBINE, "carry")
+    with pytest.raises(ValueError, match="DEEP_EP_COMBINE='carry': expected 'pull' or 'push'"):
+        run_ranks(1, lambda group: make_buffer(group, BY_NAME["one_rank_alone"], "peer"))

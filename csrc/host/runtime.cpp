@@ -253,7 +253,7 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
 }
 
 bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
-                      unsigned blocks) {
+                      bool publish, unsigned blocks) {
     CombineArgs args{};
     args.call = call_args(call);
     args.shape = shape_of(sizes, options_.ranks);
@@ -263,7 +263,7 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     args.topk_weights = pointer<const float>(tensors.topk_weights);
     args.src_idx = pointer<const i32>(tensors.recv_src_idx);
     args.plan = plan;
-    args.offer = offer(tensors, sizes, rows, true);
+    if (publish) args.offer = offer(tensors, sizes, rows, true);
     args.combined_x = pointer<u8>(tensors.recv_x);
     args.combined_weights = pointer<float>(tensors.recv_topk_weights);
     args.bias[0] = pointer<const u8>(tensors.bias0);

@@ -104,7 +104,8 @@ class Runtime {
     // are mapped.
     bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
                   unsigned blocks);
-    bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
+    // `publish`: let owners read this rank's rows where they are, if they can; else they are sent.
+    bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool publish,
                  unsigned blocks);
 
     // Puts `posts.puts` times `posts.bytes`, as kernels/post.h says: to time it. No operation; `posts.call` is filled

@@ -1,6 +1,7 @@
 // The CUDA driver, as far as it is reached without torch: what GPU there is, and launches.
 #include <pybind11/stl.h>
 
+#include "device/copy_stage.h"
 #include "device/cuda/block_size.h"
 #include "host/cuda/launcher.h"
 #include "host/cuda/memory.h"
@@ -99,7 +100,8 @@ void bind_cuda(py::module_& module) {
     py::class_<CudaLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
         .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies) {
                  if (sharers == 0) throw std::invalid_argument("sharers=0: expected at least 1");
-                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps, bulk_copies, check_signals);
+                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps,
+                                                       bulk_copies ? device::CopyStage::kBytes : 0, check_signals);
              }),
              py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps,
              py::arg("bulk_copies") = false)

@@ -15,6 +15,7 @@ BOUNDARY = (
     "figure is the median over the timed iterations. Host work (Python, launches, waiting for counts) is outside."
 )
 _CYCLES_PER_MS = 2_000_000
+_GATE_CYCLES = 2_000_000  # the launch is queued by then
 _COPY_BYTES = 1 << 30
 _COPIES = 20
 
@@ -100,6 +101,21 @@ class GpuTimer:
     def late_starts(self) -> int:
         """Return how many samples some rank had not queued in time, over all ranks."""
         return sum(self._group.all_gather_object(self._late))
+
+
+class EventTimer:
+    """Times what a call launches on a stream, by the GPU's clock."""
+
+    def time(self, launch: Callable[[], Any], stream: torch.cuda.Stream) -> tuple[Any, float]:
+        """Return what `launch` returns, and milliseconds."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(_GATE_CYCLES)
+        begin.record(stream)
+        launched = launch()
+        end.record(stream)
+        end.synchronize()
+        return launched, begin.elapsed_time(end)
 
 
 def measure_copy() -> float:

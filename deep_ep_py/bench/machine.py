@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from deep_ep_py import choices
+
 
 def describe_machine() -> dict[str, Any]:
     """Return the processor, the memory and the versions, as far as this machine tells."""
@@ -23,6 +25,7 @@ def describe_machine() -> dict[str, Any]:
         "deep_ep_py": _version(),
         "build": os.environ.get("DEEP_EP_BUILD", "fast"),
         "commit": _commit(),
+        "choices": choices.all_chosen(),
         **(_gpu() if torch.cuda.is_initialized() else {}),
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from deep_ep_py.bench.gpu_timing import EventTimer
 from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.native import C
 
@@ -29,7 +29,6 @@ BOUNDARY = (
 _PUT_BYTES = 64
 _REQUESTS_PER_PUT = 2
 _RING = 1 << 15
-_GATE_CYCLES = 2_000_000  # about a millisecond: the launch is queued by then
 _TIMEOUT = 60.0
 
 
@@ -60,21 +59,6 @@ PATTERNS = (
     Pattern("a block, one queue pair", 1, C.cuda.BLOCK_WARPS, 1),
     Pattern("8 blocks, 8 queue pairs", 8, C.cuda.BLOCK_WARPS, 8),
 )
-
-
-class EventTimer:
-    """Times what a call launches on a stream, by the GPU's clock."""
-
-    def time(self, launch: Callable[[], Any], stream: torch.cuda.Stream) -> tuple[Any, float]:
-        """Return what `launch` returns, and milliseconds."""
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(_GATE_CYCLES)
-        begin.record(stream)
-        launched = launch()
-        end.record(stream)
-        end.synchronize()
-        return launched, begin.elapsed_time(end)
 
 
 def measure(

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "device/copy_stage.h"
-
 namespace deep_ep::host {
 
 using cuda::CudaError;
@@ -28,11 +26,11 @@ uint64_t now_ns() {
 }  // namespace
 
 CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
-                           bool bulk_copies, std::function<void()> interrupt_check)
+                           uint32_t copies_bytes, std::function<void()> interrupt_check)
     : context_(std::move(context)),
       sharers_(sharers),
       warps_(warps),
-      copies_bytes_(bulk_copies ? device::CopyStage::kBytes : 0),
+      copies_bytes_(copies_bytes),
       interrupt_check_(std::move(interrupt_check)) {
     const Driver& driver = Driver::get();
     const Current current(*context_);

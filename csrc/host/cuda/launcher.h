@@ -17,9 +17,9 @@ namespace deep_ep::host {
 class CudaLauncher final : public Launcher {
   public:
     // `sharers`: ranks whose kernels are on this GPU at the same time, each with its share of it. `interrupt_check` may
-    // throw, to end a wait. `bulk_copies`: what the kernels that it will be given copy rows by.
+    // throw, to end a wait. `copies_bytes`: Launcher's.
     CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
-                 bool bulk_copies, std::function<void()> interrupt_check);
+                 uint32_t copies_bytes, std::function<void()> interrupt_check);
     // Kernels that still run keep stream and code until they have ended: the driver sees to that.
     ~CudaLauncher() override;
     CudaLauncher(const CudaLauncher&) = delete;

@@ -150,7 +150,7 @@ struct Rank {
         back.recv_src_idx = reinterpret_cast<u64>(recv_src);
         const host::Sizes combined{tokens, kRowBytes, 0, 0};
         call = runtime.notify_cached(wire::Kind::kCombine, combined, lap);
-        runtime.combine(*call, combined, back, plan, count, kBlocks);
+        runtime.combine(*call, combined, back, plan, count, true, kBlocks);
         end(call);
         for (u32 t = 0; t < tokens; ++t) {
             u32 copies = 0;

@@ -1,0 +1,207 @@
+"""How much blocks of a kernel move on this GPU: what the default number of blocks is computed from."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from deep_ep_py import choices
+from deep_ep_py.bench.gpu_timing import EventTimer
+from deep_ep_py.bench.machine import describe_machine
+from deep_ep_py.bootstrap import make_bootstrap
+from deep_ep_py.rates import Rates, destinations, rates_file
+
+BOUNDARY = (
+    "The kernels of a cached dispatch of BF16 rows, which writes each row to the ranks that it is for, by CUDA events: "
+    "the median over the iterations, of the slowest rank. Moved bytes are those that a rank reads and writes, the mean "
+    "over the ranks. Where ranks are several, they are processes with a GPU each, and every token goes to as many of "
+    "them as it would with a top-8 of equally popular experts."
+)
+_TOPK = 8
+_WARMUP = 2
+_TIMEOUT = 60.0
+
+
+def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int = 10) -> dict[str, Any]:
+    """Time dispatches with more and more blocks. Collective.
+
+    Parameters
+    ----------
+    group
+        The ranks, each on a GPU of its own, the current one: what `Buffer` takes.
+    tokens
+        Of each rank.
+    hidden
+        BF16 elements of a row.
+    iterations
+        Timed dispatches with each number of blocks.
+
+    Returns
+    -------
+    dict
+        `points`: for each number of blocks the `seconds` and `gb_per_s`, read and written; `rates`: a `Rates`;
+        `most_blocks`; `linked`: whether there are several GPUs; `file`: where Buffers on such GPUs look for the rates.
+
+    Raises
+    ------
+    ValueError
+        So few bytes are moved that the start of a kernel hides them.
+    """
+    import deep_ep_py as deep_ep
+
+    gather = make_bootstrap(group).all_gather
+    row_bytes = hidden * torch.bfloat16.itemsize
+    buffer = deep_ep.Buffer(
+        group,
+        num_nvl_bytes=64 << 20,
+        device="cuda",
+        timeout=_TIMEOUT,
+        # Two outputs of all that may arrive: one is let go of when the next is there.
+        arena_bytes=(2 * tokens * group.size() * (row_bytes + 64)) + (64 << 20),
+    )
+    ranks, device = buffer.group_size, buffer._engine.device
+    buffer.warmup(hidden, 1)
+    alone, many = (_routes(buffer, count, hidden) for count in (1, tokens))
+    moved = statistics.mean(gather((tokens + many[1].rows) * row_bytes))
+
+    def seconds(routes: tuple[torch.Tensor, Any], blocks: int) -> float:
+        config = deep_ep.Config(num_sms=blocks)
+        times = []
+        for _ in range(_WARMUP + iterations):
+            gather(None)
+            _, milliseconds = EventTimer().time(
+                lambda: buffer.dispatch(routes[0], handle=routes[1], config=config), buffer.comm_stream
+            )
+            times.append(max(gather(milliseconds)) / 1e3)
+        return statistics.median(times[_WARMUP:])
+
+    most_blocks = device.most_blocks
+    counts = sorted({*(1 << i for i in range(most_blocks.bit_length())), most_blocks})
+    startup = seconds(alone, 1)
+    points = [{"blocks": blocks, "seconds": seconds(many, blocks)} for blocks in counts]
+    for point in points:
+        point["gb_per_s"] = moved / point["seconds"] / 1e9
+    spent = [point["seconds"] - startup for point in points]
+    if min(spent) <= 0:
+        raise ValueError(f"tokens={tokens}: expected more, moving their rows takes no longer than moving one")
+    rates = Rates(per_block=moved / spent[0], most=moved / min(spent), startup=startup)
+    linked = ranks > 1
+    file = rates_file(_folder(), device.name, device.copies, linked)
+    buffer.destroy()
+    return {
+        "machine": describe_machine(),
+        "boundary": BOUNDARY,
+        "ranks": ranks,
+        "tokens": tokens,
+        "hidden": hidden,
+        "moved_bytes": moved,
+        "points": points,
+        "rates": rates,
+        "most_blocks": most_blocks,
+        "linked": linked,
+        "file": file,
+    }
+
+
+def _folder() -> Path:
+    from deep_ep_py.jit.cache import default_folder
+
+    return default_folder()
+
+
+def _routes(buffer: Any, tokens: int, hidden: int) -> tuple[torch.Tensor, Any]:
+    """Rows and the handle of a dispatch: each token to as many ranks, drawn at random, as a top-8 would reach."""
+    ranks = buffer.group_size
+    wide = max(1, round(destinations(_TOPK, ranks)))
+    random = torch.Generator().manual_seed(1 + buffer.rank)
+    ids = torch.rand(tokens, ranks, generator=random).topk(wide).indices.to(buffer.device)
+    x = torch.randn(tokens, hidden, generator=random).to(torch.bfloat16).to(buffer.device)
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, ranks)
+    handle = buffer.dispatch(
+        x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert
+    )[4]
+    return x, handle
+
+
+def as_table(report: dict[str, Any]) -> Table:
+    """Return a report for people."""
+    rates: Rates = report["rates"]
+    table = Table(
+        title=f"{report['ranks']} rank{'s' * report['linked']}, {report['moved_bytes'] / 1e6:.4g} MB each",
+        caption=f"One block moves {rates.per_block / 1e9:.3g} GB/s, all {rates.most / 1e9:.4g} GB/s; a call that moves "
+        f"nothing takes {1e6 * rates.startup:.3g} us.",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+    )
+    for column in ("blocks", "us", "GB/s", "us by the rates"):
+        table.add_column(column, justify="right")
+    for point in report["points"]:
+        modelled = rates.seconds(report["moved_bytes"], point["blocks"])
+        row = (1e6 * point["seconds"], point["gb_per_s"], 1e6 * modelled)
+        table.add_row(str(point["blocks"]), *(f"{value:.4g}" for value in row))
+    return table
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option("--tokens", type=click.IntRange(64, 65536), default=4096, help="Of each rank.")
+@click.option("--hidden", type=click.IntRange(8), default=7168, help="BF16 elements of a row, a multiple of 8.")
+@click.option("--iterations", type=click.IntRange(1), default=10, help="Timed dispatches with each number of blocks.")
+@click.option("--dry-run", is_flag=True, show_default=False, help="Keep nothing.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write a report here.")
+def command(tokens: int, hidden: int, iterations: int, dry_run: bool, json_file: Path | None) -> None:
+    """Measure what a kernel's blocks move on this GPU, and keep it: the default number of blocks is computed from it.
+
+    Alone it measures the GPU's memory. Under torchrun, with a GPU for each of several ranks, it measures what goes over
+    the links between them.
+    """
+    if not torch.cuda.is_available():
+        raise click.UsageError("torch sees no GPU here")
+    if hidden % 8:
+        raise click.BadParameter("a row must be a multiple of 16 bytes", param_hint="--hidden")
+    report = _measure_here(tokens, hidden, iterations)
+    if report is None:
+        return
+    console = Console()
+    console.print(as_table(report))
+    console.print(report["boundary"], style="dim")
+    if not dry_run:
+        report["rates"].save(report["file"])
+        console.print(f"kept: {report['file']}")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(as_json(report), indent=2) + "\n")
+        console.print(f"report: {json_file}")
+
+
+def as_json(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report of plain values."""
+    return {**report, "rates": vars(report["rates"]), "file": report["file"].name, "choices": choices.all_chosen()}
+
+
+def _measure_here(tokens: int, hidden: int, iterations: int) -> dict[str, Any] | None:
+    """The report; None on other ranks than the first."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        from deep_ep_py.testing import run_ranks
+
+        reports: list[dict[str, Any]] = run_ranks(1, measure, tokens, hidden, iterations, device="cuda")
+        return reports[0]
+    import torch.distributed as dist
+
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo")
+    try:
+        group = dist.group.WORLD
+        report = measure(group, tokens, hidden, iterations)
+        return report if dist.get_rank() == 0 else None
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,39 @@
+"""Ways of doing the same that only a measurement can choose between; the environment says which, for measuring."""
+
+from __future__ import annotations
+
+import os
+
+COPIES = "DEEP_EP_COPIES"
+"""How kernels on a GPU copy dispatched rows: "bulk" (the default, where the GPU has such copies) or "vector"."""
+
+COMBINE = "DEEP_EP_COMBINE"
+"""How rows come back where ranks have each other's memory mapped: "pull" (the default), owners read them where they
+are, or "push", whoever has them sends them in chunks. Each rank chooses for the rows that it has."""
+
+_CHOICES = {COPIES: ("bulk", "vector"), COMBINE: ("pull", "push")}
+
+
+def chosen(variable: str) -> str:
+    """Return what the environment chooses, else the default.
+
+    Parameters
+    ----------
+    variable
+        `COPIES` or `COMBINE`.
+
+    Raises
+    ------
+    ValueError
+        The environment has another value than those there are.
+    """
+    choices = _CHOICES[variable]
+    value = os.environ.get(variable, choices[0])
+    if value not in choices:
+        raise ValueError(f"{variable}={value!r}: expected {' or '.join(map(repr, choices))}")
+    return value
+
+
+def all_chosen() -> dict[str, str]:
+    """Return every choice by its variable, for a report."""
+    return {variable: chosen(variable) for variable in _CHOICES}

@@ -1,0 +1,107 @@
+"""How many blocks a call gets by default: as few as move its rows about as fast as all would, by measured rates."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SLACK = 0.05
+"""How much longer than with all blocks a call may take: what blocks it does without, computation gets."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What blocks of a kernel that moves rows can do, measured.
+
+    Parameters
+    ----------
+    per_block
+        Bytes a second, read and written, of one block alone.
+    most
+        The same of as many blocks as help: what memory or links give.
+    startup
+        Seconds that a call takes which moves nothing.
+
+    Raises
+    ------
+    ValueError
+        A rate is not positive, or `startup` is negative.
+    """
+
+    per_block: float
+    most: float
+    startup: float
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not (math.isfinite(value) and (value > 0 or (name == "startup" and value == 0))):
+                raise ValueError(f"{name}={value!r}: expected a positive number")
+
+    def seconds(self, moved: float, blocks: int, share: int = 1) -> float:
+        """Return how long a call takes: `startup + moved / min(blocks * per_block, most / share)`.
+
+        Parameters
+        ----------
+        moved
+            Bytes that it reads and writes.
+        blocks
+            Of its kernel.
+        share
+            Ranks that share the memory.
+        """
+        return self.startup + moved / min(blocks * self.per_block, self.most / share)
+
+    def blocks_for(self, moved: float, most_blocks: int, share: int = 1) -> int:
+        """Return the fewest blocks with which a call takes at most `SLACK` longer than with `most_blocks`."""
+        allowed = (1 + SLACK) * self.seconds(moved, most_blocks, share) - self.startup
+        needed = math.ceil(moved / (self.per_block * allowed)) if allowed > 0 else 1
+        return max(1, min(most_blocks, needed))
+
+    def save(self, file: Path) -> None:
+        """Write them to a file."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @staticmethod
+    def load(file: Path) -> Rates | None:
+        """Read what `save` wrote; None where there is no file.
+
+        Raises
+        ------
+        ValueError
+            The file holds something else.
+        """
+        try:
+            text = file.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            return Rates(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{file}: expected what `python -m deep_ep_py rates` writes: {error}") from None
+
+
+def rates_file(folder: Path, gpu: str, copies: str, linked: bool) -> Path:
+    """Return where rates are kept.
+
+    Parameters
+    ----------
+    folder
+        Of compiled kernels.
+    gpu
+        Its name.
+    copies
+        How rows are copied, "bulk" or "vector".
+    linked
+        Whether the ranks are on several GPUs.
+    """
+    name = re.sub(r"\W+", "-", gpu).strip("-").lower()
+    return folder / f"rates-{name}-{copies}-{'linked' if linked else 'alone'}.json"
+
+
+def destinations(topk: int, ranks: int) -> float:
+    """Return to how many ranks a token goes on average where experts are equally popular: R (1 - (1 - 1/R)^k)."""
+    return ranks * (1 - (1 - 1 / ranks) ** topk)
