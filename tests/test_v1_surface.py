@@ -82,16 +82,16 @@ def test_number_of_sms(buffer_class: type[deep_ep.Buffer]) -> None:
 def test_number_of_sms_is_that_of_the_kernels(
     buffer_class: type[deep_ep.Buffer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
+    seen: list[int | None] = []
     check = deep_ep.arguments.config
 
-    def spy(value: Any, default_blocks: int) -> int:
-        seen.append(check(value, default_blocks))
+    def spy(value: Any) -> int | None:
+        seen.append(check(value))
         return seen[-1]
 
     monkeypatch.setattr(deep_ep.arguments, "config", spy)
 
-    def on_each_rank(group: Any, blocks: int) -> None:
+    def on_each_rank(group: Any, blocks: int | None) -> None:
         buffer = buffer_class(group, num_nvl_bytes=1 << 20)
         results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
         TRIAL.check_dispatch(buffer.rank, results)
@@ -100,7 +100,7 @@ def test_number_of_sms_is_that_of_the_kernels(
         assert set(seen) == {blocks, 3}, seen
         group.barrier()
 
-    run_ranks(2, on_each_rank, 1, seed=1)
+    run_ranks(2, on_each_rank, None, seed=1)
     seen.clear()
     buffer_class.set_num_sms(4)
     run_ranks(2, on_each_rank, 4, seed=1)
