@@ -13,6 +13,8 @@ namespace detail {
 constexpr u32 kPieceBytes = 16;
 // Loads in flight per lane before their values are used.
 constexpr u32 kBatch = 4;
+// Rows whose pieces a lane has in flight while it sums: a token's, wherever it has gone to no more ranks than these.
+constexpr u32 kMostSummed = 8;
 
 // Eight bfloat16.
 struct Piece {
@@ -80,20 +82,22 @@ DEEP_EP_DEVICE void warp_copy(void* dst, const void* src, u64 bytes) {
 
 DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
                                   u64 elements) {
-    using detail::kBatch;
+    using detail::kMostSummed;
     using detail::Piece;
     const u32 count = static_cast<u32>(elements * sizeof(u16) / detail::kPieceBytes);
     for (u32 i = lane(); i < count; i += kWarpSize) {
         detail::PieceSum sum{};
-        u32 k = 0;
-        for (; k + kBatch <= n; k += kBatch) {
-            Piece pieces[kBatch];
+        for (u32 k = 0; k < n; k += kMostSummed) {
+            Piece pieces[kMostSummed];
 #pragma unroll
-            for (u32 b = 0; b < kBatch; ++b) pieces[b] = detail::load_piece(src[k + b], i);
+            for (u32 b = 0; b < kMostSummed; ++b) {
+                if (k + b < n) pieces[b] = detail::load_piece(src[k + b], i);
+            }
 #pragma unroll
-            for (u32 b = 0; b < kBatch; ++b) sum.add(pieces[b]);
+            for (u32 b = 0; b < kMostSummed; ++b) {
+                if (k + b < n) sum.add(pieces[b]);
+            }
         }
-        for (; k < n; ++k) sum.add(detail::load_piece(src[k], i));
         if (bias0 != nullptr) sum.add(detail::load_piece(bias0, i));
         if (bias1 != nullptr) sum.add(detail::load_piece(bias1, i));
         detail::store_piece(dst, i, sum.rounded());
