@@ -153,7 +153,7 @@ class Operation {
     // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release
     // of whoever adds to it (a peer's kernel, an agent, a NIC): what that side ordered before its signal is visible
     // afterwards.
-    DEEP_EP_DEVICE bool wait_word(Phase phase, i32 peer, const u64* shown, u64 expected) {
+    DEEP_EP_DEVICE_CALL bool wait_word(Phase phase, i32 peer, const u64* shown, u64 expected) {
         return wait(phase, peer, shown, expected,
                     [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });
     }
