@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from .devices import Compiling, Shape
+from .devices import Compiling, MakeLauncher, Shape
 from .events import EventHandle
 from .native import C
 
@@ -29,6 +29,8 @@ class CudaDevice:
         `torch.device("cuda", n)`.
     sharers
         Ranks of the Buffer that are on this GPU.
+    make_launcher
+        Makes what launches for all of them at once, kernels `of_each_rank`. Default: each launches for itself.
 
     Raises
     ------
@@ -43,11 +45,13 @@ class CudaDevice:
     poison = False
     fresh_memory_is_slow = False
 
-    def __init__(self, device: torch.device, sharers: int = 1) -> None:
+    def __init__(self, device: torch.device, sharers: int = 1, make_launcher: MakeLauncher | None = None) -> None:
         self.torch_device = device
         self._sharers = sharers
         self._context = C.cuda.Context(device.index)
-        self._launcher = C.cuda.Launcher(self._context, sharers, self.warps)
+        self._gathered = make_launcher is not None
+        make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
+        self._launcher = make_launcher(self._context, warps=self.warps)
         self.blocks = max(1, min(_MOST_DEFAULT_BLOCKS, self._context.multiprocessors // sharers))
 
     @cached_property
@@ -111,10 +115,10 @@ class CudaDevice:
                 self._load(missing, shape)
 
     def _load(self, missing: list[str], shape: Shape) -> None:
-        from .jit import KERNELS, KernelCache
+        from .jit import GATHERED, KERNELS, KernelCache
         from .jit import Shape as StaticShape
 
-        wanted = [KERNELS[name] for name in missing]
+        wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
         # Processes that start together begin with different kernels.
         found = KernelCache().get_all(wanted, StaticShape(*shape), self._context.architecture, start=os.getpid())
         for name, kernel in zip(missing, found, strict=True):

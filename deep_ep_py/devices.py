@@ -20,6 +20,9 @@ Shape = tuple[int, int, int]
 Compiling = Callable[[], AbstractContextManager[None]]
 """Makes a context in which peers are told that this rank compiles."""
 
+MakeLauncher = Callable[..., Any]
+"""Makes what launches kernels on a GPU, of its context and `warps`, those of a block."""
+
 _DLPACK_TYPES = {
     torch.bfloat16: (4, 16),
     torch.float32: (2, 32),
@@ -197,8 +200,11 @@ class CpuDevice:
         return EventHandle()
 
 
-def make_device(device: torch.device, sharers: int) -> Device:
-    """Return the device by torch's name for it; "cuda" is the current one. `sharers`: ranks that are on it."""
+def make_device(device: torch.device, sharers: int, make_launcher: MakeLauncher | None = None) -> Device:
+    """Return the device by torch's name for it; "cuda" is the current one.
+
+    `sharers`: ranks that are on it. `make_launcher`: where these launch together.
+    """
     if device.type == "cpu":
         return CpuDevice()
     from .cuda_device import CudaDevice
@@ -206,4 +212,4 @@ def make_device(device: torch.device, sharers: int) -> Device:
     index = device.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return CudaDevice(torch.device("cuda", index), sharers)
+    return CudaDevice(torch.device("cuda", index), sharers, make_launcher)

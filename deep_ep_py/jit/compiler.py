@@ -75,8 +75,9 @@ def nvrtc_version() -> str:
 def source_of(kernel: Kernel, shape: Shape) -> str:
     """Return the text of the program that NVRTC is given."""
     # The launch's shared memory is computed by the header's own function; the cubin carries the result.
+    includes = "".join(f'#include "{header}"\n' for header in (*kernel.before, kernel.header))
     return (
-        f'#include "{kernel.header}"\n'
+        f"{includes}"
         f'extern "C" __constant__ unsigned int {DYNAMIC_SHARED_SYMBOL} = {kernel.dynamic_shared_for(shape)};\n'
     )
 
