@@ -35,7 +35,9 @@ def _compile(
 
 
 @click.command(name="compile", context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--all", "every", is_flag=True, show_default=False, help="Compile every kernel but those for all ranks at once.")
+@click.option(
+    "--all", "every", is_flag=True, show_default=False, help="Compile every kernel but those for all ranks at once."
+)
 @click.option(
     "--kernel", "kernels", multiple=True, type=click.Choice(list(_BY_NAME)), help="Compile this one; repeatable."
 )

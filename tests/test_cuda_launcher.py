@@ -250,7 +250,8 @@ print(refused(cuda.GatheredLauncher, cuda.Gathering(cuda.Context(0), 2), 2, 0))
         ],
         [
             "",
-            f"{kind.format(5)}ranks 0, 2, 4 did not come within 0.5 s; ranks 1, 3 came with dispatch {shape}, 1 {threads}",
+            f"{kind.format(5)}ranks 0, 2, 4 did not come within 0.5 s; "
+            f"ranks 1, 3 came with dispatch {shape}, 1 {threads}",
         ],
         ["", f"{two}rank 0 will come no more; rank 1 came with dispatch {shape}, 1 {threads}"],
         [

@@ -28,7 +28,7 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_tests_that_find_no_gpu_have_not_passed(tmp_path: Path) -> None:
     """Skipped is not passed: that would be told as a success."""
-    done = check(tmp_path, "--quick", "--only=tests", "--only=memcheck, one_rank_alone")
+    done = check(tmp_path, "--quick", "--only=tests", "--only=memcheck")
     assert done.returncode == 1, done.stdout
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["machine"]["gpu"] == "A GPU, 1.2, 3 MiB"
@@ -42,7 +42,8 @@ def test_a_step_that_is_none(tmp_path: Path) -> None:
     done = check(tmp_path, "--only=speed")
     assert (
         done.returncode == 2
-        and "expected one of build; kernels; tests; benchmark; fp8_benchmark; posting" in done.stderr
+        and "expected one of build; kernels; tests; benchmark; fp8_benchmark; posting; memcheck; racecheck; synccheck"
+        in done.stderr
     )
 
 

@@ -1,4 +1,4 @@
-"""Named cases on a GPU, for tools that watch every access of the kernels: ranks are threads, and go there in one launch."""
+"""Named cases on a GPU, for tools that watch every access of the kernels. Ranks are threads, and launch together."""
 
 from __future__ import annotations
 
