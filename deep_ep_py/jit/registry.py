@@ -115,7 +115,7 @@ GATHERED = {
         kernel,
         name=f"{name}_of_each_rank",
         expression=f"deep_ep::device::of_each_rank<{kernel.expression}>",
-        before=("device/cuda/of_each_rank.h",),
+        before=("device/of_each_rank.h",),
     )
     for name, kernel in KERNELS.items()
 }

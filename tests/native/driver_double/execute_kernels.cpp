@@ -9,12 +9,45 @@
 #include "cpu/executor/executor.h"
 #include "execute.h"
 #include "host/cpu/kernel_table.h"
-#include "kernels/args.h"
+
+#include "device/of_each_rank.h"
+
+#include "kernels/combine.h"
+#include "kernels/dispatch.h"
+#include "kernels/layout.h"
+#include "kernels/notify.h"
+#include "kernels/post.h"
 
 namespace driver_double {
 namespace {
 
+using deep_ep::RuntimeShape;
 using deep_ep::cpu::Executor;
+using deep_ep::device::of_each_rank;
+
+// Entries that find a rank's arguments in an array.
+using ForRanks = void (*)(const void* array);
+const std::map<std::string, ForRanks> kForRanks = {
+    {"layout", of_each_rank<deep_ep::layout<RuntimeShape>>},
+    {"notify", of_each_rank<deep_ep::notify<RuntimeShape>>},
+    {"notify_cached", of_each_rank<deep_ep::notify_cached>},
+    {"dispatch", of_each_rank<deep_ep::dispatch<RuntimeShape>>},
+    {"combine", of_each_rank<deep_ep::combine<RuntimeShape>>},
+    {"post", of_each_rank<deep_ep::post>},
+};
+
+// One rank's blocks of a launch. The array itself is not copied: it must live as long as they run.
+struct RankOfGrid {
+    ForRanks entry;
+    const void* array;
+    unsigned rank;
+};
+
+void enter(const void* args) {
+    const auto& here = *static_cast<const RankOfGrid*>(args);
+    blockIdx.y = here.rank;  // the entry reads it first of all: no other thread has its turn before
+    here.entry(here.array);
+}
 
 const std::map<std::string, size_t> kArgumentBytes = {
     {"layout", sizeof(deep_ep::LayoutArgs)},     {"notify", sizeof(deep_ep::NotifyArgs)},
@@ -53,9 +86,16 @@ uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig&
         launch.blocks = config.grid[0];
         launch.threads = config.block[0];
         launch.shared_bytes = config.shared_bytes;
-        launch.entry = deep_ep::host::find_kernel(launch.name);
-        launch.args_bytes = kArgumentBytes.at(name);
-        launch.args = static_cast<const char*>(args) + rank * launch.args_bytes;
+        const RankOfGrid here{for_ranks(symbol) ? kForRanks.at(name) : nullptr, args, rank};
+        if (here.entry != nullptr) {
+            launch.entry = enter;
+            launch.args = &here;
+            launch.args_bytes = sizeof(here);
+        } else {
+            launch.entry = deep_ep::host::find_kernel(launch.name);
+            launch.args = args;
+            launch.args_bytes = kArgumentBytes.at(name);
+        }
         parts.push_back(Executor::get().launch(launch));
     }
     const uint64_t number = parts.back();

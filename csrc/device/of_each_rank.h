@@ -2,7 +2,7 @@
 // include this before a kernel's header.
 #pragma once
 
-#include "device/cuda/qualifiers.h"
+#include "device/device.h"
 
 namespace deep_ep::device {
 namespace detail {
@@ -22,6 +22,6 @@ DEEP_EP_KERNEL void of_each_rank(const void* args) {
 
 }  // namespace deep_ep::device
 
-// In such a program the kernel itself is a function that is called from there, as it is on a CPU.
+// In such a program a kernel is a function that is called from there, as kernels are on a CPU.
 #undef DEEP_EP_KERNEL
 #define DEEP_EP_KERNEL DEEP_EP_DEVICE
