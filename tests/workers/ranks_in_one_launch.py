@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
@@ -22,9 +23,11 @@ TOGETHER: dict[str, Any] = {"device": "cuda", "one_launch": True}
 
 def errors_of(fn: Any, timeout: float) -> list[BaseException | None]:
     """What each rank raises where the Buffer has this timeout."""
+    made = threading.Barrier(3)  # the group's would fail whom it has let go, but who has not woken up yet
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=timeout)
+        made.wait()
         fn(buffer, dispatch_arguments(TRIAL.work, buffer.rank))
 
     with pytest.raises(BaseException) as info:  # noqa: B017 - whatever it is
