@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -114,7 +115,9 @@ class Buffer(V1Surface):
         self.regions = arguments.integer("regions", regions, 1, 16)
         # Between processes each has a GPU of its own; in one process all ranks share one.
         sharers = bootstrap.size if bootstrap.in_process else 1
-        where = make_device(self.device, sharers, linked=sharers < bootstrap.size)
+        together = getattr(group, "one_launch", None)
+        make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
+        where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
         paths = Paths.of(bootstrap.size, where, fabric, ranks_per_node, nic)
         self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, paths, self.timeout, self.regions)

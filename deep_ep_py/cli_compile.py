@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
+from deep_ep_py.jit import GATHERED, KERNELS, KernelCache, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
 from deep_ep_py.jit.cache import FOLDER_VARIABLE, Compile
 from deep_ep_py.jit.report import Outcome, as_json, as_table, compile_each
 
+_BY_NAME = {kernel.name: kernel for kernel in (*KERNELS.values(), *GATHERED.values())}
 _DEFAULTS = Shape()
 _ELEMENT_BYTES = 2
 _PIECE_BYTES = 16
@@ -27,16 +28,18 @@ def _compile(
     outcomes = []
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("compiling", total=len(names) * len(architectures))
-        for outcome in compile_each([KERNELS[name] for name in names], architectures, shape, compile_):
+        for outcome in compile_each([_BY_NAME[name] for name in names], architectures, shape, compile_):
             outcomes.append(outcome)
             progress.update(task, advance=1, description=f"{outcome.kernel} for {outcome.architecture}")
     return outcomes
 
 
 @click.command(name="compile", context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--all", "every", is_flag=True, show_default=False, help="Compile every kernel.")
 @click.option(
-    "--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="Compile this one; repeatable."
+    "--all", "every", is_flag=True, show_default=False, help="Compile every kernel but those for all ranks at once."
+)
+@click.option(
+    "--kernel", "kernels", multiple=True, type=click.Choice(list(_BY_NAME)), help="Compile this one; repeatable."
 )
 @click.option("--arch", "architectures", multiple=True, default=("sm_90a",), help="As sm_90a; repeatable.")
 @click.option("--ranks", type=click.IntRange(1, 64), default=_DEFAULTS.ranks)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from . import arguments, choices
-from .devices import Compiling, Shape
+from .devices import Compiling, MakeLauncher, Shape
 from .events import EventHandle
 from .native import C
 from .rates import Rates, rates_file
@@ -33,6 +33,8 @@ class CudaDevice:
         Ranks of the Buffer that are on this GPU.
     linked
         Whether other ranks of it are on other GPUs.
+    make_launcher
+        Makes what launches for all of them at once, kernels `of_each_rank`. Default: each launches for itself.
 
     Raises
     ------
@@ -47,13 +49,21 @@ class CudaDevice:
     poison = False
     fresh_memory_is_slow = False
 
-    def __init__(self, device: torch.device, sharers: int = 1, linked: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        sharers: int = 1,
+        linked: bool = False,
+        make_launcher: MakeLauncher | None = None,
+    ) -> None:
         self.torch_device = device
         self._sharers, self._linked = sharers, linked
         self._context = C.cuda.Context(device.index)
         self._bulk_copies = bulk_copies(self._context.architecture)
         self.name, self.copies = self._context.name, "bulk" if self._bulk_copies else "vector"
-        self._launcher = C.cuda.Launcher(self._context, sharers, self.warps, self._bulk_copies)
+        self._gathered = make_launcher is not None
+        make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
+        self._launcher = make_launcher(self._context, warps=self.warps, bulk_copies=self._bulk_copies)
         self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self._context.multiprocessors // sharers))
         self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
 
@@ -130,10 +140,10 @@ class CudaDevice:
                 self._load(missing, shape)
 
     def _load(self, missing: list[str], shape: Shape) -> None:
-        from .jit import KERNELS, KernelCache
+        from .jit import GATHERED, KERNELS, KernelCache
         from .jit import Shape as StaticShape
 
-        wanted = [KERNELS[name] for name in missing]
+        wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
         static = StaticShape(*shape, bulk_copies=self._bulk_copies)
         # Processes that start together begin with different kernels.
         found = KernelCache().get_all(wanted, static, self._context.architecture, start=os.getpid())

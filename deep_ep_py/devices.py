@@ -20,6 +20,9 @@ Shape = tuple[int, int, int]
 Compiling = Callable[[], AbstractContextManager[None]]
 """Makes a context in which peers are told that this rank compiles."""
 
+MakeLauncher = Callable[..., Any]
+"""Makes what launches kernels on a GPU, of its context, `warps`, those of a block, and `bulk_copies`."""
+
 _DLPACK_TYPES = {
     torch.bfloat16: (4, 16),
     torch.float32: (2, 32),
@@ -205,9 +208,10 @@ class CpuDevice:
         return EventHandle()
 
 
-def make_device(device: torch.device, sharers: int, linked: bool) -> Device:
-    """Return the device by torch's name for it; "cuda" is the current one. `sharers`: ranks that are on it; `linked`:
-    others are elsewhere.
+def make_device(device: torch.device, sharers: int, linked: bool, make_launcher: MakeLauncher | None = None) -> Device:
+    """Return the device by torch's name for it; "cuda" is the current one.
+
+    `sharers`: ranks that are on it; `linked`: others are elsewhere. `make_launcher`: where the sharers launch together.
     """
     if device.type == "cpu":
         return CpuDevice()
@@ -216,4 +220,4 @@ def make_device(device: torch.device, sharers: int, linked: bool) -> Device:
     index = device.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
-    return CudaDevice(torch.device("cuda", index), sharers, linked)
+    return CudaDevice(torch.device("cuda", index), sharers, linked, make_launcher)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .errors import PeerFailed
+from .one_launch import OneLaunch
 
 
 class FreeWorld:
@@ -20,10 +21,13 @@ class FreeWorld:
     ----------
     size
         How many there are.
+    one_launch
+        Where they launch together; None: each launches for itself.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, one_launch: OneLaunch | None = None) -> None:
         self.size = size
+        self.one_launch = one_launch
         self.failed: int | None = None
         self._barrier = threading.Barrier(size)
         self._values: list[Any] = [None] * size
@@ -46,6 +50,11 @@ class FreeWorld:
             self.failed = rank
         self._barrier.abort()
 
+    def leave(self, rank: int) -> None:
+        """Let nobody wait to launch with a rank that has ended, well or not."""
+        if self.one_launch is not None:
+            self.one_launch.leave(rank)
+
 
 _QUEUES_VARIABLE, _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
 
@@ -65,8 +74,12 @@ def provide_hardware_queues() -> None:
     os.environ[_QUEUES_VARIABLE] = _QUEUES
 
 
-def run_free(n: int, call: Callable[[FreeWorld, int], Any]) -> tuple[list[Any], dict[int, BaseException]]:
+def run_free(
+    n: int, call: Callable[[FreeWorld, int], Any], one_launch: bool = False
+) -> tuple[list[Any], dict[int, BaseException]]:
     """Run `call(world, rank)` on `n` threads at once, each with a stream of its own where there is a GPU.
+
+    With `one_launch` their kernels share a stream beside, and go there together.
 
     Returns
     -------
@@ -76,7 +89,7 @@ def run_free(n: int, call: Callable[[FreeWorld, int], Any]) -> tuple[list[Any], 
         Exceptions by rank, in the order in which they were raised.
     """
     provide_hardware_queues()
-    world = FreeWorld(n)
+    world = FreeWorld(n, OneLaunch(n) if one_launch else None)
     results: list[Any] = [None] * n
     errors: dict[int, BaseException] = {}
 
@@ -87,6 +100,8 @@ def run_free(n: int, call: Callable[[FreeWorld, int], Any]) -> tuple[list[Any], 
         except BaseException as error:  # noqa: B036 - handed to the caller of run_ranks
             errors[rank] = error
             world.fail(rank)
+        finally:
+            world.leave(rank)
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(n)]
     for thread in threads:

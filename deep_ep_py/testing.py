@@ -56,6 +56,7 @@ class _World:
     size: int
     meetings: dict[int, _Meeting] = field(default_factory=dict)
     failed: int | None = None
+    one_launch: None = None
 
     def meet(self, rank: int, number: int, kind: str, value: Any) -> list[Any]:
         what = f"{kind}, collective {number}"
@@ -97,6 +98,8 @@ class ThreadGroup:
     ----------
     group_name : str
         This object's own: ranks of one process must not be taken for each other.
+    one_launch : OneLaunch or None
+        Where its ranks launch together, if they do.
     """
 
     def __init__(self, world: _World | FreeWorld, rank: int) -> None:
@@ -104,6 +107,7 @@ class ThreadGroup:
         self._rank = rank
         self._collectives = 0
         self.group_name = f"rank {rank}, group {next(_group_numbers)} of this process"
+        self.one_launch = world.one_launch
 
     def rank(self) -> int:
         """Return the caller's rank."""
@@ -137,6 +141,7 @@ def run_ranks(
     seed: int = 0,
     freeze: int = DEFAULT_FREEZE,
     device: str = "cpu",
+    one_launch: bool = False,
     **kwargs: Any,
 ) -> RankResults:
     """Run `fn(group, *args, **kwargs)` on `n` ranks that are threads of this process.
@@ -163,6 +168,12 @@ def run_ranks(
         "cpu", or "cuda": the ranks run on one GPU, each with a stream of its own and its share of the
         multiprocessors. Their threads and kernels then run as they like, and time is real: `seed` and `freeze` do
         nothing but seed torch.
+    one_launch : bool
+        On "cuda": the ranks' launches of a kernel become one launch of all their blocks, on one stream. For tools that
+        let no two kernels run side by side, as compute-sanitizer may, under which the ranks would wait for each other
+        for ever. Every call of a Buffer is then collective, `get_dispatch_layout` too, with equal sizes and `Config`,
+        and cannot be captured into a graph: a rank that does not come within the Buffer's timeout, or comes with
+        another kernel, makes all raise.
 
     Returns
     -------
@@ -171,6 +182,8 @@ def run_ranks(
 
     Raises
     ------
+    ValueError
+        `one_launch` on another device than "cuda".
     DeadlockError, SimtError
         If nothing can run any more, or a kernel breaks a rule of the SIMT machine.
     Exception
@@ -179,9 +192,11 @@ def run_ranks(
     """
     if not callable(fn):
         raise TypeError(f"fn={fn!r}: expected a function of a ThreadGroup")
+    if one_launch and torch.device(device).type == "cpu":
+        raise ValueError(f"one_launch=True: expected device='cuda' with it, not {device!r}")
     if torch.device(device).type != "cpu":
         torch.manual_seed(seed)
-        free, failed = run_free(n, lambda world, rank: fn(ThreadGroup(world, rank), *args, **kwargs))
+        free, failed = run_free(n, lambda world, rank: fn(ThreadGroup(world, rank), *args, **kwargs), one_launch)
         if failed:
             raise _chosen(failed, seed)
         return RankResults(free, {})

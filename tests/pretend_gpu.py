@@ -12,7 +12,7 @@ import torch
 
 from deep_ep_py import buffer, jit
 from deep_ep_py.cuda_device import CudaDevice
-from deep_ep_py.devices import Device, from_arena
+from deep_ep_py.devices import Device, MakeLauncher, from_arena
 from deep_ep_py.events import EventHandle
 
 
@@ -24,8 +24,8 @@ class PretendGpu(CudaDevice):
 
     warps = 4  # each thread is a fiber
 
-    def __init__(self, sharers: int) -> None:
-        super().__init__(torch.device("cuda", 0), sharers)
+    def __init__(self, sharers: int, make_launcher: MakeLauncher | None = None) -> None:
+        super().__init__(torch.device("cuda", 0), sharers, make_launcher=make_launcher)
         self.torch_device, self.blocks = torch.device("cpu"), 2
         self.runtime: Any = None
 
@@ -67,8 +67,15 @@ class NamesOnly:
     ) -> list[jit.CompiledKernel]:
         del shape, start
         nothing = jit.Resources(0, 0, 0, 0, 0, 0, 0, 0)
-        symbols = {kernel.name: f"_ZN7deep_ep{len(kernel.name)}{kernel.name}" for kernel in kernels}
+        symbols = {kernel.name: _symbol(kernel) for kernel in kernels}
         return [jit.CompiledKernel(name, architecture, symbols[name], b"\x7fELF", nothing, 0.0, "") for name in symbols]
+
+
+def _symbol(kernel: jit.Kernel) -> str:
+    """The beginning of the symbol that NVRTC would give it."""
+    name = kernel.name.removesuffix("_of_each_rank")
+    scope = "_ZN7deep_ep" if name == kernel.name else "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_"
+    return f"{scope}{len(name)}{name}"
 
 
 _captures = threading.local()
@@ -100,8 +107,10 @@ def install(compile_kernels: bool = True) -> None:
     if not compile_kernels:
         jit.KernelCache = NamesOnly  # type: ignore[assignment, misc]
 
-    def make_device(device: torch.device, sharers: int, linked: bool) -> Device:
+    def make_device(
+        device: torch.device, sharers: int, linked: bool, make_launcher: MakeLauncher | None = None
+    ) -> Device:
         del device, linked
-        return PretendGpu(sharers)
+        return PretendGpu(sharers, make_launcher)
 
     buffer.make_device = make_device

@@ -15,6 +15,7 @@ from rich.console import Console
 from deep_ep_py.cli_compile import command
 from deep_ep_py.cuda_device import bulk_copies
 from deep_ep_py.jit import (
+    GATHERED,
     KERNELS,
     CompiledKernel,
     CompileError,
@@ -53,8 +54,8 @@ def nvrtc(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @functools.cache
-def compiled(name: str, architecture: str) -> CompiledKernel:
-    return compile_kernel(KERNELS[name], SHAPE, architecture)
+def compiled(name: str, architecture: str, kernels: str = "KERNELS") -> CompiledKernel:
+    return compile_kernel({"KERNELS": KERNELS, "GATHERED": GATHERED}[kernels][name], SHAPE, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -68,12 +69,24 @@ def test_kernel_compiles(name: str, architecture: str) -> None:
         assert (kernel.resources.spill_stores, kernel.resources.spill_loads) == (0, 0)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", GATHERED)
+def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
+    """One that finds each rank's arguments in an array: for tools that watch kernels, so it may spill."""
+    alone, together = compiled(name, architecture), compiled(name, architecture, "GATHERED")
+    assert "of_each_rank" in together.symbol and "of_each_rank" not in alone.symbol
+    assert 0 < together.resources.registers <= 65536 // (32 * SHAPE.warps), "a multiprocessor holds a block"
+    shared = [(each.resources.static_shared, each.resources.dynamic_shared) for each in (alone, together)]
+    assert shared[0] == shared[1]
+
+
+@pytest.mark.parametrize("kernels", ["KERNELS", "GATHERED"])
 @pytest.mark.parametrize(
     "launches", [("notify", "dispatch"), ("notify_cached", "dispatch"), ("notify_cached", "combine")]
 )
-def test_profilers_find_each_phase_once(launches: tuple[str, str]) -> None:
+def test_profilers_find_each_phase_once(launches: tuple[str, str], kernels: str) -> None:
     """Whoever looks for a phase in the kernels' names, as profilers' users do, finds one kernel of an operation."""
-    symbols = "\n".join(compiled(name, "sm_90a").symbol for name in launches)
+    symbols = "\n".join(compiled(name, "sm_90a", kernels).symbol for name in launches)
     names = subprocess.check_output(["c++filt"], input=symbols, text=True).splitlines()
     assert all(name.startswith(("deep_ep::", "void deep_ep::")) for name in names)
     found = {phase: sum(phase in name for name in names) for phase in ("notify", "dispatch", "combine")}
@@ -147,14 +160,23 @@ def test_failure_shows_the_log(tmp_path: Path) -> None:
 
 def test_command_writes_a_report(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    arguments = ["--kernel", "layout", "--kernel", "notify_cached", "--arch", "sm_90a", "--json", str(report)]
+    arguments = [
+        "--kernel",
+        "layout",
+        "--kernel",
+        "notify_cached_of_each_rank",
+        "--arch",
+        "sm_90a",
+        "--json",
+        str(report),
+    ]
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
     assert "registers" in result.output
     entries = json.loads(report.read_text())["kernels"]
     assert [(entry["kernel"], entry["arch"], entry["compiled"]) for entry in entries] == [
         ("layout", "sm_90a", True),
-        ("notify_cached", "sm_90a", True),
+        ("notify_cached_of_each_rank", "sm_90a", True),
     ]
     for entry in entries:
         assert {"registers", "static_shared", "dynamic_shared", "local", "code", "seconds"} <= entry.keys()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cases import BY_NAME
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
 from native_programs import build_driver_double
@@ -75,12 +77,12 @@ def test_round_trip(
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 
-def on_threads(double: Path, worker: Path, log: Path, *arguments: str) -> str:
+def on_threads(double: Path, worker: Path, log: Path, *arguments: str, **variables: str) -> str:
     """Runs a worker whose ranks are threads, and returns what it printed."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent)])
     environment = {**os.environ, "LD_LIBRARY_PATH": str(double), "DOUBLE_MULTIPROCESSORS": "132", "PYTHONPATH": paths}
-    environment["DOUBLE_LOG"] = str(log)
+    environment |= {"DOUBLE_LOG": str(log), **variables}
     command = [sys.executable, str(worker), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,6 +92,20 @@ def on_threads(double: Path, worker: Path, log: Path, *arguments: str) -> str:
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them, with ranks as threads, and what else tests/test_gpu.py does on a GPU."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
+
+
+def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
+    """With 1 to 8 ranks, and as several nodes, where no two kernels run side by side: each launch is all ranks'."""
+    printed = on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", DOUBLE_SERIAL="1")
+    names = {name.partition("-")[0] for name in printed.split()}
+    assert len(names) > 20 and {BY_NAME[name].ranks for name in names} >= {1, 2, 4, 8}
+    launches = re.findall(r"^launch grid=\d+,(\d+),1 .* cooperative=1 ", (tmp_path / "log").read_text(), re.MULTILINE)
+    assert {int(ranks) for ranks in launches} == {BY_NAME[name].ranks for name in names}
+
+
+def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_path: Path) -> None:
+    """All of them say who did not come, or with what; and without this mode they would wait for each other."""
+    on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
 
 
 @pytest.mark.parametrize(

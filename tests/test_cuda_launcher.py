@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -141,6 +142,124 @@ with ThreadPoolExecutor(8) as pool:
     print(list(pool.map(rank, range(8))))
 """
     assert run(double, program, DOUBLE_QUERIES="20") == [str(list(range(8)))]
+
+
+TOGETHER = """
+from concurrent.futures import ThreadPoolExecutor
+
+def gathered(ranks, timeout=30.0):
+    gathering = cuda.Gathering(cuda.Context(0), ranks)
+    launchers = [cuda.GatheredLauncher(gathering, rank, int(timeout * 1e9)) for rank in range(ranks)]
+    for launcher in launchers:
+        if not launcher.loaded("dispatch", SHAPE):
+            launcher.load("dispatch", SHAPE, CUBIN, "_Zof_each_rank")
+    return gathering, launchers
+
+def each(launchers, call):
+    with ThreadPoolExecutor(len(launchers)) as pool:
+        return list(pool.map(call, range(len(launchers)), launchers))
+
+"""
+
+
+def test_ranks_launch_together(double: Path, tmp_path: Path) -> None:
+    """All of them get one launch of all their blocks, with an array of their arguments that no other launch uses."""
+    program = """
+_, launchers = gathered(4)
+def rank(number, launcher):
+    return [launcher.launch("dispatch", SHAPE, 2, 4, 1000, bytes([16 * n + number] + 23 * [0])) for n in (1, 2)]
+serials = each(launchers, rank)
+print(serials, len({launcher.stream for launcher in launchers}))
+each(launchers, lambda number, launcher: launcher.wait(serials[number][-1]))
+print(all(launcher.finished(2) for launcher in launchers))
+each(launchers, lambda number, launcher: launcher.launch("dispatch", SHAPE, 2, 4, 1000, bytes([number] + 23 * [0])))
+"""
+    printed, log = run_logged(double, tmp_path, TOGETHER + program, DOUBLE_QUERIES="3")
+    assert printed == ["[[1, 2], [1, 2], [1, 2], [1, 2]] 1", "True"]
+    assert len(calls(log, "cuModuleLoadData")) == 1, "one loads for all"
+    launched = "grid=2,4,1 block=128,1,1 shared=1000 cooperative=1 args="
+    assert all(launch.startswith(launched) for launch in calls(log, "launch"))
+    arrays = [launch.removeprefix(launched).split(":") for launch in calls(log, "launch")]
+    assert [words for _, words in arrays] == ["10,11,12,13", "20,21,22,23", "0,1,2,3"]
+    first, second, third = (address for address, _ in arrays)
+    assert first != second and third in (first, second), "used again once its launch has ended"
+
+
+def test_launches_together_end_in_order(double: Path, tmp_path: Path) -> None:
+    program = """
+import gc
+_, launchers = gathered(8)
+def rank(number, launcher):
+    for n in range(200):
+        launcher.wait(launcher.launch("dispatch", SHAPE, 1, 1, 0, n.to_bytes(8, "little")))
+    return n
+print(each(launchers, rank))
+del launchers, _
+gc.collect()
+"""
+    printed, log = run_logged(double, tmp_path, TOGETHER + program, DOUBLE_QUERIES="20")
+    assert printed == [str([199] * 8)]
+    expected = [",".join([f"{n:x}"] * 8) for n in range(200)]
+    assert [launch.rpartition(":")[2] for launch in calls(log, "launch")] == expected
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
+def test_ranks_that_do_not_launch_together(double: Path) -> None:
+    """All of them are told who came with what, at once where there is no hope."""
+    program = """
+def said(ranks, call, timeout=30.0):
+    gathering, launchers = gathered(ranks, timeout)
+    print(sorted(set(each(launchers, lambda number, launcher: call(gathering, number, launcher)))))
+
+def other_blocks(gathering, number, launcher):
+    return refused(launcher.launch, "dispatch", SHAPE, 1 + number % 2, 4, 0, bytes(8))
+
+def other_kernel(gathering, number, launcher):
+    return refused(launcher.launch, "combine" if number else "dispatch", SHAPE, 1, 4, 0, bytes(8))
+
+def other_shape(gathering, number, launcher):
+    return refused(launcher.launch, "dispatch", SHAPE if number else (8, 128, 8), 1, 4, 0, bytes(8))
+
+def two_of_five(gathering, number, launcher):
+    return refused(launcher.launch, "dispatch", SHAPE, 1, 4, 0, bytes(8)) if number in (1, 3) else ""
+
+def one_leaves(gathering, number, launcher):
+    return refused(launcher.launch, "dispatch", SHAPE, 1, 4, 0, bytes(8)) if number else gathering.leave(0) or ""
+
+def too_many_blocks(gathering, number, launcher):
+    return refused(launcher.launch, "dispatch", SHAPE, 5, 4, 0, bytes(8))
+
+said(2, other_blocks)
+said(2, other_kernel)
+said(2, other_shape)
+said(5, two_of_five, 0.5)
+said(2, one_leaves)
+said(2, too_many_blocks)
+print(refused(cuda.GatheredLauncher, cuda.Gathering(cuda.Context(0), 2), 2, 0))
+"""
+    printed = run(double, TOGETHER + program)
+    kind = "DeepEPError: all {} ranks go to the GPU in one launch, expected the same of each: "
+    shape, threads = "for 8 ranks, rows of 14336 bytes and top-8", "blocks of 4 warps with 0 bytes of shared memory"
+    two = kind.format(2)
+    assert [ast.literal_eval(line) for line in printed[:-1]] == [
+        [f"{two}rank 0 came with dispatch {shape}, 1 {threads}; rank 1 came with dispatch {shape}, 2 {threads}"],
+        [f"{two}rank 0 came with dispatch {shape}, 1 {threads}; rank 1 came with combine {shape}, 1 {threads}"],
+        [
+            f"{two}rank 0 came with dispatch for 8 ranks, rows of 128 bytes and top-8, 1 {threads}; "
+            f"rank 1 came with dispatch {shape}, 1 {threads}"
+        ],
+        [
+            "",
+            f"{kind.format(5)}ranks 0, 2, 4 did not come within 0.5 s; "
+            f"ranks 1, 3 came with dispatch {shape}, 1 {threads}",
+        ],
+        ["", f"{two}rank 0 will come no more; rank 1 came with dispatch {shape}, 1 {threads}"],
+        [
+            "CudaError: dispatch, 5 blocks of 128 threads with 0 bytes of shared memory: they wait for each other, and "
+            "Double holds at most 4 at once for each of 2 ranks"
+        ],
+    ]
+    assert printed[-1] == "ValueError: rank=2: expected 0 to 1"
 
 
 def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ BETWEEN_NODES = [
     for ranks_per_node in (1, 2)
     if ranks_per_node < BY_NAME[name].ranks
 ]
+WATCHED = ("one_rank_alone", "two_ranks", "uniform", "topk_8_of_8_ranks", "rounds_of_few_rows", "rounds_without_arena")
 WIDE = Case("wide", ranks=8, tokens=64, hidden=7168, topk=8, experts=64, num_nvl_bytes=64 << 20)
 
 
@@ -117,6 +118,13 @@ def check_what_a_failing_nic_says(said: list[str]) -> None:
 )
 def test_case(case: Case) -> None:
     run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda")
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_case_in_one_launch(name: str) -> None:
+    """What tools that watch kernels are given."""
+    case = BY_NAME[name]
+    run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda", one_launch=True)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_tests_that_find_no_gpu_have_not_passed(tmp_path: Path) -> None:
     """Skipped is not passed: that would be told as a success."""
-    done = check(tmp_path, "--quick", "--only=tests", "--only=memcheck, one_rank_alone")
+    done = check(tmp_path, "--quick", "--only=tests", "--only=memcheck")
     assert done.returncode == 1, done.stdout
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["machine"]["gpu"] == "A GPU, 1.2, 3 MiB"
@@ -40,7 +40,7 @@ def test_tests_that_find_no_gpu_have_not_passed(tmp_path: Path) -> None:
 
 def test_a_step_that_is_none(tmp_path: Path) -> None:
     done = check(tmp_path, "--only=speed")
-    steps = "build; kernels; tests; benchmark; fp8_benchmark; vector_copies; pushed_combine; posting; rates; "
+    steps = "build; kernels; tests; benchmark; fp8_benchmark; vector_copies; pushed_combine; posting; rates; memcheck; "
     assert done.returncode == 2 and f"expected one of {steps}" in done.stderr
 
 

@@ -365,6 +365,11 @@ def test_ctrl_c_ends_a_world_that_has_not_begun(native: ModuleType, monkeypatch:
     run_ranks(4, body, seed=1)
 
 
+def test_ranks_on_a_cpu_do_not_launch_together() -> None:
+    with pytest.raises(ValueError, match="one_launch=True: expected device='cuda' with it, not 'cpu'"):
+        run_ranks(2, lambda group: None, one_launch=True)
+
+
 def test_worlds_do_not_nest() -> None:
     with pytest.raises(RuntimeError, match="a world is open already"):
         run_ranks(1, lambda group: run_ranks(1, lambda inner: None))

@@ -3,6 +3,7 @@
 
 #include "device/copy_stage.h"
 #include "device/cuda/block_size.h"
+#include "host/cuda/gathering.h"
 #include "host/cuda/launcher.h"
 #include "host/cuda/memory.h"
 #include "host/cuda/pool.h"
@@ -15,17 +16,27 @@ namespace {
 
 using host::CudaLauncher;
 using host::CudaMemory;
+using host::GatheredLauncher;
+using host::Gathering;
+using host::GatheringError;
+using host::StreamLauncher;
 using host::cuda::CudaError;
 using host::cuda::Driver;
 using host::cuda::PrimaryContext;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
+void raise(const char* name, const std::exception& error) {
+    const py::object type = py::module_::import("deep_ep_py.errors").attr(name);
+    PyErr_SetString(type.ptr(), error.what());
+}
+
 void translate(std::exception_ptr error) {
     try {
         std::rethrow_exception(error);
     } catch (const CudaError& cuda) {
-        const py::object type = py::module_::import("deep_ep_py.errors").attr("CudaError");
-        PyErr_SetString(type.ptr(), cuda.what());
+        raise("CudaError", cuda);
+    } catch (const GatheringError& gathering) {
+        raise("DeepEPError", gathering);
     }
 }
 
@@ -42,10 +53,14 @@ RuntimeShape shape_of(const Numbers& numbers) {
     return {std::get<0>(numbers), std::get<1>(numbers), std::get<2>(numbers)};
 }
 
-uint64_t launch(CudaLauncher& launcher, const char* name, const Numbers& shape, unsigned blocks, unsigned warps,
+uint64_t launch(StreamLauncher& launcher, const char* name, const Numbers& shape, unsigned blocks, unsigned warps,
                 size_t shared_bytes, const std::string& args) {
     py::gil_scoped_release no_gil;
     return launcher.launch(name, shape_of(shape), blocks, warps, shared_bytes, args.data(), args.size());
+}
+
+void check_positive(const char* name, unsigned value) {
+    if (value == 0) throw std::invalid_argument(std::string(name) + "=0: expected at least 1");
 }
 
 // host::PoolOver as a context manager.
@@ -56,13 +71,15 @@ struct PoolScope {
 
 RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std::shared_ptr<host::Heap>> heaps,
                             const NetworkOptions& network_options, const std::shared_ptr<const PrimaryContext>& context,
-                            std::shared_ptr<CudaLauncher> launcher) {
+                            std::shared_ptr<StreamLauncher> launcher) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<CudaMemory>(context);
     auto network = make_network(options, network_options, heaps, *memory, Kernels::kOnGpu);
     return RuntimePointer(
         new host::Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), std::move(network)));
 }
+
+uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage::kBytes : 0; }
 
 }  // namespace
 
@@ -97,43 +114,56 @@ void bind_cuda(py::module_& module) {
             for (const uint64_t word : words) pointers.push_back(reinterpret_cast<uint64_t*>(word));
             memory.store_words(pointers, value);
         });
-    py::class_<CudaLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
+    py::class_<StreamLauncher, std::shared_ptr<StreamLauncher>>(m, "StreamLauncher")
+        .def(
+            "load",
+            [](StreamLauncher& launcher, const std::string& name, const Numbers& shape, const std::string& cubin,
+               const std::string& symbol) { launcher.load(name, shape_of(shape), cubin, symbol); },
+            py::arg("name"), py::arg("shape"), py::arg("cubin"), py::arg("symbol"), NoGil())
+        .def(
+            "loaded",
+            [](const StreamLauncher& launcher, const std::string& name, const Numbers& shape) {
+                return launcher.loaded(name, shape_of(shape));
+            },
+            py::arg("name"), py::arg("shape"), NoGil())
+        .def("launch", launch, py::arg("name"), py::arg("shape"), py::arg("blocks"), py::arg("warps"),
+             py::arg("shared_bytes"), py::arg("args"))
+        .def_property_readonly(
+            "stream", [](const StreamLauncher& launcher) { return reinterpret_cast<uint64_t>(launcher.stream()); },
+            "The stream that kernels run on, as an integer.")
+        .def("finished", &StreamLauncher::finished, py::arg("serial"), NoGil())
+        .def(
+            "wait",
+            [](StreamLauncher& launcher, uint64_t serial) {
+                launcher.wait([&] { return launcher.finished(serial); }, "kernel");
+            },
+            py::arg("serial"), NoGil(), "Return when this launch has ended.");
+    py::class_<CudaLauncher, StreamLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
         .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies) {
-                 if (sharers == 0) throw std::invalid_argument("sharers=0: expected at least 1");
-                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps,
-                                                       bulk_copies ? device::CopyStage::kBytes : 0, check_signals);
+                 check_positive("sharers", sharers);
+                 return std::make_shared<CudaLauncher>(std::move(context), sharers, warps, copies_bytes(bulk_copies),
+                                                       check_signals);
              }),
              py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps,
              py::arg("bulk_copies") = false)
-        .def(
-            "load",
-            [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, const std::string& cubin,
-               const std::string& symbol) { launcher.load(name, shape_of(shape), cubin, symbol); },
-            py::arg("name"), py::arg("shape"), py::arg("cubin"), py::arg("symbol"))
-        .def(
-            "loaded",
-            [](const CudaLauncher& launcher, const std::string& name, const Numbers& shape) {
-                return launcher.loaded(name, shape_of(shape));
-            },
-            py::arg("name"), py::arg("shape"))
         .def(
             "most_blocks",
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, unsigned warps, size_t bytes) {
                 return launcher.most_blocks(name, shape_of(shape), warps, bytes);
             },
-            py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"))
-        .def("launch", launch, py::arg("name"), py::arg("shape"), py::arg("blocks"), py::arg("warps"),
-             py::arg("shared_bytes"), py::arg("args"))
-        .def_property_readonly(
-            "stream", [](const CudaLauncher& launcher) { return reinterpret_cast<uint64_t>(launcher.stream()); },
-            "The stream that kernels run on, as an integer.")
-        .def("finished", &CudaLauncher::finished, py::arg("serial"), NoGil())
-        .def(
-            "wait",
-            [](CudaLauncher& launcher, uint64_t serial) {
-                launcher.wait([&] { return launcher.finished(serial); }, "kernel");
-            },
-            py::arg("serial"), NoGil(), "Return when this launch has ended.");
+            py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"));
+    py::class_<Gathering, std::shared_ptr<Gathering>>(m, "Gathering", "Makes one launch of those of several ranks.")
+        .def(py::init(
+                 [](const std::shared_ptr<PrimaryContext>& context, unsigned ranks, unsigned warps, bool bulk_copies) {
+                     check_positive("ranks", ranks);
+                     return std::make_shared<Gathering>(context, ranks, warps, copies_bytes(bulk_copies));
+                 }),
+             py::arg("context"), py::arg("ranks"), py::arg("warps") = device::kBlockWarps,
+             py::arg("bulk_copies") = false)
+        .def("leave", &Gathering::leave, py::arg("rank"), NoGil(), "Let nobody wait for a rank that will not come.");
+    py::class_<GatheredLauncher, StreamLauncher, std::shared_ptr<GatheredLauncher>>(m, "GatheredLauncher")
+        .def(py::init<std::shared_ptr<Gathering>, unsigned, uint64_t>(), py::arg("gathering"), py::arg("rank"),
+             py::arg("timeout_ns"));
     m.def("make_runtime", make_runtime, py::arg("options"), py::arg("heaps"), py::arg("network"), py::arg("context"),
           py::arg("launcher"),
           "A Runtime whose kernels the launcher runs; it takes them from there as they are needed. Where some rank is "

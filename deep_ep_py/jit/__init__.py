@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from deep_ep_py.jit.cache import KernelCache
 from deep_ep_py.jit.compiler import CompiledKernel, CompileError, NvrtcUnavailableError, compile_kernel, require_nvrtc
-from deep_ep_py.jit.registry import KERNELS, Kernel, Shape, has_bulk_copies
+from deep_ep_py.jit.registry import GATHERED, KERNELS, Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import Resources
 
 __all__ = [
+    "GATHERED",
     "KERNELS",
     "CompileError",
     "CompiledKernel",

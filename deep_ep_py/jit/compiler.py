@@ -76,9 +76,10 @@ def source_of(kernel: Kernel, shape: Shape, architecture: str) -> str:
     """Return the text of the program that NVRTC is given."""
     bulk_copies = shape.bulk_copies and has_bulk_copies(architecture)
     # The launch's shared memory is computed by the header's own function; the cubin carries the result.
+    includes = "".join(f'#include "{header}"\n' for header in (*kernel.before, kernel.header))
     return (
         f"#define DEEP_EP_BULK_COPIES {int(bulk_copies)}\n"
-        f'#include "{kernel.header}"\n'
+        f"{includes}"
         f'extern "C" __constant__ unsigned int {DYNAMIC_SHARED_SYMBOL} = {kernel.dynamic_shared_for(shape)};\n'
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..native import C
 
@@ -56,12 +56,15 @@ class Kernel:
         Names the instantiation.
     dynamic_shared
         A constant expression: bytes of dynamic shared memory of a launch.
+    before
+        Headers that are included before that one.
     """
 
     name: str
     header: str
     expression: str
     dynamic_shared: str = "0"
+    before: tuple[str, ...] = ()
 
     def expression_for(self, shape: Shape) -> str:
         """Return the name of the instantiation for `shape`."""
@@ -116,3 +119,14 @@ KERNELS = _kernels(
     Kernel("post", "kernels/post.h", "deep_ep::post"),
 )
 """Every kernel by name, in the order in which an operation launches them; last what only a measurement does."""
+
+GATHERED = {
+    name: replace(
+        kernel,
+        name=f"{name}_of_each_rank",
+        expression=f"deep_ep::device::of_each_rank<{kernel.expression}>",
+        before=("device/of_each_rank.h",),
+    )
+    for name, kernel in KERNELS.items()
+}
+"""The same kernels, by the same names, for all ranks of a process in one launch: `run_ranks(..., one_launch=True)`."""

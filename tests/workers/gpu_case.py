@@ -1,4 +1,4 @@
-"""One named case on a GPU, its ranks as threads: a small program for tools that watch every access of the kernels."""
+"""Named cases on a GPU, for tools that watch every access of the kernels. Ranks are threads, and launch together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from deep_ep_py.testing import run_ranks
 from harness import Trial
 from test_gpu import on_each_rank
 
+TIMEOUT = 60.0
+"""Seconds: kernels that are watched are slow."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("case", choices=list(BY_NAME))
-    case = BY_NAME[parser.parse_args().case]
-    run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda")
+    parser.add_argument("cases", nargs="+", choices=list(BY_NAME), metavar="case")
+    for name in parser.parse_args().cases:
+        case = BY_NAME[name]
+        trial = Trial.of(case).on("cuda")
+        run_ranks(case.ranks, on_each_rank, trial, device="cuda", one_launch=True, timeout=TIMEOUT)
+        print(name, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
 #include "host/cuda/launcher.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <chrono>
 
 namespace deep_ep::host {
 
@@ -15,13 +12,6 @@ namespace {
 
 constexpr unsigned kWarpThreads = 32;
 constexpr size_t kFreeSharedBytes = 48 * 1024;  // more dynamic shared memory a function has to be told of
-constexpr uint64_t kForever = UINT64_MAX;
-constexpr unsigned kLooksPerCheck = 256;  // looks at the stream, and at the caller's signals, are slower than `ready`
-
-uint64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
 
 }  // namespace
 
@@ -115,14 +105,35 @@ cuda::Event CudaLauncher::take_event() {
 
 uint64_t CudaLauncher::launch(const char* name, const RuntimeShape& shape, unsigned blocks, unsigned warps,
                               size_t shared_bytes, const void* args, size_t) {
+    return launch_grid(name, shape, blocks, 1, warps, shared_bytes, args);
+}
+
+uint64_t CudaLauncher::launch_for_ranks(const std::string& name, const RuntimeShape& shape, unsigned blocks,
+                                        unsigned ranks, unsigned warps, size_t shared_bytes, const void* args) {
+    return launch_grid(name, shape, blocks, ranks, warps, shared_bytes, &args);
+}
+
+bool CudaLauncher::capturing() const {
+    const Current current(*context_);
+    return captured();
+}
+
+bool CudaLauncher::captured() const {
+    const Driver& driver = Driver::get();
+    int status = cuda::kCaptureNone;
+    driver.check(driver.stream_is_capturing(stream_, &status), "asking whether a graph is being captured");
+    return status != cuda::kCaptureNone;
+}
+
+uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
+                                   unsigned warps, size_t shared_bytes, const void* parameter) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
     collect();
     Kernel& kernel = find(name, shape);
     const auto what = [&] {
-        return std::string(name) + ", " + std::to_string(blocks) + " blocks of " +
-               std::to_string(warps * kWarpThreads) + " threads with " + std::to_string(shared_bytes) +
-               " bytes of shared memory";
+        return name + ", " + std::to_string(blocks) + " blocks of " + std::to_string(warps * kWarpThreads) +
+               " threads with " + std::to_string(shared_bytes) + " bytes of shared memory";
     };
     const unsigned most = most_blocks(kernel, name, warps, shared_bytes);
     if (blocks > most) {
@@ -133,12 +144,14 @@ uint64_t CudaLauncher::launch(const char* name, const RuntimeShape& shape, unsig
     cuda::LaunchAttribute cooperative{};
     cooperative.id = cuda::kLaunchCooperative;
     cooperative.value.cooperative = 1;
-    const cuda::LaunchConfig config{
-        {blocks, 1, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream_, &cooperative, 1};
-    void* parameters[] = {const_cast<void*>(args)};  // one struct by value; the driver copies as many bytes as it has
-    int capturing = cuda::kCaptureNone;
-    driver.check(driver.stream_is_capturing(stream_, &capturing), "asking whether a graph is being captured");
-    if (capturing != cuda::kCaptureNone) {
+    const cuda::LaunchConfig config{{blocks, ranks, 1},
+                                    {warps * kWarpThreads, 1, 1},
+                                    static_cast<unsigned>(shared_bytes),
+                                    stream_,
+                                    &cooperative,
+                                    1};
+    void* parameters[] = {const_cast<void*>(parameter)};  // one, by value; the driver copies as many bytes as it has
+    if (captured()) {
         driver.check(driver.launch(&config, kernel.function, parameters, nullptr), "capturing " + what());
         return 0;
     }
@@ -171,21 +184,12 @@ bool CudaLauncher::finished(uint64_t serial) const {
     return running_.empty() || serial < running_.front().serial;
 }
 
-void CudaLauncher::wait(const std::function<bool()>& ready, const char* what) { wait_for(ready, what, kForever); }
-
-bool CudaLauncher::wait_for(const std::function<bool()>& ready, const char*, uint64_t nanoseconds) {
-    const uint64_t began = now_ns();
-    for (unsigned looks = 1; !ready(); ++looks) {
-        if (nanoseconds != kForever && now_ns() - began >= nanoseconds) return false;
-        if (looks % kLooksPerCheck != 0) continue;
-        {
-            const Current current(*context_);
-            collect();  // a kernel that has failed will not make it ready
-        }
-        if (interrupt_check_) interrupt_check_();
-        sched_yield();
+void CudaLauncher::check() {
+    {
+        const Current current(*context_);
+        collect();  // a kernel that has failed will not make it ready
     }
-    return true;
+    if (interrupt_check_) interrupt_check_();
 }
 
 }  // namespace deep_ep::host

@@ -1,4 +1,4 @@
-// Launches kernels on one stream of a GPU.
+// Launches kernels on one stream of a GPU, each rank for itself.
 #pragma once
 
 #include <deque>
@@ -9,12 +9,11 @@
 #include <tuple>
 #include <vector>
 
-#include "host/cuda/driver.h"
-#include "host/launcher.h"
+#include "host/cuda/stream_launcher.h"
 
 namespace deep_ep::host {
 
-class CudaLauncher final : public Launcher {
+class CudaLauncher final : public StreamLauncher {
   public:
     // `sharers`: ranks whose kernels are on this GPU at the same time, each with its share of it. `interrupt_check` may
     // throw, to end a wait. `copies_bytes`: Launcher's.
@@ -25,10 +24,9 @@ class CudaLauncher final : public Launcher {
     CudaLauncher(const CudaLauncher&) = delete;
     CudaLauncher& operator=(const CudaLauncher&) = delete;
 
-    // Takes a kernel compiled for a shape. Everything is loaded before the first launch of an operation: loading may
-    // wait for kernels that run, and those for this rank.
-    void load(const std::string& name, const RuntimeShape& shape, std::string_view cubin, const std::string& symbol);
-    bool loaded(const std::string& name, const RuntimeShape& shape) const;
+    void load(const std::string& name, const RuntimeShape& shape, std::string_view cubin,
+              const std::string& symbol) override;
+    bool loaded(const std::string& name, const RuntimeShape& shape) const override;
     // Blocks of a loaded kernel that this rank's share of the GPU can hold at once.
     unsigned most_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps, size_t shared_bytes);
 
@@ -36,13 +34,16 @@ class CudaLauncher final : public Launcher {
     // Where the stream is being captured it becomes part of that graph, and its serial number is 0.
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
                     const void* args, size_t args_bytes) override;
+    // The same for `ranks` ranks at once, each with `blocks` blocks. The kernel is a device::of_each_rank; `args`,
+    // which the GPU can read, holds each rank's until the launch has ended.
+    uint64_t launch_for_ranks(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
+                              unsigned warps, size_t shared_bytes, const void* args);
+    bool capturing() const;  // whether what is launched now goes into a graph
     bool finished(uint64_t serial) const override;
-    cuda::Stream stream() const { return stream_; }
+    cuda::Stream stream() const override { return stream_; }
     unsigned warps() const override { return warps_; }
     uint32_t copies_bytes() const override { return copies_bytes_; }
-    uint64_t streaming_threshold() const override { return UINT64_MAX; }  // for a CPU's caches
-    void wait(const std::function<bool()>& ready, const char* what) override;
-    bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;
+    void check() override;
 
   private:
     struct Kernel {
@@ -66,6 +67,10 @@ class CudaLauncher final : public Launcher {
     }
     Kernel& find(const std::string& name, const RuntimeShape& shape);
     unsigned most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes);
+    // `parameter`: points to the one that the kernel takes.
+    uint64_t launch_grid(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
+                         unsigned warps, size_t shared_bytes, const void* parameter);
+    bool captured() const;  // the same as capturing(), where the context is current
     cuda::Event take_event();
     // Forgets the launches that have ended; throws what a kernel has failed of.
     void collect() const;

@@ -9,11 +9,13 @@
 
 namespace driver_double {
 
-// -> a number for ended(). `stream`: launches on one run one after the other.
+// -> a number for ended(). `stream`: launches on one run one after the other. `args`: the kernel's; an array of them by
+// rank where it is launched for several ranks at once.
 uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, const void* args);
 bool ended(uint64_t serial);
-// The kernel's arguments, which do not live longer than its launch.
-std::string copy_of_args(const std::string& symbol, const void* args);
+// Of the kernel's arguments; 0: not known.
+size_t argument_bytes(const std::string& symbol);
+inline bool for_ranks(const std::string& symbol) { return symbol.find("of_each_rank") != std::string::npos; }
 // Host memory that kernels use too: they keep to accesses at system scope there.
 void share(const void* memory, size_t bytes);
 void unshare(const void* memory);

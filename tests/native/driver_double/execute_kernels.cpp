@@ -1,17 +1,53 @@
 // The library's kernels run on the executor, found by the symbols that NVRTC gave them.
-#include <cctype>
+#include <algorithm>
 #include <map>
+#include <mutex>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 #include "cpu/executor/executor.h"
 #include "execute.h"
 #include "host/cpu/kernel_table.h"
-#include "kernels/args.h"
+
+#include "device/of_each_rank.h"
+
+#include "kernels/combine.h"
+#include "kernels/dispatch.h"
+#include "kernels/layout.h"
+#include "kernels/notify.h"
+#include "kernels/post.h"
 
 namespace driver_double {
 namespace {
 
+using deep_ep::RuntimeShape;
 using deep_ep::cpu::Executor;
+using deep_ep::device::of_each_rank;
+
+// Entries that find a rank's arguments in an array.
+using ForRanks = void (*)(const void* array);
+const std::map<std::string, ForRanks> kForRanks = {
+    {"layout", of_each_rank<deep_ep::layout<RuntimeShape>>},
+    {"notify", of_each_rank<deep_ep::notify<RuntimeShape>>},
+    {"notify_cached", of_each_rank<deep_ep::notify_cached>},
+    {"dispatch", of_each_rank<deep_ep::dispatch<RuntimeShape>>},
+    {"combine", of_each_rank<deep_ep::combine<RuntimeShape>>},
+    {"post", of_each_rank<deep_ep::post>},
+};
+
+// One rank's blocks of a launch. The array itself is not copied: it must live as long as they run.
+struct RankOfGrid {
+    ForRanks entry;
+    const void* array;
+    unsigned rank;
+};
+
+void enter(const void* args) {
+    const auto& here = *static_cast<const RankOfGrid*>(args);
+    blockIdx.y = here.rank;  // the entry reads it first of all: no other thread has its turn before
+    here.entry(here.array);
+}
 
 const std::map<std::string, size_t> kArgumentBytes = {
     {"layout", sizeof(deep_ep::LayoutArgs)},     {"notify", sizeof(deep_ep::NotifyArgs)},
@@ -19,46 +55,71 @@ const std::map<std::string, size_t> kArgumentBytes = {
     {"combine", sizeof(deep_ep::CombineArgs)},   {"post", sizeof(deep_ep::PostArgs)},
 };
 
-// "_ZN7deep_ep8dispatchI..." -> "dispatch"
+// "_ZN7deep_ep8dispatchI..." -> "dispatch"; "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_8dispatchI..." too
 std::string name_of(const std::string& symbol) {
-    const std::string prefix = "_ZN7deep_ep";
-    if (symbol.compare(0, prefix.size(), prefix) != 0) throw std::invalid_argument(symbol);
+    const std::string prefix = for_ranks(symbol) ? "IXadL_ZNS_" : "_ZN7deep_ep";
+    const size_t at = symbol.find(prefix);
+    if (at == std::string::npos) throw std::invalid_argument(symbol);
     size_t digits = 0;
-    const size_t length = std::stoul(symbol.substr(prefix.size()), &digits);
-    return symbol.substr(prefix.size() + digits, length);
+    const size_t length = std::stoul(symbol.substr(at + prefix.size()), &digits);
+    return symbol.substr(at + prefix.size() + digits, length);
 }
+
+std::mutex mutex;  // guards what follows
+std::map<std::pair<deep_ep::host::cuda::Stream, unsigned>, int> streams;
+std::map<uint64_t, std::vector<uint64_t>> launches;  // of the executor, by the number that ended() is asked for
 
 }  // namespace
 
+// A rank's blocks run behind that rank's earlier ones on the stream: less order than a GPU gives, where the next launch
+// begins after all ranks' blocks.
 uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, const void* args) {
-    static std::map<deep_ep::host::cuda::Stream, int> streams;
-    if (streams.count(config.stream) == 0) streams[config.stream] = Executor::get().new_stream();
+    const std::lock_guard<std::mutex> lock(mutex);
     const std::string name = name_of(symbol);
-    deep_ep::cpu::Launch launch{};
-    launch.name = kArgumentBytes.find(name)->first.c_str();
-    launch.stream = streams[config.stream];
-    launch.blocks = config.grid[0];
-    launch.threads = config.block[0];
-    launch.shared_bytes = config.shared_bytes;
-    launch.entry = deep_ep::host::find_kernel(launch.name);
-    launch.args = args;
-    launch.args_bytes = kArgumentBytes.at(name);
-    return Executor::get().launch(launch);
+    std::vector<uint64_t> parts;
+    for (unsigned rank = 0; rank < config.grid[1]; ++rank) {
+        int& stream = streams[{config.stream, rank}];
+        if (stream == 0) stream = Executor::get().new_stream();
+        deep_ep::cpu::Launch launch{};
+        launch.name = kArgumentBytes.find(name)->first.c_str();
+        launch.stream = stream;
+        launch.blocks = config.grid[0];
+        launch.threads = config.block[0];
+        launch.shared_bytes = config.shared_bytes;
+        const RankOfGrid here{for_ranks(symbol) ? kForRanks.at(name) : nullptr, args, rank};
+        if (here.entry != nullptr) {
+            launch.entry = enter;
+            launch.args = &here;
+            launch.args_bytes = sizeof(here);
+        } else {
+            launch.entry = deep_ep::host::find_kernel(launch.name);
+            launch.args = args;
+            launch.args_bytes = kArgumentBytes.at(name);
+        }
+        parts.push_back(Executor::get().launch(launch));
+    }
+    const uint64_t number = parts.back();
+    launches[number] = std::move(parts);
+    return number;
 }
 
-std::string copy_of_args(const std::string& symbol, const void* args) {
-    return {static_cast<const char*>(args), kArgumentBytes.at(name_of(symbol))};
-}
+size_t argument_bytes(const std::string& symbol) { return kArgumentBytes.at(name_of(symbol)); }
 
 void share(const void* memory, size_t bytes) { Executor::get().share_memory(memory, bytes, -1); }
 void unshare(const void* memory) { Executor::get().unshare_memory(memory); }
 
 // Lets kernels run for a while: a GPU needs nobody for that.
-bool ended(uint64_t serial) {
-    if (serial == 0) return true;
+bool ended(uint64_t number) {
+    if (number == 0) return true;
+    std::unique_lock<std::mutex> lock(mutex);
+    const std::vector<uint64_t> parts = launches.at(number);
+    lock.unlock();
     Executor& executor = Executor::get();
+    const auto all_ended = [&] {
+        return std::all_of(parts.begin(), parts.end(), [&](uint64_t serial) { return executor.finished(serial); });
+    };
     constexpr uint64_t kTurn = 200'000;  // ns
-    return executor.wait([&] { return executor.finished(serial); }, "event", executor.now_ns() + kTurn);
+    return executor.wait(all_ended, "event", executor.now_ns() + kTurn);
 }
 
 }  // namespace driver_double

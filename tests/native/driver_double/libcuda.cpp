@@ -5,6 +5,8 @@
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  how many it has
+//   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then there is no other, as under tools that
+//                   watch kernels
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
@@ -46,6 +48,7 @@ int multiprocessors() {
 thread_local int contexts_pushed = 0;
 thread_local int capture_mode = 0;  // global: nothing that a capture forbids
 thread_local bool capturing = false;
+std::mutex one_at_a_time;    // see DOUBLE_SERIAL
 std::recursive_mutex mutex;  // guards all that follows
 bool initialized = false;
 std::set<const void*> alive;                      // modules, streams, events
@@ -53,6 +56,7 @@ std::map<const void*, int> event_waits;           // queries until a recorded ev
 std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
 std::map<const void*, uint64_t> latest_launches;  // by stream
 std::map<const void*, std::string> symbols;       // by function
+std::map<const void*, size_t> host_bytes;         // of allocations in host memory
 uintptr_t next_handle = 0x1000;
 
 struct Captured {
@@ -62,6 +66,14 @@ struct Captured {
 };
 std::vector<std::vector<Captured>> graphs;
 thread_local std::vector<Captured> capture;
+
+std::string hex_word(const void* place) {
+    unsigned long long word = 0;
+    std::memcpy(&word, place, sizeof(word));
+    char text[2 * sizeof(word) + 1];
+    std::snprintf(text, sizeof(text), "%llx", word);
+    return text;
+}
 
 template <class Handle>
 Handle make() {
@@ -242,21 +254,47 @@ Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int th
     return kSuccess;
 }
 Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** parameters, void** extra) {
+    std::unique_lock<std::mutex> turn(one_at_a_time, std::defer_lock);
+    if (std::getenv("DOUBLE_SERIAL")) turn.lock();
     BEGIN(enter_in_context("cuLaunchKernelEx"));
     if (extra != nullptr || !alive.count(config->stream)) return kInvalidValue;
     const bool cooperative = config->attribute_count == 1 && config->attributes[0].id == kLaunchCooperative &&
                              config->attributes[0].value.cooperative == 1;
-    if (config->grid[0] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
-    uint64_t first = 0;
-    std::memcpy(&first, parameters[0], sizeof(first));
-    if (capturing) {
-        capture.push_back({symbols[function], *config, driver_double::copy_of_args(symbols[function], parameters[0])});
+    const unsigned *grid = config->grid, *block = config->block;
+    if (grid[0] == 0 || grid[1] == 0 || grid[2] != 1) return kInvalidValue;
+    if (uint64_t{grid[0]} * grid[1] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
+    const std::string& symbol = symbols[function];
+    std::string first_words;
+    const void* args = parameters[0];
+    if (driver_double::for_ranks(symbol)) {
+        // The parameter is the address of an array, which is as long as the grid is high.
+        std::memcpy(&args, parameters[0], sizeof(args));
+        const auto found = host_bytes.find(args);
+        if (found == host_bytes.end() || found->second % grid[1] != 0) return kInvalidValue;
+        const size_t each = found->second / grid[1], expected = driver_double::argument_bytes(symbol);
+        if (expected != 0 && each != expected) return kInvalidValue;
+        first_words = hex_word(&args) + ":";
+        for (unsigned rank = 0; rank < grid[1]; ++rank) {
+            first_words += (rank ? "," : "") + hex_word(static_cast<const char*>(args) + rank * each);
+        }
+        if (capturing) return kCaptureUnsupported;
     } else {
-        latest_launches[config->stream] = driver_double::run(symbols[function], *config, parameters[0]);
+        if (grid[1] != 1) return kInvalidValue;
+        first_words = hex_word(args);
     }
-    return enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%llx", config->grid[0],
-                 config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
-                 config->shared_bytes, cooperative, static_cast<unsigned long long>(first));
+    if (capturing) {
+        const char* bytes = static_cast<const char*>(args);
+        capture.push_back({symbol, *config, {bytes, driver_double::argument_bytes(symbol)}});
+    } else {
+        latest_launches[config->stream] = driver_double::run(symbol, *config, args);
+    }
+    RETURN_IF_FAILED(enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%s", grid[0], grid[1],
+                           grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
+                           first_words.c_str()));
+    const uint64_t latest = latest_launches[config->stream];
+    lock.unlock();  // kernels take their time
+    while (turn && !capturing && !driver_double::ended(latest)) continue;
+    return kSuccess;
 }
 Result cuEventCreate(Event* event, unsigned flags) {
     BEGIN(enter_in_context("cuEventCreate"));
@@ -334,10 +372,13 @@ Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
     DevicePointer memory = 0;
     RETURN_IF_FAILED(cuMemAlloc_v2(&memory, bytes));
     *address = reinterpret_cast<void*>(memory);
+    host_bytes[*address] = bytes;
     driver_double::share(*address, bytes);
     return kSuccess;
 }
 Result cuMemFreeHost(void* address) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    host_bytes.erase(address);
     driver_double::unshare(address);
     return cuMemFree_v2(reinterpret_cast<DevicePointer>(address));
 }

@@ -1,0 +1,33 @@
+#include "host/cuda/stream_launcher.h"
+
+#include <sched.h>
+
+#include <chrono>
+
+namespace deep_ep::host {
+namespace {
+
+constexpr uint64_t kForever = UINT64_MAX;
+constexpr unsigned kLooksPerCheck = 256;  // looks at the stream, and at the caller's signals, are slower than `ready`
+
+uint64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+}  // namespace
+
+void StreamLauncher::wait(const std::function<bool()>& ready, const char* what) { wait_for(ready, what, kForever); }
+
+bool StreamLauncher::wait_for(const std::function<bool()>& ready, const char*, uint64_t nanoseconds) {
+    const uint64_t began = now_ns();
+    for (unsigned looks = 1; !ready(); ++looks) {
+        if (nanoseconds != kForever && now_ns() - began >= nanoseconds) return false;
+        if (looks % kLooksPerCheck != 0) continue;
+        check();
+        sched_yield();
+    }
+    return true;
+}
+
+}  // namespace deep_ep::host
