@@ -220,7 +220,7 @@ class Buffer(V1Surface):
         expert_alignment : int
             The returned counts per expert are rounded up to multiples of it.
         config : Config, optional
-            `num_sms` blocks.
+            `num_sms` blocks. Default: on a GPU as few as its rates allow (`python -m deep_ep_py rates`).
         num_worst_tokens : int
             Not 0: the rows of the outputs, the same on all ranks; then the host waits for nothing, as a CUDA graph
             needs it. It must do for every rank: if one would receive more, the call fails on all. Rows that nobody
@@ -311,7 +311,7 @@ class Buffer(V1Surface):
         bias : torch.Tensor or tuple, optional
             One or two bfloat16 [tokens, hidden], added to the sums.
         config : Config, optional
-            `num_sms` blocks.
+            `num_sms` blocks. Default: on a GPU as few as its rates allow (`python -m deep_ep_py rates`).
         previous_event, async_finish, allocate_on_comm_stream
             As in `dispatch`.
 
