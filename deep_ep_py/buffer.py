@@ -58,10 +58,13 @@ class Buffer(V1Surface):
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
-        Shared memory that outputs come from, and copies of what `combine` is given elsewhere. Where it is full, rows
-        go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the machine's memory, shared
-        among the ranks, whose pages cost nothing until they are touched; on a GPU an eighth of its memory, shared
-        likewise; with software NICs on a GPU 64 MiB of host memory.
+        The most shared memory that outputs come from, and copies of what `combine` is given elsewhere. Where it is
+        full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the machine's
+        memory, shared among the ranks, whose pages cost nothing until they are touched; on a GPU an eighth of its
+        memory, shared likewise; with software NICs on a GPU 64 MiB of host memory. On a GPU without such NICs it begins
+        with at most 64 MiB: a call that finds no room goes in rounds, and there is more from the next dispatch on whose
+        counts the host waits for. Calls that wait for none, with a handle or `num_worst_tokens`, have to do with what
+        there is; so such a dispatch comes first, if need be twice.
     timeout : float
         Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int
@@ -381,10 +384,16 @@ class Buffer(V1Surface):
             `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went
             straight to or from where a rank keeps them, `rounds`: those that could not, for want of shared memory, and
             went through the Buffer (as all do to ranks that share no memory); `copied`: combines whose rows were copied
-            into shared memory first; `arena_bytes`, `arena_used`.
+            into shared memory first; `arena_bytes`: memory for outputs that is there, `arena_growths`: how often there
+            came more of it, `arena_used`.
         """
         self._engine.check_usable()
-        return {**self._engine.stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}
+        arena = {
+            "arena_bytes": self.runtime.arena_bytes,
+            "arena_growths": len(self.runtime.added_pieces()),
+            "arena_used": self.runtime.arena_used,
+        }
+        return {**self._engine.stats, **arena}
 
     def network_counters(self) -> list[dict[str, int]]:
         """Count what this rank's software NICs have sent.

@@ -67,10 +67,13 @@ class Device(Protocol):
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
         """Return how much memory for outputs a rank takes if nobody says; `by_nics`: NICs reach the heap too."""
 
-    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
-        """Make this rank's heap of at least `size` bytes."""
+    def first_arena_bytes(self, arena_bytes: int, by_nics: bool) -> int:
+        """Return how much of that memory is there from the beginning; it grows as it is needed."""
 
-    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
+    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
+        """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once."""
+
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map a peer's heap."""
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
@@ -140,14 +143,19 @@ class CpuDevice:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return memory // (2 * ranks)
 
-    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
-        """Plain memory in one process, nameless shared memory between several."""
+    def first_arena_bytes(self, arena_bytes: int, by_nics: bool) -> int:
+        """All."""
         del by_nics
+        return arena_bytes
+
+    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
+        """Plain memory in one process, nameless shared memory between several."""
+        del first, by_nics
         return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
 
-    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map the same memory."""
-        del by_nics
+        del first, by_nics
         return C.Heap.map(descriptor, size)
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:

@@ -22,6 +22,7 @@ from .driver import Driver
 from .errors import DeepEPError
 from .events import EventHandle, EventOverlap, Streams
 from .failures import error_of
+from .growth import Growth
 from .native import BUILD, C
 from .paths import Paths
 from .recovery import ranks_of, recover
@@ -94,6 +95,7 @@ class Engine:
         try:
             self._agree(bootstrap, arena_bytes, paths)
             self.runtime = self._make_runtime(bootstrap, arena_bytes, paths)
+            self._growth = Growth(bootstrap, self.runtime)
         except BaseException:
             self._let_go()
             raise
@@ -153,7 +155,8 @@ class Engine:
         )
         heap_bytes = C.heap_bytes(options)
         self._regions_offset = heap_bytes - arena_bytes - self.regions * self._region_bytes
-        heap = self.device.make_heap(heap_bytes, bootstrap.in_process, has_remote)
+        first_bytes = heap_bytes - arena_bytes + self.device.first_arena_bytes(arena_bytes, has_remote)
+        heap = self.device.make_heap(heap_bytes, first_bytes, bootstrap.in_process, has_remote)
         map_heap = partial(self.device.map_heap, by_nics=has_remote)
         runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, map_heap), network)
         runtime.on_compiling_peer(
@@ -296,10 +299,15 @@ class Engine:
             why = self._broken or "the Buffer has been destroyed, or has recovered, before it ended"
             raise DeepEPError(f"rank {self.rank}: what a {launched.call.kind} returned is not complete: {why}")
 
+    def announce_growth(self) -> None:
+        """Let the next notify that the host waits for tell how much of this rank's heap there is."""
+        self._growth.announce(self.runtime)
+
     def wait_counts(self, call: Any) -> None:
         """Wait until a dispatch's counts are there; raise if it has failed."""
         self._run(self.runtime.wait_counts, call)
         self.check_failure(call)
+        self._growth.follow(self.runtime, call)
 
     def _run(self, wait: Callable[..., Any], *arguments: Any) -> Any:
         return wait(*arguments) if self._driver is None else self._driver.run(wait, *arguments)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,8 +14,9 @@ import torch
 
 from deep_ep_py import buffer, jit
 from deep_ep_py.cuda_device import CudaDevice
-from deep_ep_py.devices import Device, from_arena
+from deep_ep_py.devices import Device
 from deep_ep_py.events import EventHandle
+from deep_ep_py.native import C
 
 
 class PretendGpu(CudaDevice):
@@ -23,6 +26,7 @@ class PretendGpu(CudaDevice):
     """
 
     warps = 4  # each thread is a fiber
+    first_bytes = 64 << 20
 
     def __init__(self, sharers: int) -> None:
         super().__init__(torch.device("cuda", 0), sharers)
@@ -32,12 +36,20 @@ class PretendGpu(CudaDevice):
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
         return 16 << 20
 
+    def first_arena_bytes(self, arena_bytes: int, by_nics: bool) -> int:
+        return arena_bytes if by_nics else min(arena_bytes, self.first_bytes)
+
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
         self.runtime = super().make_runtime(options, heaps, network)
         return self.runtime
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        return None if self.capturing() else from_arena(runtime, shape, dtype)
+    def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        address = pool_functions()[0](size, 0, None)
+        # A class of its own can be watched.
+        segment = type("Segment", (ctypes.c_uint8 * size,), {}).from_address(address)
+        weakref.finalize(segment, pool_functions()[1], address, size, 0, None).atexit = False
+        return torch.frombuffer(segment, dtype=torch.uint8).view(dtype).view(shape)
 
     def capturing(self) -> bool:
         return getattr(_captures, "open", False)
@@ -57,6 +69,16 @@ class PretendGpu(CudaDevice):
         if not self.capturing():
             assert self.runtime.settle(int(100e9))
         return EventHandle()
+
+
+def pool_functions() -> tuple[Any, Any]:
+    """What torch's allocator calls for a pool: to allocate bytes, and to free them."""
+    native = ctypes.CDLL(C.__file__)
+    allocate, free = native.deep_ep_pool_allocate, native.deep_ep_pool_free
+    allocate.restype, free.restype = ctypes.c_void_p, None
+    allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    return allocate, free
 
 
 class NamesOnly:
@@ -95,8 +117,9 @@ class Graph:
         self._driver.double_replay(self._number)
 
 
-def install(compile_kernels: bool = True) -> None:
-    """Let Buffers be made on it."""
+def install(compile_kernels: bool = True, first_arena_bytes: int = PretendGpu.first_bytes) -> None:
+    """Let Buffers be made on it, whose arenas begin with so much."""
+    PretendGpu.first_bytes = first_arena_bytes
     if not compile_kernels:
         jit.KernelCache = NamesOnly  # type: ignore[assignment, misc]
 
