@@ -58,13 +58,13 @@ class Buffer(V1Surface):
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
-        The most shared memory that outputs come from, and copies of what `combine` is given elsewhere. Where it is
-        full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the machine's
-        memory, shared among the ranks, whose pages cost nothing until they are touched; on a GPU an eighth of its
-        memory, shared likewise; with software NICs on a GPU 64 MiB of host memory. On a GPU without such NICs it begins
-        with at most 64 MiB: a call that finds no room goes in rounds, and there is more from the next dispatch on whose
-        counts the host waits for. Calls that wait for none, with a handle or `num_worst_tokens`, have to do with what
-        there is; so such a dispatch comes first, if need be twice.
+        Shared memory that outputs come from, and copies of what `combine` is given elsewhere, all of it taken at once.
+        Where it is full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the
+        machine's memory, shared among the ranks, whose pages cost nothing until they are touched; with software NICs on
+        a GPU 64 MiB of host memory; else on a GPU 64 MiB at first and, as it is needed, at most an eighth of its
+        memory, shared likewise. When a call has found no room there, there is more from the next dispatch on whose
+        counts the host waits for. Calls that wait for none, with a handle or `num_worst_tokens`, make do with what
+        there is: for these alone, name a size.
     timeout : float
         Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int

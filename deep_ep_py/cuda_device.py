@@ -17,7 +17,6 @@ from .native import C
 
 _MOST_DEFAULT_BLOCKS = 24
 _PINNED_ARENA_BYTES = 64 << 20
-_FIRST_ARENA_BYTES = 64 << 20
 _OF_ANY_SHAPE = ("notify_cached", "post")
 
 
@@ -43,6 +42,7 @@ class CudaDevice:
     fabrics: tuple[str, ...] = ("peer", "ibgda")
     poison = False
     fresh_memory_is_slow = False
+    first_arena_bytes = 64 << 20
 
     def __init__(self, device: torch.device, sharers: int = 1) -> None:
         self.torch_device = device
@@ -61,16 +61,15 @@ class CudaDevice:
         # torch's allocator deals out the arena, so that tensors there are reused in the order of streams, as all are.
         return torch.cuda.MemPool(_pool_allocator().allocator())
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
-        """Return this rank's share of an eighth of the GPU's memory, or a little of the host's."""
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        """A little at first, at most this rank's share of an eighth of the GPU's memory; a little of the host's, all at
+        once, where NICs must know of it.
+        """
         del ranks
         if by_nics:
-            return _PINNED_ARENA_BYTES
-        return torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
-
-    def first_arena_bytes(self, arena_bytes: int, by_nics: bool) -> int:
-        """Return a little; all of the host's memory, which NICs must know of from the beginning."""
-        return arena_bytes if by_nics else min(arena_bytes, _FIRST_ARENA_BYTES)
+            return _PINNED_ARENA_BYTES, _PINNED_ARENA_BYTES
+        most = torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
+        return min(most, self.first_arena_bytes), most
 
     def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
         """Physical memory with a descriptor, mapped; the host's, pinned, where threads of the host stand for NICs."""

@@ -64,11 +64,10 @@ class Device(Protocol):
     def comm_stream(self) -> Any:
         """torch.cuda.Stream that kernels run on, or None."""
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
-        """Return how much memory for outputs a rank takes if nobody says; `by_nics`: NICs reach the heap too."""
-
-    def first_arena_bytes(self, arena_bytes: int, by_nics: bool) -> int:
-        """Return how much of that memory is there from the beginning; it grows as it is needed."""
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        """Return how much memory for outputs a rank takes at first, and at most, if nobody says; `by_nics`: NICs reach
+        the heap too.
+        """
 
     def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
         """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once."""
@@ -137,16 +136,11 @@ class CpuDevice:
     fresh_memory_is_slow = True
     comm_stream = None
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
         """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
         del by_nics
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return memory // (2 * ranks)
-
-    def first_arena_bytes(self, arena_bytes: int, by_nics: bool) -> int:
-        """All."""
-        del by_nics
-        return arena_bytes
+        share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * ranks)
+        return share, share
 
     def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
         """Plain memory in one process, nameless shared memory between several."""

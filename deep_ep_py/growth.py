@@ -36,6 +36,7 @@ class Growth:
         self._rank = bootstrap.rank
         self._connections = bootstrap if isinstance(bootstrap, Connections) else None
         self._handed = int(runtime.mapped(self._rank))
+        self._warned = False
 
     def announce(self, runtime: Any) -> None:
         """Hand over what has been added to this rank's heap: the next notify announces it."""
@@ -52,7 +53,9 @@ class Growth:
         try:
             descriptor = runtime.export_piece(offset, size)
         except CudaError as error:  # too many open files, say: outputs go in rounds until it can be done
-            _log.warning("rank %d: memory for outputs cannot be shared for now: %s", self._rank, error)
+            if not self._warned:
+                _log.warning("rank %d: more memory for outputs cannot be shared for now: %s", self._rank, error)
+            self._warned = True
             return False
         try:
             return self._connections.hand_over((offset, size), descriptor)

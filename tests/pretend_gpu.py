@@ -26,18 +26,16 @@ class PretendGpu(CudaDevice):
     """
 
     warps = 4  # each thread is a fiber
-    first_bytes = 64 << 20
+    most_arena_bytes = 16 << 20
 
     def __init__(self, sharers: int) -> None:
         super().__init__(torch.device("cuda", 0), sharers)
         self.torch_device, self.blocks = torch.device("cpu"), 2
         self.runtime: Any = None
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
-        return 16 << 20
-
-    def first_arena_bytes(self, arena_bytes: int, by_nics: bool) -> int:
-        return arena_bytes if by_nics else min(arena_bytes, self.first_bytes)
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        most = self.most_arena_bytes
+        return most if by_nics else min(most, self.first_arena_bytes), most
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
         self.runtime = super().make_runtime(options, heaps, network)
@@ -117,9 +115,8 @@ class Graph:
         self._driver.double_replay(self._number)
 
 
-def install(compile_kernels: bool = True, first_arena_bytes: int = PretendGpu.first_bytes) -> None:
-    """Let Buffers be made on it, whose arenas begin with so much."""
-    PretendGpu.first_bytes = first_arena_bytes
+def install(compile_kernels: bool = True) -> None:
+    """Let Buffers be made on it."""
     if not compile_kernels:
         jit.KernelCache = NamesOnly  # type: ignore[assignment, misc]
 

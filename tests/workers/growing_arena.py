@@ -9,6 +9,7 @@ import ctypes
 import gc
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cases import Case
 from deep_ep_py import Buffer, DeepEPError
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
+from pretend_gpu import PretendGpu
 
 GRANULARITY = 2 << 20
 RANKS = 3
@@ -41,7 +43,7 @@ class Ranks:
         dist.barrier() if self.processes else self.group.barrier()
 
     def make_buffer(self, **options: Any) -> Buffer:
-        return make_buffer(self.group, CASE, "peer", device="cuda", **{"arena_bytes": MOST, **options})
+        return make_buffer(self.group, CASE, "peer", device="cuda", **{"arena_bytes": None, **options})
 
     def mapped(self) -> int:
         """How many pieces, first ones included, all processes have mapped of others so far."""
@@ -73,14 +75,23 @@ def all_pieces(ranks: Ranks, growths: int) -> int:
 
 
 def grows(ranks: Ranks) -> None:
-    """Too large at first, it goes in rounds; direct from the next dispatch on whose counts the host waits for."""
+    """Too large at first, it goes in rounds; direct from the next dispatch on whose counts the host waits for. Outputs
+    outlive the Buffers.
+    """
+    kept = fill(ranks)
+    ranks.barrier()
+    for trial, results in kept:
+        trial.check_dispatch(ranks.rank, results)
+
+
+def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     rank, trial, other = ranks.rank, TRIALS[0], TRIALS[1]
     most_rows = max(trial.most_rows, other.most_rows)
     before = ranks.mapped()
     buffer = ranks.make_buffer()
     least = buffer.stats()["arena_bytes"]
     assert 32 << 10 < least < 48 << 10 and buffer.stats()["arena_growths"] == 0
-    kept = []
+    kept: list[tuple[Trial, tuple[Any, ...]]] = []
 
     def call(trial: Trial, **options: Any) -> Callable[[], None]:
         return lambda: kept.append((trial, dispatch(buffer, trial, **options)))
@@ -117,15 +128,12 @@ def grows(ranks: Ranks) -> None:
         assert least < buffer.stats()["arena_bytes"] <= MOST
     assert "rounds" not in seen[:10] and seen.count("rounds") > 5 and set(seen[-5:]) == {"rounds"}, seen
     assert buffer.stats()["arena_bytes"] == MOST and buffer.stats()["arena_growths"] == 2
-    del kept[10:20], handle
+    del kept[10:20]
     assert how(buffer, call(trial)) == "direct", "what has been given back is there again"
     for trial, results in kept:
         trial.check_dispatch(rank, results)
     buffer.destroy()
-    del buffer
-    ranks.barrier()
-    for trial, results in kept:
-        trial.check_dispatch(rank, results)
+    return kept
 
 
 def dispatch_in_graph(buffer: Buffer, trial: Trial, rows: int) -> tuple[Any, ...]:
@@ -134,19 +142,49 @@ def dispatch_in_graph(buffer: Buffer, trial: Trial, rows: int) -> tuple[Any, ...
 
 def announced_by_the_next(ranks: Ranks) -> None:
     """What an operation has missed is not announced by one that was begun before."""
-    buffer = ranks.make_buffer()
-    first, second = (buffer._begin_dispatch(**dispatch_arguments(trial.work, buffer.rank)) for trial in TRIALS[:2])
-    for trial, pending in ((TRIALS[0], first), (TRIALS[1], second)):
-        assert how(buffer, lambda t=trial, p=pending: t.check_dispatch(buffer.rank, p.finish())) == "rounds"
-    assert how(buffer, lambda: dispatch(buffer, TRIALS[2])) == "direct"
+    buffer, rank = ranks.make_buffer(), ranks.rank
+    pending = []
+
+    def begin(trial: Trial) -> None:
+        pending.append((trial, buffer._begin_dispatch(**dispatch_arguments(trial.work, rank))))
+
+    def finish() -> None:
+        trial, begun = pending.pop(0)
+        trial.check_dispatch(rank, begun.finish())
+
+    begin(TRIALS[0])
+    begin(TRIALS[1])
+    assert how(buffer, finish) == "rounds"
+    begin(TRIALS[2])
+    assert [how(buffer, finish) for _ in range(2)] == ["rounds", "direct"]
 
 
 def dropped(ranks: Ranks) -> None:
-    """A Buffer that goes with its last reference, with a piece that has been announced to nobody."""
-    buffer = ranks.make_buffer()
-    dispatch(buffer, TRIALS[0])
-    dispatch(buffer, TRIALS[0], num_worst_tokens=TRIALS[0].most_rows)  # hands it over
+    """Buffers that go with their last reference, with a piece that has been announced to nobody, or taken by nobody."""
+    for received in (False, True):
+        buffer = ranks.make_buffer()
+        dispatch(buffer, TRIALS[0])
+        dispatch(buffer, TRIALS[0], num_worst_tokens=TRIALS[0].most_rows)  # hands it over
+        if received:
+            buffer.warmup(CASE.hidden, CASE.topk)
+        ranks.barrier()
+
+
+def all_at_once(ranks: Ranks) -> None:
+    """A size that is named is taken as it is."""
+    buffer = ranks.make_buffer(arena_bytes=32 << 10)
+    assert [how(buffer, lambda: dispatch(buffer, TRIALS[0])) for _ in range(3)] == ["rounds"] * 3
+    assert buffer.stats()["arena_growths"] == 0
     ranks.barrier()
+    buffer = ranks.make_buffer(arena_bytes=1 << 20)
+    assert buffer.stats()["arena_bytes"] == 1 << 20 and how(buffer, lambda: dispatch(buffer, TRIALS[0])) == "direct"
+    ranks.barrier()
+    if ranks.rank == 0:
+        PretendGpu.first_arena_bytes //= 2
+    with pytest.raises(ValueError, match="arena_bytes at first=.*expected the same on all ranks"):
+        ranks.make_buffer()
+    if ranks.rank == 0:
+        PretendGpu.first_arena_bytes *= 2
 
 
 def no_more_memory(ranks: Ranks) -> None:
@@ -212,25 +250,34 @@ def cannot_be_mapped(ranks: Ranks) -> None:
 
 
 SCENARIOS = (grows, announced_by_the_next, dropped, no_more_memory)
-BETWEEN_PROCESSES = (cannot_be_handed_over, cannot_be_mapped)
+BETWEEN_PROCESSES = (all_at_once, cannot_be_handed_over, cannot_be_mapped)
 
 
 def on_threads(group: Any, scenario: Callable[[Ranks], None]) -> None:
     scenario(Ranks(group, processes=False))
 
 
-def held() -> tuple[int, int]:
-    """Open files, and what the driver has made and not been given back."""
+def held() -> tuple[list[str], int]:
+    """Descriptors of what a Buffer opens, and how much the driver has made and not been given back."""
     gc.collect()
-    return len(os.listdir("/proc/self/fd")), ctypes.CDLL("libcuda.so.1").double_alive()
+    unix = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    opened = []
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # this folder's own
+            target = os.readlink(file)
+            if "memfd:" in target or "pidfd" in target or target.removeprefix("socket:[").removesuffix("]") in unix:
+                opened.append(target)
+    return sorted(opened), ctypes.CDLL("libcuda.so.1").double_alive()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--processes", action="store_true")
     processes = parser.parse_args().processes
-    pretend_gpu.install(compile_kernels=False, first_arena_bytes=32 << 10)
+    pretend_gpu.install(compile_kernels=False)
+    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = 32 << 10, MOST
     torch.set_num_threads(1)
+    Path(os.environ["DOUBLE_LOG"]).touch()
     if processes:
         dist.init_process_group("gloo")
     for scenario in SCENARIOS + (BETWEEN_PROCESSES if processes else ()):
