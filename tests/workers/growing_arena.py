@@ -289,7 +289,8 @@ def main() -> None:
             run_ranks(RANKS, on_threads, scenario, device="cuda")
         after = held()
         assert after == before, (scenario.__name__, before, after)
-        print(scenario.__name__, flush=True)
+        if not processes or dist.get_rank() == 0:
+            print(scenario.__name__, flush=True)
     if processes:
         dist.destroy_process_group()
 
