@@ -148,9 +148,10 @@ class Connections:
     def _keep_piece(self, rank: int, message: bytes, descriptors: list[int]) -> bool:
         if not message.startswith(_PIECE):
             return False
+        if not descriptors:
+            raise DeepEPError(f"rank {self.rank}: memory of rank {rank} cannot be mapped: too many files are open")
         _, offset, size = struct.unpack(_PIECE_FORMAT, message)
-        (descriptor,) = descriptors
-        self._pieces[rank].append(((offset, size), descriptor))
+        self._pieces[rank].append(((offset, size), descriptors[0]))
         return True
 
     def _send(self, message: bytes, descriptors: list[int] | None = None) -> None:

@@ -159,11 +159,8 @@ class Engine:
         heap = self.device.make_heap(heap_bytes, arena_offset + arena[0], bootstrap.in_process, has_remote)
         map_heap = partial(self.device.map_heap, by_nics=has_remote)
         runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, map_heap), network)
-        runtime.on_compiling_peer(
-            lambda call, peer: _log.warning(
-                "rank %d waits in %s: rank %d is still compiling its kernels", bootstrap.rank, call.kind, peer
-            )
-        )
+        waits = "rank %d waits in %s: rank %d is still compiling its kernels"
+        runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, bootstrap.rank, call.kind, peer))
         if isinstance(bootstrap, Connections):
             runtime.watch(bootstrap.watched())
         bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to

@@ -44,9 +44,7 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
     return runtime;
 }
 
-Heap& own_heap(const Runtime& runtime) {
-    return *runtime.heaps()[static_cast<size_t>(runtime.options().rank)];
-}
+Heap& own_heap(const Runtime& runtime) { return *runtime.heaps()[static_cast<size_t>(runtime.options().rank)]; }
 
 void delete_capsule(PyObject* capsule) {
     // A consumer renames the capsule and deletes the tensor itself.

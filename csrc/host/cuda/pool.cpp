@@ -43,9 +43,9 @@ void* allocate_plain(size_t bytes, int device) {
     return memory;
 }
 
-// What peers have not mapped yet is memory like any other until they have: what lies there is not offered (P10), and
-// that the caller finds out by Arena::contains. torch keeps what it is given here, and hands it out again when an output
-// is gone: so it had better be what peers will see by then, not plain memory.
+// What peers have not mapped yet is memory like any other until they have: an output there is not offered, as
+// Arena::contains tells, and whoever asked for it takes another (P10). torch keeps what it is given here, and hands it
+// out again later: so it had better be what peers will see by then than plain memory, which they never will.
 std::optional<uint64_t> allocate_in(Arena& arena, size_t bytes) {
     if (const auto offset = arena.allocate(bytes)) return offset;
     try {

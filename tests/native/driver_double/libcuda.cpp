@@ -464,7 +464,8 @@ Result cuMemUnmap(DevicePointer address, size_t bytes) {
 }
 Result cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess* access, size_t count) {
     BEGIN(enter_in_context("cuMemSetAccess"));
-    if (!mapped.count(address) || mapped[address] != bytes || count != 1 || access->flags != kAccessReadWrite) return kInvalidValue;
+    if (!mapped.count(address) || mapped[address] != bytes || count != 1 || access->flags != kAccessReadWrite)
+        return kInvalidValue;
     return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) == 0 ? kSuccess : kInvalidValue;
 }
 
