@@ -59,10 +59,13 @@ class Buffer(V1Surface):
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
-        Shared memory that outputs come from, and copies of what `combine` is given elsewhere. Where it is full, rows
-        go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the machine's memory, shared
-        among the ranks, whose pages cost nothing until they are touched; on a GPU an eighth of its memory, shared
-        likewise; with software NICs on a GPU 64 MiB of host memory.
+        Shared memory that outputs come from, and copies of what `combine` is given elsewhere, all of it taken at once.
+        Where it is full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the
+        machine's memory, shared among the ranks, whose pages cost nothing until they are touched; with software NICs on
+        a GPU 64 MiB of host memory; else on a GPU 64 MiB at first and, as it is needed, at most an eighth of its
+        memory, shared likewise. When a call has found no room there, there is more from the next dispatch on whose
+        counts the host waits for. Calls that wait for none, with a handle or `num_worst_tokens`, make do with what
+        there is: for these alone, name a size.
     timeout : float
         Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int
@@ -385,10 +388,16 @@ class Buffer(V1Surface):
             `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went
             straight to or from where a rank keeps them, `rounds`: those that could not, for want of shared memory, and
             went through the Buffer (as all do to ranks that share no memory); `copied`: combines whose rows were copied
-            into shared memory first; `arena_bytes`, `arena_used`.
+            into shared memory first; `arena_bytes`: memory for outputs that is there, `arena_growths`: how often there
+            came more of it, `arena_used`.
         """
         self._engine.check_usable()
-        return {**self._engine.stats, "arena_bytes": self.runtime.arena_bytes, "arena_used": self.runtime.arena_used}
+        arena = {
+            "arena_bytes": self.runtime.arena_bytes,
+            "arena_growths": len(self.runtime.added_pieces()),
+            "arena_used": self.runtime.arena_used,
+        }
+        return {**self._engine.stats, **arena}
 
     def network_counters(self) -> list[dict[str, int]]:
         """Count what this rank's software NICs have sent.

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 EXCHANGE_SECONDS = 1800.0
 """How long ranks wait for others that live: as process groups do. That one has died they hear at once."""
 
+Piece = tuple[int, int]
+"""A part of a rank's heap: offset and bytes."""
+
 _MOST_BYTES = 1 << 16
+_PIECE, _PIECE_FORMAT = b"piece", "=5sQQ"
+"""What a message about a piece begins with, as no pickle does."""
 _DYING_MS = 50
 """How long after its sockets a process may still seem to live."""
 
@@ -51,7 +57,8 @@ class Connections:
         self._outgoing: dict[int, socket.socket] = {}
         self._incoming: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
-        maps = (self._outgoing, self._incoming, self._processes)
+        self._pieces: dict[int, deque[tuple[Piece, int]]] = defaultdict(deque)
+        maps = (self._outgoing, self._incoming, self._processes, self._pieces)
         self._finalizer = weakref.finalize(self, _close, *maps)
         self._finalizer.atexit = False  # a process that just ends is told of by its end
 
@@ -67,6 +74,8 @@ class Connections:
                     sockets.pop(rank).close()
             if rank in self._processes:
                 os.close(self._processes.pop(rank))
+            for _, descriptor in self._pieces.pop(rank, ()):
+                os.close(descriptor)
 
     def watched(self) -> list[tuple[int, int]]:
         """Return pairs of a rank and a descriptor that becomes readable when that rank ends, or lets go."""
@@ -101,6 +110,50 @@ class Connections:
             raise
         return theirs
 
+    def hand_over(self, piece: Piece, descriptor: int) -> bool:
+        """Give every other rank a descriptor of a piece of this rank's heap, for its `next_piece`. Nobody waits: false
+        where that would have to be, and then it is to be done once more.
+        """
+        message = struct.pack(_PIECE_FORMAT, _PIECE, *piece)
+        for connection in self._outgoing.values():
+            try:
+                socket.send_fds(connection, [message], [descriptor], socket.MSG_DONTWAIT)
+            except ConnectionError:
+                pass  # its rank has ended: whoever waits for it will hear of that
+            except OSError:  # too much lies there unread
+                return False
+        return True
+
+    def next_piece(self, rank: int) -> tuple[Piece, int]:
+        """Return the next piece that a rank has handed over, and its descriptor, until `drop_piece`.
+
+        Raises
+        ------
+        DeepEPError
+            If there is none.
+        """
+        if not self._pieces[rank]:
+            try:
+                received = _receive_from(self._incoming[rank], socket.MSG_DONTWAIT)
+            except OSError:
+                received = b"", []
+            if not self._keep_piece(rank, *received):
+                raise DeepEPError(f"rank {self.rank}: rank {rank} has announced memory that it has not handed over")
+        return self._pieces[rank][0]
+
+    def drop_piece(self, rank: int) -> None:
+        """Close what `next_piece` has returned, and go on to the next."""
+        os.close(self._pieces[rank].popleft()[1])
+
+    def _keep_piece(self, rank: int, message: bytes, descriptors: list[int]) -> bool:
+        if not message.startswith(_PIECE):
+            return False
+        if not descriptors:
+            raise DeepEPError(f"rank {self.rank}: memory of rank {rank} cannot be mapped: too many files are open")
+        _, offset, size = struct.unpack(_PIECE_FORMAT, message)
+        self._pieces[rank].append(((offset, size), descriptors[0]))
+        return True
+
     def _send(self, message: bytes, descriptors: list[int] | None = None) -> None:
         for rank, connection in self._outgoing.items():
             try:
@@ -114,13 +167,16 @@ class Connections:
         deadline = time.monotonic() + EXCHANGE_SECONDS
         while missing:
             for ready in self._poll(list(missing), deadline, list(missing.values())):
-                rank = missing.pop(ready)
+                rank = missing[ready]
                 try:
-                    message, descriptors, _, _ = socket.recv_fds(self._incoming[rank], _MOST_BYTES, 1)
+                    message, descriptors = _receive_from(self._incoming[rank])
                 except ConnectionError:
                     message, descriptors = b"", []
                 if not message:
                     self._raise_gone(rank)
+                if self._keep_piece(rank, message, descriptors):
+                    continue  # the message that is waited for is behind it
+                del missing[ready]
                 yield rank, message, descriptors
 
     def meet(self, listener: socket.socket, names: list[str]) -> None:
@@ -237,7 +293,7 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
     return connections
 
 
-def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int], Any]) -> list[Any]:
+def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int, int], Any]) -> list[Any]:
     """Give every rank every rank's heap.
 
     Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
@@ -250,7 +306,7 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int
     heap : native.C.Heap
         This rank's heap; the same size on all ranks.
     map_heap : callable
-        Makes a peer's heap of its descriptor and size.
+        Makes a peer's heap of its descriptor, its size, and how much of it there is.
 
     Returns
     -------
@@ -268,7 +324,7 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int
     descriptors = bootstrap.exchange_descriptors(heap.descriptor)
     try:
         for rank, descriptor in descriptors.items():
-            heaps[rank] = map_heap(descriptor, heap.bytes)
+            heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
@@ -282,13 +338,21 @@ def _make_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
+def _receive_from(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
+    """Return a message and what descriptors came with it."""
+    message, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 1, flags | socket.MSG_CMSG_CLOEXEC)
+    return message, descriptors
+
+
 def _credentials(connection: socket.socket) -> tuple[int, ...]:
     """Return the other end's process, user and group."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
 
 
-def _close(outgoing: dict[int, Any], incoming: dict[int, Any], processes: dict[int, int]) -> None:
+def _close(
+    outgoing: dict[int, Any], incoming: dict[int, Any], processes: dict[int, int], pieces: dict[int, Any]
+) -> None:
     for connection in (*outgoing.values(), *incoming.values()):
         connection.close()
-    for descriptor in processes.values():
+    for descriptor in (*processes.values(), *(one for kept in pieces.values() for _, one in kept)):
         os.close(descriptor)

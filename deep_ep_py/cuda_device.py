@@ -48,6 +48,7 @@ class CudaDevice:
     fabrics: tuple[str, ...] = ("peer", "ibgda")
     poison = False
     fresh_memory_is_slow = False
+    first_arena_bytes = 64 << 20
 
     def __init__(
         self,
@@ -89,24 +90,27 @@ class CudaDevice:
         # torch's allocator deals out the arena, so that tensors there are reused in the order of streams, as all are.
         return torch.cuda.MemPool(_pool_allocator().allocator())
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
-        """Return this rank's share of an eighth of the GPU's memory, or a little of the host's. It is taken at once."""
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        """A little at first, at most this rank's share of an eighth of the GPU's memory; a little of the host's, all at
+        once, where NICs must know of it.
+        """
         del ranks
         if by_nics:
-            return _PINNED_ARENA_BYTES
-        return torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
+            return _PINNED_ARENA_BYTES, _PINNED_ARENA_BYTES
+        most = torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
+        return min(most, self.first_arena_bytes), most
 
-    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
+    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
         """Physical memory with a descriptor, mapped; the host's, pinned, where threads of the host stand for NICs."""
         if by_nics:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
-        return C.cuda.make_heap(self._context, size)
+        return C.cuda.make_heap(self._context, size, first)
 
-    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map the same physical memory."""
         if by_nics:
             return self._pinned(C.Heap.map(descriptor, size))
-        return C.cuda.map_heap(self._context, descriptor, size)
+        return C.cuda.map_heap(self._context, descriptor, size, first)
 
     def _pinned(self, heap: Any) -> Any:
         C.cuda.pin_heap(self._context, heap)
@@ -117,15 +121,22 @@ class CudaDevice:
         return C.cuda.make_runtime(options, heaps, network, self._context, self._launcher)
 
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """From a pool over the arena.
+        """From a pool over the arena, which grows for the next calls where it has no room.
 
         None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool.
         """
         if self.capturing():
             return None
-        with C.cuda.pool_over(runtime), torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
-            tensor = torch.empty(shape, dtype=dtype, device=self.torch_device)
+        try:
+            with C.cuda.pool_over(runtime):
+                tensor = self._empty_in_pool(shape, dtype)
+        except torch.cuda.OutOfMemoryError:
+            return None
         return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
+
+    def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        with torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
+            return torch.empty(shape, dtype=dtype, device=self.torch_device)
 
     def view(self, address: int, size: int) -> torch.Tensor:
         """By the interface that CUDA libraries exchange arrays by."""

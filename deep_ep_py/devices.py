@@ -70,13 +70,15 @@ class Device(Protocol):
     def blocks_for(self, moved: float) -> int:
         """Return the blocks of a kernel that reads and writes so many bytes of rows, where no Config says otherwise."""
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
-        """Return how much memory for outputs a rank takes if nobody says; `by_nics`: NICs reach the heap too."""
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        """Return how much memory for outputs a rank takes at first, and at most, if nobody says; `by_nics`: NICs reach
+        the heap too.
+        """
 
-    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
-        """Make this rank's heap of at least `size` bytes."""
+    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
+        """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once."""
 
-    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map a peer's heap."""
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
@@ -140,20 +142,20 @@ class CpuDevice:
     fresh_memory_is_slow = True
     comm_stream = None
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
         """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
         del by_nics
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return memory // (2 * ranks)
+        share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * ranks)
+        return share, share
 
-    def make_heap(self, size: int, in_process: bool, by_nics: bool) -> Any:
+    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
         """Plain memory in one process, nameless shared memory between several."""
-        del by_nics
+        del first, by_nics
         return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
 
-    def map_heap(self, descriptor: int, size: int, by_nics: bool) -> Any:
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map the same memory."""
-        del by_nics
+        del first, by_nics
         return C.Heap.map(descriptor, size)
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:

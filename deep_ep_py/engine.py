@@ -23,6 +23,7 @@ from .driver import Driver
 from .errors import DeepEPError
 from .events import EventHandle, EventOverlap, Streams
 from .failures import error_of
+from .growth import Growth
 from .native import BUILD, C
 from .paths import Paths
 from .recovery import ranks_of, recover
@@ -64,6 +65,8 @@ class Engine:
     ----------
     rank, ranks : int
         This rank, and how many there are.
+    growth : Growth
+        Of the heaps.
     generation : int
         Of operations: one more, or some more, with each recovery. The same on all ranks.
     mask : int
@@ -87,15 +90,16 @@ class Engine:
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
         self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
-        if arena_bytes is None:
-            arena_bytes = device.default_arena_bytes(self.ranks, paths.has_remote(self.ranks))
-        arena_bytes = arena_bytes // _PAGE * _PAGE
+        by_nics, named = paths.has_remote(self.ranks), arena_bytes
+        first, most = device.default_arena_bytes(self.ranks, by_nics) if named is None else (named, named)
+        arena = (first // _PAGE * _PAGE, most // _PAGE * _PAGE)
         self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
         self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
         self._bootstrap = bootstrap = connect(bootstrap)
         try:
-            self._agree(bootstrap, arena_bytes, paths)
-            self.runtime = self._make_runtime(bootstrap, arena_bytes, paths)
+            self._agree(bootstrap, arena, paths)
+            self.runtime = self._make_runtime(bootstrap, arena, paths)
+            self.growth = Growth(bootstrap, self.runtime)
         except BaseException:
             self._let_go()
             raise
@@ -113,14 +117,15 @@ class Engine:
         self.generation, self.mask = 1, 0
         self._attempts = 0
 
-    def _agree(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> None:
+    def _agree(self, bootstrap: Bootstrap, arena: tuple[int, int], paths: Paths) -> None:
         """Refuse ranks that were started differently before they share memory."""
         mine = {
             "version": __version__,
             "build": BUILD,
             "device": self.device.torch_device.type,
             "num_nvl_bytes": self.num_nvl_bytes,
-            "arena_bytes": arena_bytes,
+            "arena_bytes": arena[1],
+            "arena_bytes at first": arena[0],
             "fabric": paths.fabric,
             "ranks_per_node": paths.ranks_per_node,
             "nic": paths.nic,
@@ -134,35 +139,30 @@ class Engine:
                         f"rank {peer} has {theirs[name]!r}"
                     )
 
-    def _make_runtime(self, bootstrap: Bootstrap, arena_bytes: int, paths: Paths) -> Any:
+    def _make_runtime(self, bootstrap: Bootstrap, arena: tuple[int, int], paths: Paths) -> Any:
         has_remote = paths.has_remote(self.ranks)
         options = C.BufferOptions(
             rank=self.rank,
             ranks=self.ranks,
             regions=self.regions,
             region_bytes=self._region_bytes,
-            arena_bytes=arena_bytes,
+            arena_bytes=arena[1],
             timeout_ns=int(self.timeout * 1e9),
             calls=max(self.regions, self.device.calls),
             poison=bootstrap.in_process and self.device.poison,
             has_remote=has_remote,
             mapped=[paths.mapped(self.rank, peer) for peer in range(self.ranks)],
         )
-        network = C.NetworkOptions(
-            nic=paths.nic.native(),
-            weak=paths.fabric != "ibgda",
-            in_process=bootstrap.in_process,
-        )
+        weak = paths.fabric != "ibgda"
+        network = C.NetworkOptions(nic=paths.nic.native(), weak=weak, in_process=bootstrap.in_process)
         heap_bytes = C.heap_bytes(options)
-        self._regions_offset = heap_bytes - arena_bytes - self.regions * self._region_bytes
-        heap = self.device.make_heap(heap_bytes, bootstrap.in_process, has_remote)
+        arena_offset = heap_bytes - arena[1]
+        self._regions_offset = arena_offset - self.regions * self._region_bytes
+        heap = self.device.make_heap(heap_bytes, arena_offset + arena[0], bootstrap.in_process, has_remote)
         map_heap = partial(self.device.map_heap, by_nics=has_remote)
         runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, map_heap), network)
-        runtime.on_compiling_peer(
-            lambda call, peer: _log.warning(
-                "rank %d waits in %s: rank %d is still compiling its kernels", bootstrap.rank, call.kind, peer
-            )
-        )
+        waits = "rank %d waits in %s: rank %d is still compiling its kernels"
+        runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, bootstrap.rank, call.kind, peer))
         if isinstance(bootstrap, Connections):
             runtime.watch(bootstrap.watched())
         bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
@@ -302,6 +302,7 @@ class Engine:
         """Wait until a dispatch's counts are there; raise if it has failed."""
         self._run(self.runtime.wait_counts, call)
         self.check_failure(call)
+        self.growth.follow(self.runtime, call)
 
     def _run(self, wait: Callable[..., Any], *arguments: Any) -> Any:
         return wait(*arguments) if self._driver is None else self._driver.run(wait, *arguments)

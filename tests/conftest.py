@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from builds import BUILD, EXAMPLES
+from native_programs import build_driver_double
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
 # found once stays found.
@@ -38,3 +39,9 @@ def build() -> str:
 def workers() -> Path:
     """Where the scripts lie that tests run under torchrun."""
     return Path(__file__).parent / "workers"
+
+
+@pytest.fixture(scope="session")
+def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-in for libcuda.so.1, which runs the library's kernels on a CPU."""
+    return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,8 +14,9 @@ import torch
 
 from deep_ep_py import buffer, jit
 from deep_ep_py.cuda_device import CudaDevice
-from deep_ep_py.devices import Device, MakeLauncher, from_arena
+from deep_ep_py.devices import Device, MakeLauncher
 from deep_ep_py.events import EventHandle
+from deep_ep_py.native import C
 
 
 class PretendGpu(CudaDevice):
@@ -23,21 +26,28 @@ class PretendGpu(CudaDevice):
     """
 
     warps = 4  # each thread is a fiber
+    most_arena_bytes = 16 << 20
 
     def __init__(self, sharers: int, make_launcher: MakeLauncher | None = None) -> None:
         super().__init__(torch.device("cuda", 0), sharers, make_launcher=make_launcher)
         self.torch_device, self.blocks = torch.device("cpu"), 2
         self.runtime: Any = None
 
-    def default_arena_bytes(self, ranks: int, by_nics: bool) -> int:
-        return 16 << 20
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        most = self.most_arena_bytes
+        return most if by_nics else min(most, self.first_arena_bytes), most
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
         self.runtime = super().make_runtime(options, heaps, network)
         return self.runtime
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        return None if self.capturing() else from_arena(runtime, shape, dtype)
+    def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        address = pool_functions()[0](size, 0, None)
+        # A class of its own can be watched.
+        segment = type("Segment", (ctypes.c_uint8 * size,), {}).from_address(address)
+        weakref.finalize(segment, pool_functions()[1], address, size, 0, None).atexit = False
+        return torch.frombuffer(segment, dtype=torch.uint8).view(dtype).view(shape)
 
     def capturing(self) -> bool:
         return getattr(_captures, "open", False)
@@ -57,6 +67,16 @@ class PretendGpu(CudaDevice):
         if not self.capturing():
             assert self.runtime.settle(int(100e9))
         return EventHandle()
+
+
+def pool_functions() -> tuple[Any, Any]:
+    """What torch's allocator calls for a pool: to allocate bytes, and to free them."""
+    native = ctypes.CDLL(C.__file__)
+    allocate, free = native.deep_ep_pool_allocate, native.deep_ep_pool_free
+    allocate.restype, free.restype = ctypes.c_void_p, None
+    allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    return allocate, free
 
 
 class NamesOnly:

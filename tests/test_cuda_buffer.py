@@ -17,7 +17,6 @@ from rich.console import Console
 from cases import BY_NAME
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
-from native_programs import build_driver_double
 from test_processes import shared_memory, torchrun
 
 RANKS, ROW_BYTES, TOPK = 4, 528, 4
@@ -29,11 +28,6 @@ KERNELS_OF = {
 }
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
-
-
-@pytest.fixture(scope="module")
-def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=True)
 
 
 @pytest.fixture(scope="module")

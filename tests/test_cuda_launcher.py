@@ -323,14 +323,14 @@ def test_heaps_are_shared_between_processes(double: Path, tmp_path: Path) -> Non
 import gc, sys
 context = cuda.Context(0)
 memory = cuda.Memory(context)
-heap = cuda.make_heap(context, 3 << 20)
+heap = cuda.make_heap(context, 3 << 20, 3 << 20)
 words = [heap.base, heap.base + heap.bytes - 8]
 memory.store_words(words, 7 << 32 | 5)
 print(heap.bytes == 4 << 20, [hex(memory.load_word(word)) for word in words])
 sys.stdout.flush()
 child = os.fork()
 if child == 0:
-    peer = cuda.map_heap(context, heap.descriptor, heap.bytes)
+    peer = cuda.map_heap(context, heap.descriptor, heap.bytes, heap.bytes)
     assert peer.base != heap.base and peer.bytes == heap.bytes
     assert memory.load_word(peer.base) == 7 << 32 | 5
     memory.store_words([peer.base + 8], 99)
@@ -361,7 +361,7 @@ def test_a_heap_that_fails_leaves_nothing(double: Path, tmp_path: Path, call: st
     program = """
 import gc
 context = cuda.Context(0)
-print(refused(cuda.make_heap, context, 1000))
+print(refused(cuda.make_heap, context, 1000, 1000))
 del context
 gc.collect()
 """

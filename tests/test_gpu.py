@@ -16,6 +16,7 @@ import deep_ep_py as deep_ep
 import oracle
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.compat.utils import bench, bench_kineto
+from deep_ep_py.cuda_device import CudaDevice
 from deep_ep_py.free_ranks import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
@@ -279,6 +280,32 @@ def test_a_recorded_stream_keeps_an_output() -> None:
     run_ranks(trials[0].case.ranks, on_each_rank, device="cuda")
 
 
+def test_an_arena_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output that finds no room makes it larger, while kernels of other ranks run that wait for this one's. The
+    dispatch after it goes straight into the new memory.
+    """
+    monkeypatch.setattr(CudaDevice, "first_arena_bytes", 0)
+    trials = [Trial.of(WIDE, seed) for seed in (1, 2)]
+
+    def on_each_rank(group: Any) -> None:
+        buffer, kept, direct = make_warm(group, WIDE), [], [0]
+        for turn in range(8):
+            trial = trials[turn % 2]
+            kept.append((trial, buffer.dispatch(**arguments_of(trial, buffer.rank))))
+            direct.append(buffer.stats()["direct"])
+        assert direct[:3] == [0, 0, 1] and all(after > before for before, after in zip(direct, direct[2:]))
+        assert buffer.stats()["arena_growths"] > 1
+        for trial, results in kept:
+            trial.check_dispatch(buffer.rank, results)
+        buffer.destroy()
+        del buffer
+        gc.collect()
+        for trial, results in kept:
+            trial.check_dispatch(group.rank(), results)
+
+    run_ranks(WIDE.ranks, on_each_rank, device="cuda")
+
+
 def test_outputs_outlive_the_buffer() -> None:
     trial = Trial.of(BY_NAME["uniform"])
 
@@ -351,9 +378,16 @@ def test_processes_that_share_a_gpu(workers: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_an_arena_grows_between_processes(workers: Path) -> None:
+    done = torchrun(workers / "round_trip.py", 2, "--device=cuda:0", "--growing")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 GPUs")
-def test_processes_with_a_gpu_each(workers: Path) -> None:
-    done = torchrun(workers / "round_trip.py", min(8, torch.cuda.device_count()), "--device=cuda:local")
+@pytest.mark.parametrize("arguments", [(), ("--growing",)], ids=["at_once", "growing"])
+def test_processes_with_a_gpu_each(workers: Path, arguments: tuple[str, ...]) -> None:
+    ranks = min(8, torch.cuda.device_count())
+    done = torchrun(workers / "round_trip.py", ranks, "--device=cuda:local", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,10 +1,14 @@
-"""P10: outputs come from the arena while it lasts; an operation that finds it full takes rounds."""
+"""P10: outputs come from the arena while it lasts; an operation that finds it full takes rounds. On a GPU it then
+grows: a stand-in for the driver shows it.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,8 @@ import torch
 import deep_ep_py as deep_ep
 from cases import Case
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
+from test_cuda_buffer import on_threads
+from test_processes import shared_memory, torchrun
 
 # Each rank receives 40 rows of 512 bytes.
 CASE = Case("arena", ranks=2, tokens=20, hidden=256, topk=2, experts=2)
@@ -127,3 +133,28 @@ def test_an_interrupted_operation_keeps_its_outputs(arena_bytes: int | None) -> 
                 pending.finish()
 
     under_schedules(2, on_each_rank)
+
+
+# What each of them does says tests/workers/growing_arena.py.
+GROWING = ["grows", "announced_by_the_next", "dropped", "no_more_memory"]
+BETWEEN_PROCESSES = ["all_at_once", "cannot_be_handed_over", "cannot_be_mapped"]
+
+
+@pytest.mark.once
+@pytest.mark.processes
+def test_an_arena_grows_in_one_process(double: Path, workers: Path, tmp_path: Path) -> None:
+    assert on_threads(double, workers / "growing_arena.py", tmp_path / "log").split() == GROWING
+
+
+@pytest.mark.once
+@pytest.mark.processes
+def test_an_arena_grows_between_processes(
+    double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
+    before = shared_memory()
+    done = torchrun(workers / "growing_arena.py", 3, "--processes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() <= before
+    assert done.stdout.split() == GROWING + BETWEEN_PROCESSES

@@ -85,6 +85,8 @@ void Runtime::start_generation(uint32_t generation, uint64_t mask) {
     memory_->store_words({host_word(header(options_.rank)->announcement)}, 0);
     *farewell_ = {};
     calls_.clear();
+    // A peer may have failed before it mapped what this rank took for mapped: it is announced once more (P10).
+    arena_->share_first_only();
     generation_ = generation;
     mask_ = mask;
     write_context();

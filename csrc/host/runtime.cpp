@@ -186,6 +186,10 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     args.plan = plan;
     args.rows_to_rank = pointer<i32>(rows_to_rank);
     args.rows_per_expert = call->report->rows_per_expert;
+    if (most_rows == 0) {
+        args.heap_bytes = announced_;
+        args.heaps = call->report->heap_bytes;
+    }
     call->serial = launch("notify", args.shape, blocks, 0, &args, sizeof(args));
     return call;
 }
@@ -275,12 +279,13 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
 
 std::shared_ptr<Call> Runtime::post(PostArgs posts, unsigned blocks) {
     const wire::HeapLayout heap = heap_layout(options_);
-    const auto check = [&](const char* name, uint64_t offset, uint64_t bytes, uint64_t alignment) {
-        const bool inside = offset >= heap.arena_offset() && offset <= heap.bytes() && bytes <= heap.bytes() - offset;
+    const auto check = [&](const char* name, int rank, uint64_t offset, uint64_t bytes, uint64_t alignment) {
+        const uint64_t end = std::min<uint64_t>(heap.bytes(), heaps_[static_cast<size_t>(rank)]->mapped());
+        const bool inside = offset >= heap.arena_offset() && offset <= end && bytes <= end - offset;
         if (inside && offset % alignment == 0) return;
         throw std::invalid_argument(std::string(name) + "=" + std::to_string(offset) + ": expected " +
                                     std::to_string(bytes) + " bytes within an arena, [" +
-                                    std::to_string(heap.arena_offset()) + ", " + std::to_string(heap.bytes()) +
+                                    std::to_string(heap.arena_offset()) + ", " + std::to_string(end) +
                                     "), at a multiple of " + std::to_string(alignment));
     };
     if (posts.to >= static_cast<uint32_t>(options_.ranks)) {
@@ -296,10 +301,11 @@ std::shared_ptr<Call> Runtime::post(PostArgs posts, unsigned blocks) {
                                     std::to_string(wire::kPieceBytes) + ", at most " +
                                     std::to_string(most_put_bytes()));
     }
-    check("source", posts.source, posts.bytes, wire::kPieceBytes);
+    check("source", options_.rank, posts.source, posts.bytes, wire::kPieceBytes);
     const u64 posters = u64{blocks} * posts.posters;
-    check("target", posts.target, posters * posts.bytes, wire::kPieceBytes);
-    check("words", posts.words, posters * sizeof(u64), sizeof(u64));
+    const int to = static_cast<int>(posts.to);
+    check("target", to, posts.target, posters * posts.bytes, wire::kPieceBytes);
+    check("words", to, posts.words, posters * sizeof(u64), sizeof(u64));
     auto call = open(wire::Kind::kNone);
     posts.call = call_args(*call);
     call->serial = launch("post", {}, blocks, 0, &posts, sizeof(posts));
@@ -311,6 +317,15 @@ void Runtime::wait_counts(Call& call) {
         // Pairs with notify's release: the counts are visible. A call that failed ends without them.
         return __atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
     });
+}
+
+std::vector<std::pair<int, uint64_t>> Runtime::behind(const Call& call) const {
+    std::vector<std::pair<int, uint64_t>> ranks;
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+        const uint64_t announced = call.report->heap_bytes[rank];
+        if (announced > heaps_[static_cast<size_t>(rank)]->mapped()) ranks.emplace_back(rank, announced);
+    }
+    return ranks;
 }
 
 void Runtime::wait(Call& call) {

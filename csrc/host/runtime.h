@@ -35,6 +35,7 @@ struct Report {
     static constexpr uint32_t kMostExperts = 2048;  // of a rank
     wire::Outcome outcome;
     int32_t rows_per_expert[kMostExperts];
+    u64 heap_bytes[wire::kMostRanks];  // of each rank's heap: what it announces (P10)
 };
 
 // One call of a collective: what its kernels share, and what they tell the host.
@@ -114,6 +115,14 @@ class Runtime {
 
     // Until the counts of a dispatch are there, or the call has ended without.
     void wait_counts(Call& call);
+
+    // Heaps that grow (P10). What peers have been handed of this rank's heap: the next notify that a host waits for
+    // announces it.
+    void announce(uint64_t heap_bytes) { announced_ = heap_bytes; }
+    // After wait_counts: ranks that have announced more of their heap than is mapped here, and how much.
+    std::vector<std::pair<int, uint64_t>> behind(const Call& call) const;
+    // When nothing is behind: outputs of this and later calls may lie in what this rank has announced with it.
+    void share(const Call& call) { arena_->share(call.report->heap_bytes[options_.rank]); }
     // Until all launched kernels of the call have ended.
     void wait(Call& call);
     // Until a launch that is no operation's has ended.
@@ -208,6 +217,7 @@ class Runtime {
     const std::shared_ptr<i64> wrong_id_;                 // LayoutArgs::wrong_id
     const std::shared_ptr<Context> context_;
     uint64_t timeout_ns_;
+    uint64_t announced_ = 0;
     uint32_t generation_ = 1;  // Context::generation
     uint64_t mask_ = 0;        // Context::mask
     // Kept until retired: a failed one for good, agents may still hold its addresses; one of a graph likewise.

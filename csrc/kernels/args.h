@@ -41,6 +41,8 @@ struct NotifyArgs {
     Plan plan;
     i32* rows_to_rank;     // [ranks] rows this rank sends to each
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
+    u64 heap_bytes;        // what this rank announces of its heap (P10)
+    u64* heaps;            // [ranks] host-visible: what each rank has announced; null where the host does not wait
 };
 
 struct NotifyCachedArgs {

@@ -38,6 +38,7 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
         header.generation = op.context().generation;
         header.tokens = args.tokens;
         header.mask = op.context().mask;
+        header.heap_bytes = args.heap_bytes;
         *reinterpret_cast<wire::NotifyHeader*>(message) = header;
     }
     i32* rows_to_rank = reinterpret_cast<i32*>(message + sizeof(wire::NotifyHeader));
@@ -64,6 +65,7 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (!op.present(r)) {
             args.plan.source_tokens[r] = 0;
+            if (args.heaps != nullptr) args.heaps[r] = 0;
             continue;
         }
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
@@ -76,6 +78,7 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
             op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, header.mask);
         }
         args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
+        if (args.heaps != nullptr) args.heaps[r] = header.heap_bytes;  // the host reads it after `counts_ready`
         op.consume(wire::kNotify, r, 1);
     }
     return op.meet();

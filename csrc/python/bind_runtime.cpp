@@ -44,6 +44,8 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
     return runtime;
 }
 
+Heap& own_heap(const Runtime& runtime) { return *runtime.heaps()[static_cast<size_t>(runtime.options().rank)]; }
+
 void delete_capsule(PyObject* capsule) {
     // A consumer renames the capsule and deletes the tensor itself.
     if (!PyCapsule_IsValid(capsule, "dltensor")) return;
@@ -72,6 +74,7 @@ void bind_heap(py::module_& m) {
         .def("close_descriptor", &Heap::close_descriptor)
         .def_property_readonly("descriptor", &Heap::descriptor)
         .def_property_readonly("bytes", &Heap::bytes)
+        .def_property_readonly("mapped", &Heap::mapped)
         .def_property_readonly("base", [](const Heap& heap) { return reinterpret_cast<uint64_t>(heap.base()); });
 }
 
@@ -260,6 +263,34 @@ void bind_runtime(py::module_& m) {
             py::kw_only(), py::arg("to"), py::arg("posters"), py::arg("puts"), py::arg("bytes"), py::arg("source"),
             py::arg("target"), py::arg("words"), py::arg("blocks"), NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())
+        .def(
+            "added_pieces",
+            [](const Runtime& runtime) {
+                std::vector<std::pair<size_t, size_t>> pieces;
+                for (const Heap::Piece& piece : own_heap(runtime).added()) {
+                    pieces.emplace_back(piece.offset, piece.bytes);
+                }
+                return pieces;
+            },
+            "Offset and bytes of each piece that this rank's heap has grown by.")
+        .def(
+            "export_piece",
+            [](const Runtime& runtime, size_t offset, size_t bytes) {
+                return own_heap(runtime).export_piece({offset, bytes});
+            },
+            py::arg("offset"), py::arg("bytes"), "A descriptor, the caller's to close, for a peer's map_piece.")
+        .def(
+            "map_piece",
+            [](const Runtime& runtime, size_t rank, size_t offset, size_t bytes, int descriptor) {
+                runtime.heaps().at(rank)->map_piece({offset, bytes}, descriptor);
+            },
+            py::arg("rank"), py::arg("offset"), py::arg("bytes"), py::arg("descriptor"), NoGil())
+        .def(
+            "mapped", [](const Runtime& runtime, size_t rank) { return runtime.heaps().at(rank)->mapped(); },
+            py::arg("rank"), "Bytes of a rank's heap that there is memory behind, here.")
+        .def("announce", &Runtime::announce, py::arg("heap_bytes"))
+        .def("behind", &Runtime::behind, py::arg("call"))
+        .def("share", &Runtime::share, py::arg("call"))
         .def("wait", &Runtime::wait, NoGil())
         .def("wait_launch", &Runtime::wait_launch, NoGil())
         .def("finished", &Runtime::finished, NoGil())
@@ -298,7 +329,7 @@ void bind_runtime(py::module_& m) {
         .def(
             "pretouch",
             [](const Runtime& runtime) {
-                for (const auto& heap : runtime.heaps()) cpu::pretouch(heap->base(), heap->bytes());
+                for (const auto& heap : runtime.heaps()) cpu::pretouch(heap->base(), heap->mapped());
             },
             NoGil(), "Make every page of every rank's heap present in this process without changing it.");
 }

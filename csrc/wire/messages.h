@@ -14,7 +14,10 @@ struct NotifyHeader {
     u32 generation;
     u32 tokens;  // tokens of the source: how many rounds its combine takes
     u64 mask;    // ranks that the source leaves out (P17)
-    u32 reserved[8];
+    // What the source's peers are to have mapped of its heap before they launch the operation's next kernel (P10); 0:
+    // nothing that they have not.
+    u64 heap_bytes;
+    u32 reserved[6];
 };
 static_assert(sizeof(NotifyHeader) == 64, "notify header");
 

@@ -118,11 +118,7 @@ def fp8_rows(group: Any) -> None:
 
 def pool(group: Any) -> None:
     """What torch's allocator is given for a pool: memory of the arena, which outlives the Buffer, or plain memory."""
-    native = ctypes.CDLL(C.__file__)
-    allocate, free = native.deep_ep_pool_allocate, native.deep_ep_pool_free
-    allocate.restype = ctypes.c_void_p
-    allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    allocate, free = pretend_gpu.pool_functions()
     size = 2 << 20
     buffer = make_buffer(group, BY_NAME["two_ranks"], "peer", device="cuda", arena_bytes=size)
     runtime = buffer.runtime

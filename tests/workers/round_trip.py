@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import pretend_gpu
 from cases import Case
+from deep_ep_py.cuda_device import CudaDevice
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
 
@@ -19,7 +20,10 @@ def main() -> None:
     parser.add_argument("--arena-bytes", type=int)
     parser.add_argument("--pretend-gpu", action="store_true")
     parser.add_argument("--device", default="cpu", help="cuda:local: each process has one of its own")
+    parser.add_argument("--growing", action="store_true", help="a GPU's arena begins with next to nothing")
     options = parser.parse_args()
+    if options.growing:
+        CudaDevice.first_arena_bytes = 0
     if options.pretend_gpu:
         pretend_gpu.install()
 
@@ -38,6 +42,9 @@ def main() -> None:
         round_trip(buffer, rank, trial, blocks)
         given = dispatch_arguments(Trial.of(case, turn % 3 + 1).work, rank)
         kept.append((trial, buffer.dispatch(**{name: value.to(device) for name, value in given.items()})))
+    if options.growing:
+        stats = buffer.stats()
+        assert stats["rounds"] and stats["direct"] and stats["arena_growths"], stats
     del buffer
     gc.collect()
     # Outputs live in memory that the peers map: it stays although this rank's Buffer, and soon its peers, are gone.

@@ -1,5 +1,9 @@
-// Heaps in GPU memory: physical memory with a file descriptor, mapped into each process's address space. And heaps in
-// the host's memory, pinned, that GPUs have mapped.
+// Heaps in GPU memory: physical memory with file descriptors, mapped into each process's address space, piece by piece
+// at addresses that are reserved at once. And heaps in the host's memory, pinned, that GPUs have mapped.
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
 #include "host/cuda/memory.h"
 
 namespace deep_ep::host {
@@ -20,41 +24,6 @@ AllocationProperties properties_on(int ordinal) {
     return properties;
 }
 
-// Gives back, in the opposite order, what has been done so far.
-class Mapping {
-  public:
-    Mapping(std::shared_ptr<const cuda::PrimaryContext> context, Allocation allocation, size_t bytes)
-        : context_(std::move(context)), allocation_(allocation), bytes_(bytes) {}
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-
-    ~Mapping() {
-        const Driver& driver = Driver::get();
-        const Current current(*context_);
-        if (mapped_) driver.memory_unmap(base_, bytes_);
-        if (base_ != 0) driver.address_free(base_, bytes_);
-        driver.allocation_release(allocation_);
-    }
-
-    void map(size_t granularity) {
-        const Driver& driver = Driver::get();
-        driver.check(driver.address_reserve(&base_, bytes_, granularity, 0, 0), "reserving addresses for a heap");
-        driver.check(driver.memory_map(base_, bytes_, 0, allocation_, 0), "mapping a heap");
-        mapped_ = true;
-        const cuda::MemoryAccess access{{cuda::kLocationDevice, context_->ordinal()}, cuda::kAccessReadWrite};
-        driver.check(driver.memory_set_access(base_, bytes_, &access, 1),
-                     "letting " + context_->name() + " access a heap");
-    }
-    DevicePointer base() const { return base_; }
-
-  private:
-    const std::shared_ptr<const cuda::PrimaryContext> context_;
-    const Allocation allocation_;
-    const size_t bytes_;
-    DevicePointer base_ = 0;
-    bool mapped_ = false;
-};
-
 size_t granularity_of(const AllocationProperties& properties) {
     const Driver& driver = Driver::get();
     size_t granularity = 0;
@@ -63,40 +32,187 @@ size_t granularity_of(const AllocationProperties& properties) {
     return granularity;
 }
 
-std::shared_ptr<Heap> as_heap(const std::shared_ptr<Mapping>& mapping, size_t bytes, int descriptor) {
-    return std::make_shared<Heap>(reinterpret_cast<uint8_t*>(mapping->base()), bytes, descriptor, mapping);
-}
+size_t round_up(size_t bytes, size_t granularity) { return (bytes + granularity - 1) / granularity * granularity; }
 
-}  // namespace
+// Physical memory, given back with the object; it stays as long as any process has it mapped.
+class Physical {
+  public:
+    Physical(std::shared_ptr<const cuda::PrimaryContext> context, Allocation allocation, size_t bytes)
+        : context_(std::move(context)), allocation_(allocation), bytes_(bytes) {}
+    Physical(const Physical&) = delete;
+    Physical& operator=(const Physical&) = delete;
 
-std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes) {
+    ~Physical() {
+        const Driver& driver = Driver::get();
+        const Current current(*context_);
+        if (mapped_at_ != 0) driver.memory_unmap(mapped_at_, bytes_);
+        driver.allocation_release(allocation_);
+    }
+
+    void map(DevicePointer address) {
+        const Driver& driver = Driver::get();
+        driver.check(driver.memory_map(address, bytes_, 0, allocation_, 0), "mapping a heap");
+        mapped_at_ = address;
+        const cuda::MemoryAccess access{{cuda::kLocationDevice, context_->ordinal()}, cuda::kAccessReadWrite};
+        driver.check(driver.memory_set_access(address, bytes_, &access, 1),
+                     "letting " + context_->name() + " access a heap");
+    }
+    // Whoever gets it closes it.
+    int descriptor() const {
+        const Driver& driver = Driver::get();
+        int descriptor = -1;
+        driver.check(driver.allocation_export(&descriptor, allocation_, cuda::kHandleFileDescriptor, 0),
+                     "exporting a heap to other processes");
+        return descriptor;
+    }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    const std::shared_ptr<const cuda::PrimaryContext> context_;
+    const Allocation allocation_;
+    const size_t bytes_;
+    DevicePointer mapped_at_ = 0;
+};
+
+// `bytes` is a multiple of the granularity, here and below.
+std::unique_ptr<Physical> make_physical(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes) {
     const Driver& driver = Driver::get();
-    const Current current(*context);
     const AllocationProperties properties = properties_on(context->ordinal());
-    const size_t granularity = granularity_of(properties);
-    bytes = (bytes + granularity - 1) / granularity * granularity;
     Allocation allocation = 0;
     driver.check(driver.allocation_create(&allocation, bytes, &properties, 0),
                  "allocating a heap of " + std::to_string(bytes) + " bytes on " + context->name());
-    const auto mapping = std::make_shared<Mapping>(context, allocation, bytes);
-    mapping->map(granularity);
-    int descriptor = -1;
-    driver.check(driver.allocation_export(&descriptor, allocation, cuda::kHandleFileDescriptor, 0),
-                 "exporting a heap to other processes");
-    return as_heap(mapping, bytes, descriptor);
+    return std::make_unique<Physical>(context, allocation, bytes);
 }
 
-std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
-                                    size_t bytes) {
+std::unique_ptr<Physical> import_physical(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
+                                          size_t bytes) {
     const Driver& driver = Driver::get();
-    const Current current(*context);
     Allocation allocation = 0;
     // The handle is passed by value, as a pointer.
     void* const handle = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
     driver.check(driver.allocation_import(&allocation, handle, cuda::kHandleFileDescriptor), "importing a peer's heap");
-    const auto mapping = std::make_shared<Mapping>(context, allocation, bytes);
-    mapping->map(granularity_of(properties_on(context->ordinal())));
-    return as_heap(mapping, bytes, -1);
+    return std::make_unique<Physical>(context, allocation, bytes);
+}
+
+// Addresses, with memory behind the first of them.
+class Addresses {
+  public:
+    Addresses(std::shared_ptr<const cuda::PrimaryContext> context, size_t bytes, size_t granularity)
+        : context_(std::move(context)), bytes_(bytes), granularity_(granularity) {
+        const Driver& driver = Driver::get();
+        driver.check(driver.address_reserve(&base_, bytes_, granularity, 0, 0), "reserving addresses for a heap");
+    }
+    Addresses(const Addresses&) = delete;
+    Addresses& operator=(const Addresses&) = delete;
+
+    ~Addresses() {
+        const Current current(*context_);
+        pieces_.clear();
+        Driver::get().address_free(base_, bytes_);
+    }
+
+    // At the end of what is mapped.
+    void map(std::unique_ptr<Physical> piece) {
+        const size_t bytes = piece->bytes();
+        if (bytes > bytes_ - mapped()) throw std::logic_error("a heap grew beyond its addresses");
+        piece->map(base_ + mapped());
+        pieces_.push_back(std::move(piece));
+        mapped_.store(mapped() + bytes, std::memory_order_relaxed);
+    }
+
+    const std::shared_ptr<const cuda::PrimaryContext>& context() const { return context_; }
+    DevicePointer base() const { return base_; }
+    size_t bytes() const { return bytes_; }
+    size_t granularity() const { return granularity_; }
+    // Any thread may ask how much there is; who uses it has heard of it otherwise.
+    size_t mapped() const { return mapped_.load(std::memory_order_relaxed); }
+    const std::vector<std::unique_ptr<Physical>>& pieces() const { return pieces_; }
+
+  private:
+    const std::shared_ptr<const cuda::PrimaryContext> context_;
+    const size_t bytes_;
+    const size_t granularity_;
+    DevicePointer base_ = 0;
+    std::atomic<size_t> mapped_{0};
+    std::vector<std::unique_ptr<Physical>> pieces_;
+};
+
+class CudaHeap final : public Heap {
+  public:
+    CudaHeap(const std::shared_ptr<Addresses>& addresses, int descriptor)
+        : Heap(reinterpret_cast<uint8_t*>(addresses->base()), addresses->bytes(), descriptor, addresses),
+          addresses_(*addresses) {}
+
+    size_t mapped() const override { return addresses_.mapped(); }
+
+    bool grow(size_t bytes) override {
+        bytes = std::min(round_up(bytes, addresses_.granularity()), addresses_.bytes() - mapped());
+        if (bytes == 0) return false;
+        const Current current(*addresses_.context());
+        const std::lock_guard<std::mutex> lock(mutex_);
+        addresses_.map(make_physical(addresses_.context(), bytes));
+        return true;
+    }
+
+    std::vector<Piece> added() const override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        std::vector<Piece> added;
+        size_t offset = 0;
+        for (const auto& piece : addresses_.pieces()) {
+            if (offset != 0) added.push_back({offset, piece->bytes()});
+            offset += piece->bytes();
+        }
+        return added;
+    }
+
+    int export_piece(const Piece& wanted) const override {
+        const Current current(*addresses_.context());
+        const std::lock_guard<std::mutex> lock(mutex_);
+        size_t offset = 0;
+        for (const auto& piece : addresses_.pieces()) {
+            if (offset == wanted.offset) return piece->descriptor();
+            offset += piece->bytes();
+        }
+        throw std::invalid_argument("no piece of the heap begins at " + std::to_string(wanted.offset));
+    }
+
+    void map_piece(const Piece& piece, int descriptor) override {
+        if (piece.offset != mapped()) throw std::logic_error("a peer's pieces are out of order");
+        const Current current(*addresses_.context());
+        const std::lock_guard<std::mutex> lock(mutex_);
+        addresses_.map(import_physical(addresses_.context(), descriptor, piece.bytes));
+    }
+
+  private:
+    Addresses& addresses_;      // which the base class keeps
+    mutable std::mutex mutex_;  // of its pieces
+};
+
+// Addresses for `bytes`, and the sizes of both rounded up.
+std::shared_ptr<Addresses> reserve(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
+                                   size_t& first) {
+    const size_t granularity = granularity_of(properties_on(context->ordinal()));
+    bytes = round_up(bytes, granularity);
+    first = std::min(round_up(first, granularity), bytes);
+    return std::make_shared<Addresses>(context, bytes, granularity);
+}
+
+}  // namespace
+
+std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
+                                     size_t first) {
+    const Current current(*context);
+    const auto addresses = reserve(context, bytes, first);
+    addresses->map(make_physical(context, first));
+    return std::make_shared<CudaHeap>(addresses, addresses->pieces().front()->descriptor());
+}
+
+std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
+                                    size_t bytes, size_t first) {
+    const Current current(*context);
+    const auto addresses = reserve(context, bytes, first);
+    addresses->map(import_physical(context, descriptor, first));
+    return std::make_shared<CudaHeap>(addresses, -1);
 }
 
 void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& heap) {

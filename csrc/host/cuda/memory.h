@@ -30,10 +30,12 @@ class CudaMemory final : public Memory {
 };
 
 // A heap in the memory of the context's GPU, reached by all GPUs that can; its descriptor lets other processes map it.
-std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes);
-// A peer's heap, made with as many bytes.
+// It may grow to `bytes`; the first of them are there at once.
+std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
+                                     size_t first);
+// A peer's heap, made with the same numbers.
 std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
-                                    size_t bytes);
+                                    size_t bytes, size_t first);
 // Lets the context's GPU, and others, use a heap in the host's memory, own or a peer's, under its address as long as it
 // lives. For ranks that reach each other through NICs, which are the host's threads: slow for kernels.
 void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& heap);

@@ -43,6 +43,18 @@ void* allocate_plain(size_t bytes, int device) {
     return memory;
 }
 
+// What peers have not mapped yet is memory like any other until they have: an output there is not offered, as
+// Arena::contains tells, and whoever asked for it takes another (P10). torch keeps what it is given here, and hands it
+// out again later: so it had better be what peers will see by then than plain memory, which they never will.
+std::optional<uint64_t> allocate_in(Arena& arena, size_t bytes) {
+    if (const auto offset = arena.allocate(bytes)) return offset;
+    try {
+        return arena.allocate_ahead(bytes);
+    } catch (const cuda::CudaError&) {
+        return std::nullopt;  // the GPU's memory is full, but perhaps for less
+    }
+}
+
 }  // namespace
 
 PoolOver::PoolOver(std::shared_ptr<Arena> arena) { current = std::move(arena); }
@@ -56,7 +68,7 @@ using namespace deep_ep::host;
 void* deep_ep_pool_allocate(ssize_t bytes, int device, void*) {
     try {
         const auto size = static_cast<size_t>(bytes);
-        const auto offset = current ? current->allocate(size) : std::nullopt;
+        const auto offset = current ? allocate_in(*current, size) : std::nullopt;
         if (!offset) return allocate_plain(size, device);
         void* address = current->address(*offset);
         const std::lock_guard<std::mutex> guard(segments().mutex);

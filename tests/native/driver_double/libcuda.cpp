@@ -10,7 +10,8 @@
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
-// which double_replay(number) launches again and waits for; -> its number.
+// which double_replay(number) launches again and waits for; -> its number. double_alive() counts what has been made and
+// not given back.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -122,14 +123,31 @@ Result enter_outside_capture(const char* name) {
     RETURN_IF_FAILED(__VA_ARGS__)
 
 // Physical memory is a nameless file, so that its descriptor works between processes; mapping is done by replacing
-// reserved addresses.
+// reserved addresses, which fault while nothing is mapped there.
 struct Physical {
     int file;
     size_t bytes;
 };
 std::map<Allocation, Physical> physical;
 std::map<DevicePointer, size_t> reserved, mapped;
-std::set<DevicePointer> accessible;
+
+// The range that [address, address + bytes) lies in, or the end.
+std::map<DevicePointer, size_t>::iterator find_range(std::map<DevicePointer, size_t>& ranges, DevicePointer address,
+                                                     size_t bytes) {
+    auto range = ranges.upper_bound(address);
+    if (range == ranges.begin()) return ranges.end();
+    --range;
+    return address + bytes <= range->first + range->second ? range : ranges.end();
+}
+bool anything_mapped(DevicePointer address, size_t bytes) {
+    const auto next = mapped.lower_bound(address);
+    return (next != mapped.end() && next->first < address + bytes) ||
+           (next != mapped.begin() && std::prev(next)->first + std::prev(next)->second > address);
+}
+bool protect(DevicePointer address, size_t bytes, int protection, int flags, int file) {
+    void* place = reinterpret_cast<void*>(address);
+    return mmap(place, bytes, protection, flags | MAP_FIXED, file, 0) == place;
+}
 
 Result forget(const void* handle) { return alive.erase(handle) == 1 ? kSuccess : kInvalidHandle; }
 
@@ -138,6 +156,10 @@ Result forget(const void* handle) { return alive.erase(handle) == 1 ? kSuccess :
 #pragma GCC visibility push(default)
 extern "C" {
 
+int double_alive() {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    return static_cast<int>(alive.size() + physical.size() + reserved.size() + mapped.size());
+}
 Result cuInit(unsigned) {
     BEGIN(enter("cuInit"));
     initialized = true;
@@ -198,8 +220,7 @@ Result cuDevicePrimaryCtxRetain(Context* context, Device) {
 }
 Result cuDevicePrimaryCtxRelease_v2(Device) {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
-    return enter("cuDevicePrimaryCtxRelease", "alive=%zu",
-                 alive.size() + physical.size() + reserved.size() + mapped.size());
+    return enter("cuDevicePrimaryCtxRelease", "alive=%d", double_alive());
 }
 Result cuCtxPushCurrent_v2(Context) {
     ++contexts_pushed;
@@ -461,30 +482,31 @@ Result cuMemAddressReserve(DevicePointer* address, size_t bytes, size_t, DeviceP
 }
 Result cuMemAddressFree(DevicePointer address, size_t bytes) {
     BEGIN(enter_in_context("cuMemAddressFree"));
-    if (!reserved.count(address) || reserved[address] != bytes || mapped.count(address)) return kInvalidValue;
+    if (!reserved.count(address) || reserved[address] != bytes || anything_mapped(address, bytes)) return kInvalidValue;
     munmap(reinterpret_cast<void*>(address), bytes);
     reserved.erase(address);
     return kSuccess;
 }
 Result cuMemMap(DevicePointer address, size_t bytes, size_t offset, Allocation allocation, unsigned long long) {
     BEGIN(enter_in_context("cuMemMap"));
-    if (!reserved.count(address) || !physical.count(allocation) || physical[allocation].bytes != bytes || offset != 0)
-        return kInvalidValue;
-    void* place = reinterpret_cast<void*>(address);
-    if (mmap(place, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical[allocation].file, 0) != place)
-        return kInvalidValue;
+    if (find_range(reserved, address, bytes) == reserved.end() || anything_mapped(address, bytes)) return kInvalidValue;
+    if (address % kGranularity != 0 || offset != 0) return kInvalidValue;
+    if (!physical.count(allocation) || physical[allocation].bytes != bytes) return kInvalidValue;
+    if (!protect(address, bytes, PROT_NONE, MAP_SHARED, physical[allocation].file)) return kInvalidValue;
     mapped[address] = bytes;
     return kSuccess;
 }
 Result cuMemUnmap(DevicePointer address, size_t bytes) {
     BEGIN(enter_in_context("cuMemUnmap"));
     if (!mapped.count(address) || mapped[address] != bytes) return kInvalidValue;
+    if (!protect(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1)) return kInvalidValue;
     mapped.erase(address);
     return kSuccess;
 }
 Result cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess* access, size_t count) {
     BEGIN(enter_in_context("cuMemSetAccess"));
-    if (!mapped.count(address) || count != 1 || access->flags != kAccessReadWrite) return kInvalidValue;
+    if (!mapped.count(address) || mapped[address] != bytes || count != 1 || access->flags != kAccessReadWrite)
+        return kInvalidValue;
     return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) == 0 ? kSuccess : kInvalidValue;
 }
 

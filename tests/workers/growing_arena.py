@@ -1,0 +1,299 @@
+"""Runs over the stand-in for the driver: an arena that begins too small grows by what calls have missed (P10). Under
+torchrun ranks are processes, which map each other's pieces; else threads, which share them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import pretend_gpu
+from cases import Case
+from deep_ep_py import Buffer, DeepEPError
+from deep_ep_py.testing import run_ranks
+from harness import Trial, dispatch_arguments, make_buffer
+from pretend_gpu import PretendGpu
+
+GRANULARITY = 2 << 20
+RANKS = 3
+# What comes before the arena, and 40 KiB of it, are the heap's first piece. Each rank receives some 60 KiB.
+CASE = Case("grows", RANKS, 48, hidden=512, topk=2, experts=2 * RANKS, num_nvl_bytes=GRANULARITY - (48 << 10))
+TRIALS = [Trial.of(CASE, seed) for seed in (1, 2, 3)]
+MOST = 2 * GRANULARITY
+
+
+class Ranks:
+    """What a scenario needs besides a Buffer, from one rank's side."""
+
+    def __init__(self, group: Any, processes: bool) -> None:
+        self.group, self.processes = group, processes
+        self.rank: int = group.rank()
+
+    def barrier(self) -> None:
+        dist.barrier() if self.processes else self.group.barrier()
+
+    def make_buffer(self, **options: Any) -> Buffer:
+        return make_buffer(self.group, CASE, "peer", device="cuda", **{"arena_bytes": None, **options})
+
+    def mapped(self) -> int:
+        """How many pieces, first ones included, all processes have mapped of others so far."""
+        self.barrier()
+        count = Path(os.environ["DOUBLE_LOG"]).read_text().count("cuMemImportFromShareableHandle")
+        self.barrier()
+        return count
+
+
+def dispatch(buffer: Buffer, trial: Trial, **options: Any) -> tuple[Any, ...]:
+    results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank), **options)
+    rows = options.get("num_worst_tokens")
+    trial.check_worst(buffer.rank, results, rows) if rows else trial.check_dispatch(buffer.rank, results)
+    return results
+
+
+def how(buffer: Buffer, call: Callable[[], Any]) -> str:
+    """Whether a call's rows went straight to where they stay."""
+    before = buffer.stats()
+    call()
+    after = buffer.stats()
+    assert after["direct"] + after["rounds"] == before["direct"] + before["rounds"] + 1
+    return "direct" if after["direct"] > before["direct"] else "rounds"
+
+
+def all_pieces(ranks: Ranks, growths: int) -> int:
+    """What processes map if every rank has grown so often. Threads share heaps."""
+    return (1 + growths) * RANKS * (RANKS - 1) if ranks.processes else 0
+
+
+def grows(ranks: Ranks) -> None:
+    """Too large at first, it goes in rounds; direct from the next dispatch on whose counts the host waits for. Outputs
+    outlive the Buffers.
+    """
+    kept = fill(ranks)
+    ranks.barrier()
+    for trial, results in kept:
+        trial.check_dispatch(ranks.rank, results)
+
+
+def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
+    rank, trial, other = ranks.rank, TRIALS[0], TRIALS[1]
+    most_rows = max(trial.most_rows, other.most_rows)
+    before = ranks.mapped()
+    buffer = ranks.make_buffer()
+    least = buffer.stats()["arena_bytes"]
+    assert 32 << 10 < least < 48 << 10 and buffer.stats()["arena_growths"] == 0
+    kept: list[tuple[Trial, tuple[Any, ...]]] = []
+
+    def call(trial: Trial, **options: Any) -> Callable[[], None]:
+        return lambda: kept.append((trial, dispatch(buffer, trial, **options)))
+
+    assert how(buffer, call(trial)) == "rounds"
+    assert buffer.stats()["arena_growths"] == 1 and buffer.stats()["arena_bytes"] == least + GRANULARITY
+    handle = kept[0][1][4]
+    assert how(buffer, lambda: trial.check_combine(rank, trial.combine(buffer, rank, handle))) == "rounds"
+    # None of these has a host that waits: nobody maps what is there.
+    again = trial.work.x[rank]
+    assert how(buffer, lambda: trial.check_cached(rank, buffer.dispatch(again, handle=handle))) == "rounds"
+    assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=most_rows)) == "rounds"
+    buffer.warmup(CASE.hidden, CASE.topk)  # ranks meet over the sockets that have the pieces
+    graph = pretend_gpu.Graph()
+    with graph.capture():
+        in_graph = dispatch_in_graph(buffer, other, most_rows)
+    graph.replay()
+    other.check_worst(rank, in_graph, most_rows)
+    assert ranks.mapped() - before == all_pieces(ranks, 0)
+
+    assert how(buffer, call(other)) == "direct"
+    assert ranks.mapped() - before == all_pieces(ranks, 1)
+    assert how(buffer, lambda: trial.check_combine(rank, trial.combine(buffer, rank, handle))) == "direct"
+    assert how(buffer, lambda: trial.check_cached(rank, buffer.dispatch(again, handle=handle))) == "direct"
+    assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=most_rows)) == "direct"
+    graph.replay()
+    other.check_worst(rank, in_graph, most_rows)
+    assert buffer.stats()["arena_growths"] == 1
+
+    # To the end: outputs that are kept fill it, and more than it may have there never is.
+    seen = []
+    for turn in range(60):
+        seen.append(how(buffer, call(TRIALS[turn % 3])))
+        assert least < buffer.stats()["arena_bytes"] <= MOST
+    assert "rounds" not in seen[:10] and seen.count("rounds") > 5 and set(seen[-5:]) == {"rounds"}, seen
+    assert buffer.stats()["arena_bytes"] == MOST and buffer.stats()["arena_growths"] == 2
+    del kept[10:20]
+    assert how(buffer, call(trial)) == "direct", "what has been given back is there again"
+    for trial, results in kept:
+        trial.check_dispatch(rank, results)
+    buffer.destroy()
+    return kept
+
+
+def dispatch_in_graph(buffer: Buffer, trial: Trial, rows: int) -> tuple[Any, ...]:
+    return buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank), num_worst_tokens=rows)
+
+
+def announced_by_the_next(ranks: Ranks) -> None:
+    """What an operation has missed is not announced by one that was begun before."""
+    buffer, rank = ranks.make_buffer(), ranks.rank
+    pending = []
+
+    def begin(trial: Trial) -> None:
+        pending.append((trial, buffer._begin_dispatch(**dispatch_arguments(trial.work, rank))))
+
+    def finish() -> None:
+        trial, begun = pending.pop(0)
+        trial.check_dispatch(rank, begun.finish())
+
+    begin(TRIALS[0])
+    begin(TRIALS[1])
+    assert how(buffer, finish) == "rounds"
+    begin(TRIALS[2])
+    assert [how(buffer, finish) for _ in range(2)] == ["rounds", "direct"]
+
+
+def dropped(ranks: Ranks) -> None:
+    """Buffers that go with their last reference, with a piece that has been announced to nobody, or taken by nobody."""
+    for received in (False, True):
+        buffer = ranks.make_buffer()
+        dispatch(buffer, TRIALS[0])
+        dispatch(buffer, TRIALS[0], num_worst_tokens=TRIALS[0].most_rows)  # hands it over
+        if received:
+            buffer.warmup(CASE.hidden, CASE.topk)
+        ranks.barrier()
+
+
+def all_at_once(ranks: Ranks) -> None:
+    """A size that is named is taken as it is."""
+    buffer = ranks.make_buffer(arena_bytes=32 << 10)
+    assert [how(buffer, lambda: dispatch(buffer, TRIALS[0])) for _ in range(3)] == ["rounds"] * 3
+    assert buffer.stats()["arena_growths"] == 0
+    ranks.barrier()
+    buffer = ranks.make_buffer(arena_bytes=1 << 20)
+    assert buffer.stats()["arena_bytes"] == 1 << 20 and how(buffer, lambda: dispatch(buffer, TRIALS[0])) == "direct"
+    ranks.barrier()
+    if ranks.rank == 0:
+        PretendGpu.first_arena_bytes //= 2
+    with pytest.raises(ValueError, match="arena_bytes at first=.*expected the same on all ranks"):
+        ranks.make_buffer()
+    if ranks.rank == 0:
+        PretendGpu.first_arena_bytes *= 2
+
+
+def no_more_memory(ranks: Ranks) -> None:
+    """Where the GPU has none left, calls go in rounds until it has."""
+    buffer = ranks.make_buffer()
+    with failing("cuMemCreate=2"):
+        for _ in range(2):
+            assert how(buffer, lambda: dispatch(buffer, TRIALS[0])) == "rounds"
+        assert buffer.stats()["arena_growths"] == 0
+        ranks.barrier()  # threads have one environment
+    ranks.barrier()
+    assert [how(buffer, lambda: dispatch(buffer, TRIALS[0])) for _ in range(2)] == ["rounds", "direct"]
+
+
+class failing:  # noqa: N801 - reads as a statement
+    """A call of the driver fails here."""
+
+    def __init__(self, call: str) -> None:
+        self.call = call
+
+    def __enter__(self) -> None:
+        os.environ["DOUBLE_FAIL"] = self.call
+
+    def __exit__(self, *_: Any) -> None:
+        os.environ.pop("DOUBLE_FAIL", None)
+
+
+def cannot_be_handed_over(ranks: Ranks) -> None:
+    """As long as a piece has no descriptor it is not announced."""
+    buffer = ranks.make_buffer()
+    dispatch(buffer, TRIALS[0])
+    with failing("cuMemExportToShareableHandle=2"):
+        assert how(buffer, lambda: dispatch(buffer, TRIALS[0])) == "rounds"
+    assert how(buffer, lambda: dispatch(buffer, TRIALS[0])) == "direct"
+
+
+def cannot_be_mapped(ranks: Ranks) -> None:
+    """On one rank: all raise. When they have recovered, it is announced anew before it is used."""
+    buffer, rank, trial = ranks.make_buffer(), ranks.rank, TRIALS[0]
+    dispatch(buffer, trial)
+    ranks.barrier()
+    if rank == 1:
+        with failing("cuMemImportFromShareableHandle=2"), pytest.raises(DeepEPError) as info:
+            dispatch(buffer, trial)
+        assert f"rank 1: {GRANULARITY} more bytes of rank 0's memory for outputs cannot be mapped" in str(info.value)
+    else:
+        with pytest.raises(DeepEPError, match="rank 1") as info:
+            buffer.dispatch(**dispatch_arguments(trial.work, rank))  # its kernels fail, and the next call says so
+            dispatch(buffer, trial)
+        assert "because rank 1" in str(info.value), info.value
+    with pytest.raises(DeepEPError, match="is broken"):
+        dispatch(buffer, trial)
+    ranks.barrier()
+    device = buffer._engine.device
+    device.asynchronous = False  # on a GPU it is not offered
+    buffer.recover()
+    device.asynchronous = True
+    assert how(buffer, lambda: dispatch(buffer, trial, num_worst_tokens=trial.most_rows)) == "rounds"
+    handles = []
+    assert how(buffer, lambda: handles.append(dispatch(buffer, trial)[4])) == "direct"
+    assert how(buffer, lambda: dispatch(buffer, trial, num_worst_tokens=trial.most_rows)) == "direct"
+    trial.check_combine(rank, trial.combine(buffer, rank, handles[0]))
+
+
+SCENARIOS = (grows, announced_by_the_next, dropped, no_more_memory)
+BETWEEN_PROCESSES = (all_at_once, cannot_be_handed_over, cannot_be_mapped)
+
+
+def on_threads(group: Any, scenario: Callable[[Ranks], None]) -> None:
+    scenario(Ranks(group, processes=False))
+
+
+def held() -> tuple[list[str], int]:
+    """Descriptors of what a Buffer opens, and how much the driver has made and not been given back."""
+    gc.collect()
+    unix = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    opened = []
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # this folder's own
+            target = os.readlink(file)
+            if "memfd:" in target or "pidfd" in target or target.removeprefix("socket:[").removesuffix("]") in unix:
+                opened.append(target)
+    return sorted(opened), ctypes.CDLL("libcuda.so.1").double_alive()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--processes", action="store_true")
+    processes = parser.parse_args().processes
+    pretend_gpu.install(compile_kernels=False)
+    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = 32 << 10, MOST
+    torch.set_num_threads(1)
+    Path(os.environ["DOUBLE_LOG"]).touch()
+    if processes:
+        dist.init_process_group("gloo")
+    for scenario in SCENARIOS + (BETWEEN_PROCESSES if processes else ()):
+        before = held()
+        if processes:
+            scenario(Ranks(dist.group.WORLD, processes=True))
+            dist.barrier()
+        else:
+            run_ranks(RANKS, on_threads, scenario, device="cuda")
+        after = held()
+        assert after == before, (scenario.__name__, before, after)
+        if not processes or dist.get_rank() == 0:
+            print(scenario.__name__, flush=True)
+    if processes:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
