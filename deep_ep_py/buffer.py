@@ -13,10 +13,10 @@ import torch
 from . import arguments
 from .bootstrap import make_bootstrap
 from .config import Config
-from .devices import make_device
 from .engine import Engine
 from .events import EventOverlap, Streams
 from .handles import DispatchHandle, tokens_in_nodes
+from .make_device import make_device
 from .native import C
 from .nic import NicOptions
 from .operations import PendingCombine, PendingDispatch

@@ -15,24 +15,22 @@ from typing import Any
 import torch
 
 from . import choices
-from ._version import __version__
 from .bootstrap import Bootstrap
-from .connections import Connections, connect, exchange_heaps
+from .connections import Connections, connect
 from .devices import Device
 from .driver import Driver
 from .errors import DeepEPError
 from .events import EventHandle, EventOverlap, Streams
 from .failures import error_of
 from .growth import Growth
-from .native import BUILD, C
+from .native import C
 from .paths import Paths
 from .recovery import ranks_of, recover
+from .setup_ranks import REGION_ALIGNMENT, MemoryPlan, make_runtime
 
 _log = logging.getLogger("deep_ep_py")
 
 _STATS = ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied")
-_PAGE = 4096
-_REGION_ALIGNMENT = 128
 _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
 
@@ -90,15 +88,13 @@ class Engine:
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
         self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
-        by_nics, named = paths.has_remote(self.ranks), arena_bytes
-        first, most = device.default_arena_bytes(self.ranks, by_nics) if named is None else (named, named)
-        arena = (first // _PAGE * _PAGE, most // _PAGE * _PAGE)
-        self._region_bytes = num_nvl_bytes // regions // _REGION_ALIGNMENT * _REGION_ALIGNMENT
+        by_nics = paths.has_remote(self.ranks)
+        memory = MemoryPlan.of(device, self.ranks, by_nics, num_nvl_bytes, regions, arena_bytes)
+        self._region_bytes = memory.region_bytes
         self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
         self._bootstrap = bootstrap = connect(bootstrap)
         try:
-            self._agree(bootstrap, arena, paths)
-            self.runtime = self._make_runtime(bootstrap, arena, paths)
+            self.runtime, self._regions_offset = make_runtime(bootstrap, device, paths, memory, timeout)
             self.growth = Growth(bootstrap, self.runtime)
         except BaseException:
             self._let_go()
@@ -116,57 +112,6 @@ class Engine:
         self._broken: DeepEPError | None = None
         self.generation, self.mask = 1, 0
         self._attempts = 0
-
-    def _agree(self, bootstrap: Bootstrap, arena: tuple[int, int], paths: Paths) -> None:
-        """Refuse ranks that were started differently before they share memory."""
-        mine = {
-            "version": __version__,
-            "build": BUILD,
-            "device": self.device.torch_device.type,
-            "num_nvl_bytes": self.num_nvl_bytes,
-            "arena_bytes": arena[1],
-            "arena_bytes at first": arena[0],
-            "fabric": paths.fabric,
-            "ranks_per_node": paths.ranks_per_node,
-            "nic": paths.nic,
-            "regions": self.regions,
-        }
-        for peer, theirs in enumerate(bootstrap.all_gather(mine)):
-            for name, value in mine.items():
-                if theirs[name] != value:
-                    raise ValueError(
-                        f"{name}={value!r} on rank {self.rank}: expected the same on all ranks, "
-                        f"rank {peer} has {theirs[name]!r}"
-                    )
-
-    def _make_runtime(self, bootstrap: Bootstrap, arena: tuple[int, int], paths: Paths) -> Any:
-        has_remote = paths.has_remote(self.ranks)
-        options = C.BufferOptions(
-            rank=self.rank,
-            ranks=self.ranks,
-            regions=self.regions,
-            region_bytes=self._region_bytes,
-            arena_bytes=arena[1],
-            timeout_ns=int(self.timeout * 1e9),
-            calls=max(self.regions, self.device.calls),
-            poison=bootstrap.in_process and self.device.poison,
-            has_remote=has_remote,
-            mapped=[paths.mapped(self.rank, peer) for peer in range(self.ranks)],
-        )
-        weak = paths.fabric != "ibgda"
-        network = C.NetworkOptions(nic=paths.nic.native(), weak=weak, in_process=bootstrap.in_process)
-        heap_bytes = C.heap_bytes(options)
-        arena_offset = heap_bytes - arena[1]
-        self._regions_offset = arena_offset - self.regions * self._region_bytes
-        heap = self.device.make_heap(heap_bytes, arena_offset + arena[0], bootstrap.in_process, has_remote)
-        map_heap = partial(self.device.map_heap, by_nics=has_remote)
-        runtime = self.device.make_runtime(options, exchange_heaps(bootstrap, heap, map_heap), network)
-        waits = "rank %d waits in %s: rank %d is still compiling its kernels"
-        runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, bootstrap.rank, call.kind, peer))
-        if isinstance(bootstrap, Connections):
-            runtime.watch(bootstrap.watched())
-        bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
-        return runtime
 
     def _pid(self, rank: int) -> int:
         """Return a rank's process."""
@@ -222,7 +167,7 @@ class Engine:
         """Raise if a call of these sizes does not fit even in rounds."""
         needed = self.runtime.least_region_bytes(sizes)
         if needed > self._region_bytes:
-            needed = -(-needed // _REGION_ALIGNMENT) * _REGION_ALIGNMENT * self.regions
+            needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * self.regions
             raise ValueError(
                 f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {sizes.row_bytes} bytes "
                 f"among {self.ranks} ranks"

@@ -11,7 +11,7 @@ import torch
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
-from deep_ep_py import engine
+from deep_ep_py import setup_ranks
 from deep_ep_py.connections import exchange_heaps
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 
@@ -112,7 +112,7 @@ def test_nothing_is_stored_after_giving_up(monkeypatch: pytest.MonkeyPatch) -> N
             assert contents(rank).equal(before)
         barrier(group)
 
-    monkeypatch.setattr(engine, "exchange_heaps", remember)
+    monkeypatch.setattr(setup_ranks, "exchange_heaps", remember)
     under_schedules(4, on_each_rank)
 
 

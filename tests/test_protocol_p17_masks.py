@@ -11,7 +11,7 @@ import torch
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME, CASES, Case
-from deep_ep_py import engine
+from deep_ep_py import setup_ranks
 from deep_ep_py.connections import exchange_heaps
 from harness import Trial, barrier, dispatch_arguments, left_out, make_buffer, round_trip_without, under_schedules
 
@@ -72,7 +72,7 @@ def test_nothing_is_stored_into_a_rank_that_is_left_out(fabric: str, monkeypatch
             round_trip_without(buffer, rank, TRIAL, rest)
             barrier(group)
 
-    monkeypatch.setattr(engine, "exchange_heaps", remember)
+    monkeypatch.setattr(setup_ranks, "exchange_heaps", remember)
     under_schedules(4, on_each_rank)
 
 
