@@ -81,7 +81,8 @@ def steps(out: Path, quick: bool) -> list[Step]:
     ]
     for name, (options, environment) in BENCHMARKS.items():
         files = [f"--json={out / f'{name}.json'}", f"--plot={out / f'{name}.png'}"]
-        found.append(Step(name, [*bench, *options, *files], 60 if quick else 120, environment=environment))
+        limit = 120 if not quick and not environment else 60  # for several sizes, or one
+        found.append(Step(name, [*bench, *options, *files], limit, environment=environment))
     found.append(Step("posting", posting, 30))
     # Not kept: a Buffer on such a GPU would then choose its blocks by it.
     found.append(Step("rates", [python, "-m", "deep_ep_py", "rates", "--dry-run", f"--json={out / 'rates.json'}"], 40))
