@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,8 @@ from .devices import Compiling, MakeLauncher, Shape
 from .events import EventHandle
 from .native import C
 from .rates import Rates, rates_file
+
+_log = logging.getLogger("deep_ep_py")
 
 _UNMEASURED_BLOCKS = 24
 _PINNED_ARENA_BYTES = 64 << 20
@@ -32,7 +35,7 @@ class CudaDevice:
     sharers
         Ranks of the Buffer that are on this GPU.
     linked
-        Whether other ranks of it are on other GPUs.
+        Whether the ranks are several processes, which as a rule have a GPU each.
     make_launcher
         Makes what launches for all of them at once, kernels `of_each_rank`. Default: each launches for itself.
 
@@ -72,11 +75,18 @@ class CudaDevice:
     def _rates(self) -> Rates | None:
         from .jit.cache import default_folder
 
-        return Rates.load(rates_file(default_folder(), self.name, self.copies, self._linked))
+        try:
+            return Rates.load(rates_file(default_folder(), self.name, self.copies, self._linked))
+        except (OSError, ValueError) as error:  # a default must not keep anybody from working
+            _log.warning("the rates of this GPU are not used: %s", error)
+            return None
 
     def blocks_for(self, moved: float) -> int:
-        """By the rates that `python -m deep_ep_py rates` has measured on such a GPU; else a fixed number."""
-        if self._rates is None:
+        """By the rates that `python -m deep_ep_py rates` has measured on such a GPU; else a fixed number.
+
+        Where ranks launch together it is fixed too: by the rates each would take its own.
+        """
+        if self._gathered or self._rates is None:
             return self.blocks
         return self._rates.blocks_for(moved, self.most_blocks, self._sharers)
 

@@ -12,7 +12,8 @@ from .devices import Device, MakeLauncher
 def make_device(device: torch.device, sharers: int, linked: bool, make_launcher: MakeLauncher | None = None) -> Device:
     """Return the device by torch's name for it; "cuda" is the current one.
 
-    `sharers`: ranks that are on it; `linked`: others are elsewhere. `make_launcher`: where the sharers launch together.
+    `sharers`: ranks that are on it; `linked`: others are in other processes. `make_launcher`: where the sharers launch
+    together.
     """
     if device.type == "cpu":
         return CpuDevice()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,9 +63,11 @@ class Rates:
         return max(1, min(most_blocks, needed))
 
     def save(self, file: Path) -> None:
-        """Write them to a file."""
+        """Write them to a file: whoever reads it finds all of them or what was there before."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", suffix=".tmp", delete=False) as written:
+            written.write(json.dumps(asdict(self), indent=2) + "\n")
+        os.replace(written.name, file)
 
     @staticmethod
     def load(file: Path) -> Rates | None:
@@ -96,7 +100,7 @@ def rates_file(folder: Path, gpu: str, copies: str, linked: bool) -> Path:
     copies
         How rows are copied, "bulk" or "vector".
     linked
-        Whether the ranks are on several GPUs.
+        Whether the ranks are several processes, each with a GPU of its own.
     """
     name = re.sub(r"\W+", "-", gpu).strip("-").lower()
     return folder / f"rates-{name}-{copies}-{'linked' if linked else 'alone'}.json"

@@ -1,6 +1,7 @@
 """Builds, tests, checks and times the library on a machine with a GPU, with what is installed there, and reports.
 
-`make gpu-check` does all of it, within 9 minutes; `make gpu-check ARGS=--quick` less, within 3;
+`make gpu-check` does all of it, within 9 minutes; `make gpu-check ARGS=--quick` less, within 3: steps for which no time
+is left are skipped, and the report says so;
 `python scripts/gpu_check.py --only tests --only benchmark` these steps alone.
 
 Every step has a time limit, and one that fails does not keep the next from running. The report is a table here and

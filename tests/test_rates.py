@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deep_ep_py.bench.rates import command
+from deep_ep_py.cuda_device import CudaDevice
 from deep_ep_py.rates import SLACK, Rates, destinations, rates_file
 
 pytestmark = pytest.mark.once
@@ -57,6 +58,24 @@ def test_rates_are_kept(tmp_path: Path) -> None:
     file.write_text('{"per_block": 1}')
     with pytest.raises(ValueError, match=f"{file}: expected what `python -m deep_ep_py rates` writes"):
         Rates.load(file)
+
+
+def test_a_file_of_something_else_keeps_nobody_from_working(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path))
+    file = rates_file(tmp_path, "Double", "bulk", linked=False)
+    file.write_text("{")
+    device = CudaDevice.__new__(CudaDevice)  # there is no GPU to make one of
+    device.name, device.copies, device._linked, device._gathered = "Double", "bulk", False, False
+    device.blocks, device.most_blocks, device._sharers = 24, 132, 1
+    assert device.blocks_for(1e9) == 24
+    assert f"not used: {file}" in caplog.text
+    del device._rates
+    Rates(per_block=1e9, most=7e9, startup=0.0).save(file)
+    assert device.blocks_for(1e9) == 7
+    device._gathered = True
+    assert device.blocks_for(1e9) == 24
 
 
 def test_destinations() -> None:

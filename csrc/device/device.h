@@ -2,47 +2,54 @@
 //
 // Besides the names below a kernel uses plain CUDA C++: threadIdx, blockIdx, blockDim, gridDim (x only), __global__,
 // __syncthreads(), __syncwarp(mask), __shfl_sync, __shfl_up_sync, __shfl_xor_sync, __ballot_sync, __any_sync,
-// __all_sync,
-// __popc, __ffs, min, max. It must not use: literal 32 for the warp width (kWarpSize is 1 in the CPU's fast build),
-// `__shared__` (DEEP_EP_SHARED), inline PTX, bare fences, <<<>>>.
+// __all_sync, __popc, __ffs, min, max. It must not use: literal 32 for the warp width (kWarpSize is 1 in the CPU's fast
+// build), `__shared__` (DEEP_EP_SHARED), inline PTX, bare fences, <<<>>>.
 //
-//   DEEP_EP_DEVICE                          function qualifier: inline on the device
-//   DEEP_EP_DEVICE_CALL                     the same, but called: for what is long and rare
-//   DEEP_EP_KERNEL                          qualifier of a kernel's entry point
-//   DEEP_EP_SHARED(type, name)              a block's static shared variable: DEEP_EP_SHARED(u32[4], flags);
-//   DEEP_EP_DYNAMIC_SHARED(type, name)      pointer to the launch's dynamic shared memory, 128-byte aligned (at most
-//   one per kernel)
+// clang-format off
+//   DEEP_EP_DEVICE                 function qualifier: inline on the device
+//   DEEP_EP_DEVICE_CALL            the same, but called: for what is long and rare
+//   DEEP_EP_KERNEL                 qualifier of a kernel's entry point
+//   DEEP_EP_SHARED(type, name)     a block's static shared variable: DEEP_EP_SHARED(u32[4], flags);
+//   DEEP_EP_DYNAMIC_SHARED(type, name)
+//                                  pointer to the launch's dynamic shared memory, 128-byte aligned; at most one per
+//                                  kernel
 //
 //   namespace deep_ep::device
-//     constexpr u32 kWarpSize, kFullMask;   u32 lane(), warp(), warps();        of the calling thread, within its block
-//     enum class Scope { kBlock, kDevice, kSystem };
-//     load_relaxed<S>(p)  load_acquire<S>(p)  store_relaxed<S>(p, v)  store_release<S>(p, v)          u32, u64, i32,
-//     i64 add_relaxed<S>(p, v)  add_release<S>(p, v)  add_acq_rel<S>(p, v)   -> old value                 u32, u64, i32
-//     cas_acq_rel<S>(p, expected, desired) -> old value                                               u32, u64
-//     barrier_sync(id, threads)             named barrier 1..15, `threads` a multiple of kWarpSize
-//     u64 now_ns()                          a clock that only moves forward
-//     bool spin_until(ready, deadline_ns, what)   calls ready() until it returns true (-> true) or the clock passes the
-//     deadline (-> false).
-//     bool spin_until(ready, rarely, deadline_ns, what)   the same; rarely(), which is dear, ends it too, and is called
-//     now and then.
-//                                           One thread. `what`: WaitNote*, read only while waiting, describes the wait
-//                                           in a dump.
-//     void warp_copy(dst, src, bytes)       all lanes call it; bytes and addresses multiples of 16; orders nothing:
-//                                           __syncwarp before others read
-//     class RowCopies                       a warp's copies of rows in global memory to several places each. One object
-//                                           per warp and kernel, made by all lanes
-//       kSharedBytes                        of shared memory for each warp, 128-byte aligned; the launch allots it
-//       RowCopies(shared)                   after the barrier behind which the targets may be written
-//       to_many(dst[], n, src, bytes, streaming)   one read, n writes, bytes and addresses multiples of 16. May still
-//       be
-//                                           under way when it returns: until finish() no target may be read or
-//                                           signalled, and the source must stay; `dst` may be written again after a
-//                                           __syncwarp
-//       finish()                            all copies are as if the lanes had stored them, and a __syncwarp passed
-//     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)    dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 +
-//                                           bias1), fp32, one rounding (round to nearest even); null biases are
-//                                           skipped; elements a multiple of 8
-//     The warp collectives read `dst`/`src` arrays that all lanes see (shared memory or equal per-lane copies).
+//     constexpr u32 kWarpSize, kFullMask
+//                                  lanes of a warp, and a mask of all of them
+//     u32 lane(), warp(), warps()  of the calling thread, within its block
+//     enum class Scope { kBlock, kDevice, kSystem }
+//     load_relaxed<S>(p)  load_acquire<S>(p)  store_relaxed<S>(p, v)  store_release<S>(p, v)
+//                                  of u32, u64, i32, i64
+//     add_relaxed<S>(p, v)  add_release<S>(p, v)  add_acq_rel<S>(p, v)   -> old value
+//                                  of u32, u64, i32
+//     cas_acq_rel<S>(p, expected, desired)   -> old value
+//                                  of u32, u64
+//     barrier_sync(id, threads)    named barrier 1..15, `threads` a multiple of kWarpSize
+//     u64 now_ns()                 a clock that only moves forward
+//     bool spin_until(ready, deadline_ns, what)
+//                                  calls ready() until it returns true (-> true) or the clock passes the deadline (->
+//                                  false). One thread. `what`: WaitNote*, read only while waiting, describes the wait
+//                                  in a dump
+//     bool spin_until(ready, rarely, deadline_ns, what)
+//                                  the same; rarely(), which is dear, ends it too, and is called now and then
+//     void warp_copy(dst, src, bytes)
+//                                  all lanes call it; bytes and addresses multiples of 16; orders nothing: __syncwarp
+//                                  before others read
+//     class RowCopies              a warp's copies of rows in global memory, each to several places. One object per
+//                                  warp and kernel, made by all lanes
+//       kSharedBytes               of shared memory for each warp, 128-byte aligned; the launch allots it
+//       RowCopies(shared)          after the barrier behind which the targets may be written
+//       to_many(dst[], n, src, bytes, streaming)
+//                                  one read, n writes; bytes and addresses multiples of 16. The copies may still be
+//                                  under way when it returns: until finish() no target may be read or signalled, and
+//                                  the source must stay. `dst` may be written again after a __syncwarp
+//       finish()                   all copies are as if the lanes had stored them, and a __syncwarp has passed
+//     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)
+//                                  dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1), in fp32, rounded once
+//                                  to nearest even; null biases are skipped; elements a multiple of 8
+//   The warp collectives read `dst` and `src` arrays that all lanes see (shared memory or equal per-lane copies).
+// clang-format on
 #pragma once
 
 #include "wire/types.h"

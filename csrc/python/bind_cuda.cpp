@@ -87,6 +87,7 @@ void bind_cuda(py::module_& module) {
     py::register_local_exception_translator(translate);
     py::module_ m = module.def_submodule("cuda", "GPUs through the driver, which is opened at the first use.");
     m.attr("BLOCK_WARPS") = device::kBlockWarps;
+    m.attr("COPY_STAGE_BYTES") = copies_bytes(true);
     m.def("driver_version", driver_version, "CUDA's version that the driver supports, as 13000.");
     py::class_<PrimaryContext, std::shared_ptr<PrimaryContext>>(m, "Context")
         .def(py::init<int>(), py::arg("ordinal"))

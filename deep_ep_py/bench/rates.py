@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deep_ep_py import choices
 from deep_ep_py.bench.gpu_timing import EventTimer
 from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.bootstrap import make_bootstrap
@@ -60,43 +60,26 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
 
     gather = make_bootstrap(group).all_gather
     row_bytes = hidden * torch.bfloat16.itemsize
-    buffer = deep_ep.Buffer(
+    with deep_ep.Buffer(
         group,
         num_nvl_bytes=64 << 20,
         device="cuda",
         timeout=_TIMEOUT,
         # Two outputs of all that may arrive: one is let go of when the next is there.
         arena_bytes=(2 * tokens * group.size() * (row_bytes + 64)) + (64 << 20),
-    )
-    ranks, device = buffer.group_size, buffer._engine.device
-    buffer.warmup(hidden, 1)
-    alone, many = (_routes(buffer, count, hidden) for count in (1, tokens))
-    moved = statistics.mean(gather((tokens + many[1].rows) * row_bytes))
-
-    def seconds(routes: tuple[torch.Tensor, Any], blocks: int) -> float:
-        config = deep_ep.Config(num_sms=blocks)
-        times = []
-        for _ in range(_WARMUP + iterations):
-            gather(None)
-            _, milliseconds = EventTimer().time(
-                lambda: buffer.dispatch(routes[0], handle=routes[1], config=config), buffer.comm_stream
-            )
-            times.append(max(gather(milliseconds)) / 1e3)
-        return statistics.median(times[_WARMUP:])
-
-    most_blocks = device.most_blocks
-    counts = sorted({*(1 << i for i in range(most_blocks.bit_length())), most_blocks})
-    startup = seconds(alone, 1)
-    points = [{"blocks": blocks, "seconds": seconds(many, blocks)} for blocks in counts]
-    for point in points:
-        point["gb_per_s"] = moved / point["seconds"] / 1e9
-    spent = [point["seconds"] - startup for point in points]
-    if min(spent) <= 0:
+    ) as buffer:
+        ranks, device = buffer.group_size, buffer._engine.device
+        buffer.warmup(hidden, 1)
+        alone, many = (_routes(buffer, count, hidden) for count in (1, tokens))
+        moved = statistics.mean(gather((tokens + many[1].rows) * row_bytes))
+        most_blocks = device.most_blocks
+        counts = sorted({*(1 << i for i in range(most_blocks.bit_length())), most_blocks})
+        startup = _seconds(buffer, gather, alone, 1, iterations)
+        spent = [_seconds(buffer, gather, many, blocks, iterations) for blocks in counts]
+    moving = [seconds - startup for seconds in spent]
+    if min(moving) <= 0:
         raise ValueError(f"tokens={tokens}: expected more, moving their rows takes no longer than moving one")
-    rates = Rates(per_block=moved / spent[0], most=moved / min(spent), startup=startup)
     linked = ranks > 1
-    file = rates_file(_folder(), device.name, device.copies, linked)
-    buffer.destroy()
     return {
         "machine": describe_machine(),
         "boundary": BOUNDARY,
@@ -104,12 +87,33 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
         "tokens": tokens,
         "hidden": hidden,
         "moved_bytes": moved,
-        "points": points,
-        "rates": rates,
+        "points": [
+            {"blocks": blocks, "seconds": seconds, "gb_per_s": moved / seconds / 1e9}
+            for blocks, seconds in zip(counts, spent)
+        ],
+        "rates": Rates(per_block=moved / moving[0], most=moved / min(moving), startup=startup),
         "most_blocks": most_blocks,
         "linked": linked,
-        "file": file,
+        "file": rates_file(_folder(), device.name, device.copies, linked),
     }
+
+
+def _seconds(
+    buffer: Any, gather: Callable[[Any], list[Any]], routes: tuple[torch.Tensor, Any], blocks: int, iterations: int
+) -> float:
+    """How long a dispatch takes, of the slowest rank."""
+    import deep_ep_py as deep_ep
+
+    x, handle = routes
+    config = deep_ep.Config(num_sms=blocks)
+    times = []
+    for _ in range(_WARMUP + iterations):
+        gather(None)
+        _, milliseconds = EventTimer().time(
+            lambda: buffer.dispatch(x, handle=handle, config=config), buffer.comm_stream
+        )
+        times.append(max(gather(milliseconds)) / 1e3)
+    return statistics.median(times[_WARMUP:])
 
 
 def _folder() -> Path:
@@ -185,7 +189,7 @@ def command(tokens: int, hidden: int, iterations: int, dry_run: bool, json_file:
 
 def as_json(report: dict[str, Any]) -> dict[str, Any]:
     """Return a report of plain values."""
-    return {**report, "rates": vars(report["rates"]), "file": report["file"].name, "choices": choices.all_chosen()}
+    return {**report, "rates": vars(report["rates"]), "file": report["file"].name}
 
 
 def _measure_here(tokens: int, hidden: int, iterations: int) -> dict[str, Any] | None:

@@ -1,6 +1,8 @@
 // Rules of the SIMT machine, each broken by its own bug.
 #pragma once
 
+#include <atomic>
+
 #include "../program.h"
 
 namespace planted::misuse {
@@ -35,11 +37,15 @@ DEEP_EP_KERNEL void break_rule(const void* args) {
 
 inline void run(uint64_t seed) {
     u64 word = 0;
+    std::atomic<bool> shared{false};
     Executor& executor = Executor::get();
     run_world(2, seed, [&](int rank) {
-        if (rank == 1) executor.share_memory(&word, sizeof word, 1);
+        if (rank == 1) {
+            executor.share_memory(&word, sizeof word, 1);
+            shared.store(true);
+        }
         if (rank == 0) {
-            executor.wait([&] { return executor.in_world(); }, "rank 1's memory");
+            executor.wait([&] { return shared.load(); }, "rank 1's memory");
             launch("break_rule", 0, 1, 2, break_rule, Args{&word});
         }
         executor.synchronize(rank, 0);
