@@ -79,10 +79,9 @@ class Growth:
     def _map_next(self, runtime: Any, rank: int) -> None:
         assert self._connections is not None, "ranks of one process share their heaps"
         (offset, size), descriptor = self._connections.next_piece(rank)
-        if offset >= runtime.mapped(rank):  # else it has been handed over twice
-            try:
-                runtime.map_piece(rank, offset, size, descriptor)
-            except CudaError as error:
-                what = f"{size} more bytes of rank {rank}'s memory for outputs"
-                raise DeepEPError(f"rank {self._rank}: {what} cannot be mapped: {error}") from error
+        try:
+            runtime.map_piece(rank, offset, size, descriptor)
+        except CudaError as error:
+            what = f"{size} more bytes of rank {rank}'s memory for outputs"
+            raise DeepEPError(f"rank {self._rank}: {what} cannot be mapped: {error}") from error
         self._connections.drop_piece(rank)
