@@ -1,5 +1,5 @@
-// Memory for a torch.cuda.MemPool: segments of a Buffer's arena, which peers see or will see. What goes where within a segment, and when it may be used again, is torch's allocator's
-// to say.
+// Memory for a torch.cuda.MemPool: segments of a Buffer's arena, which peers see or will see. What goes where within a
+// segment, and when it may be used again, is torch's allocator's to say.
 #pragma once
 
 #include <memory>
