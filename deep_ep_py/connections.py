@@ -12,8 +12,9 @@ import socket
 import struct
 import time
 import weakref
+from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ class Connections:
         self._incoming: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
         self._pieces: dict[int, deque[tuple[Piece, int]]] = defaultdict(deque)
+        self._handed: dict[int, int] = defaultdict(int)  # the end of what each has got of this rank's heap
         maps = (self._outgoing, self._incoming, self._processes, self._pieces)
         self._finalizer = weakref.finalize(self, _close, *maps)
         self._finalizer.atexit = False  # a process that just ends is told of by its end
@@ -103,7 +105,7 @@ class Connections:
         theirs: dict[int, int] = {}
         try:
             for rank, _, descriptors in self._receive():
-                (theirs[rank],) = descriptors
+                theirs[rank] = self._received(rank, descriptors)
         except BaseException:
             for received in theirs.values():
                 os.close(received)
@@ -111,18 +113,21 @@ class Connections:
         return theirs
 
     def hand_over(self, piece: Piece, descriptor: int) -> bool:
-        """Give every other rank a descriptor of a piece of this rank's heap, for its `next_piece`. Nobody waits: false
-        where that would have to be, and then it is to be done once more.
+        """Give every other rank a descriptor of a piece of this rank's heap, for its `next_piece`; pieces in their
+        order. Nobody waits: false where that would have to be, and then it is to be done once more, for the ranks that
+        have not got it.
         """
-        message = struct.pack(_PIECE_FORMAT, _PIECE, *piece)
-        for connection in self._outgoing.values():
+        message, end = struct.pack(_PIECE_FORMAT, _PIECE, *piece), sum(piece)
+        missing = [rank for rank in self._outgoing if self._handed[rank] < end]
+        for rank in missing:
             try:
-                socket.send_fds(connection, [message], [descriptor], socket.MSG_DONTWAIT)
+                if _send_to(self._outgoing[rank], message, [descriptor]):
+                    self._handed[rank] = end
             except ConnectionError:
-                pass  # its rank has ended: whoever waits for it will hear of that
-            except OSError:  # too much lies there unread
-                return False
-        return True
+                self._handed[rank] = end  # its rank has ended: whoever waits for it will hear of that
+            except OSError:  # too many descriptors of this user are on their way, say
+                pass
+        return all(self._handed[rank] >= end for rank in missing)
 
     def next_piece(self, rank: int) -> tuple[Piece, int]:
         """Return the next piece that a rank has handed over, and its descriptor, until `drop_piece`.
@@ -134,7 +139,7 @@ class Connections:
         """
         if not self._pieces[rank]:
             try:
-                received = _receive_from(self._incoming[rank], socket.MSG_DONTWAIT)
+                received = _receive_from(self._incoming[rank])
             except OSError:
                 received = b"", []
             if not self._keep_piece(rank, *received):
@@ -148,16 +153,21 @@ class Connections:
     def _keep_piece(self, rank: int, message: bytes, descriptors: list[int]) -> bool:
         if not message.startswith(_PIECE):
             return False
-        if not descriptors:
-            raise DeepEPError(f"rank {self.rank}: memory of rank {rank} cannot be mapped: too many files are open")
         _, offset, size = struct.unpack(_PIECE_FORMAT, message)
-        self._pieces[rank].append(((offset, size), descriptors[0]))
+        self._pieces[rank].append(((offset, size), self._received(rank, descriptors)))
         return True
 
-    def _send(self, message: bytes, descriptors: list[int] | None = None) -> None:
+    def _received(self, rank: int, descriptors: list[int]) -> int:
+        if not descriptors:  # the kernel has left it out
+            raise DeepEPError(f"rank {self.rank}: memory of rank {rank} cannot be mapped: too many files are open")
+        return descriptors[0]
+
+    def _send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        deadline = time.monotonic() + EXCHANGE_SECONDS
         for rank, connection in self._outgoing.items():
             try:
-                socket.send_fds(connection, [message], descriptors or [])
+                while not _send_to(connection, message, descriptors):
+                    self._poll([connection.fileno()], deadline, [rank], select.POLLOUT)
             except OSError:
                 self._raise_gone(rank)
 
@@ -197,6 +207,7 @@ class Connections:
                 connection.send(struct.pack("i", self.rank))
             except OSError:
                 self._raise_gone(rank)
+            connection.setblocking(False)
             # An old kernel has none, or it hides other processes: then the sockets will tell.
             with suppress(AttributeError, OSError):
                 self._processes[rank] = os.pidfd_open(_credentials(connection)[0])
@@ -219,14 +230,17 @@ class Connections:
         message = connection.recv(struct.calcsize("i"))
         rank = struct.unpack("i", message)[0] if len(message) == struct.calcsize("i") else -1
         if rank in self._outgoing and rank not in self._incoming:
+            connection.setblocking(False)
             self._incoming[rank] = connection
         else:
             connection.close()
 
-    def _poll(self, descriptors: list[int], deadline: float, ranks: list[int]) -> list[int]:
+    def _poll(
+        self, descriptors: list[int], deadline: float, ranks: list[int], events: int = select.POLLIN
+    ) -> list[int]:
         poller = select.poll()
         for descriptor in descriptors:
-            poller.register(descriptor, select.POLLIN)
+            poller.register(descriptor, events)
         left = max(0.0, deadline - time.monotonic())
         ready = [descriptor for descriptor, _ in poller.poll(left * 1e3)]
         if not ready:
@@ -338,10 +352,29 @@ def _make_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
-def _receive_from(connection: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return a message and what descriptors came with it."""
-    message, descriptors, _, _ = socket.recv_fds(connection, _MOST_BYTES, 1, flags | socket.MSG_CMSG_CLOEXEC)
-    return message, descriptors
+# Sockets of ranks that have met never block: who wants to wait polls. `socket.send_fds` and `socket.recv_fds` would not
+# do: CPython's ignore their flags.
+
+
+def _send_to(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> bool:
+    """Send a message with descriptors; false, and nothing sent, if there is no room for it."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+    try:
+        connection.sendmsg([message], rights)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _receive_from(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a message and what descriptors came with it, which no program started from here gets."""
+    descriptors = array("i")
+    room = socket.CMSG_LEN(descriptors.itemsize)
+    message, ancillary, _, _ = connection.recvmsg(_MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return message, list(descriptors)
 
 
 def _credentials(connection: socket.socket) -> tuple[int, ...]:

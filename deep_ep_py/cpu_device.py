@@ -63,8 +63,9 @@ class CpuDevice:
         del moved
         return self.blocks
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
         """Straight from the arena, which gets the memory back with the last reference: that is the last use."""
+        del grows  # it is all there
         # Not every torch takes FP8 by DLPack: as bytes, then.
         carried = torch.uint8 if dtype.itemsize == 1 else dtype
         capsule = runtime.allocate(list(shape), *_DLPACK_TYPES[carried], _DLPACK_CPU)

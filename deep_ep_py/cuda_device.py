@@ -130,15 +130,15 @@ class CudaDevice:
         """Make one over this device's launcher."""
         return C.cuda.make_runtime(options, heaps, network, self._context, self._launcher)
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """From a pool over the arena, which grows for the next calls where it has no room.
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
+        """From a pool over the arena, which may grow for the next calls where it has no room.
 
         None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool.
         """
         if self.capturing():
             return None
         try:
-            with C.cuda.pool_over(runtime):
+            with C.cuda.pool_over(runtime, grows):
                 tensor = self._empty_in_pool(shape, dtype)
         except torch.cuda.OutOfMemoryError:
             return None

@@ -70,8 +70,10 @@ class Device(Protocol):
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
         """Make what launches kernels; `network`: how ranks that are not mapped are reached."""
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room."""
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
+        """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room.
+        Then that memory may grow, for later tensors, if it `grows`.
+        """
 
     def view(self, address: int, size: int) -> torch.Tensor:
         """Return bytes of a heap as a tensor, which does not keep them."""

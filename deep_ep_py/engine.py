@@ -304,7 +304,7 @@ class Engine:
         return copy
 
     def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype)
+        return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype, self.growth.helps)
 
     def check_failure(self, call: Any) -> None:
         """Raise what a call failed of, and tell the other ranks."""

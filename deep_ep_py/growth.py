@@ -4,6 +4,10 @@ An output that finds no room makes its rank's heap grow, and goes in rounds. Wha
 before the rank's next notify, which announces it; they map it when they have that operation's counts, before they
 launch its dispatch. So from that operation on the rank may offer outputs there. Nobody waits for anybody in this: what
 is handed over lies in a socket until it is announced.
+
+That operation must come at the same place in the order in which each rank finishes operations: all finish theirs in one
+order. Else a peer could launch what reads an offer of a later operation before it has mapped where that lies. A call
+begins and finishes at once; `Buffer._begin_dispatch` demands the order of its callers, and nothing checks it.
 """
 
 from __future__ import annotations
@@ -30,6 +34,13 @@ class Growth:
         The ranks, as `connect` has returned them. Inside one process they share the heaps themselves.
     runtime : native.C.Runtime
         Whose heap's first piece all ranks have mapped.
+
+    Attributes
+    ----------
+    helps : bool
+        Whether outputs that find no room should make the heap grow: whether the Buffer's latest dispatch with counts
+        was one whose host waits for them. Its next one will announce what has been added, so that combines and cached
+        dispatches have it too. Where none comes, as in calls with `num_worst_tokens` alone, it would be there in vain.
     """
 
     def __init__(self, bootstrap: Bootstrap, runtime: Any) -> None:
@@ -37,9 +48,11 @@ class Growth:
         self._connections = bootstrap if isinstance(bootstrap, Connections) else None
         self._handed = int(runtime.mapped(self._rank))
         self._warned = False
+        self.helps = False
 
-    def announce(self, runtime: Any) -> None:
-        """Hand over what has been added to this rank's heap: the next notify announces it."""
+    def announce(self, runtime: Any, host_waits: bool) -> None:
+        """Hand over what has been added to this rank's heap: the next notify announces it, if hosts wait for it."""
+        self.helps = host_waits
         for offset, size in runtime.added_pieces():
             if offset < self._handed:
                 continue
@@ -79,10 +92,9 @@ class Growth:
     def _map_next(self, runtime: Any, rank: int) -> None:
         assert self._connections is not None, "ranks of one process share their heaps"
         (offset, size), descriptor = self._connections.next_piece(rank)
-        if offset >= runtime.mapped(rank):  # else it has been handed over twice
-            try:
-                runtime.map_piece(rank, offset, size, descriptor)
-            except CudaError as error:
-                what = f"{size} more bytes of rank {rank}'s memory for outputs"
-                raise DeepEPError(f"rank {self._rank}: {what} cannot be mapped: {error}") from error
+        try:
+            runtime.map_piece(rank, offset, size, descriptor)
+        except CudaError as error:
+            what = f"{size} more bytes of rank {rank}'s memory for outputs"
+            raise DeepEPError(f"rank {self._rank}: {what} cannot be mapped: {error}") from error
         self._connections.drop_piece(rank)

@@ -124,7 +124,7 @@ class PendingDispatch(_Pending):
         tensors = (*rows.tensors(), in_rank, per_expert, topk_idx, topk_weights, *plan.tensors())
         with engine.opening("dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            engine.growth.announce(engine.runtime)
+            engine.growth.announce(engine.runtime, host_waits=not num_worst_tokens)
             call = engine.runtime.notify(
                 sizes,
                 in_rank.data_ptr(),

@@ -6,6 +6,7 @@ import ctypes
 import math
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -32,6 +33,8 @@ class PretendGpu(CudaDevice):
         super().__init__(torch.device("cuda", 0), sharers, make_launcher=make_launcher)
         self.torch_device, self.blocks = torch.device("cpu"), 2
         self.runtime: Any = None
+        self._segments = Segments()
+        weakref.finalize(self, self._segments.close).atexit = False
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
         most = self.most_arena_bytes
@@ -43,10 +46,10 @@ class PretendGpu(CudaDevice):
 
     def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
-        address = pool_functions()[0](size, 0, None)
+        address = self._segments.take(size)
         # A class of its own can be watched.
         segment = type("Segment", (ctypes.c_uint8 * size,), {}).from_address(address)
-        weakref.finalize(segment, pool_functions()[1], address, size, 0, None).atexit = False
+        weakref.finalize(segment, self._segments.give, address, size).atexit = False
         return torch.frombuffer(segment, dtype=torch.uint8).view(dtype).view(shape)
 
     def capturing(self) -> bool:
@@ -67,6 +70,35 @@ class PretendGpu(CudaDevice):
         if not self.capturing():
             assert self.runtime.settle(int(100e9))
         return EventHandle()
+
+
+class Segments:
+    """What torch's allocator does for a pool: it keeps what has been given back, for requests of that size, as long as
+    the pool lives; it asks for more, and raises where there is none.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[int]] | None = defaultdict(list)
+
+    def take(self, size: int) -> int:
+        if self._kept is not None and self._kept[size]:
+            return self._kept[size].pop()
+        address = pool_functions()[0](size, 0, None)
+        if address is None:
+            raise torch.cuda.OutOfMemoryError(f"{size} bytes")
+        return address
+
+    def give(self, address: int, size: int) -> None:
+        if self._kept is None:
+            pool_functions()[1](address, size, 0, None)
+        else:
+            self._kept[size].append(address)
+
+    def close(self) -> None:
+        kept, self._kept = self._kept or {}, None
+        for size, addresses in kept.items():
+            for address in addresses:
+                self.give(address, size)
 
 
 def pool_functions() -> tuple[Any, Any]:

@@ -46,7 +46,12 @@ void Arena::grow(uint64_t bytes) {
     const bool open = last != gaps_.end() && last->first + last->second == end_;
     const uint64_t missing = bytes - (open ? last->second : 0), left = offset_ + most_ - end_;
     if (missing > left) return;
-    if (!heap_->grow(std::min(std::max(missing, (end_ - offset_) / kLeastGrowth), left))) return;
+    const uint64_t wanted = std::min(std::max(missing, (end_ - offset_) / kLeastGrowth), left);
+    try {
+        if (!heap_->grow(wanted)) return;
+    } catch (const std::runtime_error&) {  // the GPU's memory is full, but perhaps not for less
+        if (wanted == missing || !heap_->grow(missing)) throw;
+    }
     const uint64_t end = std::min<uint64_t>(heap_->mapped(), offset_ + most_);
     give(end_, end - end_);
     end_ = end;

@@ -66,6 +66,7 @@ void check_positive(const char* name, unsigned value) {
 // host::PoolOver as a context manager.
 struct PoolScope {
     std::shared_ptr<host::Arena> arena;
+    bool grows;
     std::unique_ptr<host::PoolOver> over;
 };
 
@@ -101,12 +102,14 @@ void bind_cuda(py::module_& module) {
     m.def("pin_heap", &host::pin_heap, py::arg("context"), py::arg("heap"), NoGil(),
           "Let the GPU use a heap of the host, own or mapped, under its address, as long as the heap lives.");
     py::class_<PoolScope>(m, "PoolScope")
-        .def("__enter__", [](PoolScope& scope) { scope.over = std::make_unique<host::PoolOver>(scope.arena); })
+        .def("__enter__",
+             [](PoolScope& scope) { scope.over = std::make_unique<host::PoolOver>(scope.arena, scope.grows); })
         .def("__exit__", [](PoolScope& scope, const py::args&) { scope.over.reset(); });
     m.def(
-        "pool_over", [](const host::Runtime& runtime) { return PoolScope{runtime.arena(), nullptr}; },
-        py::arg("runtime"),
-        "A context in which deep_ep_pool_allocate, on this thread, takes from the runtime's arena.");
+        "pool_over",
+        [](const host::Runtime& runtime, bool grows) { return PoolScope{runtime.arena(), grows, nullptr}; },
+        py::arg("runtime"), py::arg("grows"),
+        "A context in which deep_ep_pool_allocate, on this thread, takes from the runtime's arena, which may grow.");
     py::class_<CudaMemory>(m, "Memory")
         .def(py::init<std::shared_ptr<const PrimaryContext>>(), py::arg("context"))
         .def("load_word", [](CudaMemory& memory,

@@ -20,6 +20,7 @@ import torch.distributed as dist
 import pretend_gpu
 from cases import Case
 from deep_ep_py import Buffer, DeepEPError
+from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 from pretend_gpu import PretendGpu
@@ -29,7 +30,7 @@ RANKS = 3
 # What comes before the arena, and 40 KiB of it, are the heap's first piece. Each rank receives some 60 KiB.
 CASE = Case("grows", RANKS, 48, hidden=512, topk=2, experts=2 * RANKS, num_nvl_bytes=GRANULARITY - (48 << 10))
 TRIALS = [Trial.of(CASE, seed) for seed in (1, 2, 3)]
-MOST = 2 * GRANULARITY
+FIRST, MOST = 32 << 10, 2 * GRANULARITY
 
 
 class Ranks:
@@ -199,17 +200,51 @@ def no_more_memory(ranks: Ranks) -> None:
     assert [how(buffer, lambda: dispatch(buffer, TRIALS[0])) for _ in range(2)] == ["rounds", "direct"]
 
 
+def little_more_memory(ranks: Ranks) -> None:
+    """Where the GPU has none for a quarter of what is there, there may be some for what is missing."""
+    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = 6 * GRANULARITY, 12 * GRANULARITY
+    ranks.barrier()
+    buffer = ranks.make_buffer()
+    ranks.barrier()
+    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = FIRST, MOST
+    allocate, free = pretend_gpu.pool_functions()
+    first = buffer.stats()["arena_bytes"]
+    assert first > 4 * GRANULARITY
+    sizes = first, 1 << 10, GRANULARITY
+    with C.cuda.pool_over(buffer.runtime, grows=True), failing(f"{GRANULARITY}", "DOUBLE_LARGEST"):
+        blocks = [allocate(size, 0, None) for size in sizes]
+        assert all(blocks) and buffer.stats()["arena_bytes"] == first + 2 * GRANULARITY
+        assert allocate(2 * GRANULARITY, 0, None) is None, "that much there is not"
+        ranks.barrier()  # threads have one environment
+    ranks.barrier()
+    for address, size in zip(blocks, sizes, strict=True):
+        free(address, size, 0, None)
+
+
+def nobody_waits(ranks: Ranks) -> None:
+    """Calls whose host waits for no counts can announce nothing: no memory is added for them."""
+    buffer, trial, rank = ranks.make_buffer(), TRIALS[0], ranks.rank
+    for _ in range(2):
+        results = dispatch(buffer, trial, num_worst_tokens=trial.most_rows)
+        buffer.combine(results[0], results[4])
+        buffer.dispatch(trial.work.x[rank], handle=results[4])
+    assert buffer.stats()["rounds"] == 6 and buffer.stats()["arena_growths"] == 0
+    dispatch(buffer, trial)
+    assert buffer.stats()["arena_growths"] == 1
+    ranks.barrier()
+
+
 class failing:  # noqa: N801 - reads as a statement
     """A call of the driver fails here."""
 
-    def __init__(self, call: str) -> None:
-        self.call = call
+    def __init__(self, call: str, how: str = "DOUBLE_FAIL") -> None:
+        self.call, self.how = call, how
 
     def __enter__(self) -> None:
-        os.environ["DOUBLE_FAIL"] = self.call
+        os.environ[self.how] = self.call
 
     def __exit__(self, *_: Any) -> None:
-        os.environ.pop("DOUBLE_FAIL", None)
+        os.environ.pop(self.how, None)
 
 
 def cannot_be_handed_over(ranks: Ranks) -> None:
@@ -249,7 +284,7 @@ def cannot_be_mapped(ranks: Ranks) -> None:
     trial.check_combine(rank, trial.combine(buffer, rank, handles[0]))
 
 
-SCENARIOS = (grows, announced_by_the_next, dropped, no_more_memory)
+SCENARIOS = (grows, announced_by_the_next, dropped, no_more_memory, little_more_memory, nobody_waits)
 BETWEEN_PROCESSES = (all_at_once, cannot_be_handed_over, cannot_be_mapped)
 
 
@@ -275,7 +310,7 @@ def main() -> None:
     parser.add_argument("--processes", action="store_true")
     processes = parser.parse_args().processes
     pretend_gpu.install(compile_kernels=False)
-    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = 32 << 10, MOST
+    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = FIRST, MOST
     torch.set_num_threads(1)
     Path(os.environ["DOUBLE_LOG"]).touch()
     if processes:

@@ -146,10 +146,10 @@ class CudaHeap final : public Heap {
     size_t mapped() const override { return addresses_.mapped(); }
 
     bool grow(size_t bytes) override {
-        bytes = std::min(round_up(bytes, addresses_.granularity()), addresses_.bytes() - mapped());
-        if (bytes == 0) return false;
         const Current current(*addresses_.context());
         const std::lock_guard<std::mutex> lock(mutex_);
+        bytes = std::min(round_up(bytes, addresses_.granularity()), addresses_.bytes() - mapped());
+        if (bytes == 0) return false;
         addresses_.map(make_physical(addresses_.context(), bytes));
         return true;
     }
@@ -177,9 +177,9 @@ class CudaHeap final : public Heap {
     }
 
     void map_piece(const Piece& piece, int descriptor) override {
-        if (piece.offset != mapped()) throw std::logic_error("a peer's pieces are out of order");
         const Current current(*addresses_.context());
         const std::lock_guard<std::mutex> lock(mutex_);
+        if (piece.offset != mapped()) throw std::logic_error("a peer's pieces are out of order");
         addresses_.map(import_physical(addresses_.context(), descriptor, piece.bytes));
     }
 

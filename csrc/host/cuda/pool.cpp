@@ -2,26 +2,22 @@
 
 #include <unistd.h>
 
+#include <exception>
 #include <map>
 #include <mutex>
-
-#include "host/cuda/driver.h"
+#include <optional>
 
 namespace deep_ep::host {
 namespace {
 
-using cuda::DevicePointer;
-using cuda::Driver;
-using cuda::PrimaryContext;
-
-// Whose a segment is: of an arena, or plain memory of a device.
+// Whose a segment is.
 struct Segment {
     std::shared_ptr<Arena> arena;
     uint64_t offset;
-    std::shared_ptr<const PrimaryContext> context;
 };
 
 thread_local std::shared_ptr<Arena> current;
+thread_local bool current_grows = false;
 
 struct Segments {
     std::mutex mutex;
@@ -32,32 +28,24 @@ Segments& segments() {
     return *all;
 }
 
-void* allocate_plain(size_t bytes, int device) {
-    const auto context = std::make_shared<const PrimaryContext>(device);
-    const PrimaryContext::Current here(*context);
-    DevicePointer address = 0;
-    Driver::get().check(Driver::get().memory_allocate(&address, bytes), "an allocation beside the arena");
-    auto* memory = reinterpret_cast<void*>(address);
-    const std::lock_guard<std::mutex> guard(segments().mutex);
-    segments().by_address[memory] = {nullptr, 0, context};
-    return memory;
-}
-
 // What peers have not mapped yet is memory like any other until they have: an output there is not offered, as
 // Arena::contains tells, and whoever asked for it takes another (P10). torch keeps what it is given here, and hands it
-// out again later: so it had better be what peers will see by then than plain memory, which they never will.
-std::optional<uint64_t> allocate_in(Arena& arena, size_t bytes) {
-    if (const auto offset = arena.allocate(bytes)) return offset;
-    try {
-        return arena.allocate_ahead(bytes);
-    } catch (const cuda::CudaError&) {
-        return std::nullopt;  // the GPU's memory is full, but perhaps for less
-    }
+// out again later: what peers will see by then.
+//
+// So where there is none it is not given other memory instead, which peers never will see: for every later request of
+// that size torch would return that, whatever room the arena had. It is told that there is none. It then raises
+// OutOfMemoryError, without emptying its caches before: inside of use_mem_pool it does as in a capture. That costs a
+// call that is to go in rounds a question to the driver and an exception for each output.
+std::optional<uint64_t> allocate_in(Arena& arena, size_t bytes, bool grows) {
+    return grows ? arena.allocate_ahead(bytes) : arena.allocate(bytes);
 }
 
 }  // namespace
 
-PoolOver::PoolOver(std::shared_ptr<Arena> arena) { current = std::move(arena); }
+PoolOver::PoolOver(std::shared_ptr<Arena> arena, bool grows) {
+    current = std::move(arena);
+    current_grows = grows;
+}
 PoolOver::~PoolOver() { current.reset(); }
 
 }  // namespace deep_ep::host
@@ -65,14 +53,14 @@ PoolOver::~PoolOver() { current.reset(); }
 using namespace deep_ep::host;
 
 // torch calls these from C: an exception ends here, and no memory is what torch raises.
-void* deep_ep_pool_allocate(ssize_t bytes, int device, void*) {
+void* deep_ep_pool_allocate(ssize_t bytes, int, void*) {
+    if (!current) return nullptr;
     try {
-        const auto size = static_cast<size_t>(bytes);
-        const auto offset = current ? allocate_in(*current, size) : std::nullopt;
-        if (!offset) return allocate_plain(size, device);
+        const auto offset = allocate_in(*current, static_cast<size_t>(bytes), current_grows);
+        if (!offset) return nullptr;
         void* address = current->address(*offset);
         const std::lock_guard<std::mutex> guard(segments().mutex);
-        segments().by_address[address] = {current, *offset, nullptr};
+        segments().by_address[address] = {current, *offset};
         return address;
     } catch (const std::exception&) {
         return nullptr;
@@ -88,10 +76,5 @@ void deep_ep_pool_free(void* address, ssize_t, int, void*) {
         segment = std::move(found->second);
         segments().by_address.erase(found);
     }
-    if (segment.arena) {
-        segment.arena->release(segment.offset);
-    } else {
-        const PrimaryContext::Current here(*segment.context);
-        Driver::get().memory_free(reinterpret_cast<DevicePointer>(address));
-    }
+    segment.arena->release(segment.offset);
 }

@@ -1,6 +1,5 @@
-// Memory for a torch.cuda.MemPool: segments of a Buffer's arena, which peers see or will see, or plain device memory
-// where the arena has no room. What goes where within a segment, and when it may be used again, is torch's allocator's
-// to say.
+// Memory for a torch.cuda.MemPool: segments of a Buffer's arena, which peers see or will see. What goes where within a
+// segment, and when it may be used again, is torch's allocator's to say.
 #pragma once
 
 #include <memory>
@@ -9,10 +8,11 @@
 
 namespace deep_ep::host {
 
-// While one lives, what this thread's pool needs comes from that arena. They do not nest.
+// While one lives, what this thread's pool needs comes from that arena, which may grow by it. They do not nest; without
+// one there is no memory.
 class PoolOver {
   public:
-    explicit PoolOver(std::shared_ptr<Arena> arena);
+    PoolOver(std::shared_ptr<Arena> arena, bool grows);
     ~PoolOver();
     PoolOver(const PoolOver&) = delete;
     PoolOver& operator=(const PoolOver&) = delete;

@@ -3,6 +3,7 @@
 //
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
+//   DOUBLE_LARGEST  bytes: there is no memory for a heap's piece that is larger
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  how many it has
 //   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then there is no other, as under tools that
@@ -35,7 +36,7 @@ using namespace deep_ep::host::cuda;
 
 namespace {
 
-constexpr Result kInvalidValue = 1, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
+constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
                  kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712, kTooLarge = 720,
                  kCaptureUnsupported = 900;
 constexpr size_t kGranularity = 2 << 20;
@@ -441,6 +442,8 @@ Result cuMemGetAllocationGranularity(size_t* granularity, const AllocationProper
 }
 Result cuMemCreate(Allocation* allocation, size_t bytes, const AllocationProperties* properties, unsigned long long) {
     BEGIN(enter_in_context("cuMemCreate"));
+    const char* const largest = std::getenv("DOUBLE_LARGEST");
+    if (largest != nullptr && bytes > std::strtoull(largest, nullptr, 10)) return kOutOfMemory;
     if (bytes % kGranularity != 0 || properties->handle_types != kHandleFileDescriptor) return kInvalidValue;
     const int file = memfd_create("double", 0);
     if (ftruncate(file, static_cast<off_t>(bytes)) != 0) return kInvalidValue;
