@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 COPIES = "DEEP_EP_COPIES"
-"""How kernels on a GPU copy dispatched rows: "bulk" (the default, where the GPU has such copies) or "vector"."""
+"""How kernels copy dispatched rows, on a GPU alone: "bulk" (the default, where it has such copies) or "vector"."""
 
 COMBINE = "DEEP_EP_COMBINE"
 """How rows come back where ranks have each other's memory mapped: "pull" (the default), owners read them where they

@@ -14,6 +14,7 @@ import torch
 
 from . import arguments, choices
 from .devices import Compiling, MakeLauncher, Shape
+from .errors import CudaError
 from .events import EventHandle
 from .native import C
 from .rates import Rates, rates_file
@@ -42,7 +43,7 @@ class CudaDevice:
     Raises
     ------
     CudaError
-        There is no driver, or no such GPU.
+        There is no driver, or no such GPU; or torch is too old.
     """
 
     asynchronous = True
@@ -62,6 +63,10 @@ class CudaDevice:
     ) -> None:
         self.torch_device = device
         self._sharers, self._linked = sharers, linked
+        if not hasattr(torch.cuda, "use_mem_pool"):
+            raise CudaError(
+                f"device={device}: expected a torch with torch.cuda.use_mem_pool, this is {torch.__version__}"
+            )
         self._context = C.cuda.Context(device.index)
         self._bulk_copies = bulk_copies(self._context.architecture)
         self.name, self.copies = self._context.name, "bulk" if self._bulk_copies else "vector"

@@ -10,6 +10,7 @@ OUT/report.json; each step's own output is OUT/<step>.log.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -24,10 +25,25 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import click
-from rich import box
-from rich.console import Console
-from rich.table import Table
+NEEDED = ("click", "rich", "torch", "pybind11", "pytest", "pytest_timeout", "hypothesis", "filelock", "cuda.core")
+
+
+def lacking(names: tuple[str, ...]) -> list[str]:
+    """The packages that this Python has not."""
+    return [
+        name
+        for name in names
+        if importlib.util.find_spec(name.partition(".")[0]) is None or importlib.util.find_spec(name) is None
+    ]
+
+
+if absent := lacking(NEEDED):
+    sys.exit(f"{sys.executable} lacks {', '.join(absent)}: pip install torch '.[test]', or PYTHON=... of another")
+
+import click  # noqa: E402 - what follows is there
+from rich import box  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25

@@ -49,3 +49,10 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), f"--out={tmp_path}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "there is no GPU here" in done.stderr
+
+
+def test_what_python_lacks_is_said_in_a_line() -> None:
+    """A Python without site-packages has nothing of it."""
+    done = subprocess.run([sys.executable, "-S", str(SCRIPT)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "lacks click, rich, torch" in done.stderr and len(done.stderr.splitlines()) == 1
