@@ -424,6 +424,21 @@ class Buffer(V1Surface):
         names = ("time_ns", "source", "destination", "queue", "opcode", "bytes")
         return [{name: getattr(message, name) for name in names} for message in self.runtime.network_trace]
 
+    def check(self) -> None:
+        """Raise what an operation of this Buffer has failed of that no call has raised yet, replays of graphs included.
+
+        On a GPU calls return before their kernels have ended, so a result is valid only once a check has passed that
+        was made after the kernels' end: this one, or the one with which every other call on the Buffer begins. A
+        program that only replays graphs makes it itself, after each wait for the device: ``torch.cuda.synchronize();
+        buffer.check()``. It costs a few loads from host memory and waits for nothing.
+
+        Raises
+        ------
+        DeepEPTimeout, DeepEPError
+            As `dispatch`.
+        """
+        self._engine.check_usable()
+
     def abort(self) -> None:
         """Tell every rank that this one has failed: their calls on this Buffer raise at once."""
         self._engine.break_off("the Buffer was aborted")

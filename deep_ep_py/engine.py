@@ -107,6 +107,7 @@ class Engine:
         self._on_their_way: deque[_OnItsWay] = deque()
         # In a world of ranks as threads, kernels run whenever all of them wait.
         self._driver = None if bootstrap.in_process or device.asynchronous else Driver(self._end_with_process)
+        self._layouts: deque[tuple[int, tuple[torch.Tensor, ...]]] = deque()
         self._captured: list[Any] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
@@ -128,6 +129,8 @@ class Engine:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         if self._broken is None:
             self._collect()
+            if self.runtime.others_have_failed():
+                self._leave_behind()
         if self._broken is not None:
             raise DeepEPError(
                 f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; what broke it: {self._broken}"
@@ -138,6 +141,15 @@ class Engine:
                 f"topk_idx: an earlier get_dispatch_layout met the id {wrong_id}, expected -1 or an expert's; it has "
                 "counted it as none"
             )
+
+    def _leave_behind(self) -> None:
+        """Another Buffer of this rank has failed: what was queued here meanwhile fails too; later calls do not."""
+        nanoseconds = int(self.timeout * 1e9)
+        if self._captured:  # replays are not the runtime's launches
+            self.device.synchronize()
+        self._run(self.runtime.settle, nanoseconds)
+        self._collect()
+        self._run(self.runtime.forgive, nanoseconds)
 
     def prepare(self, sizes: Any, *kernels: str) -> None:
         """Have an operation's kernels ready, before it takes its number."""
@@ -239,9 +251,17 @@ class Engine:
             else:
                 self._run(self.runtime.wait, launched.call)
             self._collect()
+        self._note_ended(self.runtime)
         if not launched.ended:
             why = self._broken or "the Buffer has been destroyed, or has recovered, before it ended"
             raise DeepEPError(f"rank {self.rank}: what a {launched.call.kind} returned is not complete: {why}")
+
+    def _note_ended(self, runtime: Any) -> None:
+        """What calls have returned that ended well is complete, whatever has become of the Buffer since."""
+        for launched in self._on_their_way if runtime is not None else ():
+            driven = launched.driven
+            if runtime.finished(launched.call) and launched.call.failure.reason == 0:
+                launched.ended = driven is None or (driven.done() and driven.exception() is None)
 
     def wait_counts(self, call: Any) -> None:
         """Wait until a dispatch's counts are there; raise if it has failed."""
@@ -257,18 +277,33 @@ class Engine:
         while self._on_their_way and self.runtime.finished(self._on_their_way[0].call):
             launched = self._on_their_way[0]
             self.check_failure(launched.call)  # the tensors of one that has failed stay: peers may still store there
+            if launched.driven is not None:  # of kernels that the executor has dropped, this alone says so
+                self._raise_of(launched.driven)
             launched.ended = True
             self._on_their_way.popleft()
             self.runtime.retire(launched.call)
         for call in self._captured:  # of graphs, which may have been replayed
             self.check_failure(call)
 
+    def _raise_of(self, driven: Future[Any]) -> None:
+        """Break the Buffer with what the thread that waited for a call's kernels has raised, if it has."""
+        error = driven.exception()
+        if error is not None:
+            self.break_off(f"kernels did not end well: {error!r}")
+            raise error
+
     def launch_layout(self, sizes: Any, topk_idx: torch.Tensor, outputs: tuple[torch.Tensor, ...]) -> None:
         """Launch the one kernel that has to do with no other rank."""
-        addresses = (tensor.data_ptr() for tensor in (topk_idx, *outputs))
-        serial = self.runtime.layout(sizes, *addresses, self.device.blocks)
-        if not self.device.asynchronous:
-            self._run(self.runtime.wait_launch, serial)
+        tensors = (topk_idx, *outputs)
+        serial = self.runtime.layout(sizes, *(tensor.data_ptr() for tensor in tensors), self.device.blocks)
+        if self.device.asynchronous:
+            return
+        while self._layouts and self.runtime.launch_finished(self._layouts[0][0]):
+            self._layouts.popleft()
+        # An interrupt may end the wait before the kernel, which uses them then.
+        self._layouts.append((serial, tensors))
+        self._run(self.runtime.wait_launch, serial)
+        self._layouts.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
@@ -311,6 +346,7 @@ class Engine:
         if call.failure.reason == 0:
             return
         self._broken = error_of(call, self.rank, self.runtime, self._pid)
+        self.runtime.note_told()
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
@@ -341,14 +377,14 @@ class Engine:
         """Go on without the ranks of `mask` and those left out before. Collective among the others."""
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
-        if self.device.asynchronous:
-            raise DeepEPError(f"rank {self.rank}: recover: expected a Buffer on a CPU, this one is on a GPU")
         self.break_off("recover was called")
         self._attempts += 1
         if not self._stop_kernels(int(seconds * 1e9)):
             raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
         recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
         # Only now may anything of operations that broke be used again: nobody stores into it any more (P16).
+        self._note_ended(self.runtime)
+        self._layouts.clear()
         self._open.clear()
         self._on_their_way.clear()
         self._issued = 0
@@ -408,7 +444,9 @@ class Engine:
             self.runtime = None
             if self._driver is not None:
                 self._driver.stop()
+            self._note_ended(runtime)
             if settled:
+                self._layouts.clear()
                 self._open.clear()
                 self._on_their_way.clear()
                 runtime.leave()
@@ -440,7 +478,7 @@ class Engine:
             pass  # what a dead executor throws has been raised before
 
     def _abandon(self, runtime: Any) -> None:
-        _abandoned.append((runtime, self._open, self._on_their_way, self._bootstrap))
+        _abandoned.append((runtime, self._open, self._on_their_way, self._layouts, self._bootstrap))
 
 
 _abandoned: list[tuple[Any, ...]] = []

@@ -39,6 +39,11 @@ def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int],
             f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "
             "receives"
         )
+    if failure.reason == C.ELSEWHERE:
+        return (
+            f"{call.kind} was queued behind an operation of another Buffer of this rank, which has failed: this call "
+            "may have been given its results"
+        )
     if failure.reason == C.NETWORK:
         return f"{call.kind}: {_network_text(failure, runtime)}"
     if call.mismatch[0] >= 0:
@@ -50,6 +55,11 @@ def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int],
     if failure.reason == C.ABORTED:
         waiting = f"; rank {rank} was waiting for: {failure.phase}" if failure.phase else ""
         return f"{call.kind} ended because {_cause(failure, pid)}{waiting}"
+    if failure.phase == C.BOUNDS_PHASE:
+        return (
+            f"{call.kind} does not match rank {failure.peer}: a size or offset of its rows, or of those for it, is "
+            f"{failure.seen:#x}, expected at most {failure.expected:#x}"
+        )
     return (
         f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k or "
         f"types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"

@@ -70,11 +70,13 @@ def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) ->
             "process to have ended, or its Buffer to be destroyed"
         )
     _check(runtime.meet(mask, attempt, False, nanoseconds), mask, who, seconds)
-    runtime.start_generation(attempt + 1, mask)
-    meeting = runtime.meet(mask, attempt, True, nanoseconds)
-    if meeting.result != _Result.MET:
-        runtime.abort(C.EXCEPTION)  # some may have gone on: their next wait ends at once
-    _check(meeting, mask, who, seconds)
+    runtime.clear_words(attempt + 1)
+    try:
+        _check(runtime.meet(mask, attempt, True, nanoseconds), mask, who, seconds)
+        runtime.publish(attempt + 1, mask)
+    except BaseException:  # an interrupt too: some may have gone on, and their next wait is to end at once
+        runtime.abort_generation(attempt + 1, C.EXCEPTION)
+        raise
 
 
 def _check(meeting: Any, mask: int, who: str, seconds: float) -> None:

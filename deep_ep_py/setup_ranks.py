@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -91,6 +92,7 @@ def make_runtime(
         poison=bootstrap.in_process and device.poison,
         has_remote=by_nics,
         mapped=[paths.mapped(rank, peer) for peer in range(ranks)],
+        rank_key=_rank_key(bootstrap, device),
     )
     weak = paths.fabric != "ibgda"
     network = C.NetworkOptions(nic=paths.nic.native(), weak=weak, in_process=bootstrap.in_process)
@@ -105,6 +107,12 @@ def make_runtime(
         runtime.watch(bootstrap.watched())
     bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
     return runtime, arena_offset - memory.regions * memory.region_bytes
+
+
+def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
+    """Return a number that the Buffers of one rank on one device have in common, and no others of this process."""
+    rank = threading.get_ident() if bootstrap.in_process else 0
+    return hash((rank, str(device.torch_device))) & (1 << 64) - 1
 
 
 def _agree(bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPlan) -> None:

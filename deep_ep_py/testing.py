@@ -134,6 +134,14 @@ class ThreadGroup:
         return self._world.meet(self._rank, self._collectives, kind, value)
 
 
+def sleep(seconds: float) -> None:
+    """Keep the calling rank's host away for so long, by the clock that kernels see; on a CPU.
+
+    In `run_ranks` the clock is virtual, so this takes no time, and the other ranks' waits may run out meanwhile.
+    """
+    C.executor.sleep(int(seconds * 1e9))
+
+
 def run_ranks(
     n: int,
     fn: Callable[..., Any],

@@ -180,7 +180,7 @@ def test_who_has_been_told_tells_the_others(fabric: str) -> None:
         arguments = dispatch_arguments(TRIAL.work, buffer.rank)
         if buffer.rank == 0:
             generation, exception, no_peer = 1, 4, (1 << 14) - 1
-            word = ctypes.c_uint64.from_address(buffer.runtime.peer_base(1))
+            word = ctypes.c_uint64.from_address(buffer.runtime.abort_word(1))
             word.value = generation << 32 | exception << 28 | no_peer << 14 | buffer.rank
             barrier(group)
             return None

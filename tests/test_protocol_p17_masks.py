@@ -27,7 +27,7 @@ def test_another_mask_is_found_before_a_row_is_sent(fabric: str) -> None:
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
         rank = buffer.rank
-        buffer.runtime.start_generation(1, 1 << 3 if rank == 0 else 0)
+        buffer.runtime.publish(1, 1 << 3 if rank == 0 else 0)
         barrier(group)
         with pytest.raises(deep_ep.DeepEPError) as info:
             buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))

@@ -25,6 +25,8 @@
 //                                  of u32, u64, i32
 //     cas_acq_rel<S>(p, expected, desired)   -> old value
 //                                  of u32, u64
+//     exchange_acq_rel<S>(p, v)    -> old value
+//                                  of u64; its return says that the new value is in place
 //     barrier_sync(id, threads)    named barrier 1..15, `threads` a multiple of kWarpSize
 //     u64 now_ns()                 a clock that only moves forward
 //     bool spin_until(ready, deadline_ns, what)

@@ -26,34 +26,34 @@ namespace detail {
 // One thread: to a peer that is not mapped.
 template <class Waiter>
 DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
-                         u32 count, u64 word_offset) {
-    if (peers.ibgda != nullptr) return ibgda::post(peers, waiter, to, pieces, count, word_offset);
-    return weak::post(peers, waiter, completion, to, pieces, count, word_offset);
+                         u32 count, Word word) {
+    if (peers.ibgda != nullptr) return ibgda::post(peers, waiter, to, pieces, count, word);
+    return weak::post(peers, waiter, completion, to, pieces, count, word);
 }
 
 }  // namespace detail
 
 // One thread. Stores through address() by threads that met this one at a barrier are released with it.
 template <class Waiter>
-DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, u64 word_offset) {
+DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, Word word) {
     if (mapped(peers, to)) {
-        peer::signal(peers, to, word_offset);
+        peer::signal(peers, to, word);
         return true;
     }
-    return detail::post(peers, waiter, completion, to, nullptr, 0, word_offset);
+    return detail::post(peers, waiter, completion, to, nullptr, 0, word);
 }
 
 // Warp-collective. What the pieces hold was written by this warp, or before a barrier it has passed.
 template <class Waiter>
 DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
-                               u32 count, u64 word_offset) {
+                               u32 count, Word word) {
     if (mapped(peers, to)) {
-        peer::put_signal(peers, to, pieces, count, word_offset);
+        peer::put_signal(peers, to, pieces, count, word);
         return true;
     }
     __syncwarp();  // all lanes' stores into the pieces come before lane 0's release of the command
     int posted = 1;
-    if (device::lane() == 0) posted = detail::post(peers, waiter, completion, to, pieces, count, word_offset);
+    if (device::lane() == 0) posted = detail::post(peers, waiter, completion, to, pieces, count, word);
     return __shfl_sync(device::kFullMask, posted, 0) != 0;
 }
 

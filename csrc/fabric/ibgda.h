@@ -164,20 +164,19 @@ DEEP_EP_DEVICE void write_request(const Ibgda& net, const QueuePair& qp, u64 ind
 }
 
 // With a completion: of a put's requests the last one reports, for all before it.
-DEEP_EP_DEVICE void add_request(const Ibgda& net, const QueuePair& qp, u64 index, u64 word_offset) {
+DEEP_EP_DEVICE void add_request(const Ibgda& net, const QueuePair& qp, u64 index, Word word) {
     mlx5::Block& block = block_at(qp, index);
     block.control = mlx5::control(mlx5::kFetchAdd, index, qp.number, mlx5::kUnitsOfFetchAdd, true);
-    block.remote = mlx5::remote_address(net.heaps[qp.peer] + word_offset, remote_key(net, qp, word_offset));
+    block.remote = mlx5::remote_address(net.heaps[qp.peer] + word.offset, remote_key(net, qp, word.offset));
     block.atomic = mlx5::fetch_add(wire::kUnit);
     block.returned = mlx5::data(qp.returned, qp.returned_key, sizeof(u64));
 }
 
 // One thread. What the pieces hold is ordered before. All puts to one word take the same queue pair.
 template <class Waiter>
-DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const Piece* pieces, u32 count,
-                              u64 word_offset) {
+DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const Piece* pieces, u32 count, Word word) {
     const Ibgda& net = *peers.ibgda;
-    QueuePair& qp = net.queue_pairs[to * net.per_peer + word_offset / sizeof(u64) % net.per_peer];
+    QueuePair& qp = net.queue_pairs[to * net.per_peer + word.queue % net.per_peer];
     u32 needed = 1;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes; done += next_cut(net, pieces[i], done)) ++needed;
@@ -195,7 +194,7 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const 
             done += bytes;
         }
     }
-    add_request(net, qp, index, word_offset);
+    add_request(net, qp, index, word);
     // In order: acquires what those before have written, releases that and this to whoever rings. Litmus:
     // ibgda_fill_in_order.
     const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };

@@ -9,18 +9,18 @@ namespace deep_ep::fabric::peer {
 // Adds one unit to a signal word of `to`. Whoever sees it (an acquire load at system scope, on that rank) sees every
 // store that this thread made before, and every store of other threads ordered before it by a barrier. Litmus:
 // bar_then_release, mp_release_acquire_sys.
-DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, u64 word_offset) {
+DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word) {
     // The word has one writer: this rank. An add, not a store, so that nobody needs to remember the total.
-    device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word_offset), wire::kUnit);
+    device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), wire::kUnit);
 }
 
 // Warp-collective: copies the pieces, then signals.
-DEEP_EP_DEVICE void put_signal(const Peers& peers, u32 to, const Piece* pieces, u32 count, u64 word_offset) {
+DEEP_EP_DEVICE void put_signal(const Peers& peers, u32 to, const Piece* pieces, u32 count, Word word) {
     for (u32 i = 0; i < count; ++i) {
         device::warp_copy(peers.base[to] + pieces[i].target, peers.local + pieces[i].source, pieces[i].bytes);
     }
     __syncwarp();  // all lanes' stores come before lane 0's release
-    if (device::lane() == 0) signal(peers, to, word_offset);
+    if (device::lane() == 0) signal(peers, to, word);
 }
 
 }  // namespace deep_ep::fabric::peer

@@ -16,6 +16,8 @@ struct Peers {
     u32 ranks;
     u8* local;        // this rank's heap
     u8* const* base;  // [ranks] the peers' heaps, null where a peer is not load/store-reachable
+    // [ranks] bytes of each heap that there is memory behind, here. The host raises them while kernels run (P10).
+    const u64* mapped_bytes;
     Ibgda* ibgda;     // the way to those that are not; null where there are none,
     WeakQueue* weak;  // or where this is it
     wire::HeapLayout heap;
@@ -36,5 +38,11 @@ struct Piece {
     u64 bytes;
 };
 constexpr u32 kMaxPieces = 2;
+
+// A signal word of the peer's.
+struct Word {
+    u64 offset;  // in the peer's heap
+    u32 queue;   // puts with the same word have the same number here, and take the same of the queue pairs to a peer
+};
 
 }  // namespace deep_ep::fabric

@@ -31,7 +31,7 @@ namespace weak {
 // One thread. False: a bounded wait of the operation's (fabric.h) has given up.
 template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
-                              u32 count, u64 word_offset) {
+                              u32 count, Word word) {
     WeakQueue& queue = *peers.weak;
     // Only hands out positions; what orders the command is `ready` below.
     const u64 position = device::add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);
@@ -43,7 +43,7 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, Completion& co
     device::add_relaxed<device::Scope::kDevice>(&completion.posted, 1ull);  // read after the blocks have met (quiet)
     WeakCommand& command = queue.commands[position % WeakQueue::kCapacity];
     command.completion = &completion;
-    command.word_offset = word_offset;
+    command.word_offset = word.offset;
     command.to = to;
     command.count = count;
     for (u32 i = 0; i < count; ++i) command.pieces[i] = pieces[i];

@@ -28,6 +28,8 @@ class Launcher {
     virtual void wait(const std::function<bool()>& ready, const char* what) = 0;
     // The same for so long: -> whether `ready()`.
     virtual bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) = 0;
+    // Until all that runs on the device has ended, replays of graphs too, or so long: -> whether it has.
+    virtual bool wait_for_device(uint64_t nanoseconds) = 0;
 };
 
 }  // namespace deep_ep::host

@@ -2,23 +2,26 @@
 //
 // Ranks meet twice, by words in the headers of their heaps. Before the first meeting each one's kernels have left and
 // its network has been made anew; nobody goes on from it before it knows that every rank left out is gone. So after it
-// nothing of the old generation is on its way to any heap, and each clears its own words. After the second all have,
-// and may be sent to.
+// nothing of the old generation is on its way to any heap, and each clears the signal words of its other bank. After
+// the second all have, and may be sent to.
+#include <stdexcept>
+
+#include "host/host_word.h"
 #include "host/runtime.h"
 
 namespace deep_ep::host {
 namespace {
-
-uint64_t* host_word(u64& word) { return reinterpret_cast<uint64_t*>(&word); }
 
 constexpr uint64_t stage_of(uint64_t attempt, bool again) { return attempt << 1 | (again ? 1 : 0); }
 
 }  // namespace
 
 bool Runtime::stop_all(uint64_t nanoseconds) {
+    // Nothing is told any more of this generation, whose words others are about to leave.
+    teller_.reset();
     const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
-    memory_->store_words({host_word(header(options_.rank)->abort)}, word);
-    if (!settle(nanoseconds)) return false;
+    memory_->store_words({abort_word(options_.rank)}, word);
+    if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
     network_.reset();
     if (make_network_) network_ = make_network_();
     return true;
@@ -78,18 +81,32 @@ Meeting Runtime::meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nano
     return meeting;
 }
 
-void Runtime::start_generation(uint32_t generation, uint64_t mask) {
+void Runtime::clear_words(uint32_t generation) {
+    if (generation >= kMostGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^24 times");
     const wire::HeapLayout heap = heap_layout(options_);
-    memory_->fill(reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.words_offset(), 0, heap.words() * sizeof(u64));
+    u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
+    // Not the abort word: it is of an older generation, which is as good as clear, or of this one already.
+    memory_->fill(bank + sizeof(wire::BankHeader), 0, heap.bank_bytes() - sizeof(wire::BankHeader));
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
     memory_->store_words({host_word(header(options_.rank)->announcement)}, 0);
     *farewell_ = {};
-    calls_.clear();
+    // Calls of graphs will run again: what they leave is of their generation, and nobody else's.
+    std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });
     // A peer may have failed before it mapped what this rank took for mapped: it is announced once more (P10).
     arena_->share_first_only();
-    generation_ = generation;
+}
+
+void Runtime::publish(uint32_t generation, uint64_t mask) {
     mask_ = mask;
-    write_context();
+    __atomic_store_n(claimed_.get(), 0, __ATOMIC_RELAXED);  // no kernel runs
+    told_ = false;
+    failures_->note_told();
+    // Under the old generation, in which every kernel leaves at once; then the one store that begins the new one.
+    write_context(sequence(generation_, 0));
+    memory_->store_words({host_word(context_->sequence)}, sequence(generation, 0));
+    generation_ = generation;
+    for (const auto& call : calls_) call->generation = generation;
+    teller_ = teller();
 }
 
 }  // namespace deep_ep::host

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "host/chunk_size.h"
+#include "host/host_word.h"
 #include "kernels/combine.h"
 #include "kernels/dispatch.h"
 #include "kernels/layout.h"
@@ -39,9 +40,6 @@ constexpr uint64_t kSuspicious = 500'000'000;  // ns
 // How often a wait looks whether a peer's process has ended.
 constexpr uint64_t kLook = 100'000'000;  // ns
 
-// Of the same size, but another type to C++.
-uint64_t* host_word(u64& word) { return reinterpret_cast<uint64_t*>(&word); }
-
 template <class T>
 T* pointer(uint64_t address) {
     return reinterpret_cast<T*>(address);
@@ -55,7 +53,8 @@ wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
 }
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network)
+                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network,
+                 MakeTeller make_teller)
     : options_(options),
       heaps_(std::move(heaps)),
       arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes,
@@ -63,11 +62,15 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       memory_(std::move(memory)),
       launcher_(std::move(launcher)),
       mapped_(make_private<u8*>(heaps_.size())),
+      mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
       wrong_id_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
+      claimed_(std::static_pointer_cast<u64>(memory_->make_polled(sizeof(u64)))),
+      failures_(FailureCount::of(options.rank_key, *memory_)),
       context_(make_private<Context>()),
       timeout_ns_(options.timeout_ns),
+      make_teller_(std::move(make_teller)),
       network_(std::move(network)) {
     *wrong_id_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
@@ -75,7 +78,11 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
         if (options_.mapped[r]) mapped[r] = heaps_[r]->base();
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
-    write_context();
+    for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
+    memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
+    write_context(sequence(generation_, 0));
+    failures_->join(*this);
+    teller_ = teller();
     make_spare(static_cast<size_t>(options_.calls));
     if (options_.poison) {
         const wire::HeapLayout heap = heap_layout(options_);
@@ -84,20 +91,26 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     }
 }
 
-// Of a generation in which there was no operation yet.
-void Runtime::write_context() {
+Runtime::~Runtime() { failures_->leave(*this); }
+
+void Runtime::write_context(uint64_t sequence) {
     Context context{};
     context.peers.rank = static_cast<u32>(options_.rank);
     context.peers.ranks = static_cast<u32>(options_.ranks);
     context.peers.local = reinterpret_cast<u8*>(heap_base(options_.rank));
     context.peers.base = mapped_.get();
+    context.peers.mapped_bytes = mapped_bytes_.get();
     context.peers.ibgda = network_ ? network_->ibgda() : nullptr;
     context.peers.weak = network_ ? network_->weak_queue() : nullptr;
     context.peers.heap = heap_layout(options_);
+    context.sequence = sequence;
     context.base = base_.get();
     context.farewell = farewell_.get();
-    context.generation = generation_;
     context.mask = mask_;
+    context.claimed = claimed_.get();
+    context.failures = failures_->address();
+    forgiven_ = failures_->told();
+    context.failures_known = memory_->load_word(host_word(*context.failures));
     memory_->write(context_.get(), &context, sizeof(context));
 }
 
@@ -161,6 +174,7 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     auto call = std::make_shared<Call>();
     call->kind = kind;
     call->timeout_ns = timeout_ns_;
+    call->generation = generation_;
     if (spare_.empty()) make_spare(static_cast<size_t>(options_.calls));
     std::tie(call->ticket, call->report) = spare_.back();
     spare_.pop_back();
@@ -217,6 +231,7 @@ wire::Offer Runtime::offer(const Tensors& tensors, const Sizes& sizes, uint32_t 
                                   inside(idx, sizes.topk * sizes.id_bytes) &&
                                   inside(weights, sizes.topk * sizeof(float)) && inside(src_idx, sizeof(i32)));
     if (offer.visible == 0 || rows == 0) return offer;
+    offer.rows = rows;
     offer.x = offset_of(x);
     offer.scales = offset_of(scales);
     offer.topk_idx = offset_of(idx);
@@ -267,6 +282,7 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     args.topk_weights = pointer<const float>(tensors.topk_weights);
     args.src_idx = pointer<const i32>(tensors.recv_src_idx);
     args.plan = plan;
+    args.rows = rows;
     if (publish) args.offer = offer(tensors, sizes, rows, true);
     args.combined_x = pointer<u8>(tensors.recv_x);
     args.combined_weights = pointer<float>(tensors.recv_topk_weights);
@@ -322,10 +338,21 @@ void Runtime::wait_counts(Call& call) {
 std::vector<std::pair<int, uint64_t>> Runtime::behind(const Call& call) const {
     std::vector<std::pair<int, uint64_t>> ranks;
     for (int rank = 0; rank < options_.ranks; ++rank) {
-        const uint64_t announced = call.report->heap_bytes[rank];
+        const uint64_t announced = std::min<uint64_t>(call.report->heap_bytes[rank], heap_layout(options_).bytes());
         if (announced > heaps_[static_cast<size_t>(rank)]->mapped()) ranks.emplace_back(rank, announced);
     }
     return ranks;
+}
+
+void Runtime::share(const Call& call) {
+    for (size_t rank = 0; rank < heaps_.size(); ++rank) {
+        const u64 mapped = heaps_[rank]->mapped();
+        if (mapped == told_mapped_[rank]) continue;
+        // Kernels that run may look at it; an offer that needs it is read by those launched from now on.
+        memory_->store_words({host_word(mapped_bytes_.get()[rank])}, mapped);
+        told_mapped_[rank] = mapped;
+    }
+    arena_->share(call.report->heap_bytes[options_.rank]);
 }
 
 void Runtime::wait(Call& call) {
@@ -354,43 +381,6 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     launcher_->wait(ready, what);  // after a mismatch or a loss: the abort word ends it
 }
 
-// How many operations of this generation a peer has finished, as this rank has heard (P4).
-uint64_t Runtime::operations_of(int peer) const {
-    const wire::HeapLayout heap = heap_layout(options_);
-    uint64_t uses = 0;
-    for (u32 region = 0; region < heap.regions; ++region) {
-        const uint64_t offset = heap.word_offset(region, wire::kFree, static_cast<u32>(peer));
-        uses += memory_->load_word(pointer<const uint64_t>(heap_base(options_.rank) + offset));
-    }
-    return uses / wire::kUnit;
-}
-
-// A peer that is no more and has not finished what this rank is in, and never will; -1: none. One that has finished may
-// go. `left`: one whose process need not have ended.
-int Runtime::find_lost(bool left) const {
-    const uint64_t own = announcement(options_.rank);
-    for (int peer = 0; own != 0 && peer < options_.ranks; ++peer) {
-        if (peer == options_.rank || !present(peer)) continue;
-        // Acquired, so that what follows is looked at after its end: no more comes.
-        if ((memory_->acquire_word(host_word(header(peer)->left)) != 0) != left) continue;
-        if (!left && !lifelines_.ended(peer)) continue;
-        if (operations_of(peer) <= wire::announced_operation(own)) return peer;
-    }
-    return -1;
-}
-
-bool Runtime::abort_if_lost() {
-    // One that has left may have done so for a reason that it has told, or because a process has died.
-    for (const bool left : {false, true}) {
-        const int peer = find_lost(left);
-        if (peer < 0) continue;
-        const uint64_t told = memory_->load_word(host_word(header(options_.rank)->abort));
-        if (wire::abort_generation(told) != generation_) abort(left ? wire::kLeft : wire::kDied, peer);
-        return true;
-    }
-    return false;
-}
-
 uint64_t Runtime::announcement(int rank) const {
     // Stored by that rank's kernels.
     return memory_->load_word(host_word(header(rank)->announcement));
@@ -416,20 +406,6 @@ void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) 
         told.push_back(peer);
         tell_(call, peer);
     }
-}
-
-// A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
-bool Runtime::compare_with_peers(Call& call) {
-    const uint64_t own = announcement(options_.rank);
-    for (int peer = 0; peer < options_.ranks; ++peer) {
-        const uint64_t theirs = present(peer) ? announcement(peer) : 0;
-        if (theirs == own || theirs == 0 || own == 0) continue;
-        if (wire::announced_operation(theirs) != wire::announced_operation(own)) continue;
-        call.mismatch = {peer, wire::announced_kind(theirs)};
-        abort(wire::kMismatch, peer);
-        return true;
-    }
-    return false;
 }
 
 void Runtime::retire(const std::shared_ptr<Call>& call) {
@@ -460,25 +436,8 @@ void Runtime::drain() {
 
 void Runtime::leave() {
     network_.reset();
+    teller_.reset();
     memory_->release_words({host_word(header(options_.rank)->left)}, 1);
-}
-
-void Runtime::abort(uint32_t reason, int peer) {
-    store_abort_word(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer));
-}
-
-void Runtime::pass_abort_on() {
-    // Some rank has stored it here, or this rank would not have given up.
-    store_abort_word(memory_->load_word(host_word(header(options_.rank)->abort)));
-}
-
-void Runtime::store_abort_word(uint64_t word) {
-    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. Whoever reads what
-    // this rank's user writes into published rows from now on, and then looks, finds the word: every rank has it before
-    // this one's caller goes on (P12, Operation::finish).
-    std::vector<uint64_t*> words;
-    for (int rank = 0; rank < options_.ranks; ++rank) words.push_back(host_word(header(rank)->abort));
-    memory_->store_words(words, word);
 }
 
 }  // namespace deep_ep::host

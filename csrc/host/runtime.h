@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "host/arena.h"
+#include "host/failure_count.h"
 #include "host/heap.h"
 #include "host/launcher.h"
 #include "host/lifelines.h"
 #include "host/memory.h"
 #include "host/network.h"
+#include "host/teller.h"
 #include "kernels/args.h"
 
 namespace deep_ep::host {
@@ -28,6 +30,7 @@ struct BufferOptions {
     bool poison;               // fill outputs with a pattern before they are written
     bool has_remote;           // some pair of ranks of the Buffer is not mapped
     std::vector<bool> mapped;  // per peer: reached by loads and stores, else through a network
+    uint64_t rank_key;         // FailureCount::of
 };
 
 // What a call's kernels tell the host while they run.
@@ -48,8 +51,13 @@ struct Call {
         int peer = -1;  // -1: none
         wire::Kind kind = wire::Kind::kNone;
     } mismatch;           // a peer found to be in another call than this
-    uint64_t serial = 0;  // of its latest launch
+    uint64_t serial = 0;  // of its latest launch; 0: it is a part of a graph
     uint64_t timeout_ns = 0;
+    uint32_t generation = 0;
+
+    // What its kernels have failed of in this generation; reason 0: nothing.
+    wire::Failure failure() const;
+    uint32_t reason() const { return wire::mark_reason(failure().mark); }
 };
 
 // What has come of a meeting of ranks that recover (P16).
@@ -80,10 +88,15 @@ struct Sizes {
     uint32_t types = 0;               // of rows and scales: the caller's code, compared among ranks
 };
 
-class Runtime {
+class Runtime final : private FailureCount::Member {
   public:
+    // `make_teller`: for ranks that are not mapped; never called where there are none.
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network);
+            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network,
+            MakeTeller make_teller);
+    ~Runtime() override;
+    Runtime(const Runtime&) = delete;
+    Runtime& operator=(const Runtime&) = delete;
 
     static wire::HeapLayout heap_layout(const BufferOptions& options);
     // Bytes of one region that a dispatch or combine of these sizes needs at the least.
@@ -122,12 +135,13 @@ class Runtime {
     // After wait_counts: ranks that have announced more of their heap than is mapped here, and how much.
     std::vector<std::pair<int, uint64_t>> behind(const Call& call) const;
     // When nothing is behind: outputs of this and later calls may lie in what this rank has announced with it.
-    void share(const Call& call) { arena_->share(call.report->heap_bytes[options_.rank]); }
+    void share(const Call& call);
     // Until all launched kernels of the call have ended.
     void wait(Call& call);
     // Until a launch that is no operation's has ended.
     void wait_launch(uint64_t serial);
     bool finished(const Call& call) const { return launcher_->finished(call.serial); }
+    bool launch_finished(uint64_t serial) const { return launcher_->finished(serial); }
 
     // A call whose kernels have ended well, and will not run again.
     void retire(const std::shared_ptr<Call>& call);
@@ -142,10 +156,19 @@ class Runtime {
     // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
     void watch(const std::vector<std::pair<int, int>>& descriptors) { lifelines_ = Lifelines(descriptors); }
 
-    // Tells every rank, this one included, that this rank has failed (P15).
+    // Tells every rank, this one included, that this rank has failed (P15). When it returns all of them have the word.
     void abort(uint32_t reason, int peer = -1);
+    // The same in a generation that others may have begun.
+    void abort_generation(uint32_t generation, uint32_t reason);
     // Tells every rank what this one has been told: who told it may not have come to all of them yet.
     void pass_abort_on();
+    // This rank's caller is about to learn that the Buffer has failed.
+    void note_told();
+    // Another Buffer of this rank has failed, and its caller has been told since this one last asked.
+    bool others_have_failed() const { return forgiven_ != failures_->told(); }
+    // Leaves these failures behind, when all of this rank's kernels have ended that were to leave; false where some
+    // Buffer's caller has not been told yet. This Buffer's own kernels have ended.
+    bool forgive(uint64_t nanoseconds);
 
     // A rank is known to store nothing any more.
     bool gone(int rank) const;
@@ -156,8 +179,10 @@ class Runtime {
     int wait_gone(uint64_t mask, uint64_t nanoseconds);
     // All ranks but those of `mask` have come so far too.
     Meeting meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nanoseconds);
-    // Fresh words and numbers; between the two meetings.
-    void start_generation(uint32_t generation, uint64_t mask);
+    // Fresh signal words; between the two meetings.
+    void clear_words(uint32_t generation);
+    // After the second: generation, number and bank, in one store.
+    void publish(uint32_t generation, uint64_t mask);
     void on_renew_network(std::function<std::unique_ptr<Network>()> make) { make_network_ = std::move(make); }
 
     // Of calls from now on.
@@ -174,8 +199,14 @@ class Runtime {
     const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
+    // Address of a rank's abort word in this generation.
+    uint64_t* abort_word(int rank) const { return abort_word(rank, generation_); }
 
   private:
+    bool untold() const override;
+    void await_leaving(uint64_t nanoseconds) override;
+    uint64_t* abort_word(int rank, uint32_t generation) const;
+    std::unique_ptr<Teller> teller() const;
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
                     const void* args, size_t bytes);
     uint64_t most_put_bytes() const;
@@ -200,8 +231,8 @@ class Runtime {
     int find_lost(bool left) const;
     uint64_t operations_of(int peer) const;
     bool present(int rank) const { return (mask_ >> rank & 1) == 0; }
-    void write_context();
-    void store_abort_word(uint64_t word);
+    void write_context(uint64_t sequence);
+    void store_abort_word(uint64_t word, uint32_t generation);
     uint64_t announcement(int rank) const;
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
 
@@ -212,21 +243,29 @@ class Runtime {
     const std::shared_ptr<Launcher> launcher_;
     uint64_t latest_ = 0;                                 // serial of the latest launch
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
+    const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
     const std::shared_ptr<i64> wrong_id_;                 // LayoutArgs::wrong_id
+    const std::shared_ptr<u64> claimed_;                  // Context::claimed
+    const std::shared_ptr<FailureCount> failures_;
     const std::shared_ptr<Context> context_;
     uint64_t timeout_ns_;
     uint64_t announced_ = 0;
-    uint32_t generation_ = 1;  // Context::generation
-    uint64_t mask_ = 0;        // Context::mask
+    std::vector<u64> told_mapped_;  // what mapped_bytes_ holds
+    uint32_t generation_ = 1;       // of Context::sequence
+    uint64_t mask_ = 0;             // Context::mask
     // Kept until retired: a failed one for good, agents may still hold its addresses; one of a graph likewise.
     std::vector<std::shared_ptr<Call>> calls_;
     std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
     Lifelines lifelines_;
     std::function<std::unique_ptr<Network>()> make_network_;
-    std::unique_ptr<Network> network_;  // last, so that it stops first
+    bool told_ = false;      // its caller knows that this generation has failed
+    uint64_t forgiven_ = 0;  // FailureCount::told() when this Buffer last left failures behind
+    const MakeTeller make_teller_;
+    std::unique_ptr<Network> network_;  // these last, so that they stop first
+    std::unique_ptr<Teller> teller_;
 };
 
 }  // namespace deep_ep::host

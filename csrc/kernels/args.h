@@ -79,9 +79,10 @@ struct CombineArgs {
     RuntimeShape shape;
     wire::RegionLayout layout;
     u32 tokens;
-    const u8* x;                // [rows received in dispatch, row_bytes]
-    const float* topk_weights;  // [rows received in dispatch, topk], null: no weights are combined
-    const i32* src_idx;         // [rows received in dispatch] token index at the owner
+    u32 rows;                   // received in dispatch, or more
+    const u8* x;                // [rows, row_bytes]
+    const float* topk_weights;  // [rows, topk], null: no weights are combined
+    const i32* src_idx;         // [rows] token index at the owner
     Plan plan;
     wire::Offer offer;        // where x and topk_weights lie, if peers can see them
     u8* combined_x;           // [tokens, row_bytes]

@@ -21,8 +21,11 @@ namespace deep_ep {
 struct CombineSource {
     const u8* x;
     const float* weights;
-    u32 pulled;  // read where they are, else
-    u32 staged;  // they come in chunks; neither: the rank is left out
+    u32 pulled;      // read where they are, else
+    u32 staged;      // they come in chunks; neither: the rank is left out
+    RowRange there;  // which of this owner's rows there are: all that the rank has, or those of a round
+    u32 rows;        // this owner's rows that the rank has
+    RowRange here;   // the rank's rows, as an owner, among those received here
 };
 
 // Per warp: the rows of one token.
@@ -44,8 +47,9 @@ template <class Shape>
 struct CombineChunks {
     static constexpr bool kReceives = false;  // the summing warps take them
     const CombineArgs& args;
+    Operation& op;
+    const CombineSource* sources;
     Shape shape;
-    u32 rank;
 
     DEEP_EP_DEVICE u32 rounds(u32 owner) const {
         const u32 rounds = wire::ceil_div(static_cast<u32>(args.plan.source_tokens[owner]), args.layout.chunk_rows);
@@ -54,12 +58,10 @@ struct CombineChunks {
     DEEP_EP_DEVICE u32 sent_chunks(u32 owner) const { return rounds(owner); }
 
     // Rows received from `owner` begin here among all received rows.
-    DEEP_EP_DEVICE u32 start(u32 owner) const {
-        return owner == 0 ? 0 : static_cast<u32>(args.plan.rank_prefix[(owner - 1) * shape.ranks() + rank]);
-    }
+    DEEP_EP_DEVICE u32 start(u32 owner) const { return sources[owner].here.first; }
     // The first of owner's rows whose token is not before `token`, counted among them; rows are sorted by token.
     DEEP_EP_DEVICE u32 first_row(u32 owner, u32 token) const {
-        u32 low = start(owner), high = static_cast<u32>(args.plan.rank_prefix[owner * shape.ranks() + rank]);
+        u32 low = start(owner), high = low + sources[owner].here.rows;
         while (low < high) {
             const u32 middle = (low + high) / 2;
             if (static_cast<u32>(args.src_idx[middle]) < token)
@@ -69,9 +71,14 @@ struct CombineChunks {
         }
         return low - start(owner);
     }
-    DEEP_EP_DEVICE void rows_of(u32 owner, u32 chunk, u32& first, u32& rows) const {
-        first = first_row(owner, chunk * args.layout.chunk_rows);
-        rows = first_row(owner, (chunk + 1) * args.layout.chunk_rows) - first;
+    // One thread: the rows of a chunk, among owner's. A token has one row at most; indices that say otherwise are not
+    // of this handle, and the operation fails.
+    DEEP_EP_DEVICE bool rows_to_send(u32 owner, u32 chunk, RowRange& range) const {
+        const u32 first = first_row(owner, chunk * args.layout.chunk_rows);
+        range = {first, first_row(owner, (chunk + 1) * args.layout.chunk_rows) - first};
+        if (range.rows <= args.layout.chunk_rows) return true;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), args.layout.chunk_rows, range.rows);
+        return false;
     }
     // A warp: the rows are neighbours already.
     DEEP_EP_DEVICE void fill(u8* message, u32 owner, u32 first, u32 rows) const {
@@ -91,14 +98,28 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
     const u32 ranks = shape.ranks();
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         CombineSource source{};
-        if (const wire::Offer* offer = await_offer(args.layout, op, r)) {
-            const u64 start = op.rank() == 0 ? 0 : args.plan.rank_prefix[(op.rank() - 1) * ranks + r];
+        RowRange mine;
+        const bool planned = planned_rows(op, args.plan, op.rank(), r, args.tokens, mine) &&
+                             planned_rows(op, args.plan, r, op.rank(), args.rows, source.here);
+        source.rows = mine.rows;
+        wire::Offer offer;
+        if (planned && await_offer(args.layout, op, r, mine, offer)) {
+            const u64 start = mine.first;
             const u8* heap = fabric::address(op.peers(), r, 0);
-            source.x = heap + offer->x + start * shape.row_bytes();
-            source.weights = reinterpret_cast<const float*>(heap + offer->topk_weights) + start * shape.topk();
+            source.x = heap + offer.x + start * shape.row_bytes();
+            source.weights = reinterpret_cast<const float*>(heap + offer.topk_weights) + start * shape.topk();
             source.pulled = 1;
+            source.there = {0, mine.rows};
         }
         source.staged = source.pulled == 0 && op.present(r);
+        const u32 tokens = static_cast<u32>(args.plan.source_tokens[r]);
+        if (tokens > wire::kMostTokens) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, tokens);
+        }
+        if (source.here.first + u64{source.here.rows} > args.rows) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), args.rows,
+                    source.here.first + u64{source.here.rows});
+        }
         sources[r] = source;
     }
     return op.meet();
@@ -113,9 +134,15 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
         if (sources[r].staged == 0) continue;
         if (!op.wait_signal(Phase::kChunk, wire::kChunk + slot, r, round / wire::kSlots + 1)) continue;
         const u8* message = op.local_region() + args.layout.chunk(r, slot);
-        const auto& header = *reinterpret_cast<const wire::ChunkHeader*>(message);
+        const auto header = copy_once<wire::ChunkHeader>(message);
         if (!op.check_message(Phase::kChunk, r, header.operation, header.arguments)) continue;
+        if (header.rows > args.layout.chunk_rows || u64{header.first} + header.rows > sources[r].rows) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows,
+                    u64{header.first} + header.rows);
+            continue;
+        }
         const u64 first = header.first;
+        sources[r].there = {header.first, header.rows};
         sources[r].x = message + args.layout.format.x_offset() - first * shape.row_bytes();
         const auto* weights =
             reinterpret_cast<const float*>(message + args.layout.format.topk_weights_offset(header.rows));
@@ -126,7 +153,7 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
 
 // A warp: sums one token's rows, in rank order.
 template <class Shape>
-DEEP_EP_DEVICE void sum_token(const CombineArgs& args, const Shape& shape, const CombineSource* sources,
+DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shape& shape, const CombineSource* sources,
                               CombineRows rows, u32 token) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
     const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
@@ -134,12 +161,16 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, const Shape& shape, const
     u32 count = 0;
     for (u32 base = 0; base < ranks; base += device::kWarpSize) {
         const u32 r = base + device::lane();
-        const bool there = r < ranks && token_row[r] >= 0;
+        const i32 row = r < ranks ? token_row[r] : -1;
+        const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;
+        if (row >= 0 && !there) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows, static_cast<u32>(row));
+        }
         const u32 mask = __ballot_sync(device::kFullMask, there);
         if (there) {
             const u32 slot = count + __popc(mask & lanes_below);
-            rows.x[slot] = sources[r].x + static_cast<u64>(token_row[r]) * row_bytes;
-            rows.weights[slot] = sources[r].weights + static_cast<u64>(token_row[r]) * topk;
+            rows.x[slot] = sources[r].x + static_cast<u64>(row) * row_bytes;
+            rows.weights[slot] = sources[r].weights + static_cast<u64>(row) * topk;
         }
         count += __popc(mask);
     }
@@ -172,7 +203,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
         if (staged && !await_round(args, op, shape, round, threads, sources)) return;
         const u32 end = (round + 1) * window < args.tokens ? (round + 1) * window : args.tokens;
         for (u32 token = round * window + device::warp(); token < end; token += threads / device::kWarpSize) {
-            sum_token(args, shape, sources, rows, token);
+            sum_token(args, op, shape, sources, rows, token);
         }
         if (!staged) continue;
         // All warps have read the round's slots; then each is given back to its writer.
@@ -201,7 +232,7 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_sources(args, op, shape, sources)) return;
 
-    const CombineChunks<Shape> chunks{args, shape, op.rank()};
+    const CombineChunks<Shape> chunks{args, op, sources, shape};
     // Who reads this rank's rows where they are, and who gets them in chunks.
     const auto publishes = [&](u32 owner) { return args.offer.visible != 0 && op.mapped(owner); };
     const auto sends = [&](u32 owner) { return op.present(owner) && !publishes(owner); };

@@ -8,29 +8,47 @@ namespace deep_ep {
 
 using device::Scope;
 
+// Generation and number of the next operation in one word, so that a recovery publishes both, and with them the bank of
+// words, in one store (P16).
+constexpr u32 kOperationBits = 40;
+constexpr u32 kMostGenerations = 1u << (64 - kOperationBits);
+constexpr u64 sequence(u32 generation, u64 operation) {
+    return static_cast<u64>(generation) << kOperationBits | operation;
+}
+constexpr u32 sequence_generation(u64 sequence) { return static_cast<u32>(sequence >> kOperationBits); }
+constexpr u64 sequence_operation(u64 sequence) { return sequence & ((1ull << kOperationBits) - 1); }
+static_assert(sequence_generation(sequence(kMostGenerations - 1, 7)) == kMostGenerations - 1 &&
+                  sequence_operation(sequence(3, (1ull << kOperationBits) - 1)) == (1ull << kOperationBits) - 1,
+              "sequence: 24 bits of generation, 40 of operation");
+
 // One per Buffer. Kernels read it through a pointer, so that captured graphs see what changes (P16).
 struct Context {
     fabric::Peers peers;
-    u64 operation;  // number of the next operation (P1)
-    u64* base;      // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
+    u64 sequence;  // see above; the first kernel of an operation takes its number here (P1)
+    u64* base;     // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
     fabric::Completion* farewell;  // puts that nobody waits for within their operation: the `free` words; host-visible
-    u32 generation;                // grows with each recovery
     u64 mask;                      // a bit for each rank that is neither sent to nor waited for (P17)
+    u64* claimed;                  // host-visible: the abort word of the latest failure that a kernel here has claimed
+    u64* failures;                 // of this rank's Buffers: each generation of one that has failed counts once
+    u64 failures_known;            // how many of them no longer concern this Buffer
+    u32 counted;                   // the latest generation of this Buffer that counts there
 };
 
 // Points at which the last block of a kernel goes on alone.
 enum Meeting : u32 { kCounted, kStored, kFinished, kMeetings };
 
 // One per call, or per call of a captured graph. The operation's first kernel leaves the number here, the later ones
-// read it (P1). An operation that ends well leaves it fit for the next.
+// read it (P1). An operation that ends well leaves it fit for the next; what one that failed leaves is of its
+// generation and counts as clear in any other.
 struct Ticket {
     u64 operation;
     u64 use;        // how often its region has been used before: operation / regions
     u64 arguments;  // hash of what all ranks must agree on; messages carry it
     u32 region;     // operation % regions; both kept, a 64-bit division is long on a GPU
     fabric::Completion completion;
-    u32 failed;                 // some block of this call has given up: its other blocks need not wait on
-    u32 claimed;                // the first thread to give up writes the record
+    u32 failed;      // the generation in which some block of this call has given up: its other blocks need not wait
+    u32 claimed;     // the generation in which a thread has given up first; that thread writes the record
+    u32 generation;  // of what follows and of `completion`; see Operation::renew_ticket
     u32 blocks_met[kMeetings];  // last-block counters
 };
 

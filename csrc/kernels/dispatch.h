@@ -16,25 +16,28 @@
 
 namespace deep_ep {
 
-// What a block keeps in dynamic shared memory about each rank as a destination.
+// What a block keeps in dynamic shared memory about each rank.
 struct DispatchTarget {
     u8* x;  // where this rank's first row goes, null where rows go in chunks
     u32* scales;
     u8* topk_idx;
     float* topk_weights;
     i32* src_idx;
+    u32 sent_rows;      // to that rank
+    RowRange received;  // rows from it, among this rank's
 };
 
 // Per warp: the rows one token goes to.
 struct DispatchRows {
     u8** x;     // [ranks]
     u32* rank;  // [ranks]
+    u32* row;   // [ranks] index among this rank's rows there
 };
 
 // `copies_bytes`: device::RowCopies::kSharedBytes of whoever runs the kernel.
 constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps, u32 copies_bytes) {
     return warps * copies_bytes + ranks * static_cast<u32>(sizeof(DispatchTarget)) +
-           warps * ranks * static_cast<u32>(sizeof(u8*) + sizeof(u32)) + stream_progress_bytes(ranks);
+           warps * ranks * static_cast<u32>(sizeof(u8*) + 2 * sizeof(u32)) + stream_progress_bytes(ranks);
 }
 
 // What rows carry, the same on all ranks: a rank without rows of its own has null addresses for them.
@@ -76,14 +79,23 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
     const u32 ranks = shape.ranks(), topk = shape.topk();
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         DispatchTarget target{};
-        if (const wire::Offer* offer = await_offer(args.layout, op, r)) {
-            const u64 start = op.rank() == 0 ? 0 : args.plan.rank_prefix[(op.rank() - 1) * ranks + r];
+        RowRange sent;
+        const bool planned = planned_rows(op, args.plan, op.rank(), r, args.tokens, sent) &&
+                             planned_rows(op, args.plan, r, op.rank(), args.rows, target.received);
+        target.sent_rows = sent.rows;
+        wire::Offer offer;
+        if (planned && await_offer(args.layout, op, r, sent, offer)) {
+            const u64 start = sent.first;
             u8* heap = fabric::address(op.peers(), r, 0);
-            target.x = heap + offer->x + start * shape.row_bytes();
-            target.scales = reinterpret_cast<u32*>(heap + offer->scales) + start * scales_per_row(args);
-            target.topk_idx = heap + offer->topk_idx + start * args.layout.format.topk_idx_bytes;
-            target.topk_weights = reinterpret_cast<float*>(heap + offer->topk_weights) + start * topk;
-            target.src_idx = reinterpret_cast<i32*>(heap + offer->src_idx) + start;
+            target.x = heap + offer.x + start * shape.row_bytes();
+            target.scales = reinterpret_cast<u32*>(heap + offer.scales) + start * scales_per_row(args);
+            target.topk_idx = heap + offer.topk_idx + start * args.layout.format.topk_idx_bytes;
+            target.topk_weights = reinterpret_cast<float*>(heap + offer.topk_weights) + start * topk;
+            target.src_idx = reinterpret_cast<i32*>(heap + offer.src_idx) + start;
+        }
+        if (target.received.first + u64{target.received.rows} > args.rows) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), args.rows,
+                    target.received.first + u64{target.received.rows});
         }
         targets[r] = target;
     }
@@ -93,8 +105,8 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
 // A warp: stores a share of the tokens straight into the outputs. Walks tokens, not destinations: a row is read once
 // while all its copies are written. `copies_memory`: the warp's, for RowCopies.
 template <class Shape>
-DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, const DispatchTarget* targets,
-                                 DispatchRows rows, u8* copies_memory) {
+DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const Shape& shape,
+                                 const DispatchTarget* targets, DispatchRows rows, u8* copies_memory) {
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
     const u32 first = static_cast<u32>(static_cast<u64>(args.tokens) * warp / warps);
@@ -106,30 +118,35 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, const Shape& shape, c
         u32 count = 0;
         for (u32 base = 0; base < ranks; base += device::kWarpSize) {
             const u32 r = base + device::lane();
-            const bool goes = r < ranks && targets[r].x != nullptr && token_row[r] >= 0;
+            const i32 row = r < ranks && targets[r].x != nullptr ? token_row[r] : -1;
+            const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;
+            if (row >= 0 && !goes) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), targets[r].sent_rows,
+                        static_cast<u32>(row));
+            }
             const u32 mask = __ballot_sync(device::kFullMask, goes);
             if (goes) {
                 const u32 slot = count + __popc(mask & lanes_below);
-                rows.x[slot] = targets[r].x + static_cast<u64>(token_row[r]) * row_bytes;
+                rows.x[slot] = targets[r].x + static_cast<u64>(row) * row_bytes;
                 rows.rank[slot] = r;
+                rows.row[slot] = static_cast<u32>(row);
             }
             count += __popc(mask);
         }
         __syncwarp();  // the list is complete
         copies.to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
         for (u32 i = 0; scales_per_row(args) != 0 && i < count; ++i) {
-            const u64 to = static_cast<u64>(token_row[rows.rank[i]]) * scales_per_row(args);
+            const u64 to = static_cast<u64>(rows.row[i]) * scales_per_row(args);
             store_scales(args, token, targets[rows.rank[i]].scales + to);
         }
         for (u32 i = 0; carries_topk(args) && i < count; ++i) {
             const DispatchTarget& target = targets[rows.rank[i]];
-            const u64 to = static_cast<u64>(token_row[rows.rank[i]]) * topk;
+            const u64 to = static_cast<u64>(rows.row[i]) * topk;
             store_topk(args, topk, token, rows.rank[i], ExpertIds::at(target.topk_idx, args.topk_idx.id_bytes).from(to),
                        target.topk_weights + to);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
-            const u32 r = rows.rank[i];
-            targets[r].src_idx[token_row[r]] = static_cast<i32>(token);
+            targets[rows.rank[i]].src_idx[rows.row[i]] = static_cast<i32>(token);
         }
         __syncwarp();  // the list has been read
     }
@@ -153,26 +170,38 @@ template <class Shape>
 struct DispatchChunks {
     static constexpr bool kReceives = true;
     const DispatchArgs& args;
+    Operation& op;
+    const DispatchTarget* targets;
     Shape shape;
-    u32 rank;
 
-    DEEP_EP_DEVICE u32 rows_between(u32 from, u32 to) const {
-        const i32* prefix = args.plan.rank_prefix;
-        return prefix[from * shape.ranks() + to] - (from == 0 ? 0 : prefix[(from - 1) * shape.ranks() + to]);
-    }
     // A stream without rows still sends one chunk, its header (P7).
-    DEEP_EP_DEVICE u32 chunks(u32 from, u32 to) const {
-        const u32 chunks = wire::ceil_div(rows_between(from, to), args.layout.chunk_rows);
+    DEEP_EP_DEVICE u32 chunks(u32 rows) const {
+        const u32 chunks = wire::ceil_div(rows, args.layout.chunk_rows);
         return chunks != 0 ? chunks : 1;
     }
-    DEEP_EP_DEVICE u32 sent_chunks(u32 to) const { return chunks(rank, to); }
-    DEEP_EP_DEVICE u32 received_chunks(u32 from) const { return chunks(from, rank); }
+    DEEP_EP_DEVICE u32 sent_chunks(u32 to) const { return chunks(targets[to].sent_rows); }
+    DEEP_EP_DEVICE u32 received_chunks(u32 from) const { return chunks(targets[from].received.rows); }
 
-    // A warp: the rows of a chunk, as [first, first + rows) of this rank's rows for `to`.
-    DEEP_EP_DEVICE void rows_of(u32 to, u32 chunk, u32& first, u32& rows) const {
-        first = chunk * args.layout.chunk_rows;
-        const u32 left = rows_between(rank, to) - first;
-        rows = left < args.layout.chunk_rows ? left : args.layout.chunk_rows;
+    // A chunk of a stream of so many rows.
+    DEEP_EP_DEVICE RowRange part(u32 chunk, u32 rows) const {
+        const u32 first = chunk * args.layout.chunk_rows, left = rows - first;
+        return {first, left < args.layout.chunk_rows ? left : args.layout.chunk_rows};
+    }
+    // One thread: the rows that a chunk is to have, among this rank's rows for `to`, and among those from `from`.
+    DEEP_EP_DEVICE bool rows_to_send(u32 to, u32 chunk, RowRange& range) const {
+        range = part(chunk, targets[to].sent_rows);
+        return true;
+    }
+    DEEP_EP_DEVICE RowRange rows_to_receive(u32 from, u32 chunk) const {
+        return part(chunk, targets[from].received.rows);
+    }
+
+    // The token whose row is the i-th of `tokens`. None that there is not is read.
+    DEEP_EP_DEVICE u32 token_at(const i32* tokens, u32 i, u32 to) const {
+        const u32 token = static_cast<u32>(*const_cast<const volatile i32*>(tokens + i));
+        if (token < args.tokens) return token;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(to), args.tokens, token);
+        return 0;
     }
 
     // A warp: writes the rows behind the header at `message`.
@@ -186,13 +215,13 @@ struct DispatchChunks {
         auto* src_idx = reinterpret_cast<i32*>(message + format.src_idx_offset(rows));
         for (u32 i = 0; i < rows; ++i) {
             device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
-                              args.x + static_cast<u64>(tokens[i]) * row_bytes, row_bytes);
+                              args.x + static_cast<u64>(token_at(tokens, i, to)) * row_bytes, row_bytes);
         }
         for (u32 i = 0; scales_per_row(args) != 0 && i < rows; ++i) {
-            store_scales(args, tokens[i], scales + i * scales_per_row(args));
+            store_scales(args, token_at(tokens, i, to), scales + i * scales_per_row(args));
         }
         for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
-            store_topk(args, topk, tokens[i], to, idx.from(i * topk), weights + i * topk);
+            store_topk(args, topk, token_at(tokens, i, to), to, idx.from(i * topk), weights + i * topk);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
     }
@@ -201,7 +230,7 @@ struct DispatchChunks {
     DEEP_EP_DEVICE void place(const u8* message, u32 from, u32 first, u32 rows) const {
         const wire::ChunkFormat& format = args.layout.format;
         const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
-        const u64 start = first + (from == 0 ? 0 : args.plan.rank_prefix[(from - 1) * shape.ranks() + rank]);
+        const u64 start = u64{first} + targets[from].received.first;
         const auto* scales = reinterpret_cast<const u32*>(message + format.scales_offset(rows));
         const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.topk_idx.id_bytes);
         const auto* weights = reinterpret_cast<const float*>(message + format.topk_weights_offset(rows));
@@ -234,12 +263,14 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     auto* targets = reinterpret_cast<DispatchTarget*>(shared + warps * device::RowCopies::kSharedBytes);
     auto* row_addresses = reinterpret_cast<u8**>(targets + ranks);
     auto* row_ranks = reinterpret_cast<u32*>(row_addresses + warps * ranks);
-    auto* progress = row_ranks + warps * ranks;
+    auto* row_numbers = row_ranks + warps * ranks;
+    auto* progress = row_numbers + warps * ranks;
+    const u32 own_rows = device::warp() * ranks;
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
     blank_unused_rows(args, op, shape);
-    store_tokens(args, shape, targets, {row_addresses + device::warp() * ranks, row_ranks + device::warp() * ranks},
+    store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
                  shared + device::warp() * device::RowCopies::kSharedBytes);
 
     // All blocks' rows are stored: one signal per mapped receiver, rows or none.
@@ -249,7 +280,7 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
         }
     }
 
-    const DispatchChunks<Shape> chunks{args, shape, op.rank()};
+    const DispatchChunks<Shape> chunks{args, op, targets, shape};
     const auto sends = [&](u32 to) { return op.present(to) && targets[to].x == nullptr; };
     // From whom rows come straight into the output, and from whom in chunks.
     const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };

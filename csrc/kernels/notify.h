@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/args.h"
+#include "kernels/bounds.h"
 #include "kernels/operation.h"
 
 namespace deep_ep {
@@ -35,7 +36,7 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
         wire::NotifyHeader header{};
         header.operation = op.number();
         header.arguments = op.arguments();
-        header.generation = op.context().generation;
+        header.generation = op.generation();
         header.tokens = args.tokens;
         header.mask = op.context().mask;
         header.heap_bytes = args.heap_bytes;
@@ -69,13 +70,14 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
             continue;
         }
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
-        const auto& header =
-            *reinterpret_cast<const wire::NotifyHeader*>(op.local_region() + args.layout.notify_row(r));
+        const auto header = copy_once<wire::NotifyHeader>(op.local_region() + args.layout.notify_row(r));
         if (!op.check_message(Phase::kNotify, r, header.operation, header.arguments)) continue;
-        if (header.generation != op.context().generation) {
-            op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.context().generation, header.generation);
+        if (header.generation != op.generation()) {
+            op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.generation(), header.generation);
         } else if (header.mask != op.context().mask) {
             op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, header.mask);
+        } else if (header.tokens > wire::kMostTokens) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, header.tokens);
         }
         args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
         if (args.heaps != nullptr) args.heaps[r] = header.heap_bytes;  // the host reads it after `counts_ready`
@@ -84,15 +86,25 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
     return op.meet();
 }
 
+// One thread: one of a source's counts, read once. More than `most`: the operation fails, and it counts as none.
+DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, const u8* counts, u32 index, u32 most) {
+    const u32 count = reinterpret_cast<const volatile u32*>(counts)[index];
+    if (count <= most) return static_cast<i32>(count);
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), most, count);
+    return 0;
+}
+
 // The block: where every source's rows end in every receiver, and what this rank receives. All ranks see the same
 // counts, so all refuse what is too much for one of them.
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) {
+    static_assert(u64{wire::kMostTokens} * wire::kMostRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const u8* rows = op.local_region();
     for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
         i32 sum = 0;
         for (u32 from = 0; from < ranks; ++from) {
             const u8* row = rows + args.layout.notify_row(from) + sizeof(wire::NotifyHeader);
-            if (op.present(from)) sum += reinterpret_cast<const i32*>(row)[to];
+            const u32 tokens = static_cast<u32>(args.plan.source_tokens[from]);
+            if (op.present(from)) sum += bounded_count(op, from, row, to, tokens);
             args.plan.rank_prefix[from * ranks + to] = sum;
         }
         if (to == op.rank()) args.call.outcome->total_rows = sum;
@@ -104,7 +116,8 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
         i32 sum = 0;
         for (u32 from = 0; from < ranks; ++from) {
             const u8* row = rows + args.layout.notify_row(from) + args.layout.notify_common_bytes();
-            if (op.present(from)) sum += reinterpret_cast<const i32*>(row)[e];
+            const u32 most = 0x7fffffffu - static_cast<u32>(sum);
+            if (op.present(from)) sum += bounded_count(op, from, row, e, most);
         }
         args.rows_per_expert[e] = sum;
     }

@@ -2,6 +2,7 @@
 // mapped (P9, P12).
 #pragma once
 
+#include "kernels/bounds.h"
 #include "kernels/operation.h"
 
 namespace deep_ep {
@@ -19,13 +20,31 @@ DEEP_EP_DEVICE void send_offers(const wire::RegionLayout& layout, wire::Offer of
     }
 }
 
-// One thread per rank: waits for its offer, if it makes one. Null: rows to or from it go in chunks.
-DEEP_EP_DEVICE const wire::Offer* await_offer(const wire::RegionLayout& layout, Operation& op, u32 r) {
-    if (!op.mapped(r)) return nullptr;
-    if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return nullptr;
-    const auto* offer = reinterpret_cast<const wire::Offer*>(op.local_region() + layout.offer(r));
-    if (!op.check_message(Phase::kOffer, r, offer->operation, offer->arguments)) return nullptr;
-    return offer->visible != 0 ? offer : nullptr;
+// Whether all that is offered lies in memory that is mapped here, and holds this rank's rows.
+DEEP_EP_DEVICE bool offer_fits(const wire::Offer& offer, const wire::ChunkFormat& format, const RowRange& mine,
+                               u64 mapped) {
+    return static_cast<u64>(mine.first) + mine.rows <= offer.rows && offer.x % wire::kPieceBytes == 0 &&
+           rows_fit(offer.x, offer.rows, format.x_bytes, mapped) &&
+           rows_fit(offer.scales, offer.rows, format.scales_bytes, mapped) &&
+           rows_fit(offer.topk_idx, offer.rows, format.topk_idx_bytes, mapped) &&
+           rows_fit(offer.topk_weights, offer.rows, format.topk_weights_bytes, mapped) &&
+           rows_fit(offer.src_idx, offer.rows, format.src_idx_bytes, mapped);
+}
+
+// One thread per rank: waits for its offer, if it makes one. `mine`: this rank's rows there. False: rows to or from it
+// go in chunks.
+DEEP_EP_DEVICE bool await_offer(const wire::RegionLayout& layout, Operation& op, u32 r, const RowRange& mine,
+                                wire::Offer& offer) {
+    if (!op.mapped(r)) return false;
+    if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return false;
+    offer = copy_once<wire::Offer>(op.local_region() + layout.offer(r));
+    if (!op.check_message(Phase::kOffer, r, offer.operation, offer.arguments)) return false;
+    if (offer.visible == 0) return false;
+    // Relaxed: raised before the launch of the operation that needs it, and never lowered.
+    const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);
+    if (offer_fits(offer, layout.format, mine, mapped)) return true;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), mapped, offer.x);
+    return false;
 }
 
 }  // namespace deep_ep

@@ -32,13 +32,24 @@ class Operation {
           ticket_(*call.ticket),
           outcome_(*call.outcome),
           block_(*block),
-          timeout_ns_(call.timeout_ns) {}
+          timeout_ns_(call.timeout_ns),
+          // The host stores it while no kernel of this Buffer runs; kernels before and after are ordered by their
+          // launches.
+          generation_(sequence_generation(call.context->sequence)),
+          bank_(call.context->peers.heap.bank_offset(generation_)) {}
 
-    // The whole block, first of all. A kernel that starts with the abort word set leaves at once (P14).
+    // The whole block, first of all. A kernel that starts with the abort word set leaves at once (P14), and so does one
+    // that was queued behind a failure of another of this rank's Buffers, whose results it may have been given.
     DEEP_EP_DEVICE bool enter() {
         if (threadIdx.x == 0) {
             block_.gave_up = 0;
-            if (must_leave()) give_up(Phase::kNone, -1, 0, 0);
+            renew_ticket();
+            if (must_leave()) {
+                give_up(Phase::kNone, -1, 0, 0);
+            } else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {
+                // Added by kernels that ended before this one was launched, if their results are what it works on.
+                fail(wire::kElsewhere, Phase::kNone, static_cast<i32>(rank()), 0, 0);
+            }
         }
         read_number();
         return meet();
@@ -47,11 +58,11 @@ class Operation {
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
     // after by their launches, so plain accesses do.
     DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
-        ticket_.operation = context_.operation;
+        ticket_.operation = sequence_operation(context_.sequence);
         ticket_.use = ticket_.operation / heap().regions;
         ticket_.region = static_cast<u32>(ticket_.operation % heap().regions);
         ticket_.arguments = arguments;
-        context_.operation = ticket_.operation + 1;
+        context_.sequence = sequence(generation_, ticket_.operation + 1);
         outcome_.operation = ticket_.operation;
         // Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
         device::store_relaxed<Scope::kSystem>(&reinterpret_cast<wire::HeapHeader*>(peers().local)->announcement,
@@ -64,6 +75,7 @@ class Operation {
         arguments_ = ticket_.arguments;
     }
 
+    DEEP_EP_DEVICE u32 generation() const { return generation_; }
     DEEP_EP_DEVICE u64 number() const { return number_; }
     DEEP_EP_DEVICE u64 arguments() const { return arguments_; }
     DEEP_EP_DEVICE const fabric::Peers& peers() const { return context_.peers; }
@@ -81,7 +93,7 @@ class Operation {
     DEEP_EP_DEVICE u64 region_offset() const { return heap().region_offset(region()); }
     DEEP_EP_DEVICE u8* local_region() const { return peers().local + region_offset(); }
     DEEP_EP_DEVICE const u64* word(u32 kind, u32 source) const {
-        return reinterpret_cast<const u64*>(peers().local + heap().word_offset(region(), kind, source));
+        return reinterpret_cast<const u64*>(peers().local + word_offset(kind, source));
     }
     // The value of a word once `puts` puts of this operation have arrived (P7).
     DEEP_EP_DEVICE u64 target(u32 kind, u32 source, u64 puts) const {
@@ -98,20 +110,25 @@ class Operation {
     DEEP_EP_DEVICE bool failed() const { return device::load_relaxed<Scope::kBlock>(&block_.gave_up) != 0; }
 
     // One thread: gives up. `told`: the abort word, where that is the reason.
+    //
+    // The first thread of the call to give up claims the failure. Told of it or not, it passes the abort word on before
+    // it stores the reason that the host acts on, and its block leaves only after that: what is queued behind this
+    // kernel, the user's own kernels too, runs when every mapped rank has the word. Were one rank left without, it
+    // could sum rows that a user kernel here overwrites, and end well (P12, P15).
     DEEP_EP_DEVICE_CALL void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
-        // The first to give up writes the record; the host reads it after the kernel has ended, or once it sees
-        // `reason`.
-        if (device::cas_acq_rel<Scope::kDevice>(&ticket_.claimed, 0u, 1u) == 0) {
+        if (claim()) {
+            tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));
             outcome_.failure.phase = static_cast<u32>(phase);
             outcome_.failure.peer = peer;
             outcome_.failure.expected = expected;
             outcome_.failure.seen = seen;
             outcome_.failure.cause = wire::abort_reason(told);
-            outcome_.failure.cause_peer = wire::abort_peer(told);
-            device::store_release<Scope::kSystem>(&outcome_.failure.reason, static_cast<u32>(reason));
+            outcome_.failure.cause_peer = known_rank(wire::abort_peer(told));
+            // The host reads the record after the kernel has ended, or once it acquires the mark.
+            device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));
         }
         // Hints that end waits early; what follows from them is decided at a meeting, so no order is needed.
-        device::store_relaxed<Scope::kDevice>(&ticket_.failed, 1u);
+        device::store_relaxed<Scope::kDevice>(&ticket_.failed, generation_);
         device::store_relaxed<Scope::kBlock>(&block_.gave_up, 1u);
     }
 
@@ -205,15 +222,13 @@ class Operation {
     // ----------------------------------------------------------------------------------------------------------------
     // One thread: adds one unit to this rank's word of `kind` at `to`.
     DEEP_EP_DEVICE bool signal(u32 to, u32 kind) {
-        return !failed() &&
-               fabric::signal(peers(), *this, ticket_.completion, to, heap().word_offset(region(), kind, rank()));
+        return !failed() && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
     }
     // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
     DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {
         // Another warp may give up at any time: one lane decides, or the rest would wait for those that left.
         if (!broadcast(!failed())) return false;
-        return fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count,
-                                  heap().word_offset(region(), kind, rank()));
+        return fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count, word_at_peer(kind));
     }
 
     // The last block, when every word of the operation has been waited for and consumed: gives the region back to
@@ -221,31 +236,95 @@ class Operation {
     DEEP_EP_DEVICE void finish() {
         if (threadIdx.x == 0) {
             fabric::quiet(peers(), *this, ticket_.completion);
-            // A producer that gave up may have let its user write over the rows it had published; it has set the abort
-            // word before. So what was summed counts only if the word is still clear now (P12, P15).
-            if (must_leave()) give_up(Phase::kNone, -1, 0, 0);
+            look_last();
         }
         if (!meet()) return;  // also orders the consume() of all threads before the release below
         // All other blocks have come to their last meeting: nobody of this call counts any more.
         for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             if (!present(r)) continue;
-            fabric::signal(peers(), *this, *context_.farewell, r, heap().word_offset(region(), wire::kFree, rank()));
+            fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
         }
     }
 
   private:
     DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
 
+    // In this rank's heap.
+    DEEP_EP_DEVICE u64 word_offset(u32 kind, u32 source) const {
+        return bank_ + heap().word_in_bank(region(), kind, source);
+    }
+    // This rank's own word in a peer's heap. A queue pair is one kind's, with its slot, so that a peer's words are
+    // spread over those that lead there.
+    DEEP_EP_DEVICE fabric::Word word_at_peer(u32 kind) const {
+        return {word_offset(kind, rank()), region() * wire::kSignals + kind};
+    }
+    // A rank as memory says, or -1 for what is none.
+    DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }
+
+    // One thread of each block. Marks of another generation count as clear (P16): of the blocks that find such, one
+    // resets them while the others wait for it. It waits for nothing.
+    DEEP_EP_DEVICE void renew_ticket() {
+        constexpr u32 kRenewing = ~0u;
+        // Acquire: what the block that has stored this generation had reset before.
+        const u32 seen = device::load_acquire<Scope::kDevice>(&ticket_.generation);
+        if (seen == generation_) return;
+        if (seen != kRenewing && device::cas_acq_rel<Scope::kDevice>(&ticket_.generation, seen, kRenewing) == seen) {
+            for (u32 i = 0; i < kMeetings; ++i) ticket_.blocks_met[i] = 0;
+            ticket_.completion = {};
+            device::store_release<Scope::kDevice>(&ticket_.generation, generation_);
+            return;
+        }
+        device::spin_until([&] { return device::load_acquire<Scope::kDevice>(&ticket_.generation) == generation_; },
+                           ~0ull, nullptr);
+    }
+
     // Another block of this call has given up, or some rank has failed in this generation. Relaxed: it only ends a
     // wait.
     DEEP_EP_DEVICE bool must_leave() const {
-        return device::load_relaxed<Scope::kDevice>(&ticket_.failed) != 0 || aborted() != 0;
+        return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;
     }
+    DEEP_EP_DEVICE static u64* abort_word(u8* heap, u64 bank) { return reinterpret_cast<u64*>(heap + bank); }
+    DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) == generation_ ? word : 0; }
     // The abort word, if it is of this generation; else 0.
     DEEP_EP_DEVICE u64 aborted() const {
-        const u64 word = device::load_relaxed<Scope::kSystem>(reinterpret_cast<const u64*>(peers().local));
-        return wire::abort_generation(word) == context_.generation ? word : 0;
+        return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local, bank_)));
+    }
+
+    // One thread of the last block, behind the meetings that join all loads of rows. A producer that gave up has let
+    // its user write over the rows it had published; before that it has exchanged the abort word into this heap. So
+    // what was summed counts only if the word is clear now. A read-modify-write: either it reads the word that the
+    // exchange has left, or the exchange acquires from it, and the rows are overwritten after they were loaded (P12).
+    // Litmus: last_look.
+    DEEP_EP_DEVICE void look_last() {
+        const u64 word = if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), 0ull));
+        if (word != 0) fail_told(Phase::kNone, 0, 0, word);
+    }
+
+    // One thread: whether it is the first of this call to give up. A mark of another generation is none.
+    DEEP_EP_DEVICE bool claim() {
+        const u32 seen = device::load_relaxed<Scope::kDevice>(&ticket_.claimed);
+        return seen != generation_ && device::cas_acq_rel<Scope::kDevice>(&ticket_.claimed, seen, generation_) == seen;
+    }
+    // The thread that has claimed a failure: has every mapped rank's answer when it returns. Exchanges, since the
+    // returned value is what says that the word is in place, and since an owner's last look pairs with it (look_last).
+    // A link without atomics is not mapped: signals need them too. Ranks that are not mapped hear from the host
+    // (Teller).
+    DEEP_EP_DEVICE_CALL void tell(u64 word) {
+        device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), word);
+#pragma unroll 1
+        for (u32 r = 0; r < ranks(); ++r) {
+            if (r == rank() || !mapped(r)) continue;
+            device::exchange_acq_rel<Scope::kSystem>(abort_word(fabric::address(peers(), r, 0), bank_), word);
+        }
+        // The host's thread acquires it and tells the others; what it tells is the word alone.
+        device::store_release<Scope::kSystem>(context_.claimed, word);
+        // Later kernels of this rank's other Buffers load it at their entry; hosts once they have seen `claimed`.
+        const u32 counted = device::load_relaxed<Scope::kDevice>(&context_.counted);
+        if (counted != generation_ &&
+            device::cas_acq_rel<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
+            device::add_release<Scope::kSystem>(context_.failures, 1ull);
+        }
     }
     // The record says which request it was, and what the NIC said of it.
     DEEP_EP_DEVICE_CALL void fail_for(const fabric::QueuePair& qp, Phase phase) {
@@ -257,10 +336,13 @@ class Operation {
     DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();
         if (word != 0) {
-            fail(wire::kAborted, phase, static_cast<i32>(wire::abort_rank(word)), expected, seen, word);
+            fail_told(phase, expected, seen, word);
         } else {
             fail(wire::kTimeout, phase, peer, expected, seen);
         }
+    }
+    DEEP_EP_DEVICE void fail_told(Phase phase, u64 expected, u64 seen, u64 word) {
+        fail(wire::kAborted, phase, known_rank(static_cast<i32>(wire::abort_rank(word))), expected, seen, word);
     }
 
     Context& context_;
@@ -268,6 +350,8 @@ class Operation {
     wire::Outcome& outcome_;
     BlockState& block_;
     const u64 timeout_ns_;
+    const u32 generation_;
+    const u64 bank_;  // offset of this generation's words in every heap
     u64 number_ = 0;
     u32 region_ = 0;
     u64 arguments_ = 0;

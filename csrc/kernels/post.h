@@ -20,7 +20,7 @@ DEEP_EP_KERNEL void post(const PostArgs args) {
             // Another warp may give up at any time: one lane decides.
             if (!broadcast(!op.failed())) break;
             if (!fabric::put_signal(op.peers(), op, args.call.ticket->completion, args.to, &piece, 1,
-                                    args.words + poster * sizeof(u64))) {
+                                    {args.words + poster * sizeof(u64), static_cast<u32>(poster)})) {
                 break;
             }
         }

@@ -7,6 +7,7 @@
 // and blocks on none (P11), so any number of warps will do.
 #pragma once
 
+#include "kernels/bounds.h"
 #include "kernels/operation.h"
 
 namespace deep_ep {
@@ -59,8 +60,12 @@ DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, 
     const u64 source = op.region_offset() + layout.chunk_send(to, slot);
     const u64 target = op.region_offset() + layout.chunk(op.rank(), slot);
     u8* message = fabric::mapped(op.peers(), to) ? fabric::address(op.peers(), to, target) : op.peers().local + source;
-    u32 first, rows;
-    chunks.rows_of(to, chunk, first, rows);
+    RowRange range{};
+    int fits = 1;
+    if (device::lane() == 0) fits = chunks.rows_to_send(to, chunk, range);
+    if (!broadcast(fits)) return;
+    const u32 first = __shfl_sync(device::kFullMask, range.first, 0);
+    const u32 rows = __shfl_sync(device::kFullMask, range.rows, 0);
     if (device::lane() == 0) {
         wire::ChunkHeader header{};
         header.operation = op.number();
@@ -85,11 +90,19 @@ DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layou
                                   u32 chunk) {
     const u32 slot = chunk % wire::kSlots;
     const u8* message = op.local_region() + layout.chunk(from, slot);
-    const wire::ChunkHeader header = *reinterpret_cast<const wire::ChunkHeader*>(message);
+    const RowRange due = chunks.rows_to_receive(from, chunk);
     int ours = 1;
-    if (device::lane() == 0) ours = op.check_message(Phase::kChunk, from, header.operation, header.arguments);
+    if (device::lane() == 0) {
+        const auto header = copy_once<wire::ChunkHeader>(message);
+        ours = op.check_message(Phase::kChunk, from, header.operation, header.arguments);
+        if (ours && (header.first != due.first || header.rows != due.rows)) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{due.first} << 32 | due.rows,
+                    u64{header.first} << 32 | header.rows);
+            ours = 0;
+        }
+    }
     if (!broadcast(ours)) return;
-    chunks.place(message, from, header.first, header.rows);
+    chunks.place(message, from, due.first, due.rows);
     __syncwarp();  // all lanes have read the slot before lane 0 releases it to its writer. Litmus: slot_given_back
     if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);
 }

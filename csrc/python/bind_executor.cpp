@@ -86,6 +86,13 @@ void bind_executor(py::module_& m) {
         "set_schedule", [](uint64_t seed, unsigned freeze) { Executor::get().set_schedule({seed, freeze}); },
         py::arg("seed"), py::arg("freeze") = cpu::Schedule{}.freeze, NoGil(),
         "Draw the schedule of this process's kernels from a seed (0: first come, first served).");
+    e.def(
+        "sleep",
+        [](uint64_t nanoseconds) {
+            Executor& executor = Executor::get();
+            executor.wait([] { return false; }, "a sleep", executor.now_ns() + nanoseconds);
+        },
+        py::arg("nanoseconds"), NoGil(), "Wait for so long by the clock that kernels see.");
     e.def("now_ns", [] { return Executor::get().now_ns(); }, NoGil(), "The clock that kernels see.");
     e.def("dump", [] { return Executor::get().dump(); }, NoGil(), "Who waits where now.");
     e.def(

@@ -6,6 +6,7 @@
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
 #include "host/cpu/nic_agents.h"
+#include "host/cpu/teller_agent.h"
 #include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
 #include "host/nic_thread.h"
@@ -38,8 +39,17 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
     auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
     auto network = renew();
-    RuntimePointer runtime(
-        new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), std::move(network)));
+    const auto make_teller = [rank = options.rank, in_process = network_options.in_process](
+                                 const uint64_t* claimed,
+                                 std::vector<uint64_t*> words) -> std::unique_ptr<host::Teller> {
+        auto words_memory = std::make_unique<host::CpuMemory>();
+        if (!in_process) {
+            return std::make_unique<host::TellerThread>(claimed, std::move(words), std::move(words_memory));
+        }
+        return std::make_unique<host::TellerAgent>(rank, claimed, std::move(words), std::move(words_memory));
+    };
+    RuntimePointer runtime(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher),
+                                       std::move(network), make_teller));
     runtime->on_renew_network(renew);
     return runtime;
 }
@@ -117,7 +127,7 @@ void bind_network(py::module_& m) {
 
 void bind_call(py::module_& m) {
     py::class_<wire::Failure>(m, "Failure")
-        .def_readonly("reason", &wire::Failure::reason)
+        .def_property_readonly("reason", [](const wire::Failure& f) { return wire::mark_reason(f.mark); })
         .def_property_readonly(
             "phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
         .def_readonly("peer", &wire::Failure::peer)
@@ -140,7 +150,7 @@ void bind_call(py::module_& m) {
         .def_property_readonly(
             "mismatch",
             [](const Call& call) { return py::make_tuple(call.mismatch.peer, wire::kind_name(call.mismatch.kind)); })
-        .def_property_readonly("failure", [](const Call& call) { return call.report->outcome.failure; });
+        .def_property_readonly("failure", &Call::failure);
 }
 
 }  // namespace
@@ -178,6 +188,8 @@ void bind_runtime(py::module_& m) {
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
     m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
+    m.attr("ELSEWHERE") = static_cast<uint32_t>(wire::kElsewhere);
+    m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
     m.attr("LEFT") = static_cast<uint32_t>(wire::kLeft);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
@@ -218,13 +230,14 @@ void bind_runtime(py::module_& m) {
                                     py::arg("rank_prefix"), py::arg("source_tokens"));
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes,
-                         uint64_t timeout_ns, int calls, bool poison, bool has_remote, std::vector<bool> mapped) {
-                 return BufferOptions{rank,       ranks, regions, region_bytes, arena_bytes,
-                                      timeout_ns, calls, poison,  has_remote,   std::move(mapped)};
+                         uint64_t timeout_ns, int calls, bool poison, bool has_remote, std::vector<bool> mapped,
+                         uint64_t rank_key) {
+                 return BufferOptions{rank,  ranks,  regions,    region_bytes,      arena_bytes, timeout_ns,
+                                      calls, poison, has_remote, std::move(mapped), rank_key};
              }),
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
              py::arg("arena_bytes"), py::arg("timeout_ns"), py::arg("calls"), py::arg("poison"), py::arg("has_remote"),
-             py::arg("mapped"));
+             py::arg("mapped"), py::arg("rank_key"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
@@ -293,6 +306,7 @@ void bind_runtime(py::module_& m) {
         .def("share", &Runtime::share, py::arg("call"))
         .def("wait", &Runtime::wait, NoGil())
         .def("wait_launch", &Runtime::wait_launch, NoGil())
+        .def("launch_finished", &Runtime::launch_finished, NoGil())
         .def("finished", &Runtime::finished, NoGil())
         .def("retire", &Runtime::retire)
         .def("settle", &Runtime::settle, NoGil())
@@ -304,10 +318,19 @@ void bind_runtime(py::module_& m) {
         .def("wait_gone", &Runtime::wait_gone, NoGil())
         .def("meet", &Runtime::meet, py::arg("mask"), py::arg("attempt"), py::arg("again"), py::arg("nanoseconds"),
              NoGil())
-        .def("start_generation", &Runtime::start_generation)
+        .def("clear_words", &Runtime::clear_words, NoGil())
+        .def("publish", &Runtime::publish, NoGil())
         .def("set_timeout", &Runtime::set_timeout)
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
+        .def("abort_generation", &Runtime::abort_generation)
         .def("pass_abort_on", &Runtime::pass_abort_on)
+        .def("note_told", &Runtime::note_told)
+        .def("others_have_failed", &Runtime::others_have_failed)
+        .def("forgive", &Runtime::forgive, NoGil())
+        .def(
+            "abort_word",
+            [](const Runtime& runtime, int rank) { return reinterpret_cast<uint64_t>(runtime.abort_word(rank)); },
+            "Address of a rank's abort word in this generation.")
         .def("set_compiling", &Runtime::set_compiling)
         .def("compiling_peers", &Runtime::compiling_peers)
         .def("on_compiling_peer", &Runtime::on_compiling_peer)

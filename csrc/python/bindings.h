@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <memory>
 #include <vector>
@@ -19,8 +20,10 @@ struct DeleteWithoutGil {
 };
 using RuntimePointer = std::unique_ptr<host::Runtime, DeleteWithoutGil>;
 
-// Lets Ctrl-C end a wait for a rank that will never come.
+// Lets Ctrl-C end a wait for a rank that will never come. Signals are the main thread's; another one that ran kernels
+// would only wait for the GIL here, and the kernels with it, as long as somebody holds that.
 inline void check_signals() {
+    if (gettid() != getpid()) return;
     pybind11::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }

@@ -1,7 +1,11 @@
 // Where things lie in a rank's heap. All ranks of a Buffer have the same layout, so an offset means the same
 // everywhere.
 //
-//   header | signal words | region 0 | ... | region D-1 | arena (outputs)
+//   header | bank 0 | bank 1 | region 0 | ... | region D-1 | arena (outputs)
+//
+// A bank holds the words of one generation of operations: the abort word, then the signal words. Neighbouring
+// generations use different banks, so a store of the generation before cannot erase a failure of this one, and the bank
+// that a recovery clears is not the one whose abort word keeps the old generation's kernels away (P15, P16).
 #pragma once
 
 #include "wire/signals.h"
@@ -23,14 +27,21 @@ struct RecoveryWord {
 };
 
 struct HeapHeader {
-    u64 abort;                          // see abort_word(); any rank may store here, last wins
     u64 announcement;                   // see announcement(); this rank's kernels store, other ranks' hosts load
     u64 compiling;                      // not 0 while this rank's host makes kernels ready; other ranks' hosts load
     u64 left;                           // not 0 once this rank will store to no heap again; other ranks' hosts load
     RecoveryWord recovery[kMostRanks];  // by rank
-    u8 reserved[kPage - 4 * sizeof(u64) - kMostRanks * sizeof(RecoveryWord)];
+    u8 reserved[kPage - 3 * sizeof(u64) - kMostRanks * sizeof(RecoveryWord)];
 };
 static_assert(sizeof(HeapHeader) == kPage, "the header takes one page");
+
+constexpr u32 kBanks = 2;
+
+// First in a bank. On lines of its own: every wait polls it, and peers store to the words behind it.
+struct alignas(128) BankHeader {
+    u64 abort;  // see abort_word(); any rank may exchange a value into it, the last one wins
+};
+static_assert(sizeof(BankHeader) == 128, "the abort word has its lines to itself");
 
 struct HeapLayout {
     u32 ranks;
@@ -38,14 +49,18 @@ struct HeapLayout {
     u64 region_bytes;
     u64 arena_bytes;
 
-    constexpr u64 words_offset() const { return sizeof(HeapHeader); }
     constexpr u64 words() const { return static_cast<u64>(regions) * kSignals * ranks; }
-    constexpr u64 regions_offset() const { return align_up(words_offset() + words() * sizeof(u64), kPage); }
+    constexpr u64 bank_bytes() const {
+        return sizeof(BankHeader) + align_up(words() * sizeof(u64), sizeof(BankHeader));
+    }
+    constexpr u64 bank_offset(u32 generation) const { return sizeof(HeapHeader) + generation % kBanks * bank_bytes(); }
+    constexpr u64 regions_offset() const { return align_up(sizeof(HeapHeader) + kBanks * bank_bytes(), kPage); }
     constexpr u64 arena_offset() const { return regions_offset() + regions * region_bytes; }
     constexpr u64 bytes() const { return arena_offset() + arena_bytes; }
 
-    constexpr u64 word_offset(u32 region, u32 kind, u32 source) const {
-        return words_offset() + sizeof(u64) * word_index(region, kind, source, ranks);
+    // Of a signal word, from the beginning of its bank.
+    constexpr u64 word_in_bank(u32 region, u32 kind, u32 source) const {
+        return sizeof(BankHeader) + sizeof(u64) * word_index(region, kind, source, ranks);
     }
     constexpr u64 region_offset(u32 region) const { return regions_offset() + region * region_bytes; }
 };

@@ -6,6 +6,9 @@
 
 namespace deep_ep::wire {
 
+// Of one rank, so that the rows of any rank fit into 31 bits.
+constexpr u32 kMostTokens = 0x7fffffffu / kMostRanks;
+
 // First part of a notify message. Followed by i32 rows_to_rank[ranks] (the source's whole row of counts) and
 // i32 rows_to_expert[experts of the receiver].
 struct NotifyHeader {
@@ -33,7 +36,7 @@ struct Offer {
     u64 src_idx;
     u64 arguments;  // as in NotifyHeader
     u32 visible;    // 0: not peer-visible memory; rows go through the region, chunk by chunk
-    u32 reserved;
+    u32 rows;       // of each tensor
 };
 static_assert(sizeof(Offer) == 64, "offer");
 

@@ -6,7 +6,21 @@
 
 namespace deep_ep::wire {
 
-enum class Phase : u32 { kNone, kFree, kNotify, kOffer, kData, kRead, kChunk, kNext, kPost, kQuiet, kHeader, kMask };
+enum class Phase : u32 {
+    kNone,
+    kFree,
+    kNotify,
+    kOffer,
+    kData,
+    kRead,
+    kChunk,
+    kNext,
+    kPost,
+    kQuiet,
+    kHeader,
+    kMask,
+    kBounds
+};
 
 constexpr const char* phase_name(Phase phase) {
     switch (phase) {
@@ -32,14 +46,22 @@ constexpr const char* phase_name(Phase phase) {
             return "message header check";
         case Phase::kMask:
             return "ranks left out";
+        case Phase::kBounds:
+            return "bounds of sizes and offsets";
         default:
             return "";
     }
 }
 
+// The mark says which generation the record is of: a captured call's outlives recoveries, and one of another generation
+// counts as none.
+constexpr u64 failure_mark(u32 generation, u32 reason) { return static_cast<u64>(generation) << 32 | reason; }
+constexpr u32 mark_generation(u64 mark) { return static_cast<u32>(mark >> 32); }
+constexpr u32 mark_reason(u64 mark) { return static_cast<u32>(mark); }
+
 struct Failure {
-    u32 reason;  // wire::Reason; set last
-    u32 phase;   // wire::Phase
+    u64 mark;   // failure_mark(); set last
+    u32 phase;  // wire::Phase
     i32 peer;
     u32 cause;       // why `peer` failed, where reason is kAborted
     i32 cause_peer;  // the rank that it blames, -1: none

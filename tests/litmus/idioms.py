@@ -113,6 +113,21 @@ def _lock(take: str = "acquire", let_go: str = "release") -> Program:
     )
 
 
+def _last_look(
+    look: str = "acq_rel", tell: str = "acq_rel", stored: bool = False, readers_meet: bool = True, scope: str = SYS
+) -> Program:
+    """A producer that gives up tells the owner, then its rows are written over; the owner has read them, and looks."""
+    told = store("abort", 1, "release", scope) if stored else add("told", "abort", 1, tell, scope)
+    return Program(
+        (
+            thread(GPU1, 0, load("row", "row"), *([barrier(1)] if readers_meet else [])),
+            thread(GPU1, 0, *([barrier(1)] if readers_meet else []), add("look", "abort", 0, look, scope)),
+            thread(GPU0, 0, told, store("row", 2)),
+        ),
+        {"row": 1},
+    )
+
+
 LITMUS = (
     Litmus(
         "mp_release_acquire_sys",
@@ -189,6 +204,19 @@ LITMUS = (
         _one_queue_pair(),
         lambda o: o["signal"] == 1 and o["data"] == 0,
         {"on two queue pairs": _one_queue_pair(same=False)},
+    ),
+    Litmus(
+        "last_look",
+        "rows that an owner has read, for the producer that gives up and lets its user write over them",
+        _last_look(),
+        lambda o: o["row"] == 2 and o["look"] == 0,
+        {
+            "a relaxed look": _last_look(look="relaxed"),
+            "told by a relaxed exchange": _last_look(tell="relaxed"),
+            "told by a plain store": _last_look(stored=True),
+            "lanes that read do not meet": _last_look(readers_meet=False),
+            "device scope": _last_look(scope=GPU),
+        },
     ),
     Litmus(
         "ring_lock",

@@ -171,6 +171,61 @@ def fails_later(group: Any) -> None:
     del kept
 
 
+def recovers(group: Any) -> None:
+    """A replayed graph fails on all ranks, since one does not replay it; what is queued behind it fails with it. They
+    recover, and go on with eager calls and the same graph, whose tickets still bear the failure's marks."""
+    trials = [Trial.of(BY_NAME["uneven_tokens"], seed) for seed in (1, 2)]
+    buffer = make_buffer(group, trials[0].case, "peer", device="cuda", timeout=1.0)
+    captured = capture(buffer, trials)
+    captured.replay(trials[0])
+    buffer.check()
+    for absent in (1, 2):
+        group.barrier()
+        if buffer.rank != absent:
+            for _ in range(3):
+                captured.run()
+            with pytest.raises(DeepEPError):
+                buffer.check()
+            with pytest.raises(DeepEPError, match="is broken"):
+                round_trip(buffer, buffer.rank, trials[1], blocks=2)
+        group.barrier()
+        buffer.recover()
+        buffer.check()
+        captured.replay(trials[1])
+        round_trip(buffer, buffer.rank, trials[0], blocks=2)
+        captured.replay(trials[0])
+    group.barrier()
+
+
+def behind_another_buffer(group: Any) -> None:
+    """Calls of a second Buffer that are queued behind a failure of the first one leave: they may work on its results.
+    When the first one's failure has been raised the second one goes on, unless it was among these."""
+    trial = Trial.of(BY_NAME["two_ranks"])
+    first, idle, queued = (
+        make_buffer(group, trial.case, "peer", device="cuda", timeout=timeout) for timeout in (1.0, 60.0, 60.0)
+    )
+    rank, arguments = first.rank, dispatch_arguments(trial.work, first.rank, num_worst_tokens=trial.most_rows)
+    group.barrier()
+    if rank == 0:
+        first.dispatch(**arguments)  # rank 1 does not come
+        queued.dispatch(**arguments)
+        with pytest.raises(DeepEPTimeout, match="rank 1"):
+            first.check()
+        with pytest.raises(DeepEPError, match="queued behind an operation of another Buffer"):
+            queued.check()
+    group.barrier()
+    if rank == 1:
+        with pytest.raises(DeepEPError, match="because rank 0 had an operation fail on another of its Buffers"):
+            queued.dispatch(**arguments)
+            queued.check()
+    group.barrier()
+    trial.check_dispatch(rank, idle.dispatch(**dispatch_arguments(trial.work, rank)))
+    for buffer in (first, queued):
+        buffer.recover()
+        trial.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(trial.work, rank)))
+    group.barrier()
+
+
 def main() -> None:
     pretend_gpu.install(compile_kernels=False)
     assert run_ranks(4, meet, device="cuda") == [2] * 4
@@ -180,6 +235,8 @@ def main() -> None:
     run_ranks(2, loads_nothing_when_warm, device="cuda")
     run_ranks(4, graphs, device="cuda")
     run_ranks(2, fails_later, device="cuda")
+    run_ranks(4, recovers, device="cuda")
+    run_ranks(2, behind_another_buffer, device="cuda")
     run_ranks(2, pool, device="cuda")
     run_ranks(4, fp8_rows, device="cuda")
     run_ranks(2, weak, device="cuda")

@@ -84,6 +84,12 @@ T cas_acq_rel(T* address, typename SameType<T>::Type expected, typename SameType
     return expected;
 }
 
+template <Scope S, class T>
+T exchange_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    return __atomic_exchange_n(address, value, __ATOMIC_ACQ_REL);
+}
+
 #undef DEEP_EP_HERE
 
 inline void barrier_sync(u32 id, u32 threads, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

@@ -128,6 +128,14 @@ DEEP_EP_DEVICE T cas_acq_rel(T* address, detail::Same<T> expected, detail::Same<
     return old;
 }
 
+template <Scope S, class T>
+DEEP_EP_DEVICE T exchange_acq_rel(T* address, detail::Same<T> value) {
+    static_assert(sizeof(T) == 8, "a word of 8 bytes");
+    T old;
+    DEEP_EP_SCOPED_ASM("atom.acq_rel", "exch.b64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
+    return old;
+}
+
 #undef DEEP_EP_SCOPED_ASM
 
 }  // namespace deep_ep::device

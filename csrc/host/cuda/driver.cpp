@@ -2,6 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <chrono>
+#include <future>
+#include <thread>
+
 namespace deep_ep::host::cuda {
 namespace {
 
@@ -71,6 +75,20 @@ std::string PrimaryContext::architecture() const {
     const int major = attribute(kComputeCapabilityMajor), minor = attribute(kComputeCapabilityMinor);
     // From Hopper on there are instructions that only the architecture-specific target has.
     return "sm_" + std::to_string(10 * major + minor) + (major >= 9 ? "a" : "");
+}
+
+bool PrimaryContext::synchronize(const std::shared_ptr<const PrimaryContext>& context, uint64_t nanoseconds) {
+    // The driver's wait has no bound: a thread of its own sits it out, and keeps the context as long.
+    std::packaged_task<void()> task([context] {
+        const Current current(*context);
+        const Driver& driver = Driver::get();
+        driver.check(driver.context_synchronize(), "waiting for " + context->name());
+    });
+    std::future<void> ended = task.get_future();
+    std::thread(std::move(task)).detach();
+    if (ended.wait_for(std::chrono::nanoseconds(nanoseconds)) != std::future_status::ready) return false;
+    ended.get();
+    return true;
 }
 
 PrimaryContext::Current::Current(const PrimaryContext& context) {

@@ -1,6 +1,8 @@
 // The CUDA driver, opened when it is first needed: importing and using the library on a CPU never touches it.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -57,6 +59,9 @@ class PrimaryContext {
     std::string architecture() const;  // as NVRTC wants it: "sm_90a"
     int multiprocessors() const { return attribute(kMultiprocessorCount); }
     int attribute(int which) const;
+
+    // Until all that runs in the context has ended, or so long: -> whether it has.
+    static bool synchronize(const std::shared_ptr<const PrimaryContext>& context, uint64_t nanoseconds);
 
   private:
     Device device_ = 0;

@@ -103,6 +103,7 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(primary_context_release, cuDevicePrimaryCtxRelease_v2, Device)                                           \
     X(context_push, cuCtxPushCurrent_v2, Context)                                                              \
     X(context_pop, cuCtxPopCurrent_v2, Context*)                                                               \
+    X(context_synchronize, cuCtxSynchronize, void)                                                             \
     X(module_load, cuModuleLoadData, Module*, const void*)                                                     \
     X(module_unload, cuModuleUnload, Module)                                                                   \
     X(module_function, cuModuleGetFunction, Function*, Module, const char*)                                    \

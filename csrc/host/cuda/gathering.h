@@ -50,6 +50,7 @@ class Gathering {
     bool loaded(const std::string& name, const RuntimeShape& shape);
     bool finished(uint64_t serial);
     void check();
+    bool wait_for_device(uint64_t nanoseconds) { return launcher_.wait_for_device(nanoseconds); }
     cuda::Stream stream() const { return launcher_.stream(); }
     unsigned ranks() const { return ranks_; }
     unsigned warps() const { return launcher_.warps(); }
@@ -106,6 +107,7 @@ class GatheredLauncher final : public StreamLauncher {
     unsigned warps() const override { return gathering_->warps(); }
     uint32_t copies_bytes() const override { return gathering_->copies_bytes(); }
     void check() override { gathering_->check(); }
+    bool wait_for_device(uint64_t nanoseconds) override { return gathering_->wait_for_device(nanoseconds); }
 
   private:
     const std::shared_ptr<Gathering> gathering_;

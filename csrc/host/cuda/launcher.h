@@ -44,6 +44,9 @@ class CudaLauncher final : public StreamLauncher {
     unsigned warps() const override { return warps_; }
     uint32_t copies_bytes() const override { return copies_bytes_; }
     void check() override;
+    bool wait_for_device(uint64_t nanoseconds) override {
+        return cuda::PrimaryContext::synchronize(context_, nanoseconds);
+    }
 
   private:
     struct Kernel {

@@ -369,6 +369,17 @@ void double_replay(int number) {
     lock.unlock();
     while (!driver_double::ended(latest)) continue;
 }
+Result cuCtxSynchronize() {
+    std::vector<uint64_t> launches;
+    {
+        BEGIN(enter_outside_capture("cuCtxSynchronize"));
+        for (const auto& [stream, launch] : latest_launches) launches.push_back(launch);
+    }
+    for (const uint64_t launch : launches) {
+        while (!driver_double::ended(launch)) continue;
+    }
+    return kSuccess;
+}
 Result cuStreamSynchronize(Stream stream) {
     BEGIN(enter_outside_capture("cuStreamSynchronize"));
     return alive.count(stream) ? kSuccess : kInvalidHandle;

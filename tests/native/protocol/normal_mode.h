@@ -8,6 +8,7 @@
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
 #include "host/cpu/nic_agents.h"
+#include "host/cpu/teller_agent.h"
 #include "host/cpu/weak_agent.h"
 #include "host/runtime.h"
 
@@ -75,8 +76,7 @@ struct Rank {
     void end(const std::shared_ptr<host::Call>& call) {
         runtime.wait(*call);
         const wire::Failure& failure = call->report->outcome.failure;
-        expect(failure.reason == 0,
-               std::string("failed: ") + wire::phase_name(static_cast<wire::Phase>(failure.phase)));
+        expect(failure.mark == 0, std::string("failed: ") + wire::phase_name(static_cast<wire::Phase>(failure.phase)));
         runtime.retire(call);
     }
 
@@ -84,8 +84,9 @@ struct Rank {
         constexpr u64 kSecond = 1'000'000'000;
         expect(runtime.stop_all(kSecond), "kernels have not ended");
         expect(runtime.meet(0, 1, false, kSecond).result == host::Meeting::kMet, "first meeting");
-        runtime.start_generation(2, 0);
+        runtime.clear_words(2);
         expect(runtime.meet(0, 1, true, kSecond).result == host::Meeting::kMet, "second meeting");
+        runtime.publish(2, 0);
     }
 
     void lap(u32 lap, bool breaks = false) {
@@ -218,6 +219,7 @@ inline void run(uint64_t seed, const Setup& setup) {
         options.region_bytes = setup.region_bytes;
         options.arena_bytes = setup.arena ? 1 << 16 : 0;
         options.timeout_ns = 1'000'000'000;
+        options.rank_key = rank;
         options.calls = 2;
         options.poison = true;
         options.has_remote = setup.fabric != Fabric::kPeer;
@@ -241,7 +243,12 @@ inline void run(uint64_t seed, const Setup& setup) {
         };
         auto launcher = std::make_unique<host::CpuLauncher>(r, heaps[rank]->base(), layout.regions_offset());
         auto network = make_network();
-        host::Runtime runtime(options, heaps[rank], heaps, std::move(memory), std::move(launcher), std::move(network));
+        const auto make_teller = [r](const uint64_t* claimed, std::vector<uint64_t*> words) {
+            return std::make_unique<host::TellerAgent>(r, claimed, std::move(words),
+                                                       std::make_unique<host::CpuMemory>());
+        };
+        host::Runtime runtime(options, heaps[rank], heaps, std::move(memory), std::move(launcher), std::move(network),
+                              make_teller);
         runtime.on_renew_network(make_network);
         world.meet(2);
         Rank self{rank, runtime, setup};

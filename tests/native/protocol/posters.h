@@ -59,7 +59,7 @@ DEEP_EP_KERNEL void send(const void* args) {
             reinterpret_cast<u64*>(peers.local + row)[at] = value(poster, put, at);
         }
         const fabric::Piece pieces[kPieces] = {{row, row + kShift, 32}, {row + 32, row + kShift + 32, kPutBytes - 32}};
-        fabric::put_signal(peers, waiter, completion, a.to, pieces, kPieces, poster * sizeof(u64));
+        fabric::put_signal(peers, waiter, completion, a.to, pieces, kPieces, {poster * sizeof(u64), poster});
     }
     __syncthreads();
     // Its own puts are in what the NIC has read by now: the rows may be written again.

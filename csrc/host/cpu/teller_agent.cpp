@@ -1,0 +1,21 @@
+#include "host/cpu/teller_agent.h"
+
+#include "cpu/executor/executor.h"
+#include "device/device.h"
+
+namespace deep_ep::host {
+
+TellerAgent::TellerAgent(int rank, const uint64_t* claimed, std::vector<uint64_t*> words,
+                         std::unique_ptr<Memory> memory)
+    : Teller(claimed, std::move(words), std::move(memory)) {
+    agent_ = cpu::Executor::get().add_agent(rank, "teller", [this] {
+        for (;;) {
+            cpu::wait_until([this] { return due(); }, "teller: a failure");
+            tell();
+        }
+    });
+}
+
+TellerAgent::~TellerAgent() { cpu::Executor::get().remove_agent(agent_); }
+
+}  // namespace deep_ep::host

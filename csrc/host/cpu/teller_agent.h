@@ -1,0 +1,17 @@
+// The teller as an agent of the executor: where all ranks live in this process.
+#pragma once
+
+#include "host/teller.h"
+
+namespace deep_ep::host {
+
+class TellerAgent final : public Teller {
+  public:
+    TellerAgent(int rank, const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory);
+    ~TellerAgent() override;
+
+  private:
+    int agent_ = -1;
+};
+
+}  // namespace deep_ep::host

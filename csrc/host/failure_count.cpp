@@ -1,0 +1,57 @@
+#include "host/failure_count.h"
+
+#include <algorithm>
+#include <map>
+
+namespace deep_ep::host {
+
+std::shared_ptr<FailureCount> FailureCount::of(uint64_t rank_key, Memory& memory) {
+    static std::mutex mutex;
+    static std::map<uint64_t, std::weak_ptr<FailureCount>> all;
+    const std::lock_guard<std::mutex> guard(mutex);
+    std::erase_if(all, [](const auto& entry) { return entry.second.expired(); });
+    if (const auto found = all.find(rank_key); found != all.end()) return found->second.lock();
+    const auto count = std::static_pointer_cast<u64>(memory.make_private(sizeof(u64)));
+    const std::shared_ptr<FailureCount> made(new FailureCount(count));
+    all[rank_key] = made;
+    return made;
+}
+
+void FailureCount::join(Member& member) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    members_.push_back(&member);
+}
+
+void FailureCount::leave(Member& member) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    members_.erase(std::remove(members_.begin(), members_.end(), &member), members_.end());
+    ++told_;
+}
+
+void FailureCount::note_told() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    ++told_;
+}
+
+uint64_t FailureCount::told() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return told_;
+}
+
+std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanoseconds) {
+    // A rank's Buffers are made, used and dropped by one thread at a time; only other ranks' counts have other locks.
+    std::vector<Member*> members;
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        members = members_;
+    }
+    for (Member* member : members) member->await_leaving(nanoseconds);
+    // Counted first: a failure after this look is one too many for whoever goes by it.
+    const uint64_t count = memory.load_word(reinterpret_cast<const uint64_t*>(count_.get()));
+    for (const Member* member : members) {
+        if (member->untold()) return std::nullopt;
+    }
+    return count;
+}
+
+}  // namespace deep_ep::host
