@@ -10,13 +10,13 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from deep_ep_py.bench import config as limits
 from deep_ep_py.bench.config import BenchConfig, CapabilityError
 from deep_ep_py.bench.gpu import run_bench_on_gpu
 from deep_ep_py.bench.launch import launch, torchrun_rank, under_torchrun
 from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, plot_report
+from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.results import report as make_report
 from deep_ep_py.bench.tables import print_report
@@ -141,10 +141,8 @@ def _measure(bench_config: BenchConfig, console: Console) -> dict[str, Any]:
                 sizes = run_bench_on_gpu(bench_config, progress.on_event)
             else:
                 sizes = launch(run_bench, bench_config.ranks, (bench_config,), progress.on_event)
-    except ProcessRaisedException as error:
-        raise click.ClickException(f"a rank failed\n{error}") from error
-    except ProcessExitedException as error:
-        raise click.ClickException(f"a rank ended unexpectedly: {error}") from error
+    except RankFailed as error:
+        raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return make_report(bench_config, sizes)
