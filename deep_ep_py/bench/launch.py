@@ -50,6 +50,13 @@ def torchrun_rank() -> int:
     return int(os.environ["RANK"]) if under_torchrun() else 0
 
 
+def require_torchrun_ranks(ranks: int) -> None:
+    """Raise ValueError if torchrun has started another number of ranks."""
+    world = int(os.environ["WORLD_SIZE"])
+    if world != ranks:
+        raise ValueError(f"--ranks is {ranks}; expected {world}, the number of ranks that torchrun started")
+
+
 def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: Callable[[Event], None]) -> Any:
     """Run `function(context, *args)` on all ranks, each pinned to one core, with one thread each.
 
@@ -77,9 +84,7 @@ def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: 
         `ranks` is not torchrun's number, or `function` cannot be imported.
     """
     if under_torchrun():
-        world = int(os.environ["WORLD_SIZE"])
-        if world != ranks:
-            raise ValueError(f"--ranks is {ranks}; expected {world}, the number of ranks that torchrun started")
+        require_torchrun_ranks(ranks)
         be_killed_with_parent()
         return _run_rank(function, torchrun_rank(), ranks, "env://", on_event, args)
     return run_processes(ranks, function, args, on_event)
