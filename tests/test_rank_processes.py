@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,6 +102,18 @@ def test_a_rank_that_fails_is_named_and_ends_the_others(
         assert child is not None and ends(lambda: is_alive(int(child[1])))
 
 
+def test_the_rank_at_fault_is_told_from_those_that_miss_it() -> None:
+    """It has ended without a word, or was the first to raise."""
+    late = SimpleNamespace(rank=2, raised=True, failure="raised:\nTraceback:\n  a line\nValueError: bad\n")
+    early = SimpleNamespace(rank=0, raised=True, failure="raised:\nTraceback:\n  a line\nRuntimeError: lost it\n")
+    killed = SimpleNamespace(rank=1, raised=False, failure="was ended by SIGSEGV before it was done")
+    failed: list[Any] = [early, late, killed]
+    told = "rank 1 of 3 was ended by SIGSEGV before it was done"
+    told += "\nrank 0, then: RuntimeError: lost it\nrank 2, then: ValueError: bad"
+    assert str(processes._failure(failed, 3)) == told
+    assert processes._failure(failed[:2], 3).rank == 0
+
+
 def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> None:
     """Ctrl-C while they start."""
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
@@ -172,3 +186,30 @@ def test_a_rank_whose_parent_has_ended_before_it_looked_ends_at_once() -> None:
     process = rank_process(1 << 30, theirs)
     assert process.wait(SECONDS) == 1
     ours.close(), theirs.close()
+
+
+def test_a_rank_of_torchruns_ends_with_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or with whatever else has started it so."""
+    environment = {"TORCHELASTIC_RUN_ID": "test", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    for name, value in {**environment, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        if os.fork() == 0:
+            launch(rank_jobs.wait_for_ever, 1, (), lambda event: os.write(writer, str(event["pid"]).encode()))
+        time.sleep(100)
+        os._exit(0)
+    os.close(writer)
+    rank = int(os.read(reader, 20))
+    os.close(reader)
+    assert is_alive(rank)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert ends(lambda: is_alive(rank))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])

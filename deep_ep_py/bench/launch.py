@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -92,18 +92,28 @@ def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: 
 
 def run_job(connection: Connection, job: bytes) -> None:
     """Run what `processes.run_processes` has sent, as a rank's process, and send back what comes of it."""
-    try:
-        (module, name), rank, ranks, init_method, args = pickle.loads(job)
-        function: Any = reduce(getattr, name.split("."), importlib.import_module(module))
+    function: Any
 
-        def emit(event: Event) -> None:
-            connection.send(("event", event))
-
-        result = _run_rank(function, rank, ranks, init_method, emit, args)
-        connection.send(("done", result if rank == 0 else None))
-    except BaseException:  # noqa: B036 - the parent raises it
+    def raised() -> NoReturn:
         connection.send(("raised", traceback.format_exc()))
         sys.exit(1)
+
+    def emit(event: Event) -> None:
+        connection.send(("event", event))
+
+    def call(context: RankContext, *args: Any) -> Any:
+        try:
+            return function(context, *args)
+        except BaseException:  # noqa: B036 - the parent raises it
+            raised()  # before the group ends, and the other ranks raise because of that
+
+    try:
+        (module, name), rank, ranks, init_method, given = pickle.loads(job)
+        function = reduce(getattr, name.split("."), importlib.import_module(module))
+        result = _run_rank(call, rank, ranks, init_method, emit, given)
+        connection.send(("done", result if rank == 0 else None))
+    except Exception:
+        raised()
 
 
 def _run_rank(

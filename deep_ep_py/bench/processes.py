@@ -185,6 +185,7 @@ def _listen(ranks: list[_Rank], on_event: Callable[[Any], None]) -> list[_Rank]:
 def _failure(failed: list[_Rank], ranks: int) -> RankFailed:
     """Tell of the rank that is most likely at fault: others raise for want of one that has ended without a word."""
     chosen = next((one for one in failed if not one.raised), failed[0])
-    others = sorted(one.rank for one in failed if one is not chosen)
-    also = f"\nAfter that, or because of it, these failed too: {', '.join(f'rank {rank}' for rank in others)}"
-    return RankFailed(chosen.rank, f"rank {chosen.rank} of {ranks} {chosen.failure}{also if others else ''}")
+    others = sorted((one for one in failed if one is not chosen), key=lambda one: one.rank)
+    # Of a traceback its last line, which has the exception.
+    also = "".join(f"\nrank {one.rank}, then: {str(one.failure).rstrip().splitlines()[-1]}" for one in others)
+    return RankFailed(chosen.rank, f"rank {chosen.rank} of {ranks} {chosen.failure}{also}")
