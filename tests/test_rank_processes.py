@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -206,7 +207,11 @@ def test_a_rank_of_torchruns_ends_with_torchrun(monkeypatch: pytest.MonkeyPatch)
     assert is_alive(rank)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    assert ends(lambda: is_alive(rank))
+    try:
+        assert ends(lambda: is_alive(rank))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
 
 
 def free_port() -> int:
