@@ -96,6 +96,8 @@ def test_tokens_in_rank_counts_a_rank_once_and_leaves_out_minus_one() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--ranks=0"], "--ranks is 0; expected between 1 and 64"),
+        (["--ranks=-1"], "--ranks is -1; expected between 1 and 64"),
         (["--ranks=3"], "--experts is 256; expected a multiple of ranks (3)"),
         (["--hidden=12"], "--hidden is 12; expected such that a row is a multiple of 16 bytes"),
         (["--topk=33"], "--topk is 33; expected between 1 and 32"),

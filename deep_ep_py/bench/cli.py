@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from rich.console import Console
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from deep_ep_py.bench import config as limits
 from deep_ep_py.bench.config import BenchConfig, CapabilityError
 from deep_ep_py.bench.gpu import run_bench_on_gpu
+from deep_ep_py.bench.gpu_ranks import require_gpu
 from deep_ep_py.bench.launch import launch, torchrun_rank, under_torchrun
 from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, plot_report
+from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.results import report as make_report
 from deep_ep_py.bench.tables import print_report
@@ -100,16 +100,16 @@ def command(
     """Time dispatch and combine, check them against an oracle, and compare with baselines.
 
     Starts the ranks itself, as processes pinned to cores; under torchrun it uses torchrun's. With --device cuda the
-    ranks are threads that share one GPU, and the time is that of their kernels. The exit code is 1 where a result is
-    wrong.
+    ranks are threads that share one GPU, under torchrun processes with a GPU each, and the time is that of their
+    kernels. The exit code is 1 where a result is wrong.
     """
     if iterations is None:
         iterations = _GPU_ITERATIONS if options["device"] == "cuda" else _DEFAULTS.iterations
-    bench_config = BenchConfig(ranks=ranks or _default_ranks(), iterations=iterations, **options)
-    if bench_config.device == "cuda":
-        _require_gpu()
+    bench_config = BenchConfig(ranks=_default_ranks() if ranks is None else ranks, iterations=iterations, **options)
     try:
         bench_config.validate()
+        if bench_config.device == "cuda":
+            _require_gpu()
     except (ValueError, CapabilityError) as error:
         raise click.UsageError(str(error)) from error
     if plot_file is not None and not can_plot():
@@ -124,10 +124,10 @@ def command(
 
 
 def _require_gpu() -> None:
-    if under_torchrun():
-        raise click.UsageError("--device cuda: not under torchrun yet, ranks share one GPU; start it without torchrun")
-    if not torch.cuda.is_available():
-        raise click.UsageError("--device cuda: torch sees no GPU here; use --device cpu")
+    try:
+        require_gpu()
+    except ValueError as error:
+        raise CapabilityError(f"--device cuda: {error}; use --device cpu") from error
 
 
 def _default_ranks() -> int:
@@ -141,10 +141,8 @@ def _measure(bench_config: BenchConfig, console: Console) -> dict[str, Any]:
                 sizes = run_bench_on_gpu(bench_config, progress.on_event)
             else:
                 sizes = launch(run_bench, bench_config.ranks, (bench_config,), progress.on_event)
-    except ProcessRaisedException as error:
-        raise click.ClickException(f"a rank failed\n{error}") from error
-    except ProcessExitedException as error:
-        raise click.ClickException(f"a rank ended unexpectedly: {error}") from error
+    except RankFailed as error:
+        raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return make_report(bench_config, sizes)

@@ -1,4 +1,6 @@
-"""The benchmark on one GPU: the ranks are threads of this process, each with a stream and its share of the GPU."""
+"""The benchmark on GPUs. Ranks are threads of this process that share one GPU, each with a stream and its part of it;
+or, where torchrun has started them, processes with a GPU each.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,11 @@ import torch
 
 from deep_ep_py.bench import gpu_timing
 from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.gpu_ranks import gpu_per_rank
 from deep_ep_py.bench.inputs import Inputs
+from deep_ep_py.bench.launch import require_torchrun_ranks, under_torchrun
 from deep_ep_py.bench.oracle import Oracle
+from deep_ep_py.bootstrap import make_bootstrap
 
 OPS = {
     "layout_notify": "the kernels of get_dispatch_layout and of the count exchange",
@@ -31,7 +36,7 @@ Event = dict[str, Any]
 
 
 def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
-    """Measure all sizes.
+    """Measure all sizes: on one GPU, which the ranks share, or on torchrun's ranks.
 
     Parameters
     ----------
@@ -43,20 +48,33 @@ def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> 
     Returns
     -------
     list of dict
-        For each size what `results.report` expects.
+        For each size what `results.report` expects; the same on every rank.
+
+    Raises
+    ------
+    ValueError
+        Torchrun has started another number of ranks, or there are fewer GPUs.
     """
-    from deep_ep_py.free_ranks import provide_hardware_queues
-    from deep_ep_py.testing import run_ranks
+    if under_torchrun():
+        require_torchrun_ranks(config.ranks)
+        with gpu_per_rank() as group:
+            copy_gb_per_s = min(make_bootstrap(group).all_gather(gpu_timing.measure_copy()))
+            sizes = _on_each_rank(group, config, on_event)
+        gpus = config.ranks
+    else:
+        from deep_ep_py.free_ranks import provide_hardware_queues
+        from deep_ep_py.testing import run_ranks
 
-    provide_hardware_queues()
-    copy_gb_per_s = gpu_timing.measure_copy()
+        provide_hardware_queues()
+        copy_gb_per_s = gpu_timing.measure_copy()
+        sizes = run_ranks(config.ranks, _on_each_rank, config, on_event, device="cuda")[0]
+        gpus = 1
+    return [{**size, "copy_gb_per_s": copy_gb_per_s, "gpus": gpus} for size in sizes]
 
-    def on_each_rank(group: Any) -> list[dict[str, Any]]:
-        emit = on_event if group.rank() == 0 else _discard
-        return [_SizeRun(group, config, tokens, emit).run() for tokens in config.tokens]
 
-    sizes: list[dict[str, Any]] = run_ranks(config.ranks, on_each_rank, device="cuda")[0]
-    return [{**size, "copy_gb_per_s": copy_gb_per_s} for size in sizes]
+def _on_each_rank(group: Any, config: BenchConfig, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
+    emit = on_event if group.rank() == 0 else _discard
+    return [_SizeRun(group, config, tokens, emit).run() for tokens in config.tokens]
 
 
 def _discard(event: Event) -> None:
@@ -85,10 +103,11 @@ class _SizeRun:
     def __init__(self, group: Any, config: BenchConfig, tokens: int, emit: Callable[[Event], None]) -> None:
         import deep_ep_py as deep_ep
 
-        self._group, self._config, self._tokens, self._emit = group, config, tokens, emit
+        self._ranks = make_bootstrap(group)
+        self._config, self._tokens, self._emit = config, tokens, emit
         emit({"kind": "size", "tokens": tokens, "steps": config.warmup + config.iterations})
         sets = dataclasses.replace(config, warmup=0, iterations=_SETS)
-        self._inputs = inputs = Inputs(sets, tokens, group.rank(), group.all_gather_object)
+        self._inputs = inputs = Inputs(sets, tokens, self._ranks.rank, self._ranks.all_gather)
         self._worst = inputs.max_received
         buffer_config = deep_ep.Buffer.get_dispatch_config(config.ranks)
         self.buffer = deep_ep.Buffer(
@@ -100,11 +119,17 @@ class _SizeRun:
         self.buffer.warmup(config.hidden, config.topk, fp8=config.dtype == "fp8")
         self._launch = deep_ep.Config(num_sms=config.num_sms) if config.num_sms else None
         self._sets = [self._set(step) for step in range(_SETS)]
-        self._timer = gpu_timing.GpuTimer(group)
+        self._timer = self._make_timer()
         self._recv: tuple[Any, ...] = ()
         self._combined = torch.empty(0)
         self._cached = torch.empty(0)
         self._pending: Any = None
+
+    def _make_timer(self) -> gpu_timing.GpuTimer | gpu_timing.LinkedTimer:
+        if self._ranks.in_process:
+            return gpu_timing.GpuTimer(self._ranks)
+        row = _each(self._sets[0].payload, lambda tensor: tensor[:1])
+        return gpu_timing.LinkedTimer(self._ranks, gpu_timing.make_aligner(self.buffer, row, self._launch))
 
     def _set(self, step: int) -> _Set:
         inputs, device = self._inputs, self.buffer.device
@@ -132,7 +157,7 @@ class _SizeRun:
             self._emit({"kind": "step", "step": step})
         series = self._timer.series()
         rows = self._inputs.counts.sum(dim=(1, 2)).tolist()
-        everyones = self._group.all_gather_object(checked)
+        everyones = self._ranks.all_gather(checked)
         result = {
             "tokens": self._tokens,
             "series": series,
@@ -153,7 +178,7 @@ class _SizeRun:
             if oracle is not None:
                 self._emit({"kind": "check", "name": name})
                 error = wrong(oracle)
-                checked[name] = [] if error is None else [f"rank {self._group.rank()}: {error}"]
+                checked[name] = [] if error is None else [f"rank {self._ranks.rank}: {error}"]
 
         def received(oracle: Oracle) -> str | None:
             x, idx, weights = (_each(part, mine) for part in self._recv[:3])
@@ -227,7 +252,7 @@ class _SizeRun:
 
     def _corrupt(self, name: str, oracle: Oracle | None, result: torch.Tensor) -> None:
         """Change one element where a test asks for it."""
-        if oracle is None or self._config.corrupt != name or self._group.rank() != self._config.ranks - 1:
+        if oracle is None or self._config.corrupt != name or self._ranks.rank != self._config.ranks - 1:
             return
         elements = result.view(torch.int16).view(-1)
         elements[elements.numel() // 2] ^= 1 << 6

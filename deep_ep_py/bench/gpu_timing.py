@@ -5,38 +5,92 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from deep_ep_py.bootstrap import Bootstrap
+
+if TYPE_CHECKING:
+    from deep_ep_py import Buffer, Config
 
 BOUNDARY = (
     "Kernels alone. All ranks queue the call behind an event that has not happened yet; when it happens, all begin. A "
     "sample is the time from the first rank's begin to the last rank's end, by CUDA events on the ranks' streams; the "
     "figure is the median over the timed iterations. Host work (Python, launches, waiting for counts) is outside."
 )
+LINKED_BOUNDARY = (
+    "Kernels alone. Each rank is a process with a GPU of its own, and these have no clock in common. On every rank the "
+    "call is queued behind a small dispatch among all ranks, which ends on all of them as good as together, and that "
+    "behind an event that has not happened yet. A sample is the time from the end of that dispatch to the end of the "
+    "call by CUDA events on the rank's own streams, of the slowest rank; the figure is the median over the timed "
+    "iterations. Host work (Python, launches, waiting for counts) is outside."
+)
 _CYCLES_PER_MS = 2_000_000
 _GATE_CYCLES = 2_000_000  # the launch is queued by then
+_ALIGNED_GATE_CYCLES = 5 * _GATE_CYCLES  # the ranks' hosts do not begin together, and launch twice
 _COPY_BYTES = 1 << 30
 _COPIES = 20
 
 
-class GpuTimer:
-    """Times what all ranks queue together.
+class _Timer:
+    """Times what all ranks queue together, behind gates that open when all of it is queued.
 
     Parameters
     ----------
-    group
-        The ranks, threads of this process on one GPU.
+    ranks
+        All of them.
     """
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, ranks: Bootstrap) -> None:
+        self._ranks = ranks
         self._gate_stream = torch.cuda.Stream()
         self._gate_ms: dict[str, float] = defaultdict(lambda: 20.0)
         self._samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._late = 0
         self.recording = False
         """Whether samples are kept: not while warming up."""
+
+    def _close_gate(self, name: str) -> torch.cuda.Event:
+        torch.cuda.synchronize()
+        gate = torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(self._gate_stream):
+            torch.cuda._sleep(int(self._gate_ms[name] * _CYCLES_PER_MS))
+            gate.record()
+        return gate
+
+    def _keep(self, name: str, begin: float, end: float, late: bool) -> None:
+        if late:
+            self._gate_ms[name] *= 2
+        if self.recording:
+            self._late += late
+            self._samples[name].append((begin, end))
+
+    def series(self) -> dict[str, list[float]]:
+        """Gather the samples of all ranks.
+
+        Returns
+        -------
+        dict
+            For each name the milliseconds of each iteration, the same on every rank.
+        """
+        everyones = self._ranks.all_gather(dict(self._samples))
+        return {
+            name: [
+                max(end for _, end in spans) - min(begin for begin, _ in spans)
+                for spans in zip(*(samples[name] for samples in everyones), strict=True)
+            ]
+            for name in self._samples
+        }
+
+    def late_starts(self) -> int:
+        """Return how many samples began before all ranks had queued their work, added up over the ranks."""
+        return sum(self._ranks.all_gather(self._late))
+
+
+class GpuTimer(_Timer):
+    """For ranks that are threads of this process, on one GPU: one gate for all, and one clock."""
 
     def time(self, name: str, call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> Any:
         """Queue a call together with the other ranks, and time what it does on the GPU.
@@ -55,62 +109,97 @@ class GpuTimer:
         object
             What the call returns.
         """
-        gate = self._group.broadcast_object(self._close_gate(name) if self._group.rank() == 0 else None)
+        gate = self._ranks.all_gather(self._close_gate(name) if self._ranks.rank == 0 else None)[0]
         current = torch.cuda.current_stream()
         current.wait_event(gate)
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(current)
         result = call()
         end.record(stream or current)
-        self._group.barrier()
+        self._ranks.all_gather(None)
         late = bool(gate.query())  # it opened before all ranks had queued their work
-        self._group.barrier()
+        self._ranks.all_gather(None)
         end.synchronize()
-        if late:
-            self._gate_ms[name] *= 2
-        if self.recording:
-            self._late += late
-            self._samples[name].append((gate.elapsed_time(begin), gate.elapsed_time(end)))
+        self._keep(name, gate.elapsed_time(begin), gate.elapsed_time(end), late)
         return result
 
-    def _close_gate(self, name: str) -> torch.cuda.Event:
-        torch.cuda.synchronize()
-        gate = torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(self._gate_stream):
-            torch.cuda._sleep(int(self._gate_ms[name] * _CYCLES_PER_MS))
-            gate.record()
-        return gate
 
-    def series(self) -> dict[str, list[float]]:
-        """Gather the samples of all ranks.
+class LinkedTimer(_Timer):
+    """For ranks that are processes, each with a GPU: a gate and a clock for each, and something that aligns them.
 
-        Returns
-        -------
-        dict
-            For each name the milliseconds of each iteration, the same on every rank.
-        """
-        everyones = self._group.all_gather_object(dict(self._samples))
-        return {
-            name: [
-                max(end for _, end in spans) - min(begin for begin, _ in spans)
-                for spans in zip(*(samples[name] for samples in everyones), strict=True)
-            ]
-            for name in self._samples
-        }
+    Parameters
+    ----------
+    ranks
+        All of them.
+    align
+        Queues what ends on all GPUs at once, on the current stream.
+    """
 
-    def late_starts(self) -> int:
-        """Return how many samples some rank had not queued in time, over all ranks."""
-        return sum(self._group.all_gather_object(self._late))
+    def __init__(self, ranks: Bootstrap, align: Callable[[], Any]) -> None:
+        super().__init__(ranks)
+        self._align = align
+
+    def time(self, name: str, call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> Any:
+        """Queue a call together with the other ranks, and time what it does on this rank's GPU; as `GpuTimer.time`."""
+        self._ranks.all_gather(None)  # so that gates close at about the same time
+        gate = self._close_gate(name)
+        current = torch.cuda.current_stream()
+        current.wait_event(gate)
+        self._align()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record(current)
+        result = call()
+        end.record(stream or current)
+        self._ranks.all_gather(None)
+        # What aligns them cannot have ended while one gate was still closed, and by now all have queued their work.
+        late = all(self._ranks.all_gather(bool(gate.query())))
+        end.synchronize()
+        self._keep(name, 0.0, begin.elapsed_time(end), late)
+        return result
+
+
+def make_aligner(buffer: Buffer, row: Any, config: Config | None) -> Callable[[], Any]:
+    """Return what queues a dispatch that ends nowhere before it has begun everywhere. Collective.
+
+    Parameters
+    ----------
+    buffer
+        Of ranks with a GPU each.
+    row
+        What `dispatch` takes for x, of one token: it goes from each rank to each.
+    config
+        Of that dispatch.
+    """
+    counts = torch.ones(buffer.group_size, dtype=torch.int32, device=buffer.device)
+    everywhere = counts.to(torch.bool).unsqueeze(0)
+    handle = buffer.dispatch(
+        row, num_tokens_per_rank=counts, is_token_in_rank=everywhere, num_tokens_per_expert=counts, config=config
+    )[4]
+    return partial(buffer.dispatch, row, handle=handle, config=config)
 
 
 class EventTimer:
     """Times what a call launches on a stream, by the GPU's clock."""
 
-    def time(self, launch: Callable[[], Any], stream: torch.cuda.Stream) -> tuple[Any, float]:
-        """Return what `launch` returns, and milliseconds."""
+    def time(
+        self, launch: Callable[[], Any], stream: torch.cuda.Stream, align: Callable[[], Any] | None = None
+    ) -> tuple[Any, float]:
+        """Return what `launch` returns, and milliseconds.
+
+        Parameters
+        ----------
+        launch
+            Launches what is timed.
+        stream
+            Where.
+        align
+            Launches there, before, what ends on all ranks' GPUs at once.
+        """
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(_GATE_CYCLES)
+            torch.cuda._sleep(_GATE_CYCLES if align is None else _ALIGNED_GATE_CYCLES)
+        if align is not None:
+            align()
         begin.record(stream)
         launched = launch()
         end.record(stream)

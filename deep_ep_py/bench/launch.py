@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
-import tempfile
+import pickle
+import sys
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from functools import reduce
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing import get_context
-from torch.multiprocessing.spawn import spawn
+
+from deep_ep_py.bench.processes import run_processes
+from deep_ep_py.bench.rank_process import be_killed_with_parent
 
 Event = dict[str, Any]
 _TIMEOUT = timedelta(seconds=600)
-_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,20 @@ def torchrun_rank() -> int:
     return int(os.environ["RANK"]) if under_torchrun() else 0
 
 
+def require_torchrun_ranks(ranks: int) -> None:
+    """Raise ValueError if torchrun has started another number of ranks."""
+    world = int(os.environ["WORLD_SIZE"])
+    if world != ranks:
+        raise ValueError(f"--ranks is {ranks}; expected {world}, the number of ranks that torchrun started")
+
+
 def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: Callable[[Event], None]) -> Any:
     """Run `function(context, *args)` on all ranks, each pinned to one core, with one thread each.
 
     Parameters
     ----------
     function
-        A module-level function.
+        Of a module that ranks can import; a module that `python -m` runs is one.
     ranks
         How many ranks; under torchrun it must be torchrun's number.
     args
@@ -68,45 +78,42 @@ def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: 
 
     Raises
     ------
-    torch.multiprocessing.ProcessRaisedException
-        A rank raised; the message holds its traceback. The other ranks are ended.
+    RankFailed
+        A rank raised or ended; the message says which and how. All ranks have been ended.
+    ValueError
+        `ranks` is not torchrun's number, or `function` cannot be imported.
     """
     if under_torchrun():
-        world = int(os.environ["WORLD_SIZE"])
-        if world != ranks:
-            raise ValueError(f"--ranks is {ranks}; expected {world}, the number of ranks that torchrun started")
+        require_torchrun_ranks(ranks)
+        be_killed_with_parent()
         return _run_rank(function, torchrun_rank(), ranks, "env://", on_event, args)
-    with tempfile.TemporaryDirectory(prefix="deep_ep_py.") as folder, _one_thread_per_rank():
-        return _spawn(function, ranks, f"file://{Path(folder) / 'rendezvous'}", args, on_event)
+    return run_processes(ranks, function, args, on_event)
 
 
-def _spawn(
-    function: RankFunction, ranks: int, init_method: str, args: tuple[Any, ...], on_event: Callable[[Event], None]
-) -> Any:
-    events = get_context("spawn").SimpleQueue()
-    processes = spawn(_spawned_rank, (ranks, function, init_method, events, args), nprocs=ranks, join=False)
-    result = None
+def run_job(connection: Connection, job: bytes) -> None:
+    """Run what `processes.run_processes` has sent, as a rank's process, and send back what comes of it."""
+    function: Any
+
+    def raised() -> NoReturn:
+        connection.send(("raised", traceback.format_exc()))
+        sys.exit(1)
+
+    def emit(event: Event) -> None:
+        connection.send(("event", event))
+
+    def call(context: RankContext, *args: Any) -> Any:
+        try:
+            return function(context, *args)
+        except BaseException:  # noqa: B036 - the parent raises it
+            raised()  # before the group ends, and the other ranks raise because of that
+
     try:
-        running = True
-        while running:
-            running = not processes.join(timeout=_POLL_SECONDS)
-            while not events.empty():
-                kind, value = events.get()
-                if kind == "result":
-                    result = value
-                else:
-                    on_event(value)
-    finally:
-        for process in processes.processes:
-            if process.is_alive():
-                process.terminate()
-    return result
-
-
-def _spawned_rank(rank: int, ranks: int, function: RankFunction, init_method: str, events: Any, args: Any) -> None:
-    result = _run_rank(function, rank, ranks, init_method, lambda event: events.put(("event", event)), args)
-    if rank == 0:
-        events.put(("result", result))
+        (module, name), rank, ranks, init_method, given = pickle.loads(job)
+        function = reduce(getattr, name.split("."), importlib.import_module(module))
+        result = _run_rank(call, rank, ranks, init_method, emit, given)
+        connection.send(("done", result if rank == 0 else None))
+    except Exception:
+        raised()
 
 
 def _run_rank(
@@ -135,17 +142,3 @@ def pin_to_core(rank: int) -> None:
     """Bind this process to one of the cores it may use: rank after rank, around and around."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-
-
-@contextmanager
-def _one_thread_per_rank() -> Iterator[None]:
-    """Set what a child's torch reads while it is imported."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before

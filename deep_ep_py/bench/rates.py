@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deep_ep_py.bench.gpu_timing import EventTimer
+from deep_ep_py.bench.gpu_ranks import gpu_per_rank, require_gpu
+from deep_ep_py.bench.gpu_timing import EventTimer, make_aligner
 from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.bootstrap import make_bootstrap
 from deep_ep_py.rates import Rates, destinations, rates_file
@@ -23,8 +25,8 @@ from deep_ep_py.rates import Rates, destinations, rates_file
 BOUNDARY = (
     "The kernels of a cached dispatch of BF16 rows, which writes each row to the ranks that it is for, by CUDA events: "
     "the median over the iterations, of the slowest rank. Moved bytes are those that a rank reads and writes, the mean "
-    "over the ranks. Where ranks are several, they are processes with a GPU each, and every token goes to as many of "
-    "them as it would with a top-8 of equally popular experts."
+    "over the ranks. Where ranks are several, they are processes with a GPU each, every token goes to as many of them "
+    "as it would with a top-8 of equally popular experts, and times begin when a dispatch of a row each has ended."
 )
 _TOPK = 8
 _WARMUP = 2
@@ -74,12 +76,13 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
         moved = statistics.mean(gather((tokens + many[1].rows) * row_bytes))
         most_blocks = device.most_blocks
         counts = sorted({*(1 << i for i in range(most_blocks.bit_length())), most_blocks})
-        startup = _seconds(buffer, gather, alone, 1, iterations)
-        spent = [_seconds(buffer, gather, many, blocks, iterations) for blocks in counts]
+        linked = ranks > 1
+        align = make_aligner(buffer, many[0][:1], deep_ep.Config(num_sms=1)) if linked else None
+        startup = _seconds(buffer, gather, alone, 1, iterations, align)
+        spent = [_seconds(buffer, gather, many, blocks, iterations, align) for blocks in counts]
     moving = [seconds - startup for seconds in spent]
     if min(moving) <= 0:
         raise ValueError(f"tokens={tokens}: expected more, moving their rows takes no longer than moving one")
-    linked = ranks > 1
     return {
         "machine": describe_machine(),
         "boundary": BOUNDARY,
@@ -99,19 +102,22 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
 
 
 def _seconds(
-    buffer: Any, gather: Callable[[Any], list[Any]], routes: tuple[torch.Tensor, Any], blocks: int, iterations: int
+    buffer: Any,
+    gather: Callable[[Any], list[Any]],
+    routes: tuple[torch.Tensor, Any],
+    blocks: int,
+    iterations: int,
+    align: Callable[[], Any] | None,
 ) -> float:
-    """How long a dispatch takes, of the slowest rank."""
+    """How long a dispatch takes, of the slowest rank; behind what aligns them, if there are several."""
     import deep_ep_py as deep_ep
 
     x, handle = routes
-    config = deep_ep.Config(num_sms=blocks)
+    dispatch = partial(buffer.dispatch, x, handle=handle, config=deep_ep.Config(num_sms=blocks))
     times = []
     for _ in range(_WARMUP + iterations):
         gather(None)
-        _, milliseconds = EventTimer().time(
-            lambda: buffer.dispatch(x, handle=handle, config=config), buffer.comm_stream
-        )
+        _, milliseconds = EventTimer().time(dispatch, buffer.comm_stream, align)
         times.append(max(gather(milliseconds)) / 1e3)
     return statistics.median(times[_WARMUP:])
 
@@ -136,11 +142,17 @@ def _routes(buffer: Any, tokens: int, hidden: int) -> tuple[torch.Tensor, Any]:
     return x, handle
 
 
+def _where(report: dict[str, Any]) -> str:
+    if not report["linked"]:
+        return "1 rank on one GPU"
+    return f"{report['ranks']} ranks on {report['ranks']} linked GPUs, a process and a GPU each"
+
+
 def as_table(report: dict[str, Any]) -> Table:
     """Return a report for people."""
     rates: Rates = report["rates"]
     table = Table(
-        title=f"{report['ranks']} rank{'s' * report['linked']}, {report['moved_bytes'] / 1e6:.4g} MB each",
+        title=f"{_where(report)}, {report['moved_bytes'] / 1e6:.4g} MB each",
         caption=f"One block moves {rates.per_block / 1e9:.3g} GB/s, all {rates.most / 1e9:.4g} GB/s; a call that moves "
         f"nothing takes {1e6 * rates.startup:.3g} us.",
         box=box.SIMPLE_HEAD,
@@ -168,11 +180,13 @@ def command(tokens: int, hidden: int, iterations: int, dry_run: bool, json_file:
     Alone it measures the GPU's memory. Under torchrun, with a GPU for each of several ranks, it measures what goes over
     the links between them.
     """
-    if not torch.cuda.is_available():
-        raise click.UsageError("torch sees no GPU here")
     if hidden % 8:
         raise click.BadParameter("a row must be a multiple of 16 bytes", param_hint="--hidden")
-    report = _measure_here(tokens, hidden, iterations)
+    try:
+        require_gpu()
+        report = _measure_here(tokens, hidden, iterations)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     if report is None:
         return
     console = Console()
@@ -199,13 +213,6 @@ def _measure_here(tokens: int, hidden: int, iterations: int) -> dict[str, Any] |
 
         reports: list[dict[str, Any]] = run_ranks(1, measure, tokens, hidden, iterations, device="cuda")
         return reports[0]
-    import torch.distributed as dist
-
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("gloo")
-    try:
-        group = dist.group.WORLD
+    with gpu_per_rank() as group:
         report = measure(group, tokens, hidden, iterations)
-        return report if dist.get_rank() == 0 else None
-    finally:
-        dist.destroy_process_group()
+        return report if group.rank() == 0 else None

@@ -22,10 +22,15 @@ RATIO_NOTE = (
     "the baselines' combine; a baseline's pair is its dispatch and combine of the same iteration added up."
 )
 MOVED_NOTE = (
-    "Moved bytes: what one GPU that holds all ranks must at least read and write: in a dispatch each token's row once "
+    "Moved bytes: what {gpus} must at least read and write: in a dispatch each token's row once "
     "and each row that is received once, in a combine the other way round; what combine_private copies is not counted. "
-    "of_copy: these bytes per second over those of a large copy on this GPU in the same run, read and written."
+    "of_copy: these bytes per second over those of a large copy on {copying} in the same run, read and written."
 )
+_ONE_GPU = {"gpus": "one GPU that holds all ranks", "copying": "this GPU"}
+_GPU_EACH = {
+    "gpus": "a GPU with one rank, the mean over the ranks,",
+    "copying": "the GPU that copies slowest, within its own memory,",
+}
 _COUNT_BYTES = 4
 COMBINING = ("combine", "combine_private", "pair")
 BASELINE_OP = {"dispatch": "dispatch", "combine": "combine", "combine_private": "combine", "pair": "pair"}
@@ -39,7 +44,7 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
     config
         The run.
     sizes
-        What `worker.run_bench` returned.
+        What `worker.run_bench` or `gpu.run_bench_on_gpu` returned.
 
     Returns
     -------
@@ -49,23 +54,31 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
     """
     results = [_size_report(config, size) for size in sizes]
     largest = max(results, key=lambda result: int(result["tokens"]))
+    gpus = sizes[0].get("gpus", 0)
     described = {
         **config.as_dict(),
+        **({"gpus": gpus} if gpus else {}),
         "tokens": largest["tokens"],
         "all_tokens": [result["tokens"] for result in results],
         "machine": describe_machine(),
-        "timing": gpu_timing.BOUNDARY if config.device == "cuda" else timing.BOUNDARY,
+        "timing": _boundary(gpus),
         "notes": {
             "ops": _ops(config),
             "baselines": {name: BASELINE_NOTES[name] for name in config.baselines},
             "bytes": BYTES_NOTE,
             "ratios": RATIO_NOTE,
-            **({"moved": MOVED_NOTE} if config.device == "cuda" else {}),
+            **({"moved": MOVED_NOTE.format(**(_GPU_EACH if gpus > 1 else _ONE_GPU))} if gpus else {}),
         },
     }
     headline = {key: largest[key] for key in ("ops", "baselines", "ratios", "checks")}
     verified = all(result["verified"] for result in results)
     return {"config": described, **headline, "sizes": results, "verified": verified}
+
+
+def _boundary(gpus: int) -> str:
+    if not gpus:
+        return timing.BOUNDARY
+    return gpu_timing.LINKED_BOUNDARY if gpus > 1 else gpu_timing.BOUNDARY
 
 
 def _ops(config: BenchConfig) -> dict[str, str]:
@@ -83,7 +96,7 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     logical_bytes = {"layout_notify": counts, "pair": 2 * payload}
     ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in _ops(config)}
     if "copy_gb_per_s" in size:
-        moved = payload + config.ranks * size["tokens"] * config.payload_bytes
+        moved = round((payload + config.ranks * size["tokens"] * config.payload_bytes) / size["gpus"])
         for name, op in ops.items():
             if name != "layout_notify":
                 op["moved_bytes"] = moved * (2 if name == "pair" else 1)

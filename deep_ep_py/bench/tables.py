@@ -37,7 +37,9 @@ def print_report(report: dict[str, Any], console: Console) -> None:
 def _where(config: dict[str, Any]) -> str:
     machine = config["machine"]
     if config["device"] == "cuda":
-        return str(machine["gpu"])
+        if config["gpus"] > 1:
+            return f"{config['gpus']} linked GPUs, a process and a GPU each ({machine['gpu']})"
+        return f"one GPU ({machine['gpu']})" + (", which they share as threads" if config["ranks"] > 1 else "")
     nodes = f", as {config['nodes']} nodes with software NICs between them" if config["nodes"] > 1 else ""
     return f"{machine['cores']} cores{nodes}"
 
@@ -53,9 +55,7 @@ def _size_table(size: dict[str, Any]) -> Table:
     table.add_column("min .. max", justify="right")
     table.add_column("GB/s", justify="right")
     if "copy_gb_per_s" in size:
-        caption += (
-            f"; of copy: bytes moved per second over a large copy's, {size['copy_gb_per_s']:.0f} GB/s on this GPU"
-        )
+        caption += f"; of copy: bytes moved per second over a large copy's, {size['copy_gb_per_s']:.0f} GB/s on a GPU"
         table.caption = caption
         table.add_column("of copy", justify="right")
     for name in size["baselines"]:

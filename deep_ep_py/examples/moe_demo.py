@@ -15,9 +15,9 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from deep_ep_py.bench.launch import RankContext, launch, torchrun_rank
+from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.routing import require_groups
 from deep_ep_py.bench.timing import Stopwatch
@@ -110,8 +110,8 @@ def main(plot: Path, **options: Any) -> None:
     try:
         with BenchProgress(console) as progress:
             figures = launch(run_rank, config.ranks, (config, text), progress.on_event)
-    except (ProcessRaisedException, ProcessExitedException) as error:
-        raise click.ClickException(f"a rank failed\n{error}") from error
+    except RankFailed as error:
+        raise click.ClickException(str(error)) from error
     if figures is None:
         return
     print_demo(figures, config, console)

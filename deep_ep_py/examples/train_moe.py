@@ -20,9 +20,9 @@ import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from deep_ep_py.bench.launch import RankContext, launch, torchrun_rank
+from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.examples.text import read_repository
 from deep_ep_py.examples.train_model import Batches, ByteModel, OneProcessMoE, TrainConfig
@@ -163,8 +163,8 @@ def main(check: bool, plot: Path, **options: Any) -> None:
     try:
         with BenchProgress(console) as progress:
             figures = launch(run_rank, config.ranks, (config, text, check), progress.on_event)
-    except (ProcessRaisedException, ProcessExitedException) as error:
-        raise click.ClickException(f"a rank failed\n{error}") from error
+    except RankFailed as error:
+        raise click.ClickException(str(error)) from error
     if figures is None:
         return
     print_training(figures, config, console)

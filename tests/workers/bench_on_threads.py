@@ -18,14 +18,14 @@ from deep_ep_py.bench.results import report
 class CpuTimer:
     """What GpuTimer does, where calls have ended when they return."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, ranks: Any) -> None:
+        self._ranks = ranks
         self._samples: dict[str, list[float]] = defaultdict(list)
         self.recording = False
 
     def time(self, name: str, call: Callable[[], Any], stream: Any = None) -> Any:
         del stream
-        self._group.barrier()
+        self._ranks.all_gather(None)
         begin = time.perf_counter()
         result = call()
         if self.recording:
@@ -33,7 +33,7 @@ class CpuTimer:
         return result
 
     def series(self) -> dict[str, list[float]]:
-        everyones = self._group.all_gather_object(dict(self._samples))
+        everyones = self._ranks.all_gather(dict(self._samples))
         return {name: [max(times) for times in zip(*(one[name] for one in everyones))] for name in self._samples}
 
     def late_starts(self) -> int:

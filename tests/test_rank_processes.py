@@ -1,0 +1,220 @@
+"""Ranks that the benchmark and the examples start as processes: they end with the process that started them, whatever
+ends it, and when one of them fails the others end and it is named.
+
+DEEP_EP_LONG, if set, has the benchmark killed at 50 moments instead of 6.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rank_jobs
+from builds import BUILD
+from deep_ep_py.bench import processes
+from deep_ep_py.bench.launch import launch
+from deep_ep_py.bench.processes import RankFailed
+
+pytestmark = [pytest.mark.processes, pytest.mark.once]
+
+KILLS = 50 if os.environ.get("DEEP_EP_LONG") else 6
+SECONDS = 2.0
+MARKER = "DEEP_EP_TEST_MARKER"
+
+
+def test_ranks_end_with_their_parent_killed_at_random_moments(workers: Path, tmp_path: Path) -> None:
+    paths = [str(workers.parent), str(workers.parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, str(workers / "killed_parents.py"), f"--kills={KILLS}", f"--folder={tmp_path}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60 + 30 * KILLS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trials = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(trials) == KILLS
+    for trial in trials:
+        assert trial["gone"] is not None and trial["gone"] < SECONDS, trial
+        assert not trial["files"], trial
+    assert any(trial["ranks"] for trial in trials), trials
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has asked for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ends(alive: Callable[[], bool]) -> bool:
+    until = time.monotonic() + SECONDS
+    while alive():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that `launch` has started, as they come."""
+    found: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            found.append(self)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", Popen)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raises", "rank 1 of 2 raised:\nTraceback"),
+        ("is killed", "rank 1 of 2 was ended by SIGKILL before it was done"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_ends_the_others(
+    how: str, message: str, started: list[subprocess.Popen[bytes]]
+) -> None:
+    """Whatever the others, which miss it, have raised meanwhile; and with what it has started itself."""
+    with pytest.raises(RankFailed, match=re.escape(message)) as info:
+        launch(rank_jobs.one_fails, 2, (how,), lambda event: None)
+    assert info.value.rank == 1
+    assert len(started) == 2 and all(process.returncode is not None for process in started)
+    if how == "raises":
+        child = re.search(r"out of luck, child (\d+)", str(info.value))
+        assert child is not None and ends(lambda: is_alive(int(child[1])))
+
+
+def test_the_rank_at_fault_is_told_from_those_that_miss_it() -> None:
+    """It has ended without a word, or was the first to raise."""
+    late = SimpleNamespace(rank=2, raised=True, failure="raised:\nTraceback:\n  a line\nValueError: bad\n")
+    early = SimpleNamespace(rank=0, raised=True, failure="raised:\nTraceback:\n  a line\nRuntimeError: lost it\n")
+    killed = SimpleNamespace(rank=1, raised=False, failure="was ended by SIGSEGV before it was done")
+    failed: list[Any] = [early, late, killed]
+    told = "rank 1 of 3 was ended by SIGSEGV before it was done"
+    told += "\nrank 0, then: RuntimeError: lost it\nrank 2, then: ValueError: bad"
+    assert str(processes._failure(failed, 3)) == told
+    assert processes._failure(failed[:2], 3).rank == 0
+
+
+def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> None:
+    """Ctrl-C while they start."""
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(rank_jobs.wait_for_ever, 2, (), lambda event: None)
+    assert time.monotonic() - began < 0.5 + SECONDS
+    assert len(started) == 2 and all(process.returncode == -signal.SIGKILL for process in started)
+
+
+def test_an_exception_of_the_caller_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> None:
+    def on_event(event: dict[str, Any]) -> None:
+        raise RuntimeError(f"not today, {event['pid']}")
+
+    with pytest.raises(RuntimeError, match=r"not today, \d+"):
+        launch(rank_jobs.wait_for_ever, 2, (), on_event)
+    assert all(process.returncode == -signal.SIGKILL for process in started)
+
+
+def test_what_ranks_cannot_import_is_refused() -> None:
+    with pytest.raises(ValueError, match="<lambda>: expected one of a module's, that every rank can import"):
+        launch(lambda context: None, 2, (), lambda event: None)
+
+
+def rank_process(parent: int, theirs: Connection) -> subprocess.Popen[bytes]:
+    """What `launch` starts, with the number of its parent."""
+    program = str(Path(processes.__file__).with_name("rank_process.py"))
+    command = [sys.executable, program, str(parent), str(theirs.fileno())]
+    return subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+
+
+def test_a_rank_ends_when_its_connection_closes() -> None:
+    """Where the kernel does not kill it: its parent still lives here."""
+    ours, theirs = Pipe()
+    process = rank_process(os.getpid(), theirs)
+    theirs.close()
+    ours.send(sys.path)
+    ours.send_bytes(b"")
+    time.sleep(0.3)
+    assert process.poll() is None, "it imports torch"
+    ours.close()
+    assert process.wait(SECONDS) == -signal.SIGKILL
+
+
+def test_a_rank_ends_with_its_parent_while_the_connection_is_open() -> None:
+    """As when a native call holds the GIL, and no thread can look at the connection."""
+    ours, theirs = Pipe()
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        os.write(writer, f"{rank_process(os.getpid(), theirs).pid}".encode())
+        time.sleep(100)
+        os._exit(0)
+    rank = int(os.read(reader, 20))
+    os.close(reader), os.close(writer)
+    try:
+        ours.send(sys.path)
+        time.sleep(0.3)
+        assert is_alive(rank)
+    finally:
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+    assert ends(lambda: is_alive(rank))
+    ours.close(), theirs.close()
+
+
+def test_a_rank_whose_parent_has_ended_before_it_looked_ends_at_once() -> None:
+    ours, theirs = Pipe()
+    process = rank_process(1 << 30, theirs)
+    assert process.wait(SECONDS) == 1
+    ours.close(), theirs.close()
+
+
+def test_a_rank_of_torchruns_ends_with_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or with whatever else has started it so."""
+    environment = {"TORCHELASTIC_RUN_ID": "test", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    for name, value in {**environment, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        if os.fork() == 0:
+            launch(rank_jobs.wait_for_ever, 1, (), lambda event: os.write(writer, str(event["pid"]).encode()))
+        time.sleep(100)
+        os._exit(0)
+    os.close(writer)
+    rank = int(os.read(reader, 20))
+    os.close(reader)
+    assert is_alive(rank)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    try:
+        assert ends(lambda: is_alive(rank))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
