@@ -10,9 +10,10 @@ import torch
 from . import arguments
 from .errors import DeepEPError
 from .events import Streams
-from .handles import DispatchHandle, Plan
+from .handles import DispatchHandle, Plan, handle_of
 from .native import C
 from .rates import destinations
+from .recovery import ranks_of
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class PendingDispatch(_Pending):
         in_rank = handle.is_token_in_rank
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = engine.runtime.notify_cached(False, sizes, handle.operation)
+            call = engine.runtime.notify_cached(False, sizes, handle.number)
             pending = PendingDispatch(
                 engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, in_rank, 1, 0
             )
@@ -255,7 +256,7 @@ class PendingCombine(_Pending):
         handle = check_handle(engine, handle)
         blocks = arguments.config(config)
         device = engine.device.torch_device
-        x = arguments.rows("x", x, torch.bfloat16, device, handle.rows)
+        x = arguments.rows("x", x, (torch.bfloat16,), device, handle.rows)
         topk = 0
         if topk_weights is not None:
             topk_weights = arguments.tensor(
@@ -271,7 +272,7 @@ class PendingCombine(_Pending):
         engine.prepare(sizes, "notify_cached", "combine")
         with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = engine.runtime.notify_cached(True, sizes, handle.operation)
+            call = engine.runtime.notify_cached(True, sizes, handle.number)
             pending = PendingCombine(engine, call, operation, blocks, streams, sizes, x, topk_weights, biases, handle)
         return pending
 
@@ -310,12 +311,26 @@ def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.in
     return C.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
 
 
-def check_handle(engine: Engine, handle: Any) -> DispatchHandle:
-    """Check that a handle is of this Buffer."""
-    if not isinstance(handle, DispatchHandle):
-        raise TypeError(f"handle={type(handle).__name__}: expected the handle that dispatch returned")
-    if handle.owner is not engine:
-        raise ValueError("handle: expected one of this Buffer, this is another Buffer's")
-    if handle.generation != engine.generation:
+def check_handle(engine: Engine, given: Any) -> DispatchHandle:
+    """Check that a handle is of this Buffer, or of another one of the same ranks."""
+    handle = handle_of(given)
+    owner = handle.owner
+    if handle.generation != owner.generation:
         raise ValueError("handle: expected one of a dispatch since the Buffer recovered, this is of one before")
+    if owner is engine:
+        return handle
+    if owner.membership.members != engine.membership.members:
+        raise ValueError("handle: expected one of a Buffer with the same ranks, this is another Buffer's")
+    if owner.device.torch_device != engine.device.torch_device:
+        raise ValueError(
+            f"handle: expected one of a Buffer on {engine.device.torch_device}, this is of one on "
+            f"{owner.device.torch_device}"
+        )
+    if owner.mask != engine.mask:
+        raise ValueError(
+            f"handle: expected one of a Buffer that leaves out the same ranks, {ranks_of(engine.mask)}, this is of one "
+            f"that leaves out {ranks_of(owner.mask)}"
+        )
+    if owner.broken is not None:
+        raise ValueError(f"handle: expected one of a Buffer that has not failed, this one's has: {owner.broken}")
     return handle
