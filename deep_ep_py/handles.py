@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _INTRANODE, _INTERNODE = 6, 10
 """Elements of V1's handles."""
+_NOT_THERE = {_INTRANODE: (), _INTERNODE: (3, 4, 7, 9)}
+"""Places of those that are None, by the number of elements."""
 _MADE_FOR = "_deep_ep_py_made_for"
 """Attribute of a storage: the handle that an element was made for, and the element's place."""
 
@@ -158,10 +160,9 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         return *self.plan.tensors(), self.recv_src_idx
 
     def _elements(self) -> tuple[torch.Tensor | None, ...]:
-        made = self._made()
+        made, held = self._made(), self._held()
         for place, element in made.items():
             setattr(element.untyped_storage(), _MADE_FOR, (self, place))
-        held = self._held()
         return tuple(held.get(place, made.get(place)) for place in range(len(self)))
 
     def _held(self) -> dict[int, torch.Tensor]:
@@ -194,13 +195,18 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         }
 
 
+Handle = DispatchHandle | tuple[torch.Tensor | None, ...]
+"""What callers pass: a handle, or its elements."""
+
+
 def handle_of(given: Any) -> DispatchHandle:
     """Return the handle that was passed, itself or as a tuple of its elements.
 
     Callers that hand `*handle` to `save_for_backward` get the elements back as other tensors, of the same storages. A
-    storage that an element was made for carries a reference to the handle; that lives as long as the storage and, unlike
-    an address, is not passed on with the memory. So it cannot be out of date: what lies where an element once was is
-    another storage, and has no reference. Copies have none either.
+    storage that was made for an element carries a reference to the handle. That lives exactly as long as the storage
+    and, unlike an address, is not passed on with the memory: what lies where an element once was is another storage,
+    without a reference, and so is a copy. The elements that are the handle's own tensors are known by their addresses,
+    which nothing else can have as long as the handle holds them.
 
     Parameters
     ----------
@@ -217,7 +223,7 @@ def handle_of(given: Any) -> DispatchHandle:
     if not isinstance(given, tuple | list) or not any(isinstance(element, torch.Tensor) for element in given):
         kind = type(given).__name__
         raise TypeError(f"handle={kind}: expected the handle that dispatch returned, or the tuple of its elements")
-    wanted = f"handle=a {type(given).__name__} of {len(given)}: expected the elements of a handle that dispatch returned"
+    wanted = f"handle=a {type(given).__name__} of {len(given)}: expected the elements of a dispatch's handle"
     made_for = [_made_for(element) for element in given]
     handle = next((made[0] for made in made_for if made is not None), None)
     if handle is None:
@@ -228,8 +234,10 @@ def handle_of(given: Any) -> DispatchHandle:
     for place, (element, made) in enumerate(zip(given, made_for, strict=True)):
         if place in held:
             fits = _is_same(element, held[place])
+        elif place in _NOT_THERE[len(handle)]:
+            fits = element is None
         else:
-            fits = element is None if made is None else made[0] is handle and made[1] == place
+            fits = made is not None and made[0] is handle and made[1] == place
         if not fits:
             raise ValueError(f"{wanted}, element {place} is not that of {handle}")
     return handle

@@ -10,7 +10,7 @@ import torch
 from . import arguments
 from .errors import DeepEPError
 from .events import Streams
-from .handles import DispatchHandle, Plan, handle_of
+from .handles import DispatchHandle, Handle, Plan, handle_of
 from .native import C
 from .rates import destinations
 from .recovery import ranks_of
@@ -19,7 +19,7 @@ from .rows import Rows
 if TYPE_CHECKING:
     from .config import Config
     from .engine import Engine
-    from .events import EventOverlap
+    from .events import EventHandle, EventOverlap
 
 
 @dataclass
@@ -72,7 +72,7 @@ class PendingDispatch(_Pending):
     def begin(
         engine: Engine,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        handle: DispatchHandle | None = None,
+        handle: Handle | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
         is_token_in_rank: torch.Tensor | None = None,
@@ -82,7 +82,7 @@ class PendingDispatch(_Pending):
         expert_alignment: int = 1,
         num_worst_tokens: int = 0,
         config: Config | None = None,
-        previous_event: EventOverlap | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> PendingDispatch:
@@ -157,13 +157,13 @@ class PendingDispatch(_Pending):
     def _begin_cached(
         engine: Engine,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        handle: DispatchHandle,
+        given: Handle,
         blocks: int | None,
         topk_idx: Any,
         topk_weights: Any,
         streams: Streams,
     ) -> PendingDispatch:
-        handle = check_handle(engine, handle)
+        handle = check_handle(engine, given)
         if topk_idx is not None or topk_weights is not None:
             raise ValueError(
                 "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
@@ -246,14 +246,14 @@ class PendingCombine(_Pending):
     def begin(
         engine: Engine,
         x: torch.Tensor,
-        handle: DispatchHandle,
+        given: Handle,
         topk_weights: torch.Tensor | None,
         bias: Any,
         config: Config | None,
         streams: Streams = Streams(),  # noqa: B008 - it is frozen
     ) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
-        handle = check_handle(engine, handle)
+        handle = check_handle(engine, given)
         blocks = arguments.config(config)
         device = engine.device.torch_device
         x = arguments.rows("x", x, (torch.bfloat16,), device, handle.rows)
