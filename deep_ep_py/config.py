@@ -60,15 +60,14 @@ class Config:
                 f"num_max_nvl_chunked_send_tokens={self.num_max_nvl_chunked_send_tokens}: expected less than "
                 f"num_max_nvl_chunked_recv_tokens={self.num_max_nvl_chunked_recv_tokens}"
             )
-        send = self.num_max_rdma_chunked_send_tokens
-        object.__setattr__(
-            self, "num_max_rdma_chunked_recv_tokens", _align(self.num_max_rdma_chunked_recv_tokens, send)
-        )
-        if 2 * send > self.num_max_rdma_chunked_recv_tokens:
+        send, receive = self.num_max_rdma_chunked_send_tokens, self.num_max_rdma_chunked_recv_tokens
+        rounded = _align(receive, send)
+        if 2 * send > rounded:
             raise ValueError(
                 f"num_max_rdma_chunked_send_tokens={send}: expected at most half of "
-                f"num_max_rdma_chunked_recv_tokens={self.num_max_rdma_chunked_recv_tokens}"
+                f"num_max_rdma_chunked_recv_tokens={receive}, which as a multiple of it is {rounded}"
             )
+        object.__setattr__(self, "num_max_rdma_chunked_recv_tokens", rounded)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for `Buffer(num_nvl_bytes=)`, by V1's formula.
