@@ -204,6 +204,26 @@ def weights(trial: Trial, rank: int) -> torch.Tensor:
     return trial.expert.topk_weights[rank]
 
 
+def test_elements_that_were_made_for_other_places() -> None:
+    """On several nodes many are made when they are asked for: known by what they were made for."""
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "ibgda")
+        rank = buffer.rank
+        handle, other = (buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for _ in range(2))
+        elements, others = tuple(handle), tuple(other)
+        for place in range(10):
+            for wrong in (others[place], elements[place - 1], None, 0):
+                if wrong is elements[place]:  # None in both
+                    continue
+                with pytest.raises(ValueError, match=r"a tuple of 10: .*element \d is not that of"):
+                    trial.combine(buffer, rank, (*elements[:place], wrong, *elements[place + 1 :]))
+        trial.check_combine(rank, trial.combine(buffer, rank, (*handle[:5], *elements[5:])))
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
 def test_memory_that_a_handle_once_had() -> None:
     """Another tensor where an element was: the address alone is no handle."""
     trial = Trial.of(CASE)

@@ -50,6 +50,7 @@ def test_rows_arrive_as_they_are(dtype: torch.dtype, fabric: str) -> None:
     run_ranks(TRIAL.case.ranks, on_each_rank, seed=1)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("dtype", OTHERS, ids=str)
 def test_other_types_are_named(dtype: torch.dtype) -> None:
     def on_each_rank(group: Any) -> None:
@@ -65,6 +66,7 @@ def test_other_types_are_named(dtype: torch.dtype) -> None:
     run_ranks(TRIAL.case.ranks, on_each_rank, seed=1)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("dtype", [one for one in (*ONE_BYTE, *TWO_BYTES, *OTHERS) if one != torch.bfloat16], ids=str)
 def test_sums_of_other_types_are_refused(dtype: torch.dtype) -> None:
     def on_each_rank(group: Any) -> None:
