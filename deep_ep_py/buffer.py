@@ -359,7 +359,7 @@ class Buffer(V1Surface):
 
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
         """Have the kernels for rows of `hidden` BF16 elements and `topk` experts per token ready, on all ranks; with
-        `fp8` also those for dispatching FP8 rows.
+        `fp8` also those for dispatching FP8 rows, or others of one byte per element.
 
         On a GPU they are compiled, or taken from the cache, and loaded; else that happens at the first call of each
         kind. Collective, and a barrier. Where several ranks share a GPU, it comes before the first operation: loading
