@@ -1,5 +1,8 @@
 """GPU-initiated communication for mixture-of-experts layers: dispatch and combine, a drop-in for `deep_ep.Buffer`."""
 
+from typing import Any
+
+from . import absent
 from ._version import __version__
 
 try:
@@ -15,6 +18,7 @@ from .errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
 from .events import EventHandle, EventOverlap
 from .nic import NicOptions
 
+__path__ += absent.__path__
 topk_idx_t = torch.int64
 
 __all__ = [
@@ -30,3 +34,7 @@ __all__ = [
     "__version__",
     "topk_idx_t",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise absent.missing("'deep_ep_py'", name)

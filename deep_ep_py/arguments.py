@@ -5,11 +5,10 @@ Every error names the argument, its value and what was expected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-
-from .config import Config
 
 ROW_ALIGNMENT = 16
 """Bytes: rows are moved in pieces of one vector access."""
@@ -76,9 +75,11 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def rows(name: str, value: Any, dtype: torch.dtype, device: torch.device, count: int | None = None) -> torch.Tensor:
+def rows(
+    name: str, value: Any, dtypes: Sequence[torch.dtype], device: torch.device, count: int | None = None
+) -> torch.Tensor:
     """Check a tensor of rows."""
-    value = tensor(name, value, dtype, (count, None), device)
+    value = tensor(name, value, dtypes[0], (count, None), device, *dtypes[1:])
     row_bytes = value.shape[1] * value.element_size()
     if row_bytes == 0 or row_bytes % ROW_ALIGNMENT or row_bytes > MAX_ROW_BYTES:
         raise ValueError(
@@ -113,10 +114,10 @@ def device(value: Any) -> torch.device:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Check a bool."""
-    if not isinstance(value, bool):
+    """Check a bool, which many callers write as 0 or 1."""
+    if not isinstance(value, int) or value not in (0, 1):
         raise TypeError(f"{name}={value!r}: expected a bool")
-    return value
+    return bool(value)
 
 
 def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
@@ -146,6 +147,8 @@ def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | N
 
 def config(value: Any) -> int | None:
     """Check a Config, and return the blocks it asks for; None without one."""
+    from .config import Config
+
     if value is None:
         return None
     if not isinstance(value, Config):
@@ -166,11 +169,11 @@ def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[to
 
 
 def overlap(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> None:
-    """Check V1's stream arguments."""
-    from .events import EventOverlap
+    """Check V1's stream arguments; `previous_event` may also be what V2 passes."""
+    from .events import EventHandle, EventOverlap
 
-    if previous_event is not None and not isinstance(previous_event, EventOverlap):
-        raise TypeError(f"previous_event={previous_event!r}: expected an EventOverlap")
+    if previous_event is not None and not isinstance(previous_event, EventOverlap | EventHandle):
+        raise TypeError(f"previous_event={previous_event!r}: expected an EventOverlap or an EventHandle")
     flag("async_finish", async_finish)
     if flag("allocate_on_comm_stream", allocate_on_comm_stream) and (previous_event is None or not async_finish):
         raise ValueError("allocate_on_comm_stream=True: expected together with previous_event and async_finish=True")

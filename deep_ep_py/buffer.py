@@ -14,8 +14,8 @@ from . import arguments
 from .bootstrap import make_bootstrap
 from .config import Config
 from .engine import Engine
-from .events import EventOverlap, Streams
-from .handles import DispatchHandle, tokens_in_nodes
+from .events import EventHandle, EventOverlap, Streams
+from .handles import Handle, tokens_in_nodes
 from .make_device import make_device
 from .native import C
 from .nic import NicOptions
@@ -23,6 +23,7 @@ from .operations import PendingCombine, PendingDispatch
 from .paths import Paths
 from .recovery import mask_of, ranks_of
 from .v1 import V1Surface
+from .v1_runtime import Runtime
 
 
 class Buffer(V1Surface):
@@ -37,13 +38,16 @@ class Buffer(V1Surface):
         The ranks. Under `deep_ep_py.testing.run_ranks`, the group it passes.
     num_nvl_bytes : int
         Bytes for rows and counts in transit: at least 4 rows per rank and region, better 64; a multiple of 128.
-    num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, enable_shrink
-        As in DeepEP, for other modes than this version has: `low_latency_mode` and `enable_shrink` must be False, the
-        others are accepted and have no effect.
+    num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric,
+    enable_shrink
+        As in DeepEP, for other modes and machines than this version has. `enable_shrink` must be False, the others have
+        no effect: with `low_latency_mode=True` a Buffer makes normal-mode calls, and any low-latency one raises.
     explicitly_destroy : bool
         `destroy()` will be called; otherwise the Buffer goes with its last reference.
     comm : mpi4py.MPI.Comm, optional
-        Used where `group` is None.
+        Used where `group` is None. The arguments so far stand in DeepEP 1.2.1's order. Versions without `use_fabric`
+        call the same places otherwise: a call that names all of theirs, up to `comm`, by position is told apart; in a
+        shorter one their `explicitly_destroy` is taken for `use_fabric`, which has no effect either.
     device : torch.device or str, optional
         Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
     fabric : {"peer", "ibgda", "weak", "mixed"}, optional
@@ -86,6 +90,7 @@ class Buffer(V1Surface):
         num_qps_per_rank: int = 24,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
+        use_fabric: bool = False,
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
@@ -101,9 +106,20 @@ class Buffer(V1Surface):
         for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
                 raise ValueError(f"{name}={size}: expected a multiple of 128")
-        for name, mode in (("low_latency_mode", low_latency_mode), ("enable_shrink", enable_shrink)):
-            if arguments.flag(name, mode):
-                raise ValueError(f"{name}=True: expected False, low-latency mode does not exist yet")
+        if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
+            # In the order without `use_fabric`, up to the communicator.
+            use_fabric, explicitly_destroy, enable_shrink, comm = False, use_fabric, explicitly_destroy, enable_shrink
+        arguments.integer("num_qps_per_rank", num_qps_per_rank, 0, arguments.MAX_ROWS)
+        for name, value in (
+            ("allow_nvlink_for_low_latency_mode", allow_nvlink_for_low_latency_mode),
+            ("allow_mnnvl", allow_mnnvl),
+            ("use_fabric", use_fabric),
+        ):
+            arguments.flag(name, value)
+        self.low_latency_mode = arguments.flag("low_latency_mode", low_latency_mode)
+        self.enable_shrink = arguments.flag("enable_shrink", enable_shrink)
+        if self.enable_shrink:
+            raise ValueError("enable_shrink=True: expected False, low-latency mode does not exist yet")
         if arena_bytes is not None:
             arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
         self.device = arguments.device(device)
@@ -112,7 +128,6 @@ class Buffer(V1Surface):
         self.group = group if group is not None else comm
         self.rank, self.group_size = bootstrap.rank, bootstrap.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode, self.enable_shrink = low_latency_mode, enable_shrink
         self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
         self.timeout = arguments.seconds("timeout", timeout)
         self.regions = arguments.integer("regions", regions, 1, 16)
@@ -127,8 +142,9 @@ class Buffer(V1Surface):
 
     @property
     def runtime(self) -> Any:
-        """The native half: addresses and launches."""
-        return self._engine.runtime
+        """What V1 has under this name, a `deep_ep_py.v1_runtime.Runtime`; None once the Buffer is destroyed."""
+        native = self._engine.runtime
+        return None if native is None else Runtime(self, native)
 
     # --- operations -------------------------------------------------------------------------------------------
 
@@ -136,7 +152,7 @@ class Buffer(V1Surface):
         self,
         topk_idx: torch.Tensor,
         num_experts: int,
-        previous_event: EventOverlap | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventOverlap]:
@@ -189,7 +205,7 @@ class Buffer(V1Surface):
     def dispatch(
         self,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        handle: DispatchHandle | None = None,
+        handle: Handle | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
         is_token_in_rank: torch.Tensor | None = None,
@@ -199,7 +215,7 @@ class Buffer(V1Surface):
         expert_alignment: int = 1,
         num_worst_tokens: int = 0,
         config: Config | None = None,
-        previous_event: EventOverlap | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Any, ...]:
@@ -208,12 +224,16 @@ class Buffer(V1Surface):
         Parameters
         ----------
         x : torch.Tensor or tuple of torch.Tensor
-            bfloat16 [tokens, hidden], rows of a multiple of 16 bytes; or FP8 rows with their scales: float8_e4m3fn
-            [tokens, hidden], and float32 or int32 (four UE8M0 exponents each) [tokens, scales] or [tokens] with any
-            strides. Scales travel as they are.
-        handle : DispatchHandle, optional
+            [tokens, hidden], rows of a multiple of 16 bytes, of elements of two bytes (bfloat16, float16, int16) or of
+            one (float8_e4m3fn, float8_e5m2, int8, uint8). The latter perhaps with scales: float32 or int32 (four UE8M0
+            exponents each) [tokens, scales] or [tokens] with any strides. Rows and scales travel as they are, and their
+            types are the same on all ranks.
+        handle : DispatchHandle or tuple of torch.Tensor, optional
             Of an earlier dispatch: send along the same routes again (cached dispatch). Then no top-k is given, and a
-            layout, alignment or `num_worst_tokens` is not looked at.
+            layout, alignment or `num_worst_tokens` is not looked at. Its elements as a plain tuple will do, as autograd
+            gives them back, but not copies of them. It may be of another Buffer of the same ranks, which may have been
+            destroyed, but not have failed or recovered since; with `async_finish` that dispatch's event has been waited
+            for.
         num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert : torch.Tensor
             From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from the first.
         topk_idx : torch.Tensor, optional
@@ -243,8 +263,8 @@ class Buffer(V1Surface):
         Returns
         -------
         recv_x : torch.Tensor or tuple of torch.Tensor
-            bfloat16 [rows, hidden], sorted by source rank, then token; or FP8 rows and scales [rows, scales] or [rows],
-            contiguous.
+            [rows, hidden] of the type of `x`, sorted by source rank, then token; where scales were sent, with them,
+            contiguous [rows, scales] or [rows].
         recv_topk_idx : torch.Tensor or None
             [rows, top-k], of the type of `topk_idx`: local expert ids, -1 for experts of other ranks.
         recv_topk_weights : torch.Tensor or None
@@ -289,11 +309,11 @@ class Buffer(V1Surface):
     def combine(
         self,
         x: torch.Tensor,
-        handle: DispatchHandle,
+        handle: Handle,
         topk_weights: torch.Tensor | None = None,
         bias: torch.Tensor | tuple[torch.Tensor | None, ...] | None = None,
         config: Config | None = None,
-        previous_event: EventOverlap | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
@@ -307,8 +327,8 @@ class Buffer(V1Surface):
         x : torch.Tensor
             bfloat16 [rows, hidden], in the order of `recv_x`. Where it is `recv_x` itself, or lies in it, the owners
             read it in place; else from a copy in shared memory.
-        handle : DispatchHandle
-            Of the dispatch.
+        handle : DispatchHandle or tuple of torch.Tensor
+            Of the dispatch, as in a cached one.
         topk_weights : torch.Tensor, optional
             float32 [rows, top-k], summed likewise.
         bias : torch.Tensor or tuple, optional
@@ -339,7 +359,7 @@ class Buffer(V1Surface):
 
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
         """Have the kernels for rows of `hidden` BF16 elements and `topk` experts per token ready, on all ranks; with
-        `fp8` also those for dispatching FP8 rows.
+        `fp8` also those for dispatching FP8 rows, or others of one byte per element.
 
         On a GPU they are compiled, or taken from the cache, and loaded; else that happens at the first call of each
         kind. Collective, and a barrier. Where several ranks share a GPU, it comes before the first operation: loading
@@ -392,10 +412,11 @@ class Buffer(V1Surface):
             came more of it, `arena_used`.
         """
         self._engine.check_usable()
+        runtime = self._engine.runtime
         arena = {
-            "arena_bytes": self.runtime.arena_bytes,
-            "arena_growths": len(self.runtime.added_pieces()),
-            "arena_used": self.runtime.arena_used,
+            "arena_bytes": runtime.arena_bytes,
+            "arena_growths": len(runtime.added_pieces()),
+            "arena_used": runtime.arena_used,
         }
         return {**self._engine.stats, **arena}
 
@@ -410,7 +431,7 @@ class Buffer(V1Surface):
         """
         self._engine.check_usable()
         names = ("writes", "atomics", "bytes", "doorbells")
-        return [{name: getattr(peer, name) for name in names} for peer in self.runtime.network_counters]
+        return [{name: getattr(peer, name) for name in names} for peer in self._engine.runtime.network_counters]
 
     def network_trace(self) -> list[dict[str, int]]:
         """Return every request of this rank's software NICs, if they were made with `NicOptions(traced=True)`.
@@ -422,7 +443,7 @@ class Buffer(V1Surface):
         """
         self._engine.check_usable()
         names = ("time_ns", "source", "destination", "queue", "opcode", "bytes")
-        return [{name: getattr(message, name) for name in names} for message in self.runtime.network_trace]
+        return [{name: getattr(message, name) for name in names} for message in self._engine.runtime.network_trace]
 
     def check(self) -> None:
         """Raise what an operation of this Buffer has failed of that no call has raised yet, replays of graphs included.

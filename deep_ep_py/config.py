@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import arguments
+
 _META_BYTES = 8 + 128 * 8 + 128 * 4 + 128 * 4
 """What a row carries besides x in V1's size hints: source metadata, 128 expert ids, 128 weights, 128 scales."""
+
+
+_MOST_RANKS = 1 << 16
+"""Sizes are hinted at for more ranks than work here."""
+
+
+def _check_sizes(hidden_bytes: int, num_ranks: int) -> None:
+    arguments.integer("hidden_bytes", hidden_bytes, 1, arguments.MAX_BYTES)
+    arguments.integer("num_ranks", num_ranks, 1, _MOST_RANKS)
 
 
 def _align(value: int, alignment: int = 128) -> int:
@@ -22,16 +33,16 @@ class Config:
     Parameters
     ----------
     num_sms : int
-        Blocks of the kernel, at least 1.
+        Blocks of the kernel, 1 to 256.
     num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens : int
-        Tokens per chunk and per queue inside a node; send < recv.
+        Tokens per chunk and per queue inside a node, at least 1; send < recv.
     num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens : int
-        The same between nodes; recv is rounded up to a multiple of send, send <= recv / 2.
+        The same between nodes; send is at most half of recv, once that is rounded up to a multiple of send.
 
     Raises
     ------
-    ValueError
-        If a value is out of range.
+    TypeError, ValueError
+        Naming the argument.
     """
 
     num_sms: int = 20
@@ -42,22 +53,21 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r}: expected a positive int")
+            most = arguments.MAX_BLOCKS if name == "num_sms" else arguments.MAX_TOKENS
+            arguments.integer(name, value, 1, most)
         if self.num_max_nvl_chunked_send_tokens >= self.num_max_nvl_chunked_recv_tokens:
             raise ValueError(
                 f"num_max_nvl_chunked_send_tokens={self.num_max_nvl_chunked_send_tokens}: expected less than "
                 f"num_max_nvl_chunked_recv_tokens={self.num_max_nvl_chunked_recv_tokens}"
             )
-        send = self.num_max_rdma_chunked_send_tokens
-        object.__setattr__(
-            self, "num_max_rdma_chunked_recv_tokens", _align(self.num_max_rdma_chunked_recv_tokens, send)
-        )
-        if 2 * send > self.num_max_rdma_chunked_recv_tokens:
+        send, receive = self.num_max_rdma_chunked_send_tokens, self.num_max_rdma_chunked_recv_tokens
+        rounded = _align(receive, send)
+        if 2 * send > rounded:
             raise ValueError(
                 f"num_max_rdma_chunked_send_tokens={send}: expected at most half of "
-                f"num_max_rdma_chunked_recv_tokens={self.num_max_rdma_chunked_recv_tokens}"
+                f"num_max_rdma_chunked_recv_tokens={receive}, which as a multiple of it is {rounded}"
             )
+        object.__setattr__(self, "num_max_rdma_chunked_recv_tokens", rounded)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
         """Bytes for `Buffer(num_nvl_bytes=)`, by V1's formula.
@@ -73,7 +83,13 @@ class Config:
         -------
         int
             A multiple of 128. Any size that holds 64 rows per source works; a larger one saves handshakes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
         """
+        _check_sizes(hidden_bytes, num_ranks)
         channels = max(self.num_sms // 2, 1)
         nvl_ranks, rdma_ranks = min(num_ranks, 8), max(num_ranks // 8, 1)
         row_bytes = hidden_bytes + _META_BYTES
@@ -95,7 +111,13 @@ class Config:
         -------
         int
             A multiple of 128.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
         """
+        _check_sizes(hidden_bytes, num_ranks)
         if num_ranks <= 8:
             return 0
         channels, rdma_ranks = max(self.num_sms // 2, 1), max(num_ranks // 8, 1)

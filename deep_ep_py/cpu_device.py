@@ -66,8 +66,8 @@ class CpuDevice:
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
         """Straight from the arena, which gets the memory back with the last reference: that is the last use."""
         del grows  # it is all there
-        # Not every torch takes FP8 by DLPack: as bytes, then.
-        carried = torch.uint8 if dtype.itemsize == 1 else dtype
+        # Not every torch takes FP8 by DLPack: types of one byte come as uint8, those of two as bfloat16.
+        carried = {1: torch.uint8, 2: torch.bfloat16}.get(dtype.itemsize, dtype)
         capsule = runtime.allocate(list(shape), *_DLPACK_TYPES[carried], _DLPACK_CPU)
         return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule).view(dtype)
 

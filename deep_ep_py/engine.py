@@ -23,6 +23,7 @@ from .errors import DeepEPError
 from .events import EventHandle, EventOverlap, Streams
 from .failures import error_of
 from .growth import Growth
+from .membership import Membership, name_of
 from .native import C
 from .paths import Paths
 from .recovery import ranks_of, recover
@@ -63,6 +64,8 @@ class Engine:
     ----------
     rank, ranks : int
         This rank, and how many there are.
+    membership : Membership
+        Who they are.
     growth : Growth
         Of the heaps.
     generation : int
@@ -92,8 +95,10 @@ class Engine:
         memory = MemoryPlan.of(device, self.ranks, by_nics, num_nvl_bytes, regions, arena_bytes)
         self._region_bytes = memory.region_bytes
         self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
+        name = name_of(bootstrap)
         self._bootstrap = bootstrap = connect(bootstrap)
         try:
+            self.membership = Membership.agree(bootstrap, name)
             self.runtime, self._regions_offset = make_runtime(bootstrap, device, paths, memory, timeout)
             self.growth = Growth(bootstrap, self.runtime)
         except BaseException:
@@ -150,6 +155,11 @@ class Engine:
         self._run(self.runtime.settle, nanoseconds)
         self._collect()
         self._run(self.runtime.forgive, nanoseconds)
+
+    @property
+    def broken(self) -> DeepEPError | None:
+        """What has failed since the Buffer was made, or last recovered."""
+        return self._broken
 
     def prepare(self, sizes: Any, *kernels: str) -> None:
         """Have an operation's kernels ready, before it takes its number."""

@@ -106,11 +106,11 @@ class EventOverlap:
 class Streams:
     """How a call is ordered with what its caller does besides: V1's arguments."""
 
-    previous: EventOverlap | None = None
+    previous: EventOverlap | EventHandle | None = None
     async_finish: bool = False
     allocate_on_comm: bool = False
 
     @property
     def event(self) -> EventHandle | None:
         """What kernels wait for; None: for nothing but the caller's stream."""
-        return None if self.previous is None else self.previous.event
+        return self.previous.event if isinstance(self.previous, EventOverlap) else self.previous

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 _INTRANODE, _INTERNODE = 6, 10
 """Elements of V1's handles."""
+_NOT_THERE = {_INTRANODE: (), _INTERNODE: (3, 4, 7, 9)}
+"""Places of those that are None, by the number of elements."""
+_MADE_FOR = "_deep_ep_py_made_for"
+"""Attribute of a storage: the handle that an element was made for, and the element's place."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,13 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     [tokens, nodes]; None. What is None describes how V1 passes rows on inside a node; here they go straight to each
     rank.
 
-    The elements are made when they are asked for, each time anew; this library reads the attributes alone.
+    The elements are made when they are asked for, each time anew; this library reads the attributes alone. A tuple of
+    the elements serves as the handle does, see `handle_of`.
 
     Attributes
     ----------
     owner : Engine
-        Whose operation it was: a handle serves no other Buffer.
+        Whose operation it was. The handle also serves other Buffers of the same ranks.
     plan : Plan
         The routes.
     is_token_in_rank, recv_src_idx : torch.Tensor
@@ -142,38 +147,120 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a handle cannot be copied or pickled: it is of one Buffer")
+        raise TypeError("a handle cannot be copied or pickled: it is of the Buffers of one group")
+
+    @property
+    def number(self) -> int:
+        """Which operation of which Buffer it was, as the 64 bits that ranks compare."""
+        number, generation = self.owner.membership.number, self.generation
+        return (number & 0xFFFFFF) << 40 | (generation & 0xFF) << 32 | self.operation & 0xFFFFFFFF
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return all that kernels read."""
         return *self.plan.tensors(), self.recv_src_idx
 
     def _elements(self) -> tuple[torch.Tensor | None, ...]:
-        return self._intranode() if len(self) == _INTRANODE else self._internode()
+        made, held = self._made(), self._held()
+        for place, element in made.items():
+            setattr(element.untyped_storage(), _MADE_FOR, (self, place))
+        return tuple(held.get(place, made.get(place)) for place in range(len(self)))
 
-    def _intranode(self) -> tuple[torch.Tensor | None, ...]:
+    def _held(self) -> dict[int, torch.Tensor]:
+        """Return the elements that the handle has anyway, by place."""
         plan = self.plan
-        starts = torch.zeros_like(plan.rows_to_rank)
-        return plan.rank_prefix, plan.rows_to_rank, starts, self.recv_src_idx, self.is_token_in_rank, plan.token_row
+        if len(self) == _INTERNODE:
+            return {0: self.is_token_in_rank, 2: plan.rows_to_rank}
+        return {
+            0: plan.rank_prefix,
+            1: plan.rows_to_rank,
+            3: self.recv_src_idx,
+            4: self.is_token_in_rank,
+            5: plan.token_row,
+        }
 
-    def _internode(self) -> tuple[torch.Tensor | None, ...]:
+    def _made(self) -> dict[int, torch.Tensor]:
+        """Make the others, by place, each with memory of its own."""
         plan, nodes = self.plan, self.owner.nodes
+        if len(self) == _INTRANODE:
+            return {2: torch.zeros_like(plan.rows_to_rank)}
         in_node = tokens_in_nodes(self.is_token_in_rank, nodes)
         in_node_so_far = in_node.cumsum(0, dtype=torch.int32)
-        ends = plan.rank_prefix[:, self.owner.rank].contiguous()
+        ends = plan.rank_prefix[:, self.owner.rank].clone(memory_format=torch.contiguous_format)
         starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        return (
-            self.is_token_in_rank,
-            in_node.sum(0, dtype=torch.int32).view(nodes, 1),
-            plan.rows_to_rank,
-            None,
-            None,
-            starts.view(-1, 1),
-            ends,
-            None,
-            torch.where(in_node, in_node_so_far - 1, -1),
-            None,
-        )
+        return {
+            1: in_node.sum(0, dtype=torch.int32).view(nodes, 1),
+            5: starts.view(-1, 1),
+            6: ends,
+            8: torch.where(in_node, in_node_so_far - 1, -1),
+        }
+
+
+Handle = DispatchHandle | tuple[torch.Tensor | None, ...]
+"""What callers pass: a handle, or its elements."""
+
+
+def handle_of(given: Any) -> DispatchHandle:
+    """Return the handle that was passed, itself or as a tuple of its elements.
+
+    Callers that hand `*handle` to `save_for_backward` get the elements back as other tensors, of the same storages. A
+    storage that was made for an element carries a reference to the handle. That lives exactly as long as the storage
+    and, unlike an address, is not passed on with the memory: what lies where an element once was is another storage,
+    without a reference, and so is a copy. The elements that are the handle's own tensors are known by their addresses,
+    which nothing else can have as long as the handle holds them.
+
+    Parameters
+    ----------
+    given : DispatchHandle or sequence
+        The elements are all of one handle, and in their places.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is neither.
+    """
+    if isinstance(given, DispatchHandle):
+        return given
+    if not isinstance(given, tuple | list) or not any(isinstance(element, torch.Tensor) for element in given):
+        kind = type(given).__name__
+        raise TypeError(f"handle={kind}: expected the handle that dispatch returned, or the tuple of its elements")
+    wanted = f"handle=a {type(given).__name__} of {len(given)}: expected the elements of a dispatch's handle"
+    made_for = [_made_for(element) for element in given]
+    handle = next((made[0] for made in made_for if made is not None), None)
+    if handle is None:
+        raise ValueError(f"{wanted}, not copies of them nor other tensors")
+    if len(given) != len(handle):
+        raise ValueError(f"{wanted}, of which there are {len(handle)}")
+    held = handle._held()
+    for place, (element, made) in enumerate(zip(given, made_for, strict=True)):
+        if place in held:
+            fits = _is_same(element, held[place])
+        elif place in _NOT_THERE[len(handle)]:
+            fits = element is None
+        else:
+            fits = made is not None and made[0] is handle and made[1] == place
+        if not fits:
+            raise ValueError(f"{wanted}, element {place} is not that of {handle}")
+    return handle
+
+
+def _made_for(element: Any) -> tuple[DispatchHandle, int] | None:
+    if not isinstance(element, torch.Tensor):
+        return None
+    try:
+        return getattr(element.untyped_storage(), _MADE_FOR, None)
+    except RuntimeError:  # a tensor without one, as sparse ones are
+        return None
+
+
+def _is_same(given: Any, held: torch.Tensor) -> bool:
+    """Whether it is the same memory: the handle still holds it, so nothing else can be there."""
+    return (
+        isinstance(given, torch.Tensor)
+        and given.dtype == held.dtype
+        and given.shape == held.shape
+        and given.device == held.device
+        and given.data_ptr() == held.data_ptr()
+    )
 
 
 def tokens_in_nodes(is_token_in_rank: torch.Tensor, nodes: int) -> torch.Tensor:

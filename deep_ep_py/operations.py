@@ -10,15 +10,16 @@ import torch
 from . import arguments
 from .errors import DeepEPError
 from .events import Streams
-from .handles import DispatchHandle, Plan
+from .handles import DispatchHandle, Handle, Plan, handle_of
 from .native import C
 from .rates import destinations
+from .recovery import ranks_of
 from .rows import Rows
 
 if TYPE_CHECKING:
     from .config import Config
     from .engine import Engine
-    from .events import EventOverlap
+    from .events import EventHandle, EventOverlap
 
 
 @dataclass
@@ -71,7 +72,7 @@ class PendingDispatch(_Pending):
     def begin(
         engine: Engine,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        handle: DispatchHandle | None = None,
+        handle: Handle | None = None,
         num_tokens_per_rank: torch.Tensor | None = None,
         num_tokens_per_rdma_rank: torch.Tensor | None = None,
         is_token_in_rank: torch.Tensor | None = None,
@@ -81,7 +82,7 @@ class PendingDispatch(_Pending):
         expert_alignment: int = 1,
         num_worst_tokens: int = 0,
         config: Config | None = None,
-        previous_event: EventOverlap | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> PendingDispatch:
@@ -156,13 +157,13 @@ class PendingDispatch(_Pending):
     def _begin_cached(
         engine: Engine,
         x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        handle: DispatchHandle,
+        given: Handle,
         blocks: int | None,
         topk_idx: Any,
         topk_weights: Any,
         streams: Streams,
     ) -> PendingDispatch:
-        handle = check_handle(engine, handle)
+        handle = check_handle(engine, given)
         if topk_idx is not None or topk_weights is not None:
             raise ValueError(
                 "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
@@ -175,7 +176,7 @@ class PendingDispatch(_Pending):
         in_rank = handle.is_token_in_rank
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = engine.runtime.notify_cached(False, sizes, handle.operation)
+            call = engine.runtime.notify_cached(False, sizes, handle.number)
             pending = PendingDispatch(
                 engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, in_rank, 1, 0
             )
@@ -245,17 +246,17 @@ class PendingCombine(_Pending):
     def begin(
         engine: Engine,
         x: torch.Tensor,
-        handle: DispatchHandle,
+        given: Handle,
         topk_weights: torch.Tensor | None,
         bias: Any,
         config: Config | None,
         streams: Streams = Streams(),  # noqa: B008 - it is frozen
     ) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
-        handle = check_handle(engine, handle)
+        handle = check_handle(engine, given)
         blocks = arguments.config(config)
         device = engine.device.torch_device
-        x = arguments.rows("x", x, torch.bfloat16, device, handle.rows)
+        x = arguments.rows("x", x, (torch.bfloat16,), device, handle.rows)
         topk = 0
         if topk_weights is not None:
             topk_weights = arguments.tensor(
@@ -271,7 +272,7 @@ class PendingCombine(_Pending):
         engine.prepare(sizes, "notify_cached", "combine")
         with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = engine.runtime.notify_cached(True, sizes, handle.operation)
+            call = engine.runtime.notify_cached(True, sizes, handle.number)
             pending = PendingCombine(engine, call, operation, blocks, streams, sizes, x, topk_weights, biases, handle)
         return pending
 
@@ -310,12 +311,26 @@ def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.in
     return C.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
 
 
-def check_handle(engine: Engine, handle: Any) -> DispatchHandle:
-    """Check that a handle is of this Buffer."""
-    if not isinstance(handle, DispatchHandle):
-        raise TypeError(f"handle={type(handle).__name__}: expected the handle that dispatch returned")
-    if handle.owner is not engine:
-        raise ValueError("handle: expected one of this Buffer, this is another Buffer's")
-    if handle.generation != engine.generation:
+def check_handle(engine: Engine, given: Any) -> DispatchHandle:
+    """Check that a handle is of this Buffer, or of another one of the same ranks."""
+    handle = handle_of(given)
+    owner = handle.owner
+    if handle.generation != owner.generation:
         raise ValueError("handle: expected one of a dispatch since the Buffer recovered, this is of one before")
+    if owner is engine:
+        return handle
+    if owner.membership.members != engine.membership.members:
+        raise ValueError("handle: expected one of a Buffer with the same ranks, this is another Buffer's")
+    if owner.device.torch_device != engine.device.torch_device:
+        raise ValueError(
+            f"handle: expected one of a Buffer on {engine.device.torch_device}, this is of one on "
+            f"{owner.device.torch_device}"
+        )
+    if owner.mask != engine.mask:
+        raise ValueError(
+            f"handle: expected one of a Buffer that leaves out the same ranks, {ranks_of(engine.mask)}, this is of one "
+            f"that leaves out {ranks_of(owner.mask)}"
+        )
+    if owner.broken is not None:
+        raise ValueError(f"handle: expected one of a Buffer that has not failed, this one's has: {owner.broken}")
     return handle

@@ -1,4 +1,4 @@
-"""What a token's row is: BF16 elements, or FP8 elements with scales that travel beside them."""
+"""What a token's row is: elements of one or two bytes, and perhaps scales that travel beside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import torch
 
 from . import arguments
 
-FP8 = torch.float8_e4m3fn
+ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+TWO_BYTES = (torch.bfloat16, torch.float16, torch.int16)
+_TYPES = (*TWO_BYTES, *ONE_BYTE)
+"""Their places are part of what ranks compare."""
 _SCALES = (torch.float32, torch.int32)
 _MAX_SCALES = 4096
 
@@ -22,10 +25,12 @@ class Rows:
     Attributes
     ----------
     x : torch.Tensor
-        bfloat16 or float8_e4m3fn [tokens, hidden].
+        [tokens, hidden], of one of `TWO_BYTES` or `ONE_BYTE`.
     scales : torch.Tensor or None
-        With FP8: float32, or int32 (four UE8M0 exponents each), [tokens] or [tokens, scales], with any strides. They
-        are moved, not looked at.
+        Beside elements of one byte: float32, or int32 (four UE8M0 exponents each), [tokens] or [tokens, scales], with
+        any strides.
+
+    Neither is looked at: their bytes are moved.
     """
 
     x: torch.Tensor
@@ -33,7 +38,7 @@ class Rows:
 
     @staticmethod
     def of(name: str, value: Any, device: torch.device, count: int | None = None) -> Rows:
-        """Check what a caller passes: a tensor of BF16 rows, or a tuple of FP8 rows and scales.
+        """Check what a caller passes: a tensor of rows, or a tuple of rows and scales.
 
         Raises
         ------
@@ -41,10 +46,10 @@ class Rows:
             Naming the argument.
         """
         if not isinstance(value, tuple):
-            return Rows(arguments.rows(name, value, torch.bfloat16, device, count))
+            return Rows(arguments.rows(name, value, _TYPES, device, count))
         if len(value) != 2:
             raise TypeError(f"{name}=a tuple of {len(value)}: expected a tensor, or a tuple of FP8 rows and scales")
-        x = arguments.rows(f"{name}[0]", value[0], FP8, device, count)
+        x = arguments.rows(f"{name}[0]", value[0], ONE_BYTE, device, count)
         scales = value[1]
         if not isinstance(scales, torch.Tensor) or scales.dtype not in _SCALES or scales.device != device:
             raise TypeError(
@@ -76,9 +81,10 @@ class Rows:
     @property
     def types(self) -> int:
         """What the ranks must agree on besides sizes, as a number: 0 for BF16."""
-        if self.scales is None:
-            return 0
-        return 1 + 2 * _SCALES.index(self.scales.dtype) + self.scales.dim() - 1
+        of_scales = 0
+        if self.scales is not None:
+            of_scales = 1 + 2 * _SCALES.index(self.scales.dtype) + self.scales.dim() - 1
+        return len(_TYPES) * of_scales + _TYPES.index(self.x.dtype)
 
     @property
     def strides(self) -> tuple[int, int]:

@@ -9,10 +9,8 @@ import torch
 
 from . import arguments
 from .config import Config
+from .errors import NotOfferedError
 from .events import EventHandle, EventOverlap
-
-if TYPE_CHECKING:
-    pass
 
 # By ranks, for dispatch and combine: tokens per chunk and per queue inside a node, then between nodes.
 _CHUNKS = {
@@ -32,7 +30,6 @@ _BEFORE_WORST_TOKENS = 9
 """Arguments of dispatch before that one."""
 
 _LOW_LATENCY = (
-    "clean_low_latency_buffer",
     "get_next_low_latency_combine_buffer",
     "low_latency_clean_mask_buffer",
     "low_latency_combine",
@@ -126,13 +123,8 @@ class V1Surface:
         ValueError, TypeError
             Naming the argument.
         """
-        for name, value in (
-            ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
-            ("hidden", hidden),
-            ("num_ranks", num_ranks),
-            ("num_experts", num_experts),
-        ):
-            arguments.integer(name, value, 1, arguments.MAX_ROWS)
+        arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_ROWS)
+        _check_low_latency_sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
         scale_bytes = hidden // 128 * 4
         dispatch_row = 16 + max(2 * hidden, hidden + scale_bytes)
         combine_row = 2 * hidden + scale_bytes
@@ -141,6 +133,28 @@ class V1Surface:
         receive = rows * max(dispatch_row, combine_row)
         signals = -(-4 * num_experts // 128) * 128
         return (2 * (send + receive + signals) + 128) // 128 * 128
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Do nothing: operations of any mode lay out their region anew, and leave nothing that the next must not find.
+
+        Callers of V1 do this before its low-latency mode, after any normal-mode call.
+
+        Parameters
+        ----------
+        num_max_dispatch_tokens_per_rank : int
+            Tokens of a rank, at most.
+        hidden : int
+            Elements of a row.
+        num_experts : int
+            Experts of all ranks.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
+        """
+        self._engine.check_usable()
+        _check_low_latency_sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     @property
     def nvshmem_qp_depth(self) -> int:
@@ -206,5 +220,14 @@ class V1Surface:
         def __getattr__(self, name: str) -> Any:
             missing = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in _LOW_LATENCY:
-                missing += ": low-latency mode does not exist yet"
+                raise NotOfferedError(f"{missing}: low-latency mode does not exist yet", name=name, obj=self)
             raise AttributeError(missing, name=name, obj=self)
+
+
+def _check_low_latency_sizes(num_max_dispatch_tokens_per_rank: Any, hidden: Any, num_experts: Any) -> None:
+    for name, value in (
+        ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
+        ("hidden", hidden),
+        ("num_experts", num_experts),
+    ):
+        arguments.integer(name, value, 1, arguments.MAX_ROWS)

@@ -47,6 +47,7 @@ DISPATCH: list[Bad] = [
     ("x", torch.zeros(64, dtype=BF16), r"\[64\]", "any, any"),
     ("x", torch.zeros(6, 0, dtype=BF16), r"\[6, 0\]", "16"),
     ("x", None, "None", "bfloat16"),
+    ("x", torch.zeros(6, 64, dtype=torch.bool), "bool", "bfloat16 or float16 or int16 or .* or uint8"),
     ("x", (torch.zeros(6, 64, dtype=FP8),), "tuple of 1", "FP8 rows and scales"),
     ("x", (torch.zeros(6, 64, dtype=BF16), torch.zeros(6, 1)), "bfloat16", "float8_e4m3fn"),
     ("x", (torch.zeros(6, 64, dtype=FP8), None), "None", "float32 or int32"),
@@ -71,8 +72,9 @@ DISPATCH: list[Bad] = [
     ("expert_alignment", 0, "0", "1|positive"),
     ("num_worst_tokens", -1, "-1", "0"),
     ("config", 20, "20", "Config"),
-    ("previous_event", 1, "1", "EventOverlap"),
-    ("async_finish", 1, "1", "bool"),
+    ("previous_event", 1, "1", "EventOverlap or an EventHandle"),
+    ("async_finish", 2, "2", "bool"),
+    ("async_finish", 1.0, "1.0", "bool"),
     ("allocate_on_comm_stream", True, "True", "previous_event"),
     ("handle", (1, 2, 3), "tuple", "dispatch"),
 ]
@@ -98,6 +100,16 @@ BUFFER: list[Bad] = [
     ("num_nvl_bytes", 1000, "1000", "128"),
     ("num_rdma_bytes", 1000, "1000", "128"),
     ("arena_bytes", -4096, "-4096", "0 to"),
+    ("low_latency_mode", 2, "2", "bool"),
+    ("num_qps_per_rank", -1, "-1", "0 to"),
+    ("num_qps_per_rank", None, "None", "int"),
+    ("allow_nvlink_for_low_latency_mode", "yes", "'yes'", "bool"),
+    ("allow_mnnvl", None, "None", "bool"),
+    ("use_fabric", -1, "-1", "bool"),
+    ("explicitly_destroy", 0.0, "0.0", "bool"),
+    ("enable_shrink", True, "True", "does not exist yet"),
+    ("enable_shrink", 1, "True", "does not exist yet"),
+    ("enable_shrink", "no", "'no'", "bool"),
     ("regions", 0, "0", "1 to"),
     ("timeout", 0, "0", ""),
     ("timeout", -3.0, "-3", ""),
@@ -172,20 +184,61 @@ def test_buffer(bad: Bad) -> None:
     run_ranks(2, on_each_rank, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "argument"),
-    [
-        ({"num_sms": 0}, "num_sms"),
-        ({"num_sms": -2}, "num_sms"),
-        ({"num_sms": "2"}, "num_sms"),
-        ({"num_max_nvl_chunked_send_tokens": 256, "num_max_nvl_chunked_recv_tokens": 256}, "num_max_nvl_chunked"),
-        ({"num_max_rdma_chunked_send_tokens": 200, "num_max_rdma_chunked_recv_tokens": 200}, "num_max_rdma_chunked"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
+NVL_SEND, NVL_RECV, RDMA_SEND, RDMA_RECV = (
+    f"num_max_{path}_chunked_{end}_tokens" for path in ("nvl", "rdma") for end in ("send", "recv")
 )
-def test_config(arguments: dict[str, Any], argument: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=argument):
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"num_sms": 0}, ValueError, "num_sms=0: expected 1 to 256"),
+        ({"num_sms": -2}, ValueError, "num_sms=-2: expected 1 to 256"),
+        ({"num_sms": 257}, ValueError, "num_sms=257: expected 1 to 256"),
+        ({"num_sms": "2"}, TypeError, "num_sms='2': expected an int"),
+        ({"num_sms": True}, TypeError, "num_sms=True: expected an int"),
+        *(
+            ({name: value}, kind, f"{name}={value!r}: expected {wanted}")
+            for name in (NVL_SEND, NVL_RECV, RDMA_SEND, RDMA_RECV)
+            for value, kind, wanted in ((0, ValueError, "1 to"), (-6, ValueError, "1 to"), (6.0, TypeError, "an int"))
+        ),
+        *(({name: 10**12}, ValueError, f"{name}=10{'0' * 11}: expected 1 to") for name in (NVL_RECV, RDMA_RECV)),
+        ({NVL_SEND: 256, NVL_RECV: 256}, ValueError, f"{NVL_SEND}=256: expected less than {NVL_RECV}=256"),
+        ({NVL_SEND: 300}, ValueError, f"{NVL_SEND}=300: expected less than {NVL_RECV}=256"),
+        ({RDMA_SEND: 200, RDMA_RECV: 200}, ValueError, f"{RDMA_SEND}=200: expected at most half of {RDMA_RECV}=200"),
+        ({RDMA_SEND: 300}, ValueError, f"{RDMA_SEND}=300: expected at most half of {RDMA_RECV}=256"),
+    ],
+)
+def test_config(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=f"^{re.escape(message)}"):
         deep_ep.Config(**arguments)
+
+
+@pytest.mark.once
+def test_config_rounds_before_it_compares() -> None:
+    """As V1 does: what is sent at once is at most half of a queue of whole chunks."""
+    assert deep_ep.Config(num_max_rdma_chunked_send_tokens=129).num_max_rdma_chunked_recv_tokens == 258
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("hint", ["get_nvl_buffer_size_hint", "get_rdma_buffer_size_hint"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1, 8), "hidden_bytes=-1: expected 1 to"),
+        ((0, 8), "hidden_bytes=0: expected 1 to"),
+        ((14336.0, 8), "hidden_bytes=14336.0: expected an int"),
+        ((None, 8), "hidden_bytes=None: expected an int"),
+        ((14336, 0), "num_ranks=0: expected 1 to"),
+        ((14336, -8), "num_ranks=-8: expected 1 to"),
+        ((14336, "8"), "num_ranks='8': expected an int"),
+        ((14336, 10**9), "num_ranks=1000000000: expected 1 to"),
+    ],
+)
+def test_size_hints(hint: str, arguments: tuple[Any, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+        getattr(deep_ep.Config(), hint)(*arguments)
 
 
 def test_one_rank_alone_may_be_wrong() -> None:

@@ -9,7 +9,6 @@ import pytest
 import oracle
 from builds import FABRICS
 from cases import BY_NAME
-from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 
@@ -86,17 +85,3 @@ def test_as_autograd_uses_it(fabric: str) -> None:
             trial.check_combine(rank, trial.combine(buffer, rank, handle, weights=False), weights=False)
 
     under_schedules(trials[0].case.ranks, on_each_rank)
-
-
-def test_a_handle_of_another_buffer() -> None:
-    trial = Trial.of(BY_NAME["two_ranks"])
-
-    def on_each_rank(group: Any) -> None:
-        first, second = (make_buffer(group, trial.case, "peer") for _ in range(2))
-        handle = first.dispatch(**dispatch_arguments(trial.work, first.rank))[4]
-        with pytest.raises(ValueError, match="handle"):
-            second.dispatch(trial.work.x[first.rank], handle=handle)
-        with pytest.raises(ValueError, match="handle"):
-            trial.combine(second, first.rank, handle)
-
-    run_ranks(trial.case.ranks, on_each_rank, seed=1)

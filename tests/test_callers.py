@@ -1,4 +1,6 @@
-"""The calls that Megatron-LM, vLLM, SGLang, torchtitan and DeepEP's own tests make, by the names they import."""
+"""The calls that real programs make, by the names they import: Megatron-LM, torchtitan, XTuner, vLLM, SGLang, LMDeploy,
+DeepEP's own tests.
+"""
 
 from __future__ import annotations
 
@@ -163,6 +165,163 @@ def test_megatron(asynchronous: bool) -> None:
         assert process.made == 2, "one Buffer for all layers"
         for trial, x, probs, recv_x, recv_probs, rows, combined in reversed(layers):
             # The gradients of dispatch are a combine, those of combine a dispatch: the oracle knows both.
+            combined.backward(trial.work.x[rank])
+            same("rows.grad", rows.grad, trial.received[rank].x)
+            torch.autograd.backward((recv_x, recv_probs), (trial.expert.x[rank], trial.expert.topk_weights[rank]))
+            oracle.check_combined(x.grad, probs.grad, trial.expert.expected[0][rank])
+
+    under_schedules(CASE.ranks, on_each_rank, count=RUNS)
+
+
+def test_megatron_enlarges_its_buffer_between_forward_and_backward() -> None:
+    """What it makes in place of the smaller Buffer, which is gone, has to do with that one's handles."""
+
+    def on_each_rank(group: Any) -> None:
+        process, rank, layers = Megatron(group), group.rank(), []
+        for trial in TRIALS:
+            work = trial.work
+            x, probs = work.x[rank].clone().requires_grad_(), work.topk_weights[rank].clone().requires_grad_()
+            recv_x, _, recv_probs, _, handle = Dispatch.apply(x, work.topk_idx[rank], probs, process, False)
+            rows = trial.expert.x[rank].clone().requires_grad_()
+            combined, _ = Combine.apply(rows, process, handle, False)
+            layers.append((trial, x, probs, recv_x, recv_probs, rows, combined))
+            process.get_buffer(4 * CASE.hidden * len(layers))  # of a layer with longer rows
+        assert process.made == 3
+        for trial, x, probs, recv_x, recv_probs, rows, combined in reversed(layers):
+            combined.backward(trial.work.x[rank])
+            same("rows.grad", rows.grad, trial.received[rank].x)
+            torch.autograd.backward((recv_x, recv_probs), (trial.expert.x[rank], trial.expert.topk_weights[rank]))
+            oracle.check_combined(x.grad, probs.grad, trial.expert.expected[0][rank])
+
+    under_schedules(CASE.ranks, on_each_rank, count=RUNS)
+
+
+# --- XTuner: one Buffer in low-latency mode, for normal-mode calls; autograd keeps the elements of handles ----------
+
+
+class Xtuner:
+    """What one process holds. Every call makes sure of the Buffer's size."""
+
+    def __init__(self, group: Any, experts: int) -> None:
+        from deep_ep import Buffer
+
+        self.Buffer, self.group, self.experts = Buffer, group, experts
+        self.buffer: Any = None
+
+    def get_buffer(self, hidden: int) -> Any:
+        size, Buffer = self.group.size(), self.Buffer
+        rdma = Buffer.get_low_latency_rdma_size_hint(128, hidden, size, self.experts)
+        configs = Buffer.get_dispatch_config(size), Buffer.get_combine_config(size)
+        nvl = max(config.get_nvl_buffer_size_hint(2 * hidden, size) for config in configs)
+        rdma = max(rdma, *(config.get_rdma_buffer_size_hint(2 * hidden, size) for config in configs))
+        if self.buffer is None:
+            queue_pairs = max(self.experts // size, Buffer.num_sms // 2)
+            self.buffer = Buffer(self.group, nvl, rdma, low_latency_mode=True, num_qps_per_rank=queue_pairs)
+        assert nvl <= self.buffer.num_nvl_bytes and rdma <= self.buffer.num_rdma_bytes
+        return self.buffer
+
+
+def captured() -> Any:
+    from deep_ep import EventOverlap
+    from deep_ep_cpp import EventHandle
+
+    return EventOverlap(EventHandle())
+
+
+class XtunerDispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, idx: Tensor, probs: Tensor, process: Xtuner, previous_event: Any) -> Any:
+        buffer = process.get_buffer(x.shape[-1])
+        per_rank, per_node, per_expert, in_rank, previous_event = buffer.get_dispatch_layout(
+            idx,
+            process.experts,
+            previous_event=previous_event,
+            async_finish=True,
+            allocate_on_comm_stream=previous_event is not None,
+        )
+        recv_x, recv_idx, recv_probs, counts, handle, event = buffer.dispatch(
+            x,
+            topk_idx=idx,
+            topk_weights=probs,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            previous_event=previous_event,
+            async_finish=True,
+            allocate_on_comm_stream=True,
+        )
+        ctx.save_for_backward(*handle)
+        ctx.process = process
+        return recv_x, recv_idx, recv_probs, counts, handle, event
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor, grad_idx: None, grad_probs: Tensor, *others: Any) -> Any:
+        handle = ctx.saved_tensors
+        grad, grad_probs, event = ctx.process.get_buffer(grad_x.shape[-1]).combine(
+            grad_x,
+            handle,
+            topk_weights=grad_probs,
+            async_finish=True,
+            previous_event=captured(),
+            allocate_on_comm_stream=True,
+        )
+        event.current_stream_wait()
+        return grad, None, grad_probs, None, None
+
+
+class XtunerCombine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, process: Xtuner, handle: tuple, previous_event: Any) -> Any:
+        combined, _, event = process.get_buffer(x.shape[-1]).combine(
+            x,
+            handle,
+            async_finish=True,
+            previous_event=previous_event,
+            allocate_on_comm_stream=previous_event is not None,
+        )
+        ctx.save_for_backward(*handle)
+        ctx.process = process
+        return combined, event
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *others: Any) -> Any:
+        handle = ctx.saved_tensors
+        grad_x, _, _, _, _, event = ctx.process.get_buffer(grad.shape[-1]).dispatch(
+            grad,
+            handle=handle,
+            async_finish=True,
+            previous_event=captured(),
+            allocate_on_comm_stream=True,
+        )
+        event.current_stream_wait()
+        return grad_x, None, None, None
+
+
+@pytest.mark.parametrize("ranks_per_node", [4, 2])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_xtuner(overlapped: bool, ranks_per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", str(ranks_per_node))
+
+    def on_each_rank(group: Any) -> None:
+        process, rank, layers = Xtuner(group, CASE.experts), group.rank(), []
+        for trial in TRIALS:
+            work, expert = trial.work, trial.expert
+            event = captured() if overlapped else None
+            x, probs = work.x[rank].clone().requires_grad_(), work.topk_weights[rank].clone().requires_grad_()
+            recv_x, recv_idx, recv_probs, counts, handle, event = XtunerDispatch.apply(
+                x, work.topk_idx[rank], probs, process, event
+            )
+            event.current_stream_wait()
+            same("recv_x", recv_x, trial.received[rank].x)
+            same("recv_idx", recv_idx, trial.received[rank].topk_idx)
+            assert counts == trial.received[rank].num_tokens_per_expert
+            rows = expert.x[rank].clone().requires_grad_()
+            combined, event = XtunerCombine.apply(rows, process, handle, captured() if overlapped else None)
+            event.current_stream_wait()
+            oracle.check_combined(combined, None, expert.expected[0][rank])
+            layers.append((trial, x, probs, recv_x, recv_probs, rows, combined))
+        for trial, x, probs, recv_x, recv_probs, rows, combined in reversed(layers):
             combined.backward(trial.work.x[rank])
             same("rows.grad", rows.grad, trial.received[rank].x)
             torch.autograd.backward((recv_x, recv_probs), (trial.expert.x[rank], trial.expert.topk_weights[rank]))
@@ -374,6 +533,43 @@ def test_sglang_two_batches(asynchronous: bool) -> None:
             first.dispatch_b()  # the first batch is a layer ahead
             second.combine_b()
             first.combine_b()
+
+    under_schedules(CASE.ranks, on_each_rank, count=RUNS)
+
+
+def test_sglang_auto_and_lmdeploy() -> None:
+    """One Buffer for both modes: normal calls work, also after it was cleaned for decoding, whose calls are refused."""
+    from deep_ep import Buffer, Config
+
+    def on_each_rank(group: Any) -> None:
+        size, config = group.size(), Config(**NORMAL)
+        nvl = config.get_nvl_buffer_size_hint(2 * CASE.hidden, size)
+        rdma = Buffer.get_low_latency_rdma_size_hint(128, CASE.hidden, size, CASE.experts)
+        buffer = Buffer(
+            group,
+            nvl,
+            rdma,
+            low_latency_mode=True,
+            num_qps_per_rank=max(6, CASE.experts // size),
+            allow_mnnvl=True,
+        )
+        dispatcher = SglangDispatcher(buffer, TRIALS[0], True, config)
+        for _ in range(2):
+            dispatcher.a()
+            dispatcher.dispatch_b()
+            dispatcher.combine_b()
+            buffer.clean_low_latency_buffer(128, CASE.hidden, CASE.experts)
+            work = TRIALS[0].work
+            with pytest.raises(NotImplementedError, match="low_latency_dispatch.*low-latency mode does not exist yet"):
+                buffer.low_latency_dispatch(
+                    work.x[buffer.rank],
+                    work.topk_idx[buffer.rank],
+                    128,
+                    CASE.experts,
+                    use_fp8=True,
+                    async_finish=False,
+                    return_recv_hook=True,
+                )
 
     under_schedules(CASE.ranks, on_each_rank, count=RUNS)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deep_ep_py
-from deep_ep_py.compat import take_names
+from deep_ep_py.compat import cpp, take_names
 from deep_ep_py.compat.buffer import Buffer
 from deep_ep_py.compat.utils import testing
 from deep_ep_py.compat.utils.math import (
@@ -66,17 +66,38 @@ def test_what_is_imported(names: None) -> None:
         assert callable(getattr(importlib.import_module(f"deep_ep.{module}"), name))
 
 
-@pytest.mark.parametrize("name", ["ElasticBuffer", "EPHandle"])
-def test_v2_is_not_offered(names: None, name: str) -> None:
-    deep_ep = importlib.import_module("deep_ep")
-    assert not hasattr(deep_ep, name)
-    with pytest.raises(AttributeError, match=f"{name}.*V2 interface is not offered"):
-        getattr(deep_ep, name)
-    for _ in range(2):
-        with pytest.raises(ImportError, match=f"{name}.*V2 interface is not offered"):
-            exec(f"from deep_ep import {name}")
-    with pytest.raises(ImportError, match="HybridEPBuffer"):
-        exec("from deep_ep import HybridEPBuffer")
+@pytest.mark.parametrize("package", ["deep_ep", "deep_ep_py"])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("ElasticBuffer", "DeepEP's V2 interface is not offered, .*use its `get_dispatch_layout`, `dispatch`"),
+        ("EPHandle", "DeepEP's V2 interface is not offered"),
+        ("get_physical_domain_size", "DeepEP's V2 interface is not offered"),
+        ("get_logical_domain_size", "DeepEP's V2 interface is not offered"),
+        ("HybridEPBuffer", "DeepEP's hybrid-ep branch is not offered, .*use its `get_dispatch_layout`, `dispatch`"),
+        ("hybrid_ep_buffer", "DeepEP's hybrid-ep branch is not offered"),
+    ],
+)
+def test_what_is_absent_says_why(names: None, name: str, why: str, package: str) -> None:
+    module = importlib.import_module(package)
+    assert not hasattr(module, name) and getattr(module, name, None) is None
+    with pytest.raises(AttributeError, match=f"{package}.*{name}.*{why}"):
+        getattr(module, name)
+    for _ in range(2):  # an import that failed leaves nothing behind
+        for statement in (f"from {package} import {name}", f"import {package}.{name}"):
+            with pytest.raises(ImportError, match=f"{name}.*{package}.*{why}"):
+                exec(statement)
+    assert not hasattr(module, name)
+
+
+def test_names_that_deep_ep_never_had(names: None) -> None:
+    for package in ("deep_ep", "deep_ep_py"):
+        with pytest.raises(AttributeError, match=f"{package}.* has no attribute 'Bufer'$"):
+            importlib.import_module(package).Bufer  # noqa: B018
+        with pytest.raises(ImportError, match="cannot import name 'Bufer'"):
+            exec(f"from {package} import Bufer")
+    with pytest.raises(ImportError, match="indices_to_map|hybrid-ep branch"):
+        exec("from deep_ep.hybrid_ep_buffer import indices_to_map")
 
 
 def test_another_deep_ep_is_not_replaced(tmp_path: Path) -> None:
@@ -116,10 +137,13 @@ def test_arguments_of_v1(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         assert buffer.device == torch.device("cpu") and buffer.num_rdma_bytes == 1 << 20
         buffer.destroy()
-        with pytest.raises(TypeError, match="use_fabric=1"):
-            Buffer(group, 1 << 20, use_fabric=1)
-        with pytest.raises(ValueError, match="low_latency_mode=True: .*does not exist yet"):
-            Buffer(group, 1 << 20, low_latency_mode=True)
+        with pytest.raises(TypeError, match="use_fabric=2"):
+            Buffer(group, 1 << 20, use_fabric=2)
+        with pytest.raises(ValueError, match="enable_shrink=True: .*does not exist yet"):
+            Buffer(group, 1 << 20, enable_shrink=True)
+        by_place = Buffer(group, 1 << 20, 1 << 20, 1, 10, 1, 1, 1, 1, 0, None)
+        assert by_place.low_latency_mode is by_place.explicitly_destroy is True and by_place.enable_shrink is False
+        assert isinstance(by_place.runtime, cpp.Buffer) and by_place.runtime.get_num_rdma_ranks() == 1
         with pytest.raises(TypeError, match="fabrik"):
             Buffer(group, 1 << 20, fabrik="peer")
 
@@ -312,7 +336,24 @@ for factor in turn:
     turn[factor].set()
     threads[factor].join()
     assert torch.equal(outputs[factor], x * factor * in_rank.sum(1, keepdim=True))
+
+# A larger Buffer, of another group of the same processes, combines what the smaller one has dispatched.
+recv_x, _, _, _, handle, _ = buffer.dispatch(
+    x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+    topk_idx=topk_idx, topk_weights=torch.ones(6, 3, dtype=torch.float32),
+)
+larger = deep_ep.Buffer(dist.new_group([0, 1]), 2 << 20, explicitly_destroy=True)
 buffer.destroy()
+for given in (handle, tuple(handle)):
+    assert torch.equal(larger.combine(recv_x, given)[0], x * in_rank.sum(1, keepdim=True))
+alone = [dist.new_group([one]) for one in range(2)][rank]
+try:
+    deep_ep.Buffer(alone, 1 << 20).combine(recv_x, handle)
+except ValueError as error:
+    assert "with the same ranks" in str(error), error
+else:
+    raise AssertionError("a handle of two ranks on a Buffer of one")
+larger.destroy()
 dist.destroy_process_group()
 print("joined")
 """

@@ -188,7 +188,7 @@ def test_combine(oddity: Oddity) -> None:
 
 CONSTRUCTOR = (
     *("group", "num_nvl_bytes", "num_rdma_bytes", "low_latency_mode", "num_qps_per_rank"),
-    *("allow_nvlink_for_low_latency_mode", "allow_mnnvl", "explicitly_destroy", "enable_shrink", "comm"),
+    *("allow_nvlink_for_low_latency_mode", "allow_mnnvl", "use_fabric", "explicitly_destroy", "enable_shrink", "comm"),
     *("device", "fabric", "ranks_per_node", "nic", "arena_bytes", "timeout", "regions"),
 )
 

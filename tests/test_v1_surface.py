@@ -182,7 +182,6 @@ def test_attributes_that_callers_read(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "low_latency_dispatch",
         "low_latency_combine",
-        "clean_low_latency_buffer",
         "get_next_low_latency_combine_buffer",
         "low_latency_update_mask_buffer",
         "low_latency_query_mask_buffer",
@@ -191,14 +190,145 @@ def test_attributes_that_callers_read(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_of_low_latency_mode(name: str) -> None:
     def on_each_rank(group: Any) -> None:
-        buffer = deep_ep.Buffer(group, 1 << 20)
-        assert not hasattr(buffer, name)
-        with pytest.raises(AttributeError, match=f"{name}.*low-latency mode does not exist yet"):
-            getattr(buffer, name)
+        buffer = deep_ep.Buffer(group, 1 << 20, low_latency_mode=True)
+        assert buffer.low_latency_mode is True and not hasattr(buffer, name)
+        # Callers look it up and call it at once: what they get can be caught as what is not implemented.
+        for kind in (AttributeError, NotImplementedError):
+            with pytest.raises(kind, match=f"{name}.*low-latency mode does not exist yet"):
+                getattr(buffer, name)(None)
         with pytest.raises(AttributeError, match="no attribute 'dispach'$"):
             buffer.dispach  # noqa: B018
 
     run_ranks(1, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("low_latency_mode", [False, True, 1])
+def test_low_latency_mode_makes_normal_calls(low_latency_mode: Any) -> None:
+    def on_each_rank(group: Any) -> None:
+        size = deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 64, group.size(), 8)
+        buffer = deep_ep.Buffer(group, 1 << 20, size, low_latency_mode, 4)
+        assert buffer.low_latency_mode is bool(low_latency_mode) and buffer.num_rdma_bytes == size
+        for _ in range(2):
+            results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+            TRIAL.check_dispatch(buffer.rank, results)
+            if buffer.rank == 0:  # whoever cleans, and when
+                assert buffer.clean_low_latency_buffer(128, 64, num_experts=8) is None
+            TRIAL.check_combine(buffer.rank, TRIAL.combine(buffer, buffer.rank, results[4]))
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("name", ["num_max_dispatch_tokens_per_rank", "hidden", "num_experts"])
+@pytest.mark.parametrize("value", [0, -1, "128", None, 7168.0])
+def test_cleaning_of_bad_arguments(name: str, value: Any) -> None:
+    good = {"num_max_dispatch_tokens_per_rank": 128, "hidden": 7168, "num_experts": 288}
+
+    def on_each_rank(group: Any) -> None:
+        buffer = deep_ep.Buffer(group, 1 << 16)
+        with pytest.raises((ValueError, TypeError), match=f"{name}={value!r}: expected"):
+            buffer.clean_low_latency_buffer(**{**good, name: value})
+        buffer.destroy()
+        with pytest.raises(deep_ep.DeepEPError, match="destroyed"):
+            buffer.clean_low_latency_buffer(**good)
+
+    run_ranks(1, on_each_rank, seed=1)
+
+
+class Communicator:
+    """What an mpi4py communicator is to a Buffer."""
+
+    def __init__(self, group: Any) -> None:
+        self.Get_rank, self.Get_size, self.allgather = group.rank, group.size, group.all_gather_object
+
+
+def test_arguments_by_position() -> None:
+    def on_each_rank(group: Any) -> None:
+        first = (group, 1 << 16, 0, False, 24, True, False)
+        communicator = Communicator(group)
+        #  use_fabric, explicitly_destroy, enable_shrink, comm; and explicitly_destroy, enable_shrink, comm
+        for rest, destroy in (
+            ((), False),
+            ((True,), False),
+            ((True, False), False),
+            ((False, True), True),
+            ((1, 1, 0), True),
+            ((True, False, False), False),
+            ((True, True, False, None), True),
+            ((False, False, False, communicator), False),
+            ((True, False, None), True),
+            ((False, False, None), False),
+            ((True, False, communicator), True),
+        ):
+            buffer = deep_ep.Buffer(*first, *rest)
+            assert (buffer.explicitly_destroy, buffer.enable_shrink, buffer.group) == (destroy, False, group), rest
+        for rest in ((False, False, True), (False, False, True, None), (False, True, None)):
+            with pytest.raises(ValueError, match="enable_shrink=True"):
+                deep_ep.Buffer(*first, *rest)
+
+    run_ranks(1, on_each_rank, seed=1)
+
+
+def test_communicator_by_position() -> None:
+    def on_each_rank(group: Any) -> None:
+        communicator = Communicator(group)
+        for rest in ((False, True, False, communicator), (True, False, communicator)):
+            buffer = deep_ep.Buffer(None, 1 << 16, 0, False, 24, True, False, *rest)
+            assert buffer.group is communicator and buffer.explicitly_destroy
+
+    run_ranks(1, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("previous", ["EventHandle", "EventOverlap"])
+@pytest.mark.parametrize("on", [True, 1])
+def test_events_and_flags_as_callers_write_them(previous: str, on: Any) -> None:
+    """V2's callers pass the event itself, and whole numbers for what is true or not."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        rank, work = buffer.rank, TRIAL.work
+
+        def options() -> dict[str, Any]:
+            event: Any = deep_ep.EventHandle()
+            event = event if previous == "EventHandle" else deep_ep.EventOverlap(event)
+            return {"previous_event": event, "async_finish": on, "allocate_on_comm_stream": on}
+
+        *_, laid_out = buffer.get_dispatch_layout(work.topk_idx[rank], work.num_experts, **options())
+        laid_out.current_stream_wait()
+        results = buffer.dispatch(**dispatch_arguments(work, rank, **options()))
+        # The dispatch's own event: the combine waits for it, as a caller would.
+        after = results[5].event if previous == "EventHandle" else results[5]
+        combined = TRIAL.combine(buffer, rank, results[4], **{**options(), "previous_event": after})
+        combined[2].current_stream_wait()
+        TRIAL.check_dispatch(rank, results)
+        TRIAL.check_combine(rank, combined)
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 4])
+def test_runtime(ranks_per_node: int) -> None:
+    def on_each_rank(group: Any) -> None:
+        case, nodes = BY_NAME["uniform"], 4 // ranks_per_node
+        assert group.size() == case.ranks == 4
+        buffer = make_buffer(group, case, "ibgda", ranks_per_node=ranks_per_node)
+        runtime, rank = buffer.runtime, buffer.rank
+        assert runtime.is_available() is True and runtime.is_internode_available() is (nodes > 1)
+        assert (runtime.get_num_rdma_ranks(), runtime.get_rdma_rank()) == (nodes, rank // ranks_per_node)
+        assert (runtime.get_root_rdma_rank(True), runtime.get_root_rdma_rank(False)) == (rank % ranks_per_node, 0)
+        assert runtime.get_local_device_id() == -1
+        memory = runtime.get_local_buffer_tensor(torch.int32, 128, False)
+        assert memory.data_ptr() == buffer.get_local_buffer_tensor(torch.int32, offset=128).data_ptr()
+        assert runtime.clean_low_latency_buffer(128, 64, 8) is None
+        assert runtime.arena_bytes == buffer.stats()["arena_bytes"], "what V1 does not know is the native runtime's"
+        for name in ("low_latency_dispatch", "_no_such_name"):
+            assert not hasattr(runtime, name)
+        with pytest.raises(RuntimeError, match="no streams"):
+            runtime.get_comm_stream()
+        group.barrier()
+        runtime.destroy()
+        assert buffer.runtime is None and not runtime.is_available() and not runtime.is_internode_available()
+
+    run_ranks(4, on_each_rank, seed=1)
 
 
 def test_local_buffer() -> None:

@@ -3,13 +3,13 @@
 from typing import Any
 
 import deep_ep_py
-from deep_ep_py import Config, EventHandle, EventOverlap, topk_idx_t
+from deep_ep_py import Config, EventHandle, EventOverlap, absent, topk_idx_t
 
 from . import utils
 from .buffer import Buffer
 from .names import take_names
-from .v2 import NOT_OFFERED
 
+__path__ += absent.__path__
 __version__ = f"1.2.1+deep_ep_py.{deep_ep_py.__version__}"
 
 __all__ = [
@@ -25,7 +25,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # An AttributeError, so that `hasattr(deep_ep, "ElasticBuffer")` is False. `from deep_ep import ElasticBuffer` then
-    # looks for a module of that name: those beside this one say the same.
-    reason = f": {NOT_OFFERED[name]}" if name in NOT_OFFERED else ""
-    raise AttributeError(f"module 'deep_ep' (of deep_ep_py) has no attribute {name!r}{reason}", name=name)
+    raise absent.missing("'deep_ep' (of deep_ep_py)", name)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 import deep_ep_py
-from deep_ep_py import arguments
 
 DEVICE_VARIABLE = "DEEP_EP_DEVICE"
 
@@ -19,10 +18,8 @@ class Buffer(deep_ep_py.Buffer):
     Parameters
     ----------
     group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
-    allow_mnnvl, explicitly_destroy, enable_shrink, comm
+    allow_mnnvl, use_fabric, explicitly_destroy, enable_shrink, comm
         As `deep_ep_py.Buffer` takes them.
-    use_fabric : bool
-        Of no effect.
     device : torch.device or str, optional
         Where tensors live. Default: the environment variable DEEP_EP_DEVICE, else "cuda" where torch has a GPU, else
         "cpu".
@@ -39,15 +36,14 @@ class Buffer(deep_ep_py.Buffer):
         num_qps_per_rank: int = 24,
         allow_nvlink_for_low_latency_mode: bool = True,
         allow_mnnvl: bool = False,
+        use_fabric: bool = False,
         explicitly_destroy: bool = False,
         enable_shrink: bool = False,
         comm: Any = None,
         *,
-        use_fabric: bool = False,
         device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
-        arguments.flag("use_fabric", use_fabric)
         super().__init__(
             group,
             num_nvl_bytes,
@@ -56,6 +52,7 @@ class Buffer(deep_ep_py.Buffer):
             num_qps_per_rank,
             allow_nvlink_for_low_latency_mode,
             allow_mnnvl,
+            use_fabric,
             explicitly_destroy,
             enable_shrink,
             comm,

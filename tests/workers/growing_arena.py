@@ -211,7 +211,7 @@ def little_more_memory(ranks: Ranks) -> None:
     first = buffer.stats()["arena_bytes"]
     assert first > 4 * GRANULARITY
     sizes = first, 1 << 10, GRANULARITY
-    with C.cuda.pool_over(buffer.runtime, grows=True), failing(f"{GRANULARITY}", "DOUBLE_LARGEST"):
+    with C.cuda.pool_over(buffer._engine.runtime, grows=True), failing(f"{GRANULARITY}", "DOUBLE_LARGEST"):
         blocks = [allocate(size, 0, None) for size in sizes]
         assert all(blocks) and buffer.stats()["arena_bytes"] == first + 2 * GRANULARITY
         assert allocate(2 * GRANULARITY, 0, None) is None, "that much there is not"

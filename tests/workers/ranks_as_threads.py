@@ -121,7 +121,7 @@ def pool(group: Any) -> None:
     allocate, free = pretend_gpu.pool_functions()
     size = 2 << 20
     buffer = make_buffer(group, BY_NAME["two_ranks"], "peer", device="cuda", arena_bytes=size)
-    runtime = buffer.runtime
+    runtime = buffer._engine.runtime
     with C.cuda.pool_over(runtime, grows=True):
         inside, full = allocate(size, 0, None), allocate(size, 0, None)
     outside = allocate(size, 0, None)
