@@ -63,6 +63,7 @@ class Connections:
         maps = (self._outgoing, self._incoming, self._processes, self._pieces)
         self._finalizer = weakref.finalize(self, _close, *maps)
         self._finalizer.atexit = False  # a process that just ends is told of by its end
+        _all.add(self)
 
     def close(self) -> None:
         """Let go of all of them. The others take it that this rank has left."""
@@ -380,6 +381,18 @@ def _receive_from(connection: socket.socket) -> tuple[bytes, list[int]]:
 def _credentials(connection: socket.socket) -> tuple[int, ...]:
     """Return the other end's process, user and group."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+
+
+_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Close a forked child's copies, which would keep the others from hearing that its parent has let go."""
+    for connections in list(_all):
+        connections.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _close(
