@@ -1,4 +1,4 @@
-"""A forked child has its parent's Buffer in memory, but is not its parent's rank: its end does not concern the others."""
+"""A forked child has its parent's Buffer in memory, but is not its parent's rank: its end is nothing to the others."""
 
 from __future__ import annotations
 
