@@ -136,7 +136,7 @@ class Engine:
             )
 
     def check_usable(self) -> None:
-        """Raise in a forked child, or if the Buffer is destroyed or broken, or an earlier operation has failed by now."""
+        """Raise in a forked child, or if the Buffer is destroyed or broken, or if an earlier operation has failed."""
         self.check_process()
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
