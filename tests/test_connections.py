@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import resource
 import socket
 import subprocess
@@ -174,6 +175,25 @@ def test_a_process_that_has_ended_is_missed_though_another_one_has_its_sockets(r
             with pytest.raises(DeepEPError, match=rf"rank {rank}: rank 2's process \(pid \d+\) has died"):
                 one.result()
     assert time.monotonic() - began < 10
+
+
+class MakesFile:
+    """Something that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_is_not_executed(ranks: list[Connections], tmp_path: Path) -> None:
+    """Not even from a rank."""
+    for one in ranks[1:]:
+        one._send(pickle.dumps(MakesFile(tmp_path / "made")))
+    with pytest.raises(DeepEPError, match=r"rank 0: rank \d is in another exchange: it sent no value"):
+        ranks[0].all_gather(None)
+    assert not (tmp_path / "made").exists()
 
 
 def test_what_is_said_is_plain(ranks: list[Connections]) -> None:

@@ -44,12 +44,12 @@ def connect(name: str) -> socket.socket:
 
 
 def send_pickles(names: list[str], path: str) -> list[socket.socket]:
-    """Be every rank towards every rank."""
+    """Be every rank towards one of them."""
     connections = []
-    for name in names:
-        for rank in range(len(names)):
-            connections.append(connect(name))
-            connections[-1].send(struct.pack("i", rank))
+    for rank in range(len(names)):
+        connections.append(connect(names[0]))
+        connections[-1].send(struct.pack("i", rank))
+        with suppress(BrokenPipeError, ConnectionResetError):  # found out already
             connections[-1].send(pickle.dumps(MakesFile(path)))
     return connections
 
