@@ -48,7 +48,7 @@ std::shared_ptr<Heap> Heap::map(int descriptor, size_t bytes) {
     if (seals < 0 || (seals & kSeals) != kSeals) {
         throw std::runtime_error("expected memory that is sealed against a change of its size");
     }
-    struct stat found {};
+    struct stat found{};
     if (fstat(descriptor, &found) != 0) raise("asking for the size of a heap");
     if (static_cast<size_t>(found.st_size) != bytes) {
         throw std::runtime_error("expected memory of " + std::to_string(bytes) + " bytes, found " +
