@@ -1,4 +1,4 @@
-"""What the ranks' private sockets carry besides Python objects: descriptors, without anybody waiting for anybody."""
+"""What the ranks' private sockets carry: plain values, and descriptors without anybody waiting for anybody."""
 
 from __future__ import annotations
 
