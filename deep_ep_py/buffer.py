@@ -462,6 +462,7 @@ class Buffer(V1Surface):
 
     def abort(self) -> None:
         """Tell every rank that this one has failed: their calls on this Buffer raise at once."""
+        self._engine.check_process()
         self._engine.break_off("the Buffer was aborted")
 
     def recover(self, mask: Iterable[int] = (), timeout: float | None = None) -> None:
@@ -513,7 +514,9 @@ class Buffer(V1Surface):
             yield
 
     def destroy(self) -> None:
-        """Give back what the Buffer holds. Not collective; outputs live on."""
+        """Give back what the Buffer holds. Not collective; outputs live on. Nothing in a forked child: it is its
+        parent's.
+        """
         self._engine.destroy()
 
     def __enter__(self) -> Buffer:
@@ -524,5 +527,5 @@ class Buffer(V1Surface):
     ) -> None:
         """Destroy the Buffer; after an exception, tell the other ranks first."""
         if kind is not None:
-            self.abort()
+            self._engine.break_off("the Buffer was aborted")
         self.destroy()

@@ -4,8 +4,8 @@ one has ended.
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
 import secrets
 import select
 import socket
@@ -15,10 +15,10 @@ import weakref
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from .errors import DeepEPError
+from .errors import CudaError, DeepEPError
+from .handshake import SECRET_BYTES, Meeting, PeerGone, PeersLate, listen, secret_of
 
 if TYPE_CHECKING:
     from .bootstrap import Bootstrap
@@ -31,7 +31,7 @@ Piece = tuple[int, int]
 
 _MOST_BYTES = 1 << 16
 _PIECE, _PIECE_FORMAT = b"piece", "=5sQQ"
-"""What a message about a piece begins with, as no pickle does."""
+"""What a message about a piece begins with, as no JSON does."""
 _DYING_MS = 50
 """How long after its sockets a process may still seem to live."""
 
@@ -39,9 +39,9 @@ _DYING_MS = 50
 class Connections:
     """Of one rank to all others. It does what a `Bootstrap` does, and hears at once when a process ends.
 
-    Each rank connects to each other: it sends on its own connections and receives on the others'. Their addresses are
-    in the abstract namespace and gone once all have met, so a crash leaves nothing behind. Of each process there is
-    also a descriptor (pidfd) that tells of its end even where a child that it has forked keeps its sockets open.
+    Each rank connects to each other, as `handshake` says: it sends on its own connections and receives on the others'.
+    Their addresses are in the abstract namespace and gone once all have met, so a crash leaves nothing behind. Of each
+    process there is also a descriptor (pidfd) that tells of its end even where another one keeps its sockets open.
 
     Attributes
     ----------
@@ -63,6 +63,7 @@ class Connections:
         maps = (self._outgoing, self._incoming, self._processes, self._pieces)
         self._finalizer = weakref.finalize(self, _close, *maps)
         self._finalizer.atexit = False  # a process that just ends is told of by its end
+        _all.add(self)
 
     def close(self) -> None:
         """Let go of all of them. The others take it that this rank has left."""
@@ -85,18 +86,26 @@ class Connections:
         return sockets + list(self._processes.items())
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, by rank.
+        """Return every rank's value, by rank: what JSON can say, in 64 KiB. Nothing that comes from a socket is code.
 
         Raises
         ------
+        TypeError, ValueError
+            The value is something else, or too large. Nothing has been sent.
         DeepEPError
             If a process has ended, or its rank has given up, or did not come in time.
         """
+        message = json.dumps(value, allow_nan=False).encode()
+        if len(message) > _MOST_BYTES:
+            raise ValueError(f"value: expected at most {_MOST_BYTES} bytes as JSON, not {len(message)}")
         values: list[Any] = [None] * self.size
-        values[self.rank] = value
-        self._send(pickle.dumps(value))
+        values[self.rank] = json.loads(message)
+        self._send(message)
         for rank, message, _ in self._receive():
-            values[rank] = pickle.loads(message)
+            try:
+                values[rank] = json.loads(message)
+            except ValueError:
+                raise DeepEPError(f"rank {self.rank}: rank {rank} is in another exchange: it sent no value") from None
         return values
 
     def exchange_descriptors(self, descriptor: int) -> dict[int, int]:
@@ -167,29 +176,31 @@ class Connections:
         for rank, connection in self._outgoing.items():
             try:
                 while not _send_to(connection, message, descriptors):
-                    self._poll([connection.fileno()], deadline, [rank], select.POLLOUT)
+                    # A process that has ended leaves no room, though another one may hold its sockets.
+                    if _is_readable(self._processes.get(rank)):
+                        self._raise_gone(rank)
+                    self._poll({rank: connection}, deadline, select.POLLOUT)
             except OSError:
                 self._raise_gone(rank)
 
     def _receive(self) -> Iterator[tuple[int, bytes, list[int]]]:
         """One message of each other rank, as they come."""
-        missing = {connection.fileno(): rank for rank, connection in self._incoming.items()}
+        missing = dict(self._incoming)
         deadline = time.monotonic() + EXCHANGE_SECONDS
         while missing:
-            for ready in self._poll(list(missing), deadline, list(missing.values())):
-                rank = missing[ready]
+            for rank in self._poll(missing, deadline, select.POLLIN):
                 try:
-                    message, descriptors = _receive_from(self._incoming[rank])
-                except ConnectionError:
+                    message, descriptors = _receive_from(missing[rank])
+                except (BlockingIOError, ConnectionError):  # its process has ended, and that was its last message
                     message, descriptors = b"", []
                 if not message:
                     self._raise_gone(rank)
                 if self._keep_piece(rank, message, descriptors):
                     continue  # the message that is waited for is behind it
-                del missing[ready]
+                del missing[rank]
                 yield rank, message, descriptors
 
-    def meet(self, listener: socket.socket, names: list[str]) -> None:
+    def meet(self, listener: socket.socket, names: list[str], secret: bytes) -> None:
         """Connect to all others, which listen at these names, and wait until they have.
 
         Raises
@@ -197,57 +208,36 @@ class Connections:
         DeepEPError
             As `all_gather`.
         """
-        for rank, name in enumerate(names):
-            if rank == self.rank:
-                continue
-            # Needs no partner that accepts yet: the backlog holds all ranks.
-            connection = self._outgoing[rank] = _make_socket()
-            try:
-                connection.connect(name)
-                connection.send(struct.pack("i", self.rank))
-            except OSError:
-                self._raise_gone(rank)
-            connection.setblocking(False)
-            # An old kernel has none, or it hides other processes: then the sockets will tell.
-            with suppress(AttributeError, OSError):
-                self._processes[rank] = os.pidfd_open(_credentials(connection)[0])
-        deadline = time.monotonic() + EXCHANGE_SECONDS
-        while len(self._incoming) < self.size - 1:
-            missing = {c.fileno(): rank for rank, c in self._outgoing.items() if rank not in self._incoming}
-            ready = self._poll([listener.fileno(), *missing], deadline, list(missing.values()))
-            if listener.fileno() in ready:
-                self._accept(listener)
-            else:
-                self._raise_gone(missing[ready[0]])
+        meeting = Meeting(self.rank, listener, names, secret, self._outgoing, self._incoming, self._processes)
+        try:
+            meeting.run(EXCHANGE_SECONDS)
+        except PeerGone as gone:
+            self._raise_gone(gone.rank)
+        except PeersLate as late:
+            self._raise_late(late.ranks)
 
-    def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        # Any process of the machine can reach an abstract name: only this user's are let in.
-        if _credentials(connection)[1] != os.getuid():
-            connection.close()
-            return
-        connection.settimeout(EXCHANGE_SECONDS)
-        message = connection.recv(struct.calcsize("i"))
-        rank = struct.unpack("i", message)[0] if len(message) == struct.calcsize("i") else -1
-        if rank in self._outgoing and rank not in self._incoming:
-            connection.setblocking(False)
-            self._incoming[rank] = connection
-        else:
-            connection.close()
-
-    def _poll(
-        self, descriptors: list[int], deadline: float, ranks: list[int], events: int = select.POLLIN
-    ) -> list[int]:
+    def _poll(self, connections: dict[int, socket.socket], deadline: float, events: int) -> list[int]:
+        """Wait for some ranks' connections, or for the end of their processes, whoever else may hold a socket of those;
+        -> the ranks that something has come of.
+        """
+        owners = {connection.fileno(): rank for rank, connection in connections.items()}
         poller = select.poll()
-        for descriptor in descriptors:
+        for descriptor in owners:
             poller.register(descriptor, events)
+        for rank in connections:
+            if rank in self._processes:
+                owners[self._processes[rank]] = rank
+                poller.register(self._processes[rank], select.POLLIN)
         left = max(0.0, deadline - time.monotonic())
-        ready = [descriptor for descriptor, _ in poller.poll(left * 1e3)]
+        ready = {owners[descriptor] for descriptor, _ in poller.poll(left * 1e3)}
         if not ready:
-            raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
-        return ready
+            self._raise_late(connections)
+        return sorted(ready)
 
-    def _raise_gone(self, rank: int) -> None:
+    def _raise_late(self, ranks: Iterable[int]) -> NoReturn:
+        raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
+
+    def _raise_gone(self, rank: int) -> NoReturn:
         """Say why. A rank that has let go may have done so because another's process has died."""
         poller = select.poll()
         owners = {descriptor: owner for owner, descriptor in self._processes.items()}
@@ -284,23 +274,23 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
     """
     if bootstrap.in_process:
         return bootstrap
-    with _make_socket() as listener:
-        name = f"\0deep_ep_py-{os.getpid()}-{secrets.token_hex(16)}"
-        listener.bind(name)
-        listener.listen(bootstrap.size)
+    listener, name = listen()
+    with listener:
         # The same machine, whatever its containers call themselves. A socket's name is a network namespace's.
         with open("/proc/sys/kernel/random/boot_id") as file:
             machine = (file.read().strip(), os.readlink("/proc/self/ns/net"))
-        addresses = bootstrap.all_gather((machine, name, os.getpid()))
-        strangers = [rank for rank, (other, _, _) in enumerate(addresses) if other != machine]
+        # The secret travels here alone: what connects is a rank if it has it.
+        addresses = bootstrap.all_gather((machine, name, os.getpid(), secrets.token_bytes(SECRET_BYTES)))
+        strangers = [rank for rank, (other, *_) in enumerate(addresses) if other != machine]
         if strangers:
             raise ValueError(
                 f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}, or in other network "
                 "namespaces; expected one machine"
             )
-        connections = Connections(bootstrap.rank, bootstrap.size, [pid for _, _, pid in addresses])
+        _, names, pids, parts = zip(*addresses, strict=True)
+        connections = Connections(bootstrap.rank, bootstrap.size, list(pids))
         try:
-            connections.meet(listener, [address for _, address, _ in addresses])
+            connections.meet(listener, list(names), secret_of(parts))
         except BaseException:
             connections.close()
             raise
@@ -338,18 +328,18 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int
     descriptors = bootstrap.exchange_descriptors(heap.descriptor)
     try:
         for rank, descriptor in descriptors.items():
-            heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
+            try:
+                heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
+            except CudaError:
+                raise
+            except RuntimeError as error:
+                raise DeepEPError(f"rank {bootstrap.rank}: memory of rank {rank} cannot be mapped: {error}") from error
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
     bootstrap.all_gather(None)  # everybody has mapped everything
     heap.close_descriptor()
     return heaps
-
-
-def _make_socket() -> socket.socket:
-    # Keeps messages apart.
-    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
 # Sockets of ranks that have met never block: who wants to wait polls. `socket.send_fds` and `socket.recv_fds` would not
@@ -377,9 +367,24 @@ def _receive_from(connection: socket.socket) -> tuple[bytes, list[int]]:
     return message, list(descriptors)
 
 
-def _credentials(connection: socket.socket) -> tuple[int, ...]:
-    """Return the other end's process, user and group."""
-    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+def _is_readable(descriptor: int | None) -> bool:
+    if descriptor is None:
+        return False
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    """Close a forked child's copies, which would keep the others from hearing that its parent has let go."""
+    for connections in list(_all):
+        connections.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _close(

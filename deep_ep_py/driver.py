@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -75,3 +76,5 @@ def _end_all() -> None:
 
 # Before the interpreter joins the threads of pools, which would wait for kernels as long as those do.
 threading._register_atexit(_end_all)  # type: ignore[attr-defined]
+# A forked child has none of the threads, and what they were at is its parent's.
+os.register_at_fork(after_in_child=_drivers.clear)

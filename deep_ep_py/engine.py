@@ -88,6 +88,7 @@ class Engine:
         timeout: float,
         regions: int,
     ) -> None:
+        self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
         self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
@@ -128,8 +129,21 @@ class Engine:
         if isinstance(self._bootstrap, Connections):
             self._bootstrap.close()
 
+    @property
+    def _inherited(self) -> bool:
+        """Whether this process is a child of the one that made the Buffer: it must not act as its parent's rank."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raise in a forked child."""
+        if self._inherited:
+            raise DeepEPError(
+                f"rank {self.rank}: this Buffer belongs to process {self._process}; it cannot be used in a forked child"
+            )
+
     def check_usable(self) -> None:
-        """Raise if the Buffer is destroyed or broken, or if an earlier operation has failed by now."""
+        """Raise in a forked child, or if the Buffer is destroyed or broken, or if an earlier operation has failed."""
+        self.check_process()
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         if self._broken is None:
@@ -255,6 +269,8 @@ class Engine:
 
     def _await_end(self, launched: _OnItsWay) -> None:
         """Wait for a call's kernels on a CPU; raise unless they have ended well."""
+        if not launched.ended:
+            self.check_process()
         if not launched.ended and self.runtime is not None and self._broken is None and launched in self._on_their_way:
             if launched.driven is not None:
                 launched.driven.result()
@@ -364,7 +380,11 @@ class Engine:
         raise self._broken  # no local refers to it: what its frames hold would stay until a collection
 
     def break_off(self, why: str) -> None:
-        """Break the Buffer, and tell the other ranks. Nothing where it is broken or destroyed already."""
+        """Break the Buffer, and tell the other ranks. Nothing where it is broken or destroyed already, and nothing in a
+        forked child, whose failures are not this rank's.
+        """
+        if self._inherited:
+            return
         if self.runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
             self.runtime.abort(C.EXCEPTION)
@@ -379,12 +399,14 @@ class Engine:
 
     def lost_ranks(self) -> list[int]:
         """Return the other ranks that are known to store nothing any more."""
+        self.check_process()
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         return [rank for rank in range(self.ranks) if rank != self.rank and self.runtime.gone(rank)]
 
     def recover(self, mask: int, seconds: float) -> None:
         """Go on without the ranks of `mask` and those left out before. Collective among the others."""
+        self.check_process()
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         self.break_off("recover was called")
@@ -406,6 +428,7 @@ class Engine:
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
         """Give the waits of the calls begun in the body another bound."""
+        self.check_process()
         before, self.timeout = self.timeout, seconds
         self._set_timeout()
         try:
@@ -421,6 +444,7 @@ class Engine:
     @contextmanager
     def telling_others(self, kind: str) -> Iterator[None]:
         """Break the Buffer if the body raises: peers would wait for what this rank will not do."""
+        self.check_process()
         try:
             yield
         except BaseException as error:
@@ -430,12 +454,14 @@ class Engine:
     def destroy(self) -> None:
         """Let go of the runtime, after what peers still wait for has left. Captured graphs cannot be replayed then.
 
+        Nothing in a forked child: the Buffer is its parent's.
+
         Raises
         ------
         DeepEPError
             What an operation has failed of that no call has raised yet.
         """
-        if self.runtime is None:
+        if self.runtime is None or self._inherited:
             return
         runtime, well = self.runtime, not self._open and self._broken is None
         settled = False
@@ -470,7 +496,7 @@ class Engine:
         return rests and bool(self.runtime.settle(int(seconds * 1e9)))
 
     def __del__(self) -> None:
-        if getattr(self, "runtime", None) is None:
+        if getattr(self, "runtime", None) is None or self._inherited:
             return
         try:
             if self._captured:  # graphs may be replayed

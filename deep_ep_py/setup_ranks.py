@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -126,8 +126,8 @@ def _agree(bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPla
         "arena_bytes at first": memory.first_arena_bytes,
         "fabric": paths.fabric,
         "ranks_per_node": paths.ranks_per_node,
-        "nic": paths.nic,
         "regions": memory.regions,
+        **{f"nic.{name}": value for name, value in asdict(paths.nic).items()},
     }
     for peer, theirs in enumerate(bootstrap.all_gather(mine)):
         for name, value in mine.items():

@@ -1,15 +1,19 @@
-"""What the ranks' private sockets carry besides Python objects: descriptors, without anybody waiting for anybody."""
+"""What the ranks' private sockets carry: plain values, and descriptors without anybody waiting for anybody."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,8 +40,9 @@ class Meeting:
         return [*self._values]
 
 
-def make_connections() -> list[Connections]:
-    values, barrier = [None] * RANKS, threading.Barrier(RANKS)
+def make_connections(meanwhile: Callable[[], Any] | None = None) -> list[Connections]:
+    """Let the ranks meet; what is to be done meanwhile comes when all listen and none has connected."""
+    values, barrier = [None] * RANKS, threading.Barrier(RANKS, meanwhile)
     with ThreadPoolExecutor(RANKS) as threads:
         met = list(threads.map(lambda rank: connect(Meeting(rank, values, barrier)), range(RANKS)))
     return [one for one in met if isinstance(one, Connections)]
@@ -152,3 +157,79 @@ def test_too_many_open_files(ranks: list[Connections], descriptor: int) -> None:
             ranks[0].exchange_descriptors(descriptor)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_has_ended_is_missed_though_another_one_has_its_sockets(ranks: list[Connections]) -> None:
+    """Its process tells of that, not the sockets: which may have been handed to others, or be a forked child's."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+
+    for one in ranks[:2]:
+        os.close(one._processes[2])
+        one._processes[2] = os.pidfd_open(ended.pid)
+    ended.wait()
+    began = time.monotonic()
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(one.all_gather, None) for one in ranks[:2]]
+        for rank, one in enumerate(waiting):
+            with pytest.raises(DeepEPError, match=rf"rank {rank}: rank 2's process \(pid \d+\) has died"):
+                one.result()
+    assert time.monotonic() - began < 10
+
+
+class MakesFile:
+    """Something that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_is_not_executed(ranks: list[Connections], tmp_path: Path) -> None:
+    """Not even from a rank."""
+    for one in ranks[1:]:
+        one._send(pickle.dumps(MakesFile(tmp_path / "made")))
+    with pytest.raises(DeepEPError, match=r"rank 0: rank \d is in another exchange: it sent no value"):
+        ranks[0].all_gather(None)
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_is_said_is_plain(ranks: list[Connections]) -> None:
+    """Values are JSON: what is none is refused before anything is sent, and what comes is never executed."""
+    values = [None, {"name": "peer", "bytes": 1 << 40, "on": True}, "rank 2"]
+    with ThreadPoolExecutor(RANKS) as threads:
+        for own in threads.map(lambda one: one.all_gather(values[one.rank]), ranks):
+            assert own == values
+    with pytest.raises(TypeError):
+        ranks[0].all_gather(object())
+    with pytest.raises(ValueError, match="expected at most 65536 bytes"):
+        ranks[0].all_gather("x" * (1 << 16))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["pickles", "is silent", "fills the backlog", "goes on filling it"])
+def test_a_stranger_who_connects_first(what: str, workers: Path, tmp_path: Path) -> None:
+    """One of the same user, which is all that a socket tells: the ranks meet without it, and hear nothing of it."""
+    made = tmp_path / "made"
+    command = [sys.executable, str(workers / "stranger.py"), what, str(os.getpid()), str(RANKS), str(made)]
+    strangers = []
+
+    def start() -> None:
+        strangers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert strangers[0].stdout.readline() == b"ready\n"
+
+    try:
+        ranks = make_connections(start)
+        began = time.monotonic()
+        with ThreadPoolExecutor(RANKS) as threads:
+            gathered = list(threads.map(lambda one: one.all_gather(one.rank), ranks))
+        assert gathered == [list(range(RANKS))] * RANKS
+        assert strangers[0].poll() is None and time.monotonic() - began < 5
+    finally:
+        for stranger in strangers:
+            stranger.communicate(b"")
+    assert not made.exists(), "a stranger's pickle was executed"
+    for one in ranks:
+        one.close()

@@ -164,6 +164,67 @@ def test_a_failed_compile_leaves_nothing(tmp_path: Path) -> None:
     assert [path.suffix for path in tmp_path.iterdir()] in ([], [".lock"])
 
 
+def get_one(folder: Path, compiler: SlowCompiler) -> CompiledKernel:
+    return KernelCache(folder, compiler).get(KERNELS["layout"], SHAPE, ARCH)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+@pytest.mark.parametrize("which", ["folder", "above"])
+def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, which: str, mode: int) -> None:
+    """Who may write there chooses what this process runs. A sticky folder will do above, as /tmp is."""
+    above, folder = tmp_path / "above", tmp_path / "above" / "cache"
+    folder.mkdir(parents=True)
+    compiler = SlowCompiler(tmp_path / "log", seconds=0.0)
+    get_one(folder, compiler)
+    opened = folder if which == "folder" else above
+    opened.chmod(mode)
+    if (which, mode) == ("above", 0o1777):
+        get_one(folder, compiler)
+        return
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    for named in (folder, link):
+        with pytest.raises(PermissionError, match=rf"{named}: expected .* but other users may write {opened} \(mode"):
+            get_one(named, compiler)
+    opened.chmod(0o755)
+    get_one(folder, compiler)
+    assert compiler.compiled() == ["layout"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to make a folder another user's")
+def test_what_is_another_users_is_refused(tmp_path: Path) -> None:
+    compiler = SlowCompiler(tmp_path / "log", seconds=0.0)
+    folder = tmp_path / "cache"
+    get_one(folder, compiler)
+    os.chown(folder, 12345, -1)
+    with pytest.raises(PermissionError, match=f"{folder} belongs to user 12345"):
+        get_one(folder, compiler)
+    os.chown(folder, 0, -1)
+    (file,) = folder.glob("*.kernel")
+    os.chown(file, 12345, -1)
+    get_one(folder, compiler)
+    assert compiler.compiled() == ["layout", "layout"]
+
+
+def test_a_file_that_others_may_write_is_made_anew(tmp_path: Path) -> None:
+    compiler = SlowCompiler(tmp_path / "log", seconds=0.0)
+    get_one(tmp_path / "cache", compiler)
+    (file,) = (tmp_path / "cache").glob("*.kernel")
+    file.chmod(0o666)
+    get_one(tmp_path / "cache", compiler)
+    assert compiler.compiled() == ["layout", "layout"]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        get_one(tmp_path / "one" / "two", SlowCompiler(tmp_path / "log", seconds=0.0))
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "one", tmp_path / "one" / "two")] == [0o700] * 2
+
+
 def test_the_folder_is_chosen_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path / "mine"))
     assert KernelCache().folder == tmp_path / "mine"

@@ -22,12 +22,18 @@ KILLS = int(os.environ.get("DEEP_EP_KILLS", 10))
 SECONDS = 1.0
 
 
+def run_worker(script: Path, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a script that forks ranks of the build under test."""
+    tests = script.parent.parent
+    paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
 @pytest.fixture(scope="module")
 def trials(workers: Path) -> list[dict[str, Any]]:
-    paths = [str(workers.parent), str(workers.parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(workers / "killed_ranks.py"), "--trials", str(KILLS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60 + 25 * KILLS)
+    done = run_worker(workers / "killed_ranks.py", "--trials", str(KILLS), timeout=60 + 25 * KILLS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == KILLS
@@ -62,3 +68,9 @@ def test_those_left_go_on(trials: list[dict[str, Any]]) -> None:
         if trial["made"] == trial["ranks"]:
             assert one["masked"] == [trial["victim"]] and len(one["texts"]) == 1, (one, trial)
     assert any(trial["made"] == trial["ranks"] for trial in trials)
+
+
+def test_who_is_left_out_stays_gone(workers: Path) -> None:
+    """P16: what a rank that died earlier was watched by is closed, and its numbers are other files' now."""
+    done = run_worker(workers / "killed_one_by_one.py", timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr

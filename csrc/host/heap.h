@@ -23,8 +23,9 @@ class Heap {
     // Plain memory: all ranks live in this process.
     static std::shared_ptr<Heap> make_plain(size_t bytes);
     // Shared memory without a name: peers get the file descriptor, and nothing is left behind when the processes die.
+    // Its size is sealed.
     static std::shared_ptr<Heap> make_shared(size_t bytes);
-    // A peer's heap. The descriptor may be closed afterwards.
+    // A peer's heap; refused unless its size is sealed, and is this one. The descriptor may be closed afterwards.
     static std::shared_ptr<Heap> map(int descriptor, size_t bytes);
 
     // Memory that `mapping` keeps mapped.

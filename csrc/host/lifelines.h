@@ -11,7 +11,8 @@ namespace deep_ep::host {
 class Lifelines {
   public:
     Lifelines() = default;
-    // (peer, descriptor); several of one peer are allowed. None is closed here.
+    // (peer, descriptor); several of one peer are allowed. They stay the caller's, who closes a peer's only when nobody
+    // asks for it any more: `Runtime::gone` does not once it is left out.
     explicit Lifelines(const std::vector<std::pair<int, int>>& descriptors) : descriptors_(descriptors) {}
 
     bool empty() const { return descriptors_.empty(); }

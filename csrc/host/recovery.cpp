@@ -28,6 +28,9 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
 }
 
 bool Runtime::gone(int rank) const {
+    // A rank that was left out was known to be gone, and stays so: what told of it is closed since, and its
+    // descriptors' numbers may be other files' by now.
+    if (!present(rank)) return true;
     // Either says that its stores are over, and shows them.
     return memory_->acquire_word(host_word(header(rank)->left)) != 0 || lifelines_.ended(rank);
 }

@@ -13,7 +13,12 @@ namespace deep_ep::python {
 
 // Stopping an agent waits for its last puts, which other ranks' threads may have to run for.
 struct DeleteWithoutGil {
+    pid_t maker = getpid();
+
     void operator()(host::Runtime* runtime) const {
+        // A forked child has a copy without the threads of it, and what these had locked stays locked: it is left as it
+        // is, until the child ends.
+        if (getpid() != maker) return;
         pybind11::gil_scoped_release release;
         delete runtime;
     }

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -25,6 +26,7 @@ Compile = Callable[[Kernel, Shape, str], CompiledKernel]
 # What kernels include; the rest of csrc/ changes nothing in them.
 _DEVICE_FOLDERS = ("wire", "device", "fabric", "kernels")
 _SUFFIX = ".kernel"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def default_folder() -> Path:
@@ -32,6 +34,39 @@ def default_folder() -> Path:
     if folder := os.environ.get(FOLDER_VARIABLE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deep_ep_py"
+
+
+def refuse_if_others_may_write(folder: Path) -> None:
+    """Refuse a folder whose files another user could replace: they are run on GPUs.
+
+    Checked are the folder and all above it, links resolved: each must belong to this user or to root, and neither its
+    group nor others may write there. Above the folder itself a sticky bit, as /tmp has, makes up for that: only who
+    owns an entry can move it.
+
+    Parameters
+    ----------
+    folder
+        One that exists.
+
+    Raises
+    ------
+    PermissionError
+        Naming the folder that others may write.
+    """
+    real = folder.resolve(strict=True)
+    for part in (real, *real.parents):
+        found = part.stat()
+        sticky = part != real and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (os.getuid(), 0):
+            why = f"{part} belongs to user {found.st_uid}"
+        elif found.st_mode & _OTHERS_WRITE and not sticky:
+            why = f"other users may write {part} (mode {stat.S_IMODE(found.st_mode):o})"
+        else:
+            continue
+        raise PermissionError(
+            f"{folder}: expected a folder for compiled kernels that no other user can write, but {why}; "
+            f"chmod go-w it, or name another in {FOLDER_VARIABLE}"
+        )
 
 
 class KernelCache:
@@ -43,7 +78,7 @@ class KernelCache:
     Parameters
     ----------
     folder
-        Where files are kept; made when the first one is.
+        Where files are kept; made when the first one is, for this user alone. Refused where others may write.
     compile_
         What compiles a kernel that is not there.
     """
@@ -78,9 +113,13 @@ class KernelCache:
         CompileError, NvrtcUnavailableError
             As `compile_kernel`.
         OSError
-            The folder cannot be written.
+            The folder cannot be written; or others may write it, as `refuse_if_others_may_write` says.
         """
         wanted = list(kernels)
+        # For this user alone, whatever the umask, as XDG has it for all caches.
+        for missing in reversed([one for one in (self.folder, *self.folder.parents) if not one.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        refuse_if_others_may_write(self.folder)
         paths = [self.path(kernel, shape, architecture) for kernel in wanted]
         found = {i: there for i, path in enumerate(paths) if (there := _read(path)) is not None}
         order = [i % len(wanted) for i in range(start, start + len(wanted))]
@@ -104,7 +143,6 @@ class KernelCache:
         self, path: Path, kernel: Kernel, shape: Shape, architecture: str, patience: float
     ) -> CompiledKernel | None:
         """Compile a kernel while no other process does; None if one does for longer than `patience` seconds."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         # The lock is the kernel's own: it goes with the process that holds it, however that ends.
         try:
             with FileLock(path.with_suffix(".lock"), timeout=patience):
@@ -139,9 +177,15 @@ def _write(path: Path, kernel: CompiledKernel) -> None:
 
 
 def _read(path: Path) -> CompiledKernel | None:
-    """Read what `_write` wrote; None where there is nothing, or something else."""
+    """Read what `_write` wrote; None where there is nothing, or something else, or what another user may have written
+    while the folder was open to others.
+    """
     try:
-        line, _, cubin = path.read_bytes().partition(b"\n")
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_uid not in (os.getuid(), 0) or found.st_mode & _OTHERS_WRITE:
+                return None
+            line, _, cubin = file.read().partition(b"\n")
         fields = json.loads(line)
         if fields.pop("sha256") != hashlib.sha256(cubin).hexdigest():
             return None

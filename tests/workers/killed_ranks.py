@@ -10,7 +10,9 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -84,8 +86,8 @@ def be_a_rank(hub: Hub, fabric: str, with_child: bool) -> None:
     buffer.destroy()
 
 
-def start(ranks: int, fabric: str, with_child: bool) -> tuple[list[int], list[Connection]]:
-    """Fork the ranks."""
+def fork_ranks(ranks: int, be_a_rank: Callable[[Hub], None]) -> tuple[list[int], list[Connection]]:
+    """Fork the ranks; return their processes and how to talk to them."""
     pids, connections = [], []
     for rank in range(ranks):
         ours, theirs = Pipe()
@@ -94,7 +96,7 @@ def start(ranks: int, fabric: str, with_child: bool) -> tuple[list[int], list[Co
             try:
                 for connection in (ours, *connections):
                     connection.close()
-                be_a_rank(Hub(rank, ranks, theirs), fabric, with_child)
+                be_a_rank(Hub(rank, ranks, theirs))
             except BaseException as error:  # noqa: B036 - a fork must not go on as its parent
                 theirs.send(("raised", (time.monotonic(), type(error).__name__, str(error))))
             os._exit(0)
@@ -128,7 +130,7 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
     before = {path.name for path in Path("/dev/shm").iterdir()}
     began = time.monotonic()
     with_child = number % 5 == 1
-    pids, connections = start(ranks, fabric, with_child)
+    pids, connections = fork_ranks(ranks, partial(be_a_rank, fabric=fabric, with_child=with_child))
     killed = None
     made, gathered, outcomes, went_on = set(), {}, {}, {}
     timed_from = began if early else None
@@ -155,9 +157,9 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
                 outcomes.setdefault(rank, []).append(value)
         if len(gathered) == ranks:
             answers = [gathered[rank] for rank in range(ranks)]
-            _answer(gathered, connections, answers)
+            answer(gathered, connections, answers)
         elif killed is not None and connections[victim] not in open_:
-            _answer(gathered, connections, None)
+            answer(gathered, connections, None)
     hung = sorted(rank for rank in open_.values() if rank != victim)
     for rank in open_.values():
         os.kill(pids[rank], signal.SIGKILL)
@@ -189,7 +191,7 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
     }
 
 
-def _answer(gathered: dict[int, Any], connections: list[Connection], values: Any) -> None:
+def answer(gathered: dict[int, Any], connections: list[Connection], values: Any) -> None:
     for rank in gathered:
         with suppress(BrokenPipeError):  # killed in between
             connections[rank].send(values)

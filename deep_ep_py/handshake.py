@@ -1,0 +1,362 @@
+"""How the processes of a Buffer find each other on one machine, and know each other from strangers.
+
+Each rank listens at an abstract socket name and connects to each other's. Any process of the network namespace can read
+such names and connect to them, so both ends of a connection prove that they know a secret, which has travelled in the
+ranks' own process group alone: by a keyed digest over two fresh nonces, the two ranks and the direction, so that the
+secret itself is never sent and no proof serves twice, or at another connection. Before that nothing is taken from a
+connection but messages of fixed sizes.
+
+    connector: rank, nonce      listener: nonce, proof      connector: proof      listener: welcome
+
+A stranger can neither fail the ranks nor keep them waiting. Who connects and has proved nothing after a while is
+dropped, the oldest first where there are many; a rank that was dropped so, or that meets a full backlog, tries again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+SECRET_BYTES = 32
+"""Of each rank's part of the secret."""
+PROOF_SECONDS = 5.0
+"""How long a connection may take to prove itself."""
+
+_MOST_GUESTS = 128
+"""Connections that have proved nothing yet; more than there are ranks."""
+_MOST_ACCEPTED = 32
+"""At once: so that a rank among many strangers is heard before it is the oldest."""
+_BACKLOG = 128
+_RETRY_SECONDS = 0.01
+_NONCE_BYTES = 32
+_HELLO = struct.Struct(f"=i{_NONCE_BYTES}s")
+_ANSWER = struct.Struct(f"={_NONCE_BYTES}s32s")
+_WELCOME = b"welcome"
+_LISTENER, _CONNECTOR = b"listener", b"connector"
+
+
+class PeerGone(Exception):
+    """A rank does not listen any more, or has closed its end.
+
+    Attributes
+    ----------
+    rank : int
+        Which.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        super().__init__(rank)
+
+
+class PeersLate(Exception):
+    """Ranks have not come in time.
+
+    Attributes
+    ----------
+    ranks : list of int
+        Which.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks = sorted(ranks)
+        super().__init__(self.ranks)
+
+
+def make_socket() -> socket.socket:
+    """Return a local socket that keeps messages apart."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+def listen() -> tuple[socket.socket, str]:
+    """Return a socket that others can connect to, and its name, which nobody can foresee."""
+    listener, name = make_socket(), f"\0deep_ep_py-{os.getpid()}-{secrets.token_hex(16)}"
+    listener.bind(name)
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener, name
+
+
+def secret_of(parts: Iterable[bytes]) -> bytes:
+    """Make the group's secret of what each rank has contributed, by rank."""
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+@dataclass
+class _Session:
+    """One connection as both of its ends see it: what their proofs are of."""
+
+    secret: bytes = field(repr=False)
+    connector: int
+    listener: int
+    connector_nonce: bytes = b""
+    listener_nonce: bytes = b""
+
+    def proof(self, role: bytes) -> bytes:
+        ranks = struct.pack("=ii", self.connector, self.listener)
+        return hmac.digest(self.secret, role + ranks + self.connector_nonce + self.listener_nonce, "sha256")
+
+    def proves(self, role: bytes, proof: bytes) -> bool:
+        return hmac.compare_digest(self.proof(role), proof)
+
+
+class _Knock:
+    """A connection that the caller makes to another rank."""
+
+    def __init__(self, name: str, session: _Session) -> None:
+        self.rank = session.listener
+        self.socket: socket.socket | None = None
+        self._name, self._session, self._answered = name, session, False
+        self._not_before = 0.0
+
+    @property
+    def due(self) -> bool:
+        return self.socket is None and time.monotonic() >= self._not_before
+
+    def connect(self) -> None:
+        """Connect if there is room for it; else it is to be done once more, after a while."""
+        self._not_before = time.monotonic() + _RETRY_SECONDS
+        self._answered = False
+        self._session.connector_nonce = secrets.token_bytes(_NONCE_BYTES)
+        connection = make_socket()
+        connection.setblocking(False)
+        try:
+            connection.connect(self._name)
+            connection.send(_HELLO.pack(self._session.connector, self._session.connector_nonce))
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # the backlog is full; or dropped at once
+            connection.close()
+            return
+        except OSError:  # nobody listens
+            connection.close()
+            raise PeerGone(self.rank) from None
+        self.socket = connection
+
+    def advance(self) -> bool:
+        """Take the next message; -> whether both ends have proved themselves."""
+        assert self.socket is not None
+        message = _receive(self.socket)
+        if message is None:
+            return False
+        if self._answered and message == _WELCOME:
+            return True
+        if self._answered or len(message) != _ANSWER.size:
+            self.close()  # dropped, as if it were a stranger
+            return False
+        self._session.listener_nonce, proof = _ANSWER.unpack(message)
+        # Nobody else can have bound the name: but what is not proved is not believed.
+        if not self._session.proves(_LISTENER, proof):
+            raise PeerGone(self.rank)
+        self._answered = True
+        try:
+            self.socket.send(self._session.proof(_CONNECTOR))
+        except OSError:
+            self.close()
+        return False
+
+    def close(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+        self.socket = None
+
+
+class _Guest:
+    """A connection that somebody has made to this rank."""
+
+    def __init__(self, connection: socket.socket, own: int, secret: bytes) -> None:
+        self.socket, self._own, self._secret = connection, own, secret
+        self._session: _Session | None = None
+        self.until = time.monotonic() + PROOF_SECONDS
+
+    def advance(self, awaited: Iterable[int]) -> int | None:
+        """Take the next message; -> the rank it is, once it has proved that.
+
+        Raises
+        ------
+        OSError, ValueError
+            It is to be dropped.
+        """
+        message = _receive(self.socket)
+        if message is None:
+            return None
+        if self._session is None:
+            if len(message) != _HELLO.size:
+                raise ValueError("not a rank's first message")
+            rank, nonce = _HELLO.unpack(message)
+            if rank not in awaited:
+                raise ValueError("not a rank that is waited for")
+            session = _Session(self._secret, rank, self._own, nonce, secrets.token_bytes(_NONCE_BYTES))
+            self.socket.send(_ANSWER.pack(session.listener_nonce, session.proof(_LISTENER)))
+            self._session = session
+            return None
+        if self._session.connector not in awaited or not self._session.proves(_CONNECTOR, message):
+            raise ValueError("not the rank that it says it is")
+        self.socket.send(_WELCOME)
+        return self._session.connector
+
+
+class Meeting:
+    """Of one rank with all others. Sockets are as their maps' owner's as soon as they are there.
+
+    Parameters
+    ----------
+    rank : int
+        The caller.
+    listener : socket.socket
+        As `listen` has returned it.
+    names : list of str
+        At which each rank listens.
+    secret : bytes
+        What only they know.
+    outgoing, incoming : dict
+        Filled with the connections that have proved themselves, by rank; they do not block.
+    processes : dict
+        Filled with a descriptor (pidfd) of each other rank's process, by rank, where the kernel has such.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        listener: socket.socket,
+        names: list[str],
+        secret: bytes,
+        outgoing: dict[int, socket.socket],
+        incoming: dict[int, socket.socket],
+        processes: dict[int, int],
+    ) -> None:
+        self._rank, self._listener, self._secret = rank, listener, secret
+        self._outgoing, self._incoming, self._processes = outgoing, incoming, processes
+        self._others = [peer for peer in range(len(names)) if peer != rank]
+        self._knocks = {peer: _Knock(names[peer], _Session(secret, rank, peer)) for peer in self._others}
+        self._guests: list[_Guest] = []
+
+    def run(self, seconds: float) -> None:
+        """Return when all are connected, each to each other.
+
+        Raises
+        ------
+        PeerGone, PeersLate
+            Some are not.
+        """
+        deadline = time.monotonic() + seconds
+        try:
+            while missing := [peer for peer in self._others if peer in self._knocks or peer not in self._incoming]:
+                if time.monotonic() > deadline:
+                    raise PeersLate(missing)
+                self._connect()
+                ready = self._poll(missing, deadline)
+                ended = self._ended(missing, ready)
+                for knock in [one for one in self._knocks.values() if one.socket and one.socket.fileno() in ready]:
+                    self._answer(knock)
+                for guest in [one for one in self._guests if one.socket.fileno() in ready]:
+                    self._hear(guest)
+                self._drop_guests(lambda guest: time.monotonic() > guest.until)
+                if self._listener.fileno() in ready:
+                    self._accept()
+                for peer in ended:
+                    if peer in self._knocks or peer not in self._incoming:
+                        raise PeerGone(peer)
+        finally:
+            self._drop_guests(lambda _: True)
+            for knock in self._knocks.values():
+                knock.close()
+
+    def _connect(self) -> None:
+        for knock in self._knocks.values():
+            if knock.due:
+                knock.connect()
+            # An old kernel has none, or it hides other processes: then the sockets will tell.
+            if knock.socket is not None and knock.rank not in self._processes:
+                with suppress(AttributeError, OSError):
+                    self._processes[knock.rank] = os.pidfd_open(credentials(knock.socket)[0])
+
+    def _poll(self, missing: list[int], deadline: float) -> set[int]:
+        sockets = [self._listener, *(guest.socket for guest in self._guests)]
+        sockets += [knock.socket for knock in self._knocks.values() if knock.socket is not None]
+        sockets += [self._outgoing[peer] for peer in missing if peer in self._outgoing]
+        processes = [self._processes[peer] for peer in missing if peer in self._processes]
+        poller = select.poll()
+        for descriptor in (*(one.fileno() for one in sockets), *processes):
+            poller.register(descriptor, select.POLLIN)
+        moments = [deadline, *(guest.until for guest in self._guests)]
+        if any(knock.socket is None for knock in self._knocks.values()):
+            moments.append(time.monotonic() + _RETRY_SECONDS)
+        left = max(0.0, min(moments) - time.monotonic())
+        return {descriptor for descriptor, _ in poller.poll(left * 1e3 + 1)}
+
+    def _answer(self, knock: _Knock) -> None:
+        if knock.advance():
+            assert knock.socket is not None
+            self._outgoing[knock.rank] = knock.socket
+            del self._knocks[knock.rank]
+
+    def _hear(self, guest: _Guest) -> None:
+        try:
+            rank = guest.advance([peer for peer in self._others if peer not in self._incoming])
+        except (OSError, ValueError):
+            self._drop_guests(lambda one: one is guest)
+            return
+        if rank is not None:
+            self._incoming[rank] = guest.socket
+            self._guests.remove(guest)
+
+    def _accept(self) -> None:
+        for _ in range(_MOST_ACCEPTED):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._guests:
+                    raise
+                self._drop_guests(lambda one: one is self._guests[0])
+                continue
+            # Of other users nobody can be a rank.
+            if credentials(connection)[1] != os.getuid():
+                connection.close()
+                continue
+            connection.setblocking(False)
+            self._guests.append(_Guest(connection, self._rank, self._secret))
+            if len(self._guests) > _MOST_GUESTS:
+                self._drop_guests(lambda one: one is self._guests[0])
+
+    def _drop_guests(self, which: Callable[[_Guest], bool]) -> None:
+        dropped = [guest for guest in self._guests if which(guest)]
+        self._guests = [guest for guest in self._guests if guest not in dropped]
+        for guest in dropped:
+            guest.socket.close()
+
+    def _ended(self, missing: list[int], ready: set[int]) -> list[int]:
+        """Ranks that have closed their end or whose process has ended: nothing else comes on a proved connection to one
+        that this rank has made.
+        """
+        return [
+            peer
+            for peer in missing
+            if (peer in self._outgoing and self._outgoing[peer].fileno() in ready)
+            or self._processes.get(peer, -1) in ready
+        ]
+
+
+def credentials(connection: socket.socket) -> tuple[int, ...]:
+    """Return the other end's process, user and group."""
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+
+
+def _receive(connection: socket.socket) -> bytes | None:
+    """Return a message, empty where the other end has let go; None if there is none. Descriptors are not taken."""
+    try:
+        return connection.recv(_ANSWER.size + 1)
+    except BlockingIOError:
+        return None
+    except ConnectionError:
+        return b""

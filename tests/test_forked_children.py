@@ -1,0 +1,31 @@
+"""A forked child has its parent's Buffer in memory, but is not its parent's rank: its end is nothing to the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_killed_processes import run_worker
+
+pytestmark = [pytest.mark.processes, pytest.mark.once]
+
+
+@pytest.fixture(scope="module")
+def outcomes(workers: Path) -> list[dict[str, Any]]:
+    done = run_worker(workers / "forked_children.py", timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [{**json.loads(line), "said": done.stderr} for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("way", "fabric"),
+    [("fork", "peer"), ("fork", "ibgda"), ("Process", "peer"), ("DataLoader", "peer"), ("with", "peer")],
+)
+def test_the_ranks_go_on(outcomes: list[dict[str, Any]], way: str, fabric: str) -> None:
+    """P14, P15: with a dispatch on its way while the child ends; the child's own calls are refused."""
+    ended = [one for one in outcomes if (one["fabric"], one["way"]) == (fabric, way)]
+    assert sorted(one["rank"] for one in ended) == [0, 1], outcomes
+    assert all(one["error"] is None for one in ended), ended
