@@ -6,9 +6,10 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
+
+from .native import C
 
 _EXIT_SECONDS = 5.0
 """How long a process that ends waits for calls whose peers may not come."""
@@ -17,10 +18,11 @@ _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
 class Driver:
-    """A thread that waits for calls one after the other: on a CPU whoever waits runs the kernels.
+    """A thread that waits for calls one after the other: on a CPU the thread that waits runs the kernels.
 
     It is started by the first call that is not waited for. While it is busy, the Buffer's other waits are made by it
-    too: so an interrupt still reaches the caller, and nobody else looks after the same calls.
+    too: so an interrupt still reaches the caller, and no two threads look after the same calls. It is a thread of the
+    extension's, not of Python's: kernels go on while some other thread holds the GIL for long.
 
     Parameters
     ----------
@@ -29,44 +31,40 @@ class Driver:
     """
 
     def __init__(self, give_up: Callable[[], None]) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._latest: Future[Any] | None = None
+        self._runner = C.Runner()
+        self._latest: Any = None
         self._give_up = weakref.WeakMethod(give_up)
 
     @property
     def busy(self) -> bool:
         """Whether it has something to do."""
-        return self._latest is not None and not self._latest.done()
+        return self._latest is not None and not self._latest.done
 
-    def drive(self, job: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have a job done, which waits for kernels."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="deep_ep_py")
+    def drive(self, runtime: Any, job: str, argument: Any) -> Any:
+        """Have one of the runtime's waits done, named by its method; return the `native.C.Run`."""
+        if self._latest is None:
             _drivers.add(self)
-        self._latest = self._pool.submit(job, *arguments)
+        arguments = {"call": argument} if isinstance(argument, C.Call) else {"number": argument}
+        self._latest = self._runner.start(runtime, job, **arguments)
         return self._latest
 
-    def run(self, job: Callable[..., Any], *arguments: Any) -> Any:
-        """Do a job: in the thread if it is busy, else here."""
-        return self.drive(job, *arguments).result() if self.busy else job(*arguments)
+    def run(self, runtime: Any, job: str, argument: Any) -> Any:
+        """Do one of the runtime's waits: in the thread if it is busy, else here."""
+        if self.busy:
+            return self.drive(runtime, job, argument).result()
+        return getattr(runtime, job)(argument)
 
-    def rest(self, seconds: float | None = None) -> bool:
+    def rest(self, seconds: float) -> bool:
         """Wait until it has nothing to do, whatever came of it; -> whether it has nothing."""
-        if self._latest is not None:
-            wait([self._latest], seconds)
-        return not self.busy
-
-    def stop(self) -> None:
-        """Let the thread end when it has nothing to do."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        return self._latest is None or bool(self._latest.wait(int(seconds * 1e9)))
 
     def end_with_process(self) -> None:
         """Wait a while for what is on its way, then tell the peers that this rank is gone."""
         give_up = self._give_up()
         if not self.rest(_EXIT_SECONDS) and give_up is not None:
-            with suppress(Exception):  # of a runtime that has come to grief: nobody is left to hear of it
+            with suppress(Exception):  # of a runtime that has come to grief: there is no caller left to hear of it
                 give_up()
+            self.rest(_EXIT_SECONDS)  # its kernels have been told to leave
 
 
 def _end_all() -> None:
@@ -74,7 +72,7 @@ def _end_all() -> None:
         driver.end_with_process()
 
 
-# Before the interpreter joins the threads of pools, which would wait for kernels as long as those do.
+# Before the interpreter ends its threads.
 threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 # A forked child has none of the threads, and what they were at is its parent's.
 os.register_at_fork(after_in_child=_drivers.clear)

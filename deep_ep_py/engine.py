@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +41,7 @@ class _OnItsWay:
 
     call: Any
     tensors: list[torch.Tensor | None]
-    driven: Future[Any] | None = None
+    driven: Any = None
     ended: bool = False
 
 
@@ -166,9 +165,9 @@ class Engine:
         nanoseconds = int(self.timeout * 1e9)
         if self._captured:  # replays are not the runtime's launches
             self.device.synchronize()
-        self._run(self.runtime.settle, nanoseconds)
+        self._run("settle", nanoseconds)
         self._collect()
-        self._run(self.runtime.forgive, nanoseconds)
+        self._run("forgive", nanoseconds)
 
     @property
     def broken(self) -> DeepEPError | None:
@@ -262,7 +261,7 @@ class Engine:
         launched = self._on_their_way[-1]
         if streams.async_finish:
             if self._driver is not None:
-                launched.driven = self._driver.drive(self.runtime.wait, call)
+                launched.driven = self._driver.drive(self.runtime, "wait", call)
             return EventOverlap(EventHandle(until=partial(self._await_end, launched)))
         self._await_end(launched)
         return EventOverlap(EventHandle())
@@ -275,7 +274,7 @@ class Engine:
             if launched.driven is not None:
                 launched.driven.result()
             else:
-                self._run(self.runtime.wait, launched.call)
+                self._run("wait", launched.call)
             self._collect()
         self._note_ended(self.runtime)
         if not launched.ended:
@@ -287,16 +286,19 @@ class Engine:
         for launched in self._on_their_way if runtime is not None else ():
             driven = launched.driven
             if runtime.finished(launched.call) and launched.call.failure.reason == 0:
-                launched.ended = driven is None or (driven.done() and driven.exception() is None)
+                launched.ended = driven is None or (driven.done and not driven.failed)
 
     def wait_counts(self, call: Any) -> None:
         """Wait until a dispatch's counts are there; raise if it has failed."""
-        self._run(self.runtime.wait_counts, call)
+        self._run("wait_counts", call)
         self.check_failure(call)
         self.growth.follow(self.runtime, call)
 
-    def _run(self, wait: Callable[..., Any], *arguments: Any) -> Any:
-        return wait(*arguments) if self._driver is None else self._driver.run(wait, *arguments)
+    def _run(self, job: str, argument: Any) -> Any:
+        """Do one of the runtime's waits, named by its method."""
+        if self._driver is None:
+            return getattr(self.runtime, job)(argument)
+        return self._driver.run(self.runtime, job, argument)
 
     def _collect(self) -> None:
         """Retire the operations that have ended; raise what one has failed of."""
@@ -304,19 +306,17 @@ class Engine:
             launched = self._on_their_way[0]
             self.check_failure(launched.call)  # the tensors of one that has failed stay: peers may still store there
             if launched.driven is not None:  # of kernels that the executor has dropped, this alone says so
-                self._raise_of(launched.driven)
+                self._end_well(launched.driven)
             launched.ended = True
             self._on_their_way.popleft()
             self.runtime.retire(launched.call)
         for call in self._captured:  # of graphs, which may have been replayed
             self.check_failure(call)
 
-    def _raise_of(self, driven: Future[Any]) -> None:
-        """Break the Buffer with what the thread that waited for a call's kernels has raised, if it has."""
-        error = driven.exception()
-        if error is not None:
-            self.break_off(f"kernels did not end well: {error!r}")
-            raise error
+    def _end_well(self, driven: Any) -> None:
+        """Break the Buffer with what the thread that waited for a call's kernels has thrown, if it has."""
+        with self.telling_others("a call's kernels"):
+            driven.result()
 
     def launch_layout(self, sizes: Any, topk_idx: torch.Tensor, outputs: tuple[torch.Tensor, ...]) -> None:
         """Launch the one kernel that has to do with no other rank."""
@@ -328,7 +328,7 @@ class Engine:
             self._layouts.popleft()
         # An interrupt may end the wait before the kernel, which uses them then.
         self._layouts.append((serial, tensors))
-        self._run(self.runtime.wait_launch, serial)
+        self._run("wait_launch", serial)
         self._layouts.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -394,7 +394,7 @@ class Engine:
 
     def _stop_kernels(self, nanoseconds: int) -> bool:
         """Have this rank's kernels leave, and nobody look after them any more; -> whether they have."""
-        stopped = bool(self._run(self.runtime.stop_all, nanoseconds))
+        stopped = bool(self._run("stop_all", nanoseconds))
         return stopped and (self._driver is None or self._driver.rest(nanoseconds / 1e9))
 
     def lost_ranks(self) -> list[int]:
@@ -478,8 +478,7 @@ class Engine:
                 runtime.drain()
         finally:
             self.runtime = None
-            if self._driver is not None:
-                self._driver.stop()
+            self._driver = None  # its thread ends when it has nothing to do
             self._note_ended(runtime)
             if settled:
                 self._layouts.clear()

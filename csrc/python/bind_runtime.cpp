@@ -10,6 +10,7 @@
 #include "host/cpu/weak_agent.h"
 #include "host/dlpack.h"
 #include "host/nic_thread.h"
+#include "host/runner.h"
 #include "host/runtime.h"
 #include "python/bindings.h"
 
@@ -153,6 +154,44 @@ void bind_call(py::module_& m) {
         .def_property_readonly("failure", &Call::failure);
 }
 
+// What a Runner does for a Buffer, by the names of the Runtime's methods.
+std::function<bool()> make_job(Runtime& runtime, const std::string& name, const std::shared_ptr<Call>& call,
+                               uint64_t number) {
+    if (name == "wait") return [&runtime, call] { return runtime.wait(*call), true; };
+    if (name == "wait_counts") return [&runtime, call] { return runtime.wait_counts(*call), true; };
+    if (name == "wait_launch") return [&runtime, number] { return runtime.wait_launch(number), true; };
+    if (name == "settle") return [&runtime, number] { return runtime.settle(number); };
+    if (name == "stop_all") return [&runtime, number] { return runtime.stop_all(number); };
+    if (name == "forgive") return [&runtime, number] { return runtime.forgive(number); };
+    throw std::invalid_argument(name + ": expected a method that waits");
+}
+
+void bind_runner(py::module_& m) {
+    using host::Runner;
+    using Run = Runner::Run;
+    constexpr uint64_t kLook = 50'000'000;  // ns, between looks at the caller's signals
+    py::class_<Run, std::shared_ptr<Run>>(m, "Run", "A job that a Runner does.")
+        .def_property_readonly("done", &Run::done)
+        .def_property_readonly("failed", &Run::failed)
+        .def("wait", &Run::wait, py::arg("nanoseconds"), NoGil(), "Return whether it is done after so long.")
+        .def(
+            "result",
+            [](const Run& run) {
+                for (py::gil_scoped_release no_gil; !run.wait(kLook);) check_signals();
+                return run.result();
+            },
+            "Wait for it; return what it has returned, or raise what it has thrown.");
+    py::class_<Runner>(m, "Runner", "A thread that waits for a Buffer's kernels, whoever holds the GIL.")
+        .def(py::init<>())
+        .def(
+            "start",
+            [](Runner& runner, Runtime& runtime, const std::string& name, std::shared_ptr<Call> call, uint64_t number) {
+                return runner.start(make_job(runtime, name, call, number));
+            },
+            py::arg("runtime"), py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0,
+            py::keep_alive<0, 2>());
+}
+
 }  // namespace
 
 std::unique_ptr<host::Network> make_network(const BufferOptions& options, const NetworkOptions& network,
@@ -182,6 +221,7 @@ void bind_runtime(py::module_& m) {
     bind_heap(m);
     bind_call(m);
     bind_network(m);
+    bind_runner(m);
     m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
     m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
     m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);

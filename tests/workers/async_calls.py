@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ SLEEP = 4.0
 kept_until_the_end: list[Any] = []
 
 
-def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial) -> None:
+def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial, sleep: Callable[[float], Any]) -> None:
     """Rank 0 sleeps with calls on their way; the others' calls, which need its rows, end meanwhile."""
     rank = buffer.rank
     dist.barrier()
@@ -25,7 +28,7 @@ def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial) -> None:
     combined = trial.combine(buffer, rank, results[4], async_finish=rank == 0)
     if rank == 0:
         assert time.monotonic() - began < SLEEP / 2, "the call has waited for its end"
-        time.sleep(SLEEP)
+        sleep(SLEEP)
         for event in (results[5], combined[2]):
             event.current_stream_wait()
             event.current_stream_wait()  # once more is nothing
@@ -33,6 +36,34 @@ def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial) -> None:
         assert time.monotonic() - began < SLEEP, "rank 0 has slept, and its kernels with it"
     trial.check_dispatch(rank, results)
     trial.check_combine(rank, combined)
+
+
+def holding_the_gil(seconds: float) -> None:
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    """An interrupt ends the wait for a layout that is queued behind a call whose peers are late: what the layout's
+    kernel will use then stays, though the caller has nothing of it."""
+    rank, engine = buffer.rank, buffer._engine
+    topk_idx, experts = trial.work.topk_idx[rank], trial.work.num_experts
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    dist.barrier()
+    if rank != 0:
+        dist.barrier()
+    results = buffer.dispatch(**arguments, async_finish=True)
+    if rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.get_dispatch_layout(topk_idx.clone(), experts)
+        (held,) = engine._layouts
+        assert not buffer._engine.runtime.launch_finished(held[0])
+        dist.barrier()
+    results[5].current_stream_wait()
+    trial.check_worst(rank, results, trial.most_rows)
+    per_rank = buffer.get_dispatch_layout(topk_idx, experts)[0]
+    assert per_rank.equal(arguments["num_tokens_per_rank"]) and not engine._layouts
 
 
 def an_event_is_of_its_own_call(buffer: deep_ep.Buffer, trial: Trial) -> None:
@@ -138,7 +169,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     trial = Trial.of(Case("async", 3, (10, 17, 24), hidden=264, topk=4, experts=12))
     buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
-    the_others_need_not_wait(buffer, trial)
+    the_others_need_not_wait(buffer, trial, time.sleep)
+    the_others_need_not_wait(buffer, trial, holding_the_gil)
+    an_interrupted_layout(buffer, trial)
     an_event_is_of_its_own_call(buffer, trial)
     many_on_their_way(buffer, trial)
     an_event_of_another_buffer(buffer, trial)

@@ -1,0 +1,79 @@
+#include "host/runner.h"
+
+#include <chrono>
+#include <thread>
+
+namespace deep_ep::host {
+
+bool Runner::Run::done() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return done_;
+}
+
+bool Runner::Run::wait(uint64_t nanoseconds) const {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::nanoseconds(nanoseconds), [this] { return done_; });
+}
+
+bool Runner::Run::result() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+    return result_;
+}
+
+bool Runner::Run::failed() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return failure_ != nullptr;
+}
+
+void Runner::Run::do_now() {
+    bool result = false;
+    std::exception_ptr failure;
+    try {
+        result = job_();
+    } catch (...) {
+        failure = std::current_exception();
+    }
+    const std::lock_guard<std::mutex> guard(mutex_);
+    job_ = nullptr;
+    result_ = result;
+    failure_ = failure;
+    done_ = true;
+    changed_.notify_all();
+}
+
+Runner::~Runner() {
+    if (!queue_) return;
+    const std::lock_guard<std::mutex> guard(queue_->mutex);
+    queue_->ending = true;
+    queue_->changed.notify_all();
+}
+
+std::shared_ptr<Runner::Run> Runner::start(std::function<bool()> job) {
+    auto run = std::make_shared<Run>();
+    run->job_ = std::move(job);
+    if (!queue_) {
+        queue_ = std::make_shared<Queue>();
+        std::thread(serve, queue_).detach();
+    }
+    const std::lock_guard<std::mutex> guard(queue_->mutex);
+    queue_->runs.push_back(run);
+    queue_->changed.notify_all();
+    return run;
+}
+
+void Runner::serve(const std::shared_ptr<Queue>& queue) {
+    for (;;) {
+        std::shared_ptr<Run> next;
+        {
+            std::unique_lock<std::mutex> lock(queue->mutex);
+            queue->changed.wait(lock, [&] { return queue->ending || !queue->runs.empty(); });
+            if (queue->runs.empty()) return;
+            next = std::move(queue->runs.front());
+            queue->runs.pop_front();
+        }
+        next->do_now();
+    }
+}
+
+}  // namespace deep_ep::host

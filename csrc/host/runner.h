@@ -1,0 +1,60 @@
+// A thread of the host that does jobs one after the other: on a CPU kernels run while some thread waits for them, and
+// this one waits while the caller goes on. It needs nothing of the caller's language: a caller that holds Python's GIL
+// for long holds up no kernels.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+namespace deep_ep::host {
+
+class Runner {
+  public:
+    // A job that has been given to the thread. Any thread may ask.
+    class Run {
+      public:
+        bool done() const;
+        // -> whether it is done after so long.
+        bool wait(uint64_t nanoseconds) const;
+        // Of a job that is done: what it has returned; or throws what it has thrown.
+        bool result() const;
+        bool failed() const;
+
+      private:
+        friend class Runner;
+        void do_now();
+
+        std::function<bool()> job_;
+        mutable std::mutex mutex_;
+        mutable std::condition_variable changed_;
+        bool done_ = false, result_ = false;
+        std::exception_ptr failure_;
+    };
+
+    // The thread begins with the first job.
+    Runner() = default;
+    // Waits for no job: the thread does those that it has been given, and ends.
+    ~Runner();
+    Runner(const Runner&) = delete;
+    Runner& operator=(const Runner&) = delete;
+
+    std::shared_ptr<Run> start(std::function<bool()> job);
+
+  private:
+    struct Queue {
+        std::mutex mutex;
+        std::condition_variable changed;
+        std::deque<std::shared_ptr<Run>> runs;
+        bool ending = false;
+    };
+    static void serve(const std::shared_ptr<Queue>& queue);
+
+    std::shared_ptr<Queue> queue_;  // null before the first job
+};
+
+}  // namespace deep_ep::host
