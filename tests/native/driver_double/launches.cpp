@@ -1,0 +1,192 @@
+// The stand-in's modules, streams, events, launches and captures.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "double.h"
+#include "execute.h"
+#include "memory.h"
+
+using namespace driver_double;
+
+namespace {
+
+std::mutex one_at_a_time;                         // see DOUBLE_SERIAL
+std::map<const void*, int> event_waits;           // queries until a recorded event has happened
+std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
+std::map<const void*, uint64_t> latest_launches;  // by stream
+std::map<const void*, std::string> symbols;       // by function
+
+struct Captured {
+    std::string symbol;
+    LaunchConfig config;
+    std::string args;
+};
+std::vector<std::vector<Captured>> graphs;
+thread_local std::vector<Captured> capture;
+
+std::string hex_word(const void* place) {
+    unsigned long long word = 0;
+    std::memcpy(&word, place, sizeof(word));
+    char text[2 * sizeof(word) + 1];
+    std::snprintf(text, sizeof(text), "%llx", word);
+    return text;
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    BEGIN(enter_in_context("cuCtxGetStreamPriorityRange"));
+    *least = 0;
+    *greatest = -5;
+    return kSuccess;
+}
+Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) {
+    BEGIN(enter_in_context("cuStreamCreateWithPriority"));
+    RETURN_IF_FAILED(enter("stream", "flags=%u priority=%d", flags, priority));
+    *stream = make<Stream>();
+    return kSuccess;
+}
+Result cuStreamDestroy_v2(Stream stream) {
+    BEGIN(enter_in_context("cuStreamDestroy"));
+    return forget(stream);
+}
+Result cuModuleLoadData(Module* module, const void* image) {
+    BEGIN(enter_in_context("cuModuleLoadData"));
+    if (std::memcmp(image,
+                    "\x7f"
+                    "ELF",
+                    4) != 0)
+        return kInvalidImage;
+    *module = make<Module>();
+    return kSuccess;
+}
+Result cuModuleUnload(Module module) {
+    BEGIN(enter_in_context("cuModuleUnload"));
+    return forget(module);
+}
+Result cuModuleGetFunction(Function* function, Module module, const char* symbol) {
+    BEGIN(enter_in_context("cuModuleGetFunction"));
+    if (!alive.count(module)) return kInvalidHandle;
+    if (std::strncmp(symbol, "_Z", 2) != 0) return kNotFound;
+    *function = reinterpret_cast<Function>(next_handle += 0x10);
+    symbols[*function] = symbol;
+    return kSuccess;
+}
+Result cuFuncSetAttribute(Function, int which, int value) {
+    BEGIN(enter_in_context("cuFuncSetAttribute"));
+    return enter("attribute", "%d=%d", which, value);
+}
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int threads, size_t) {
+    BEGIN(enter_in_context("cuOccupancyMaxActiveBlocksPerMultiprocessor"));
+    *blocks = threads <= 1024 ? kBlocksEach : 0;
+    return kSuccess;
+}
+Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** parameters, void** extra) {
+    std::unique_lock<std::mutex> turn(one_at_a_time, std::defer_lock);
+    if (std::getenv("DOUBLE_SERIAL")) turn.lock();
+    BEGIN(enter_in_context("cuLaunchKernelEx"));
+    if (extra != nullptr || !alive.count(config->stream)) return kInvalidValue;
+    const bool cooperative = config->attribute_count == 1 && config->attributes[0].id == kLaunchCooperative &&
+                             config->attributes[0].value.cooperative == 1;
+    const unsigned *grid = config->grid, *block = config->block;
+    if (grid[0] == 0 || grid[1] == 0 || grid[2] != 1) return kInvalidValue;
+    if (uint64_t{grid[0]} * grid[1] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
+    const std::string& symbol = symbols[function];
+    std::string first_words;
+    const void* args = parameters[0];
+    if (driver_double::for_ranks(symbol)) {
+        // The parameter is the address of an array, which is as long as the grid is high.
+        std::memcpy(&args, parameters[0], sizeof(args));
+        const size_t all = host_allocation_bytes(args);
+        if (all == 0 || all % grid[1] != 0) return kInvalidValue;
+        const size_t each = all / grid[1], expected = driver_double::argument_bytes(symbol);
+        if (expected != 0 && each != expected) return kInvalidValue;
+        first_words = hex_word(&args) + ":";
+        for (unsigned rank = 0; rank < grid[1]; ++rank) {
+            first_words += (rank ? "," : "") + hex_word(static_cast<const char*>(args) + rank * each);
+        }
+        if (capturing) return kCaptureUnsupported;
+    } else {
+        if (grid[1] != 1) return kInvalidValue;
+        first_words = hex_word(args);
+    }
+    if (capturing) {
+        const char* bytes = static_cast<const char*>(args);
+        capture.push_back({symbol, *config, {bytes, driver_double::argument_bytes(symbol)}});
+    } else {
+        latest_launches[config->stream] = driver_double::run(symbol, *config, args);
+    }
+    RETURN_IF_FAILED(enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%s", grid[0], grid[1],
+                           grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
+                           first_words.c_str()));
+    const uint64_t latest = latest_launches[config->stream];
+    lock.unlock();  // kernels take their time
+    while (turn && !capturing && !driver_double::ended(latest)) continue;
+    return kSuccess;
+}
+Result cuEventCreate(Event* event, unsigned flags) {
+    BEGIN(enter_in_context("cuEventCreate"));
+    if (flags != kEventDisableTiming) return kInvalidValue;
+    *event = make<Event>();
+    return kSuccess;
+}
+Result cuEventDestroy_v2(Event event) {
+    BEGIN(enter_in_context("cuEventDestroy"));
+    return forget(event);
+}
+Result cuEventRecord(Event event, Stream stream) {
+    BEGIN(enter_in_context("cuEventRecord"));
+    if (!alive.count(event) || !alive.count(stream)) return kInvalidHandle;
+    event_launches[event] = latest_launches[stream];
+    event_waits[event] = std::getenv("DOUBLE_QUERIES") ? std::atoi(std::getenv("DOUBLE_QUERIES")) : 0;
+    return kSuccess;
+}
+Result cuEventQuery(Event event) {
+    BEGIN(enter_outside_capture("cuEventQuery"));
+    if (!alive.count(event)) return kInvalidHandle;
+    if (event_waits[event]-- > 0) return kNotReady;
+    const uint64_t launch = event_launches[event];
+    lock.unlock();  // kernels take their time
+    return driver_double::ended(launch) ? kSuccess : kNotReady;
+}
+
+Result cuStreamIsCapturing(Stream, int* status) {
+    BEGIN(enter_in_context("cuStreamIsCapturing"));
+    *status = capturing;
+    return kSuccess;
+}
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+    std::swap(*mode, capture_mode);
+    return kSuccess;
+}
+int double_capture(int begin) {
+    capturing = begin != 0;
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    if (!capturing) graphs.push_back(std::exchange(capture, {}));
+    return static_cast<int>(graphs.size()) - 1;
+}
+void double_replay(int number) {
+    uint64_t latest = 0;
+    std::unique_lock<std::recursive_mutex> lock(mutex);
+    for (const Captured& launch : graphs.at(static_cast<size_t>(number))) {
+        latest = driver_double::run(launch.symbol, launch.config, launch.args.data());
+        latest_launches[launch.config.stream] = latest;
+    }
+    lock.unlock();
+    while (!driver_double::ended(latest)) continue;
+}
+Result cuStreamSynchronize(Stream stream) {
+    BEGIN(enter_outside_capture("cuStreamSynchronize"));
+    return alive.count(stream) ? kSuccess : kInvalidHandle;
+}
+}  // extern "C"
+#pragma GCC visibility pop
