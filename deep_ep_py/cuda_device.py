@@ -115,11 +115,14 @@ class CudaDevice:
         most = torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
         return min(most, self.first_arena_bytes), most
 
-    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
-        """Physical memory with a descriptor, mapped; the host's, pinned, where threads of the host stand for NICs."""
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+        """Physical memory with a descriptor, mapped; the host's, pinned, where threads of the host stand for NICs.
+
+        New pages of the host are zero; on the GPU `cleared` bytes are made so.
+        """
         if by_nics:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
-        return C.cuda.make_heap(self._context, size, first)
+        return C.cuda.make_heap(self._context, size, first, cleared)
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map the same physical memory."""

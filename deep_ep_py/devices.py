@@ -61,8 +61,12 @@ class Device(Protocol):
         the heap too.
         """
 
-    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
-        """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once."""
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+        """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once.
+
+        The first `cleared` bytes, the header and the signal words, are zero before any peer can reach them. Nothing may
+        be assumed of the others.
+        """
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map a peer's heap."""

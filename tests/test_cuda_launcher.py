@@ -323,7 +323,7 @@ def test_heaps_are_shared_between_processes(double: Path, tmp_path: Path) -> Non
 import gc, sys
 context = cuda.Context(0)
 memory = cuda.Memory(context)
-heap = cuda.make_heap(context, 3 << 20, 3 << 20)
+heap = cuda.make_heap(context, 3 << 20, 3 << 20, 0)
 words = [heap.base, heap.base + heap.bytes - 8]
 memory.store_words(words, 7 << 32 | 5)
 print(heap.bytes == 4 << 20, [hex(memory.load_word(word)) for word in words])
@@ -361,13 +361,41 @@ def test_a_heap_that_fails_leaves_nothing(double: Path, tmp_path: Path, call: st
     program = """
 import gc
 context = cuda.Context(0)
-print(refused(cuda.make_heap, context, 1000, 1000))
+print(refused(cuda.make_heap, context, 1000, 1000, 1000))
 del context
 gc.collect()
 """
     printed, log = run_logged(double, tmp_path, program, DOUBLE_FAIL=call)
     assert printed == [f"CudaError: {said}CUDA_ERROR_INVALID_PTX (218): a PTX JIT compilation failed"]
     assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
+def test_words_are_clear_before_peers_can_reach_them(double: Path, tmp_path: Path) -> None:
+    """Memory holds what was there before: a pattern at first, later the contents of a heap that is gone."""
+    program = """
+context = cuda.Context(0)
+memory = cuda.Memory(context)
+for turn in range(2):
+    heap = cuda.make_heap(context, 4 << 20, 2 << 20, 8192)
+    words = [hex(memory.load_word(heap.base + offset)) for offset in (0, 4096, 8184, 8192, (2 << 20) - 8)]
+    print(words)
+    memory.store_words([heap.base + offset for offset in (0, 4096, 8184, 8192, (2 << 20) - 8)], 0x5eed)
+    del heap
+"""
+    printed, log = run_logged(double, tmp_path, program)
+    old = "0xeeeeeeeeeeeeeeee"
+    assert [ast.literal_eval(line) for line in printed] == [
+        ["0x0"] * 3 + [old] * 2,
+        ["0x0"] * 3 + ["0x5eed"] * 2,
+    ]
+    names = [line.split()[0] for line in log]
+    cleared, exported = names.index("cuMemsetD8Async"), names.index("cuMemExportToShareableHandle")
+    assert "cuStreamSynchronize" in names[cleared:exported], "a peer's first word would be overwritten"
+
+
+def test_no_more_is_cleared_than_there_is(double: Path) -> None:
+    (said,) = run(double, "print(refused(cuda.make_heap, cuda.Context(0), 4 << 20, 2 << 20, 3 << 20))")
+    assert said == "ValueError: more of a heap is to be cleared than there is"
 
 
 def test_a_heap_of_the_host_is_pinned_as_long_as_it_lives(double: Path, tmp_path: Path) -> None:

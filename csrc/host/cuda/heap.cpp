@@ -197,13 +197,22 @@ std::shared_ptr<Addresses> reserve(const std::shared_ptr<const cuda::PrimaryCont
     return std::make_shared<Addresses>(context, bytes, granularity);
 }
 
+// Physical memory holds what its last user has left there. Returns when the zeros are where every agent finds them.
+void clear(const Addresses& addresses, size_t bytes) {
+    if (bytes == 0) return;
+    if (bytes > addresses.mapped()) throw std::invalid_argument("more of a heap is to be cleared than there is");
+    CudaMemory(addresses.context()).fill(reinterpret_cast<void*>(addresses.base()), 0, bytes);
+}
+
 }  // namespace
 
 std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
-                                     size_t first) {
+                                     size_t first, size_t cleared) {
     const Current current(*context);
     const auto addresses = reserve(context, bytes, first);
     addresses->map(make_physical(context, first));
+    // Before there is a descriptor or a Heap that a peer could come by: what it stores must not be overwritten.
+    clear(*addresses, cleared);
     return std::make_shared<CudaHeap>(addresses, addresses->pieces().front()->descriptor());
 }
 

@@ -57,6 +57,7 @@ Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) 
 }
 Result cuStreamDestroy_v2(Stream stream) {
     BEGIN(enter_in_context("cuStreamDestroy"));
+    finish_copies(stream);
     return forget(stream);
 }
 Result cuModuleLoadData(Module* module, const void* image) {
@@ -186,7 +187,9 @@ void double_replay(int number) {
 }
 Result cuStreamSynchronize(Stream stream) {
     BEGIN(enter_outside_capture("cuStreamSynchronize"));
-    return alive.count(stream) ? kSuccess : kInvalidHandle;
+    if (!alive.count(stream)) return kInvalidHandle;
+    finish_copies(stream);
+    return kSuccess;
 }
 }  // extern "C"
 #pragma GCC visibility pop

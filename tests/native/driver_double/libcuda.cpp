@@ -1,5 +1,6 @@
 // A stand-in for libcuda.so.1: knows the rules of the calls that are used, and breaks on demand. Device memory is the
-// host's. What a launch does is execute_*.cpp's. As with the driver, any thread may call, and has contexts of its own.
+// host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a launch does is
+// execute_*.cpp's. As with the driver, any thread may call, and has contexts of its own.
 //
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error

@@ -5,10 +5,14 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
-
+#include <functional>
 #include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "double.h"
 #include "execute.h"
@@ -19,13 +23,54 @@ namespace {
 
 constexpr size_t kGranularity = 2 << 20;
 
-std::map<const void*, size_t> host_bytes;  // of allocations in host memory
+std::map<const void*, size_t> host_bytes;    // of allocations in host memory
+std::map<const void*, size_t> device_bytes;  // of those in a device's, and these
+
+// No memory is ever clean: it holds what an earlier allocation of its size has left, else a pattern.
+constexpr char kNeverWritten = '\xee';
+constexpr size_t kMostRemembered = 4 << 20;
+std::map<size_t, std::string> leftovers;  // by size of the allocation, its first bytes
+
+const std::string& dirt(size_t bytes) {
+    return leftovers.try_emplace(bytes, std::min(bytes, kMostRemembered), kNeverWritten).first->second;
+}
+void make_dirty(void* memory, size_t bytes) {
+    const std::string& found = dirt(bytes);
+    std::memcpy(memory, found.data(), found.size());
+    std::memset(static_cast<char*>(memory) + found.size(), kNeverWritten, bytes - found.size());
+}
+bool make_dirty(int file, size_t bytes) {
+    const std::string& found = dirt(bytes);
+    const std::string page(1 << 20, kNeverWritten);
+    size_t at = 0;
+    while (at < bytes) {
+        const std::string& source = at < found.size() ? found : page;
+        const size_t skip = at < found.size() ? at : 0, part = std::min(source.size() - skip, bytes - at);
+        const ssize_t written = pwrite(file, source.data() + skip, part, static_cast<off_t>(at));
+        if (written <= 0) return false;
+        at += static_cast<size_t>(written);
+    }
+    return true;
+}
+void leave(const void* memory, size_t bytes) {
+    leftovers[bytes].assign(static_cast<const char*>(memory), std::min(bytes, kMostRemembered));
+}
+void leave(int file, size_t bytes) {
+    std::string& left = leftovers[bytes];
+    left.resize(std::min(bytes, kMostRemembered));
+    const ssize_t read = pread(file, left.data(), left.size(), 0);
+    left.resize(read > 0 ? static_cast<size_t>(read) : 0);
+}
+
+// Copies and fills happen when somebody waits for their stream.
+std::map<const void*, std::vector<std::function<void()>>> queued;
 
 // Physical memory is a nameless file, so that its descriptor works between processes; mapping is done by replacing
 // reserved addresses, which fault while nothing is mapped there.
 struct Physical {
     int file;
     size_t bytes;
+    bool imported;
 };
 std::map<Allocation, Physical> physical;
 std::map<DevicePointer, size_t> reserved, mapped;
@@ -52,6 +97,11 @@ bool protect(DevicePointer address, size_t bytes, int protection, int flags, int
 
 namespace driver_double {
 
+void finish_copies(const void* stream) {
+    for (const auto& copy : std::exchange(queued[stream], {})) copy();
+    queued.erase(stream);
+}
+
 int alive_heaps() { return static_cast<int>(physical.size() + reserved.size() + mapped.size()); }
 
 size_t host_allocation_bytes(const void* address) {
@@ -68,15 +118,19 @@ Result cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
     BEGIN(enter_outside_capture("cuMemAlloc"));
     constexpr size_t kAlignment = 256;
     void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
-    std::memset(memory, 0xEE, bytes);  // not zeroed
+    make_dirty(memory, bytes);
     alive.insert(memory);
+    device_bytes[memory] = bytes;
     *address = reinterpret_cast<DevicePointer>(memory);
     return kSuccess;
 }
 Result cuMemFree_v2(DevicePointer address) {
     BEGIN(enter_in_context("cuMemFree"));
-    RETURN_IF_FAILED(forget(reinterpret_cast<void*>(address)));
-    std::free(reinterpret_cast<void*>(address));
+    void* memory = reinterpret_cast<void*>(address);
+    RETURN_IF_FAILED(forget(memory));
+    leave(memory, device_bytes[memory]);
+    device_bytes.erase(memory);
+    std::free(memory);
     return kSuccess;
 }
 Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
@@ -110,19 +164,19 @@ Result cuMemHostUnregister(void* address) {
 Result cuMemsetD8Async(DevicePointer address, unsigned char byte, size_t bytes, Stream stream) {
     BEGIN(enter_in_context("cuMemsetD8Async"));
     if (!alive.count(stream)) return kInvalidHandle;
-    std::memset(reinterpret_cast<void*>(address), byte, bytes);
+    queued[stream].push_back([=] { std::memset(reinterpret_cast<void*>(address), byte, bytes); });
     return kSuccess;
 }
 Result cuMemcpyHtoDAsync_v2(DevicePointer target, const void* source, size_t bytes, Stream stream) {
     BEGIN(enter_in_context("cuMemcpyHtoDAsync"));
     if (!alive.count(stream)) return kInvalidHandle;
-    std::memcpy(reinterpret_cast<void*>(target), source, bytes);
+    queued[stream].push_back([=] { std::memcpy(reinterpret_cast<void*>(target), source, bytes); });
     return kSuccess;
 }
 Result cuMemcpyDtoHAsync_v2(void* target, DevicePointer source, size_t bytes, Stream stream) {
     BEGIN(enter_in_context("cuMemcpyDtoHAsync"));
     if (!alive.count(stream)) return kInvalidHandle;
-    std::memcpy(target, reinterpret_cast<const void*>(source), bytes);
+    queued[stream].push_back([=] { std::memcpy(target, reinterpret_cast<const void*>(source), bytes); });
     return kSuccess;
 }
 Result cuMemGetAllocationGranularity(size_t* granularity, const AllocationProperties* properties, int) {
@@ -137,15 +191,16 @@ Result cuMemCreate(Allocation* allocation, size_t bytes, const AllocationPropert
     if (largest != nullptr && bytes > std::strtoull(largest, nullptr, 10)) return kOutOfMemory;
     if (bytes % kGranularity != 0 || properties->handle_types != kHandleFileDescriptor) return kInvalidValue;
     const int file = memfd_create("double", 0);
-    if (ftruncate(file, static_cast<off_t>(bytes)) != 0) return kInvalidValue;
+    if (ftruncate(file, static_cast<off_t>(bytes)) != 0 || !make_dirty(file, bytes)) return kInvalidValue;
     *allocation = next_handle += 0x10;
-    physical[*allocation] = {file, bytes};
+    physical[*allocation] = {file, bytes, false};
     return kSuccess;
 }
 Result cuMemRelease(Allocation allocation) {
     BEGIN(enter_in_context("cuMemRelease"));
     const auto found = physical.find(allocation);
     if (found == physical.end()) return kInvalidHandle;
+    if (!found->second.imported) leave(found->second.file, found->second.bytes);
     close(found->second.file);
     physical.erase(found);
     return kSuccess;
@@ -162,7 +217,7 @@ Result cuMemImportFromShareableHandle(Allocation* allocation, void* handle, int 
     struct stat status{};
     if (type != kHandleFileDescriptor || file < 0 || fstat(file, &status) != 0) return kInvalidValue;
     *allocation = next_handle += 0x10;
-    physical[*allocation] = {file, static_cast<size_t>(status.st_size)};
+    physical[*allocation] = {file, static_cast<size_t>(status.st_size), true};
     return kSuccess;
 }
 Result cuMemAddressReserve(DevicePointer* address, size_t bytes, size_t, DevicePointer, unsigned long long) {
