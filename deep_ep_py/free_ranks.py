@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from .errors import PeerFailed
+from .hardware_queues import QUEUES, provide_hardware_queues
 from .one_launch import OneLaunch
 
 
@@ -56,24 +56,6 @@ class FreeWorld:
             self.one_launch.leave(rank)
 
 
-_QUEUES_VARIABLE, _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-
-
-def provide_hardware_queues() -> None:
-    """Have as many queues to the GPU as there may be: kernels of ranks that share one would wait for each other.
-
-    To be called before this process uses CUDA; `run_free` does it, which is too late for who makes tensors before.
-    """
-    if os.environ.get(_QUEUES_VARIABLE) == _QUEUES:
-        return
-    if torch.cuda.is_initialized():
-        raise RuntimeError(
-            f"{_QUEUES_VARIABLE}={os.environ.get(_QUEUES_VARIABLE)}: expected {_QUEUES}, set before this process uses "
-            "CUDA, so that ranks that share a GPU do not wait for each other's launches"
-        )
-    os.environ[_QUEUES_VARIABLE] = _QUEUES
-
-
 def run_free(
     n: int, call: Callable[[FreeWorld, int], Any], one_launch: bool = False
 ) -> tuple[list[Any], dict[int, BaseException]]:
@@ -87,7 +69,14 @@ def run_free(
         By rank; None where it raised.
     errors : dict
         Exceptions by rank, in the order in which they were raised.
+
+    Raises
+    ------
+    ValueError
+        More ranks than a GPU has queues, without `one_launch`: some would wait for each other's kernels for ever.
     """
+    if n > QUEUES and not one_launch:
+        raise ValueError(f"n={n}: expected at most {QUEUES} ranks on one GPU, its queues, or one_launch=True")
     provide_hardware_queues()
     world = FreeWorld(n, OneLaunch(n) if one_launch else None)
     results: list[Any] = [None] * n

@@ -57,6 +57,8 @@ BENCHMARKS: dict[str, tuple[list[str], dict[str, str]]] = {
     "vector_copies": (["--tokens=4096"], {"DEEP_EP_COPIES": "vector"}),
     "pushed_combine": (["--tokens=4096"], {"DEEP_EP_COMBINE": "push"}),
 }
+# Queues for ranks that share the GPU: of use only where they are set before a process begins.
+FOR_ALL = {"PYTHONUNBUFFERED": "1", "DEEP_EP_REQUIRE_GPU": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 MEASURED = (*BENCHMARKS, "posting", "rates")  # what writes a JSON of its own
 
 
@@ -119,7 +121,7 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
         return Outcome(step.name, "skipped", note=f"there is no {step.needs}")
     log = out / f"{step.name}.log"
     began = time.monotonic()
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "DEEP_EP_REQUIRE_GPU": "1", **step.environment}
+    environment = {**os.environ, **FOR_ALL, **step.environment}
     with log.open("w") as file:
         process = subprocess.Popen(
             step.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True

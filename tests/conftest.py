@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from builds import BUILD, EXAMPLES
+from deep_ep_py.hardware_queues import restart_with_queues
 from native_programs import build_driver_double
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
@@ -23,6 +25,11 @@ settings.load_profile("deep_ep_py")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "processes: starts processes of its own (torchrun)")
+    # Before a module asks torch for a GPU, which initialises CUDA. What pytest has redirected would stay so.
+    if any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput"):
+        config.pluginmanager.getplugin("capturemanager").stop_global_capturing()
+        restart_with_queues()
+        config.pluginmanager.getplugin("capturemanager").start_global_capturing()
 
 
 def pytest_report_header() -> str:

@@ -45,7 +45,7 @@ def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> 
     list of dict
         For each size what `results.report` expects.
     """
-    from deep_ep_py.free_ranks import provide_hardware_queues
+    from deep_ep_py.hardware_queues import provide_hardware_queues
     from deep_ep_py.testing import run_ranks
 
     provide_hardware_queues()

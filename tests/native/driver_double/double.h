@@ -23,6 +23,7 @@ inline thread_local int capture_mode = 0;  // global: nothing that a capture for
 inline thread_local bool capturing = false;
 inline std::recursive_mutex mutex;  // guards all that follows, and what else the files keep
 inline bool initialized = false;
+inline int hardware_queues = 8;
 inline std::set<const void*> alive;  // modules, streams, events, memory
 inline uintptr_t next_handle = 0x1000;
 

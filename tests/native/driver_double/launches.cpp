@@ -20,7 +20,9 @@ std::mutex one_at_a_time;                         // see DOUBLE_SERIAL
 std::map<const void*, int> event_waits;           // queries until a recorded event has happened
 std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
 std::map<const void*, uint64_t> latest_launches;  // by stream
+std::map<const void*, int> queues;                // by stream
 std::map<const void*, std::string> symbols;       // by function
+int streams_made = 0;
 
 struct Captured {
     std::string symbol;
@@ -53,6 +55,7 @@ Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) 
     BEGIN(enter_in_context("cuStreamCreateWithPriority"));
     RETURN_IF_FAILED(enter("stream", "flags=%u priority=%d", flags, priority));
     *stream = make<Stream>();
+    queues[*stream] = streams_made++ % hardware_queues;
     return kSuccess;
 }
 Result cuStreamDestroy_v2(Stream stream) {
@@ -124,7 +127,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
         const char* bytes = static_cast<const char*>(args);
         capture.push_back({symbol, *config, {bytes, driver_double::argument_bytes(symbol)}});
     } else {
-        latest_launches[config->stream] = driver_double::run(symbol, *config, args);
+        latest_launches[config->stream] = driver_double::run(symbol, *config, queues[config->stream], args);
     }
     RETURN_IF_FAILED(enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%s", grid[0], grid[1],
                            grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
@@ -179,7 +182,7 @@ void double_replay(int number) {
     uint64_t latest = 0;
     std::unique_lock<std::recursive_mutex> lock(mutex);
     for (const Captured& launch : graphs.at(static_cast<size_t>(number))) {
-        latest = driver_double::run(launch.symbol, launch.config, launch.args.data());
+        latest = driver_double::run(launch.symbol, launch.config, queues[launch.config.stream], launch.args.data());
         latest_launches[launch.config.stream] = latest;
     }
     lock.unlock();

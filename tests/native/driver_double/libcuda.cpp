@@ -1,6 +1,7 @@
 // A stand-in for libcuda.so.1: knows the rules of the calls that are used, and breaks on demand. Device memory is the
 // host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a launch does is
-// execute_*.cpp's. As with the driver, any thread may call, and has contexts of its own.
+// execute_*.cpp's. As with the driver, any thread may call, and has contexts of its own. Streams share as many queues
+// as CUDA_DEVICE_MAX_CONNECTIONS said when it was initialised, else 8: kernels of one queue run one after the other.
 //
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
@@ -68,7 +69,9 @@ int double_alive() {
     return static_cast<int>(alive.size()) + alive_heaps();
 }
 Result cuInit(unsigned) {
-    BEGIN(enter("cuInit"));
+    const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    BEGIN(enter("cuInit", "connections=%s", connections ? connections : "unset"));
+    if (!initialized && connections != nullptr) hardware_queues = std::atoi(connections);
     initialized = true;
     return kSuccess;
 }
@@ -87,6 +90,7 @@ Result cuGetErrorString(Result error, const char** text) {
 }
 Result cuDeviceGetCount(int* count) {
     BEGIN(enter("cuDeviceGetCount"));
+    if (!initialized) return kNotInitialized;
     *count = 2;
     return kSuccess;
 }
