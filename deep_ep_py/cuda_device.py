@@ -53,6 +53,7 @@ class CudaDevice:
     poison = False
     fresh_memory_is_slow = False
     first_arena_bytes = 64 << 20
+    _pool_refused = False
 
     def __init__(
         self,
@@ -116,13 +117,12 @@ class CudaDevice:
         return min(most, self.first_arena_bytes), most
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
-        """Physical memory with a descriptor, mapped; the host's, pinned, where threads of the host stand for NICs.
-
-        New pages of the host are zero; on the GPU `cleared` bytes are made so.
+        """Physical memory, mapped, with a descriptor where other processes need one. The host's, pinned, where threads
+        of the host stand for NICs: its new pages are zero.
         """
         if by_nics:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
-        return C.cuda.make_heap(self._context, size, first, cleared)
+        return C.cuda.make_heap(self._context, size, first, cleared, not in_process)
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map the same physical memory."""
@@ -141,14 +141,26 @@ class CudaDevice:
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
         """From a pool over the arena, which may grow for the next calls where it has no room.
 
-        None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool.
+        None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool. None, too,
+        where torch's allocator is configured so that it serves no such pool.
         """
-        if self.capturing():
+        if self._pool_refused or self.capturing():
             return None
         try:
             with C.cuda.pool_over(runtime, grows):
                 tensor = self._empty_in_pool(shape, dtype)
         except torch.cuda.OutOfMemoryError:
+            return None
+        except RuntimeError as error:
+            if _is_of_the_gpu(error):
+                raise
+            self._pool_refused = True
+            _log.warning(
+                "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; "
+                "PYTORCH_CUDA_ALLOC_CONF=%s: expandable_segments:True is known to do that",
+                str(error).partition("\n")[0],
+                os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+            )
             return None
         return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
 
@@ -229,6 +241,11 @@ def bulk_copies(architecture: str) -> bool:
     from .jit import has_bulk_copies
 
     return choices.chosen(choices.COPIES) == "bulk" and has_bulk_copies(architecture)
+
+
+def _is_of_the_gpu(error: RuntimeError) -> bool:
+    """Tell what a kernel or the driver has failed of from what torch's allocator will not do."""
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
 
 
 @cache

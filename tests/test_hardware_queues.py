@@ -12,7 +12,6 @@ import pytest
 
 from deep_ep_py import hardware_queues
 from deep_ep_py.__main__ import _ranks_share_a_gpu
-from native_programs import build_driver_double
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
@@ -25,9 +24,9 @@ ENTRIES = {
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def driver(idle_double: Path) -> Path:
     """The folder of the stand-in for libcuda.so.1; its kernels do nothing."""
-    return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=False)
+    return idle_double
 
 
 def environment_of(driver: Path, log: Path, *paths: Path, **variables: str) -> dict[str, str]:

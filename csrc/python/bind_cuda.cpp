@@ -96,9 +96,9 @@ void bind_cuda(py::module_& module) {
         .def_property_readonly("architecture", &PrimaryContext::architecture)
         .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors);
     m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), py::arg("first"),
-          py::arg("cleared"), NoGil(),
-          "This rank's heap on a GPU, of which the first bytes are there at once, zero as far as `cleared`; its "
-          "descriptor is for map_heap.");
+          py::arg("cleared"), py::arg("exported"), NoGil(),
+          "This rank's heap on a GPU, of which the first bytes are there at once, zero as far as `cleared`; if "
+          "`exported` it has a descriptor, for map_heap.");
     m.def("map_heap", &host::map_cuda_heap, py::arg("context"), py::arg("descriptor"), py::arg("bytes"),
           py::arg("first"), NoGil());
     m.def("pin_heap", &host::pin_heap, py::arg("context"), py::arg("heap"), NoGil(),

@@ -138,6 +138,36 @@ def pool(group: Any) -> None:
     free(inside, size, 0, None)
 
 
+def refused_pool(group: Any) -> None:
+    """Where torch serves no pool over the arena, rows go in rounds, and that is said once."""
+    trial = Trial.of(BY_NAME["two_ranks"])
+    buffer = make_buffer(group, trial.case, "peer", device="cuda")
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    device = buffer._engine.device
+    said = ["expandable_segments is not supported with MemPools\nand a trace"]
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(said[0])
+
+    device._empty_in_pool = refuse
+    group.barrier()
+    logging.getLogger("deep_ep_py").addHandler(handler)
+    for _ in range(2):
+        round_trip(buffer, buffer.rank, trial, blocks=2)
+    group.barrier()
+    logging.getLogger("deep_ep_py").removeHandler(handler)
+    mine = [message for message in messages if "torch does not take memory" in message]
+    assert len(mine) == group.size(), messages  # one of each rank: threads have one log
+    assert "(expandable_segments is not supported with MemPools), so rows go in rounds" in mine[0], mine
+    assert buffer.stats()["rounds"] and not buffer.stats()["direct"], buffer.stats()
+    device._pool_refused, said[0] = False, "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        device.allocate(buffer.runtime, (1, 8), torch.bfloat16, False)
+    group.barrier()
+
+
 def weak(group: Any) -> None:
     with pytest.raises(ValueError, match="fabric='weak': expected one of peer, ibgda on"):
         make_buffer(group, BY_NAME["two_ranks"], "weak", device="cuda")
@@ -182,6 +212,7 @@ def main() -> None:
     run_ranks(2, fails_later, device="cuda")
     run_ranks(2, pool, device="cuda")
     run_ranks(4, fp8_rows, device="cuda")
+    run_ranks(2, refused_pool, device="cuda")
     run_ranks(2, weak, device="cuda")
     run_ranks(2, compiling, device="cuda")
     for case in CASES:

@@ -34,6 +34,9 @@ const Driver& Driver::get() {
 
 void Driver::check(Result result, const std::string& doing) const {
     if (result == kSuccess) return;
+    if (result == kDeinitialized) {  // it does not even name its errors any more
+        throw CudaError(doing + ": the CUDA driver has been shut down, as it is when a process ends");
+    }
     const char* name = nullptr;
     const char* text = nullptr;
     error_name(result, &name);
@@ -73,13 +76,22 @@ std::string PrimaryContext::architecture() const {
     return "sm_" + std::to_string(10 * major + minor) + (major >= 9 ? "a" : "");
 }
 
-PrimaryContext::Current::Current(const PrimaryContext& context) {
-    const Driver& driver = Driver::get();
-    driver.check(driver.context_push(context.context_), "entering the context of " + context.name_);
-    driver.exchange_capture_mode(&capture_mode_);
+Result PrimaryContext::Current::enter(const PrimaryContext& context) noexcept {
+    const Driver& driver = Driver::get();  // there is one, or there would be no context
+    const Result result = driver.context_push(context.context_);
+    entered_ = result == kSuccess;
+    if (entered_) driver.exchange_capture_mode(&capture_mode_);
+    return result;
 }
 
+PrimaryContext::Current::Current(const PrimaryContext& context) {
+    Driver::get().check(enter(context), "entering the context of " + context.name_);
+}
+
+PrimaryContext::Current::Current(const PrimaryContext& context, std::nothrow_t) noexcept { enter(context); }
+
 PrimaryContext::Current::~Current() {
+    if (!entered_) return;
     const Driver& driver = Driver::get();
     driver.exchange_capture_mode(&capture_mode_);
     Context popped = nullptr;

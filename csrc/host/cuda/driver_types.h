@@ -24,6 +24,7 @@ using DevicePointer = unsigned long long;
 using Allocation = unsigned long long;  // CUmemGenericAllocationHandle
 
 constexpr Result kSuccess = 0;
+constexpr Result kDeinitialized = 4;
 constexpr Result kNotReady = 600;
 
 constexpr int kMultiprocessorCount = 16;  // CUdevice_attribute
@@ -43,9 +44,10 @@ constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
 constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;          // CU_MEMHOSTALLOC_*
 constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_*
 
-constexpr int kAllocationPinned = 1;        // CUmemAllocationType
-constexpr int kLocationDevice = 1;          // CUmemLocationType
-constexpr int kHandleFileDescriptor = 1;    // CUmemAllocationHandleType
+constexpr int kAllocationPinned = 1;  // CUmemAllocationType
+constexpr int kLocationDevice = 1;    // CUmemLocationType
+constexpr int kHandleNone = 0;        // CUmemAllocationHandleType
+constexpr int kHandleFileDescriptor = 1;
 constexpr int kAccessReadWrite = 3;         // CUmemAccess_flags
 constexpr int kGranularityRecommended = 1;  // CUmemAllocationGranularity_flags
 

@@ -35,7 +35,8 @@ CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, 
 
 CudaLauncher::~CudaLauncher() {
     const Driver& driver = Driver::get();
-    const Current current(*context_);
+    const Current current(*context_, std::nothrow);
+    if (!current) return;
     for (const Running& running : running_) driver.event_destroy(running.ended);
     for (const cuda::Event event : spare_events_) driver.event_destroy(event);
     driver.stream_destroy(stream_);

@@ -12,17 +12,19 @@ namespace driver_double {
 using namespace deep_ep::host::cuda;
 
 constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
-                 kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712, kTooLarge = 720,
+                 kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712, kTooLarge = 720, kInvalidDevice = 101,
                  kCaptureUnsupported = 900;
 constexpr int kBlocksEach = 2;
 
 int multiprocessors();
+int devices();
 
 inline thread_local int contexts_pushed = 0;
 inline thread_local int capture_mode = 0;  // global: nothing that a capture forbids
 inline thread_local bool capturing = false;
 inline std::recursive_mutex mutex;  // guards all that follows, and what else the files keep
 inline bool initialized = false;
+inline bool shut_down = false;  // with the end of the process
 inline int hardware_queues = 8;
 inline std::set<const void*> alive;  // modules, streams, events, memory
 inline uintptr_t next_handle = 0x1000;

@@ -169,6 +169,7 @@ Result cuStreamIsCapturing(Stream, int* status) {
     return kSuccess;
 }
 Result cuThreadExchangeStreamCaptureMode(int* mode) {
+    if (shut_down) return kDeinitialized;
     std::swap(*mode, capture_mode);
     return kSuccess;
 }

@@ -8,13 +8,14 @@
 //   DOUBLE_LARGEST  bytes: there is no memory for a heap's piece that is larger
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  how many it has
+//   DOUBLE_DEVICES  how many GPUs this process sees
 //   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then there is no other, as under tools that
 //                   watch kernels
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
 // which double_replay(number) launches again and waits for; -> its number. double_alive() counts what has been made and
-// not given back.
+// not given back. After double_shut_down() every call fails, as when a process ends.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -29,7 +30,13 @@ int multiprocessors() {
     return given ? std::atoi(given) : 4;
 }
 
+int devices() {
+    const char* given = std::getenv("DOUBLE_DEVICES");
+    return given ? std::atoi(given) : 2;
+}
+
 Result enter(const char* name, const char* format, ...) {
+    if (shut_down) return kDeinitialized;
     if (const char* log = std::getenv("DOUBLE_LOG")) {
         std::FILE* file = std::fopen(log, "a");
         std::fprintf(file, "%s ", name);
@@ -47,6 +54,7 @@ Result enter(const char* name, const char* format, ...) {
 }
 
 Result enter_in_context(const char* name) {
+    if (shut_down) return kDeinitialized;
     if (!initialized) return kNotInitialized;
     if (contexts_pushed == 0) return kInvalidContext;
     return enter(name);
@@ -68,6 +76,10 @@ int double_alive() {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     return static_cast<int>(alive.size()) + alive_heaps();
 }
+void double_shut_down() {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    shut_down = true;
+}
 Result cuInit(unsigned) {
     const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     BEGIN(enter("cuInit", "connections=%s", connections ? connections : "unset"));
@@ -81,21 +93,24 @@ Result cuDriverGetVersion(int* version) {
     return kSuccess;
 }
 Result cuGetErrorName(Result error, const char** text) {
+    if (shut_down) return kDeinitialized;
     *text = error == 218 ? "CUDA_ERROR_INVALID_PTX" : error == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : nullptr;
     return *text ? kSuccess : kInvalidValue;
 }
 Result cuGetErrorString(Result error, const char** text) {
+    if (shut_down) return kDeinitialized;
     *text = error == 218 ? "a PTX JIT compilation failed" : error == 700 ? "an illegal memory access" : nullptr;
     return *text ? kSuccess : kInvalidValue;
 }
 Result cuDeviceGetCount(int* count) {
     BEGIN(enter("cuDeviceGetCount"));
     if (!initialized) return kNotInitialized;
-    *count = 2;
+    *count = devices();
     return kSuccess;
 }
 Result cuDeviceGet(Device* device, int ordinal) {
     BEGIN(enter("cuDeviceGet"));
+    if (ordinal >= devices()) return kInvalidDevice;
     *device = ordinal;
     return kSuccess;
 }
@@ -134,9 +149,13 @@ Result cuDevicePrimaryCtxRelease_v2(Device) {
     return enter("cuDevicePrimaryCtxRelease", "alive=%d", double_alive());
 }
 Result cuCtxPushCurrent_v2(Context) {
+    if (shut_down) return kDeinitialized;
     ++contexts_pushed;
     return kSuccess;
 }
-Result cuCtxPopCurrent_v2(Context*) { return contexts_pushed-- > 0 ? kSuccess : kInvalidContext; }
+Result cuCtxPopCurrent_v2(Context*) {
+    if (shut_down) return kDeinitialized;
+    return contexts_pushed-- > 0 ? kSuccess : kInvalidContext;
+}
 }  // extern "C"
 #pragma GCC visibility pop

@@ -65,12 +65,18 @@ void leave(int file, size_t bytes) {
 // Copies and fills happen when somebody waits for their stream.
 std::map<const void*, std::vector<std::function<void()>>> queued;
 
+// Whether a location is a device that this process sees: peers' ordinals mean nothing here.
+bool here(const MemoryLocation& location) {
+    return location.type == kLocationDevice && location.id >= 0 && location.id < devices();
+}
+
 // Physical memory is a nameless file, so that its descriptor works between processes; mapping is done by replacing
 // reserved addresses, which fault while nothing is mapped there.
 struct Physical {
     int file;
     size_t bytes;
     bool imported;
+    bool exported;
 };
 std::map<Allocation, Physical> physical;
 std::map<DevicePointer, size_t> reserved, mapped;
@@ -144,6 +150,7 @@ Result cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
     return kSuccess;
 }
 Result cuMemFreeHost(void* address) {
+    if (shut_down) return kDeinitialized;
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     host_bytes.erase(address);
     driver_double::unshare(address);
@@ -189,11 +196,12 @@ Result cuMemCreate(Allocation* allocation, size_t bytes, const AllocationPropert
     BEGIN(enter_in_context("cuMemCreate"));
     const char* const largest = std::getenv("DOUBLE_LARGEST");
     if (largest != nullptr && bytes > std::strtoull(largest, nullptr, 10)) return kOutOfMemory;
-    if (bytes % kGranularity != 0 || properties->handle_types != kHandleFileDescriptor) return kInvalidValue;
+    if (bytes % kGranularity != 0 || properties->handle_types > kHandleFileDescriptor) return kInvalidValue;
+    if (!here(properties->location)) return kInvalidDevice;
     const int file = memfd_create("double", 0);
     if (ftruncate(file, static_cast<off_t>(bytes)) != 0 || !make_dirty(file, bytes)) return kInvalidValue;
     *allocation = next_handle += 0x10;
-    physical[*allocation] = {file, bytes, false};
+    physical[*allocation] = {file, bytes, false, properties->handle_types == kHandleFileDescriptor};
     return kSuccess;
 }
 Result cuMemRelease(Allocation allocation) {
@@ -208,6 +216,7 @@ Result cuMemRelease(Allocation allocation) {
 Result cuMemExportToShareableHandle(void* handle, Allocation allocation, int type, unsigned long long) {
     BEGIN(enter_in_context("cuMemExportToShareableHandle"));
     if (type != kHandleFileDescriptor || !physical.count(allocation)) return kInvalidValue;
+    if (!physical[allocation].exported) return kInvalidValue;
     *static_cast<int*>(handle) = dup(physical[allocation].file);
     return kSuccess;
 }
@@ -217,7 +226,7 @@ Result cuMemImportFromShareableHandle(Allocation* allocation, void* handle, int 
     struct stat status{};
     if (type != kHandleFileDescriptor || file < 0 || fstat(file, &status) != 0) return kInvalidValue;
     *allocation = next_handle += 0x10;
-    physical[*allocation] = {file, static_cast<size_t>(status.st_size), true};
+    physical[*allocation] = {file, static_cast<size_t>(status.st_size), true, true};
     return kSuccess;
 }
 Result cuMemAddressReserve(DevicePointer* address, size_t bytes, size_t, DevicePointer, unsigned long long) {
@@ -256,6 +265,7 @@ Result cuMemSetAccess(DevicePointer address, size_t bytes, const MemoryAccess* a
     BEGIN(enter_in_context("cuMemSetAccess"));
     if (!mapped.count(address) || mapped[address] != bytes || count != 1 || access->flags != kAccessReadWrite)
         return kInvalidValue;
+    if (!here(access->location)) return kInvalidDevice;
     return mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE) == 0 ? kSuccess : kInvalidValue;
 }
 
