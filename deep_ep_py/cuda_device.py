@@ -73,7 +73,10 @@ class CudaDevice:
         self.name, self.copies = self._context.name, "bulk" if self._bulk_copies else "vector"
         self._gathered = make_launcher is not None
         make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
-        self._launcher = make_launcher(self._context, warps=self.warps, bulk_copies=self._bulk_copies)
+        cooperative = choices.chosen(choices.LAUNCH) == "cooperative"
+        self._launcher = make_launcher(
+            self._context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
+        )
         self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self._context.multiprocessors // sharers))
         self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
 

@@ -17,7 +17,7 @@ Compiling = Callable[[], AbstractContextManager[None]]
 """Makes a context in which peers are told that this rank compiles."""
 
 MakeLauncher = Callable[..., Any]
-"""Makes what launches kernels on a GPU, of its context, `warps`, those of a block, and `bulk_copies`."""
+"""Makes what launches kernels on a GPU, of its context, `warps`, those of a block, `bulk_copies` and `cooperative`."""
 
 
 class Device(Protocol):

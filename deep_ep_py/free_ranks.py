@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,8 +10,9 @@ from typing import Any
 
 import torch
 
-from .errors import PeerFailed
-from .hardware_queues import QUEUES, provide_hardware_queues
+from . import choices
+from .errors import DeepEPTimeout, PeerFailed
+from .hardware_queues import QUEUES, VARIABLE, provide_hardware_queues
 from .one_launch import OneLaunch
 
 
@@ -97,4 +99,26 @@ def run_free(
         thread.start()
     for thread in threads:
         thread.join()
+    if n > 1 and not one_launch:
+        _say_what_sharing_takes(n, errors)
     return results, errors
+
+
+def _say_what_sharing_takes(ranks: int, errors: dict[int, BaseException]) -> None:
+    """Where a rank has waited too long on a GPU that ranks share, its peer may be innocent."""
+    for error in errors.values():
+        if isinstance(error, DeepEPTimeout):
+            add_note(
+                error,
+                f"{ranks} ranks share this GPU: kernels that it does not run side by side wait for each other, by "
+                f"{choices.chosen(choices.LAUNCH)} launches ({choices.LAUNCH}) and {VARIABLE}="
+                f"{os.environ.get(VARIABLE)}, of use only if set before CUDA is; `python -m deep_ep_py canary` looks",
+            )
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add what an exception is printed with."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10, where nothing prints them
+        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]

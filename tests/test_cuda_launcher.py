@@ -87,7 +87,8 @@ print(serials, [launcher.finished(serial) for serial in serials])
     launched = "grid=8,1,1 block=128,1,1 shared=1000 cooperative=1 args="
     assert calls(log, "launch") == [launched + "1", launched + "2"]
     assert calls(log, "stream") == ["flags=1 priority=-5"], "it waits for nobody, and goes first"
-    assert len(calls(log, "cuOccupancyMaxActiveBlocksPerMultiprocessor")) == 1, "the driver is asked once"
+    asked = len(calls(log, "cuOccupancyMaxActiveBlocksPerMultiprocessor"))
+    assert asked == 2, "when it was loaded, and for this size of blocks"
 
 
 def test_serials_end_in_order(double: Path) -> None:
@@ -263,13 +264,57 @@ print(refused(cuda.GatheredLauncher, cuda.Gathering(cuda.Context(0), 2), 2, 0))
 
 
 def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> None:
+    """When the kernel is loaded: all that its static shared memory leaves."""
     program = """
 launcher = make()
 for shared in (48 << 10, 100 << 10, 64 << 10, 100 << 10):
     launcher.launch("dispatch", SHAPE, 1, 1, shared, bytes(8))
+print(refused(launcher.launch, "dispatch", SHAPE, 1, 1, 227 << 10, bytes(8)))
 """
-    _, log = run_logged(double, tmp_path, program)
-    assert calls(log, "attribute") == [f"8={100 << 10}"]
+    printed, log = run_logged(double, tmp_path, program)
+    assert calls(log, "attribute") == [f"8={226 << 10}"]
+    assert printed == [
+        f"CudaError: dispatch with {227 << 10} bytes of shared memory for each block: Double has {226 << 10}"
+    ]
+
+
+def without_func_load(double: Path, folder: Path) -> Path:
+    """A driver that is older than cuFuncLoad: nobody finds what is not in the table of hashes."""
+    library = (double / "libcuda.so.1").read_bytes()
+    (folder / "libcuda.so.1").write_bytes(library.replace(b"\0cuFuncLoad\0", b"\0cuFuncLoax\0"))
+    return folder
+
+
+@pytest.mark.parametrize("version", ["new", "old"])
+def test_nothing_is_loaded_or_allocated_at_a_launch(double: Path, tmp_path: Path, version: str) -> None:
+    """It would wait for kernels that wait for this one. Local memory, too, is there before."""
+    program = """
+launcher = make()
+print(open(os.environ["DOUBLE_LOG"]).read().count("\\n"))
+for _ in range(3):
+    launcher.wait(launcher.launch("dispatch", SHAPE, 1, 1, 100 << 10, bytes(8)))
+"""
+    folder = double if version == "new" else without_func_load(double, tmp_path)
+    variables = {"DOUBLE_LOADS_WHEN_ASKED": "1"} if version == "old" else {}
+    printed, log = run_logged(folder, tmp_path, program, DOUBLE_LOCAL_BYTES="5000", **variables)
+    before, after = log[: int(printed[0])], log[int(printed[0]) :]
+    assert calls(before, "limit") == ["5000"] and bool(calls(before, "cuFuncLoad")) == (version == "new")
+    assert len(calls(after, "launch")) == 3
+    loading = {"loads", "cuModuleLoadData", "cuFuncLoad", "cuEventCreate", "cuCtxSetLimit", "cuFuncSetAttribute"}
+    assert not loading & {line.split()[0] for line in after}, after
+
+
+def test_launches_without_the_cooperative_attribute(double: Path, tmp_path: Path) -> None:
+    """Also where the GPU cannot do them; residency is counted all the same."""
+    program = """
+launcher = cuda.Launcher(cuda.Context(0), cooperative=False)
+launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
+launcher.launch("dispatch", SHAPE, 8, 4, 1000, bytes(8))
+print(refused(launcher.launch, "dispatch", SHAPE, 9, 4, 0, bytes(8)))
+"""
+    printed, log = run_logged(double, tmp_path, program, DOUBLE_OLD="1")
+    assert calls(log, "launch") == ["grid=8,1,1 block=128,1,1 shared=1000 cooperative=0 args=0"]
+    assert printed[0].endswith("they wait for each other, and Double holds at most 8 at once")
 
 
 def test_refusals(double: Path) -> None:
@@ -327,7 +372,8 @@ def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
 
 def test_a_gpu_without_cooperative_launches(double: Path) -> None:
     (said,) = run(double, "print(refused(make))", DOUBLE_OLD="1")
-    assert said == "CudaError: Double cannot launch kernels whose blocks wait for each other"
+    what = "cannot launch kernels whose blocks wait for each other"
+    assert said == f"CudaError: Double {what}; DEEP_EP_LAUNCH=plain does not ask it to"
 
 
 def test_ctrl_c_ends_a_wait(double: Path) -> None:

@@ -24,6 +24,9 @@ Driver::Driver() {
 #define DEEP_EP_FIND(name, symbol, ...) find(library, #symbol, name);
     DEEP_EP_CUDA_FUNCTIONS(DEEP_EP_FIND)
 #undef DEEP_EP_FIND
+#define DEEP_EP_FIND(name, symbol, ...) name = reinterpret_cast<decltype(name)>(dlsym(library, #symbol));
+    DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(DEEP_EP_FIND)
+#undef DEEP_EP_FIND
     check(init(0), "initialising the CUDA driver");
 }
 

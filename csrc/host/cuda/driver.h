@@ -23,6 +23,7 @@ class Driver {
 
 #define DEEP_EP_DECLARE(name, symbol, ...) Result (*name)(__VA_ARGS__) = nullptr;
     DEEP_EP_CUDA_FUNCTIONS(DEEP_EP_DECLARE)
+    DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(DEEP_EP_DECLARE)
 #undef DEEP_EP_DECLARE
 
     // Throws CudaError with the driver's text where `result` is a failure.

@@ -32,8 +32,13 @@ constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 constexpr int kCanUseHostPointer = 91;
 constexpr int kCooperativeLaunch = 95;
+constexpr int kMaxSharedPerBlockOptin = 97;
 
-constexpr int kMaxDynamicSharedSizeBytes = 8;  // CUfunction_attribute
+constexpr int kSharedSizeBytes = 1;  // CUfunction_attribute
+constexpr int kLocalSizeBytes = 3;
+constexpr int kMaxDynamicSharedSizeBytes = 8;
+
+constexpr int kLimitStackSize = 0;  // CUlimit
 
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
@@ -105,9 +110,12 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(primary_context_release, cuDevicePrimaryCtxRelease_v2, Device)                                           \
     X(context_push, cuCtxPushCurrent_v2, Context)                                                              \
     X(context_pop, cuCtxPopCurrent_v2, Context*)                                                               \
+    X(context_limit, cuCtxGetLimit, size_t*, int)                                                              \
+    X(context_set_limit, cuCtxSetLimit, int, size_t)                                                           \
     X(module_load, cuModuleLoadData, Module*, const void*)                                                     \
     X(module_unload, cuModuleUnload, Module)                                                                   \
     X(module_function, cuModuleGetFunction, Function*, Module, const char*)                                    \
+    X(function_attribute, cuFuncGetAttribute, int*, int, Function)                                             \
     X(function_set_attribute, cuFuncSetAttribute, Function, int, int)                                          \
     X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, int*, Function, int, size_t)                     \
     X(launch, cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)                                 \
@@ -140,5 +148,8 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(memory_map, cuMemMap, DevicePointer, size_t, size_t, Allocation, unsigned long long)                     \
     X(memory_unmap, cuMemUnmap, DevicePointer, size_t)                                                         \
     X(memory_set_access, cuMemSetAccess, DevicePointer, size_t, const MemoryAccess*, size_t)
+
+// What older drivers lack: null there.
+#define DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(X) X(function_load, cuFuncLoad, Function)
 
 }  // namespace deep_ep::host::cuda

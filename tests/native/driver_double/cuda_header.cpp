@@ -14,6 +14,9 @@ static_assert(kComputeCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_
 static_assert(kComputeCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(kCanUseHostPointer == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 static_assert(kCooperativeLaunch == CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
+static_assert(kSharedSizeBytes == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+static_assert(kLocalSizeBytes == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES && kLimitStackSize == CU_LIMIT_STACK_SIZE);
+static_assert(kMaxSharedPerBlockOptin == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 static_assert(kMaxDynamicSharedSizeBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kCaptureNone == CU_STREAM_CAPTURE_STATUS_NONE && kCaptureRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -53,3 +56,6 @@ constexpr bool same(void (*)(Ours...), CUresult (*)(Theirs...)) {
 #define TAKES(name, symbol, ...) \
     static_assert(same(static_cast<void (*)(__VA_ARGS__)>(nullptr), static_cast<decltype(&symbol)>(nullptr)), #symbol);
 DEEP_EP_CUDA_FUNCTIONS(TAKES)
+#if CUDA_VERSION >= 12040
+DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(TAKES)
+#endif

@@ -46,6 +46,9 @@ Result enter_in_context(const char* name);
 // A call that a capture of this thread forbids, unless it has said that it knows what it does.
 Result enter_outside_capture(const char* name);
 
+// The driver waits for the whole device, and meanwhile lets nobody else in.
+void wait_for_kernels();
+
 #define RETURN_IF_FAILED(...)                                                \
     do {                                                                     \
         if (const Result result = (__VA_ARGS__); result != 0) return result; \

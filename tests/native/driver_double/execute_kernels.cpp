@@ -14,6 +14,7 @@
 
 #include "kernels/combine.h"
 #include "kernels/dispatch.h"
+#include "kernels/handshake.h"
 #include "kernels/layout.h"
 #include "kernels/notify.h"
 #include "kernels/post.h"
@@ -50,9 +51,10 @@ void enter(const void* args) {
 }
 
 const std::map<std::string, size_t> kArgumentBytes = {
-    {"layout", sizeof(deep_ep::LayoutArgs)},     {"notify", sizeof(deep_ep::NotifyArgs)},
-    {"dispatch", sizeof(deep_ep::DispatchArgs)}, {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
-    {"combine", sizeof(deep_ep::CombineArgs)},   {"post", sizeof(deep_ep::PostArgs)},
+    {"layout", sizeof(deep_ep::LayoutArgs)},       {"notify", sizeof(deep_ep::NotifyArgs)},
+    {"dispatch", sizeof(deep_ep::DispatchArgs)},   {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
+    {"combine", sizeof(deep_ep::CombineArgs)},     {"post", sizeof(deep_ep::PostArgs)},
+    {"handshake", sizeof(deep_ep::HandshakeArgs)},
 };
 
 // "_ZN7deep_ep8dispatchI..." -> "dispatch"; "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_8dispatchI..." too

@@ -1,9 +1,11 @@
 // The stand-in's modules, streams, events, launches and captures.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,15 +22,32 @@ std::mutex one_at_a_time;                         // see DOUBLE_SERIAL
 std::map<const void*, int> event_waits;           // queries until a recorded event has happened
 std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
 std::map<const void*, uint64_t> latest_launches;  // by stream
+std::set<const void*> resident;                   // functions whose code is there
 std::map<const void*, int> queues;                // by stream
 std::map<const void*, std::string> symbols;       // by function
 int streams_made = 0;
 
+size_t local_bytes() {
+    const char* given = std::getenv("DOUBLE_LOCAL_BYTES");
+    return given ? std::strtoull(given, nullptr, 10) : 0;
+}
+size_t stack_limit = 1024;
+
 struct Captured {
     std::string symbol;
     LaunchConfig config;
+    int queue;
     std::string args;
 };
+bool is_cooperative(const LaunchConfig& config) {
+    return config.attribute_count == 1 && config.attributes[0].id == kLaunchCooperative &&
+           config.attributes[0].value.cooperative == 1;
+}
+int queue_of(const LaunchConfig& config) {
+    if (is_cooperative(config) && std::getenv("DOUBLE_COOPERATIVE_SERIAL")) return -1;
+    return queues[config.stream];
+}
+
 std::vector<std::vector<Captured>> graphs;
 thread_local std::vector<Captured> capture;
 
@@ -41,6 +60,16 @@ std::string hex_word(const void* place) {
 }
 
 }  // namespace
+
+namespace driver_double {
+
+void wait_for_kernels() {
+    for (const auto& [stream, launch] : latest_launches) {
+        while (!ended(launch)) continue;
+    }
+}
+
+}  // namespace driver_double
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -85,12 +114,41 @@ Result cuModuleGetFunction(Function* function, Module module, const char* symbol
     symbols[*function] = symbol;
     return kSuccess;
 }
-Result cuFuncSetAttribute(Function, int which, int value) {
+Result cuFuncLoad(Function function) {
+    BEGIN(enter_in_context("cuFuncLoad"));
+    if (!symbols.count(function)) return kInvalidHandle;
+    resident.insert(function);
+    return kSuccess;
+}
+Result cuFuncGetAttribute(int* value, int which, Function function) {
+    BEGIN(enter_in_context("cuFuncGetAttribute"));
+    if (!symbols.count(function)) return kInvalidHandle;
+    constexpr int kStaticShared = 1024;
+    *value = which == kLocalSizeBytes ? static_cast<int>(local_bytes()) : kStaticShared;
+    return which == kLocalSizeBytes || which == kSharedSizeBytes ? kSuccess : kInvalidValue;
+}
+Result cuFuncSetAttribute(Function function, int which, int value) {
     BEGIN(enter_in_context("cuFuncSetAttribute"));
+    if (!symbols.count(function)) return kInvalidHandle;
     return enter("attribute", "%d=%d", which, value);
 }
-Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int threads, size_t) {
+Result cuCtxGetLimit(size_t* value, int which) {
+    BEGIN(enter_in_context("cuCtxGetLimit"));
+    *value = stack_limit;
+    return which == kLimitStackSize ? kSuccess : kInvalidValue;
+}
+Result cuCtxSetLimit(int which, size_t value) {
+    BEGIN(enter_in_context("cuCtxSetLimit"));
+    if (which != kLimitStackSize) return kInvalidValue;
+    wait_for_kernels();
+    stack_limit = value;
+    return enter("limit", "%zu", value);
+}
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function function, int threads, size_t) {
     BEGIN(enter_in_context("cuOccupancyMaxActiveBlocksPerMultiprocessor"));
+    if (!symbols.count(function)) return kInvalidHandle;
+    // Whether asking loads the code has changed with the versions of the driver.
+    if (std::getenv("DOUBLE_LOADS_WHEN_ASKED")) resident.insert(function);
     *blocks = threads <= 1024 ? kBlocksEach : 0;
     return kSuccess;
 }
@@ -98,9 +156,13 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     std::unique_lock<std::mutex> turn(one_at_a_time, std::defer_lock);
     if (std::getenv("DOUBLE_SERIAL")) turn.lock();
     BEGIN(enter_in_context("cuLaunchKernelEx"));
-    if (extra != nullptr || !alive.count(config->stream)) return kInvalidValue;
-    const bool cooperative = config->attribute_count == 1 && config->attributes[0].id == kLaunchCooperative &&
-                             config->attributes[0].value.cooperative == 1;
+    if (extra != nullptr || !alive.count(config->stream) || !symbols.count(function)) return kInvalidValue;
+    if (resident.insert(function).second || local_bytes() > stack_limit) {
+        RETURN_IF_FAILED(enter("loads at a launch"));
+        wait_for_kernels();
+        stack_limit = std::max(stack_limit, local_bytes());
+    }
+    const bool cooperative = is_cooperative(*config);
     const unsigned *grid = config->grid, *block = config->block;
     if (grid[0] == 0 || grid[1] == 0 || grid[2] != 1) return kInvalidValue;
     if (uint64_t{grid[0]} * grid[1] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
@@ -125,9 +187,9 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     }
     if (capturing) {
         const char* bytes = static_cast<const char*>(args);
-        capture.push_back({symbol, *config, {bytes, driver_double::argument_bytes(symbol)}});
+        capture.push_back({symbol, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
     } else {
-        latest_launches[config->stream] = driver_double::run(symbol, *config, queues[config->stream], args);
+        latest_launches[config->stream] = driver_double::run(symbol, *config, queue_of(*config), args);
     }
     RETURN_IF_FAILED(enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%s", grid[0], grid[1],
                            grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
@@ -183,7 +245,7 @@ void double_replay(int number) {
     uint64_t latest = 0;
     std::unique_lock<std::recursive_mutex> lock(mutex);
     for (const Captured& launch : graphs.at(static_cast<size_t>(number))) {
-        latest = driver_double::run(launch.symbol, launch.config, queues[launch.config.stream], launch.args.data());
+        latest = driver_double::run(launch.symbol, launch.config, launch.queue, launch.args.data());
         latest_launches[launch.config.stream] = latest;
     }
     lock.unlock();

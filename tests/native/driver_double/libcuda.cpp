@@ -1,7 +1,10 @@
-// A stand-in for libcuda.so.1: knows the rules of the calls that are used, and breaks on demand. Device memory is the
-// host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a launch does is
-// execute_*.cpp's. As with the driver, any thread may call, and has contexts of its own. Streams share as many queues
-// as CUDA_DEVICE_MAX_CONNECTIONS said when it was initialised, else 8: kernels of one queue run one after the other.
+// A stand-in for libcuda.so.1: knows the rules of the calls that are used, and behaves as badly as a driver may. As
+// with the driver, any thread may call, and has contexts of its own.
+//
+// Device memory is the host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a
+// launch does is execute_*.cpp's. Streams share as many queues as CUDA_DEVICE_MAX_CONNECTIONS said when it was
+// initialised, else 8: kernels of one queue run one after the other. A function whose code is not there when it is
+// launched waits for all kernels that run, and keeps everybody out meanwhile. It breaks on demand:
 //
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error
@@ -11,6 +14,11 @@
 //   DOUBLE_DEVICES  how many GPUs this process sees
 //   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then there is no other, as under tools that
 //                   watch kernels
+//   DOUBLE_LOADS_WHEN_ASKED  a function's code is there once its occupancy has been asked for, not by cuFuncLoad alone
+//   DOUBLE_LOCAL_BYTES  of each thread; more than the context's limit, 1024 at first, is made room for at a launch
+//   DOUBLE_COOPERATIVE_SERIAL  cooperative launches run one after the other
+//   DOUBLE_MAP_WAITS  to map memory it waits for all kernels that run
+//   DOUBLE_MAP_HANGS  it never returns from mapping memory
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
@@ -130,6 +138,9 @@ Result cuDeviceGetAttribute(int* value, int which, Device device) {
             return kSuccess;
         case kComputeCapabilityMinor:
             *value = 0;
+            return kSuccess;
+        case kMaxSharedPerBlockOptin:
+            *value = 227 << 10;
             return kSuccess;
         case kCooperativeLaunch:
         case kCanUseHostPointer:

@@ -247,6 +247,8 @@ Result cuMemAddressFree(DevicePointer address, size_t bytes) {
 }
 Result cuMemMap(DevicePointer address, size_t bytes, size_t offset, Allocation allocation, unsigned long long) {
     BEGIN(enter_in_context("cuMemMap"));
+    if (std::getenv("DOUBLE_MAP_WAITS")) wait_for_kernels();
+    while (std::getenv("DOUBLE_MAP_HANGS")) usleep(100'000);
     if (find_range(reserved, address, bytes) == reserved.end() || anything_mapped(address, bytes)) return kInvalidValue;
     if (address % kGranularity != 0 || offset != 0) return kInvalidValue;
     if (!physical.count(allocation) || physical[allocation].bytes != bytes) return kInvalidValue;
