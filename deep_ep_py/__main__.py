@@ -13,13 +13,14 @@ from .hardware_queues import restart_with_queues
 _COMMANDS = {
     "bench": "deep_ep_py.bench.cli",
     "bench-posting": "deep_ep_py.bench.posting",
+    "canary": "deep_ep_py.cli_canary",
     "compile": "deep_ep_py.cli_compile",
     "rates": "deep_ep_py.bench.rates",
     "shim": "deep_ep_py.cli_shim",
 }
 
 
-_SHARE_A_GPU = ("bench-posting", "rates")
+_SHARE_A_GPU = ("bench-posting", "canary", "rates")
 
 
 def _ranks_share_a_gpu(arguments: list[str]) -> bool:
