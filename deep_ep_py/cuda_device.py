@@ -158,12 +158,7 @@ class CudaDevice:
             if _is_of_the_gpu(error):
                 raise
             self._pool_refused = True
-            _log.warning(
-                "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; "
-                "PYTORCH_CUDA_ALLOC_CONF=%s: expandable_segments:True is known to do that",
-                str(error).partition("\n")[0],
-                os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
-            )
+            _warn_of_refused_pool(str(error).partition("\n")[0])
             return None
         return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
 
@@ -249,6 +244,17 @@ def bulk_copies(architecture: str) -> bool:
 def _is_of_the_gpu(error: RuntimeError) -> bool:
     """Tell what a kernel or the driver has failed of from what torch's allocator will not do."""
     return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
+
+
+@cache
+def _warn_of_refused_pool(why: str) -> None:
+    """Once in a process: all Buffers will meet the same."""
+    _log.warning(
+        "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; "
+        "PYTORCH_CUDA_ALLOC_CONF=%s: expected without expandable_segments:True",
+        why,
+        os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+    )
 
 
 @cache

@@ -39,16 +39,23 @@ def driver_initialised() -> bool:
     return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
-def restart_with_queues() -> None:
-    """Begin this process's program anew with the variable set, unless it was when the process began.
-
-    For programs, first of all that they do: what they have done is lost. Without a driver nothing happens.
-    """
+def needs_restart() -> bool:
+    """Tell whether there is a driver, and this process began without the variable."""
     if began_with_queues():
-        return
+        return False
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError:
+        return False
+    return True
+
+
+def restart_with_queues() -> None:
+    """Begin this process's program anew with the variable set, if `needs_restart`.
+
+    For programs, first of all that they do: what they have done is lost.
+    """
+    if not needs_restart():
         return
     sys.stdout.flush()
     sys.stderr.flush()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from builds import BUILD, EXAMPLES
-from deep_ep_py.hardware_queues import restart_with_queues
+from deep_ep_py.hardware_queues import needs_restart, restart_with_queues
 from native_programs import build_driver_double
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
@@ -25,11 +25,12 @@ settings.load_profile("deep_ep_py")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "processes: starts processes of its own (torchrun)")
-    # Before a module asks torch for a GPU, which initialises CUDA. What pytest has redirected would stay so.
-    if any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput"):
-        config.pluginmanager.getplugin("capturemanager").stop_global_capturing()
+    # Before a module asks torch for a GPU, which initialises CUDA.
+    of_pytest = any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput")
+    if of_pytest and needs_restart():
+        if capture := config.pluginmanager.getplugin("capturemanager"):
+            capture.stop_global_capturing()  # what it has redirected would stay so
         restart_with_queues()
-        config.pluginmanager.getplugin("capturemanager").start_global_capturing()
 
 
 def pytest_report_header() -> str:

@@ -185,3 +185,21 @@ print("goes on")
 """
     text = "the CUDA driver has been shut down, as it is when a process ends"
     assert run(double, program, DOUBLE_QUERIES="9") == [f"CudaError: entering the context of Double: {text}", "goes on"]
+
+
+def test_pinned_words_are_clear(double: Path) -> None:
+    """Though the memory that they lie in was used before."""
+    program = """
+memory = cuda.Memory(cuda.Context(0))
+for _ in range(2):
+    words = memory.pinned_words(3)
+    print([words.load(index) for index in range(3)])
+    for index in range(3):
+        words.store(index, 0x5eed)
+    words.add(2, 2)
+    print(hex(words.load(2)))
+    del words
+print(refused(memory.pinned_words(1).load, 1))
+"""
+    clear, used = "[0, 0, 0]", "0x5eef"
+    assert run(double, program) == [clear, used, clear, used, "IndexError: word 1: there are 1"]
