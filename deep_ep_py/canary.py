@@ -7,12 +7,15 @@ a line of JSON as soon as there is one, the most telling first. `observe` starts
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from .errors import CudaError
@@ -23,6 +26,7 @@ READY_SECONDS = 60.0
 SECONDS = 5.0
 """For all questions together."""
 
+_LAST_SECONDS = 2.0  # for a process to end
 _KINDS = ("cooperative", "plain")
 _RANKS = (2, 8)
 _TURNS = 100
@@ -200,8 +204,7 @@ def observe(
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
-    reader.start()
+    threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
     found: Finding = {"errors": []}
     deadline = time.monotonic() + ready_seconds
     try:
@@ -211,15 +214,18 @@ def observe(
             finding = json.loads(line)
             found["errors"] += [finding.pop("error")] if "error" in finding else []
             found.update(finding)
+        if code := process.wait(_LAST_SECONDS):
+            found["errors"].append(f"it ended with exit code {code}")
+    except subprocess.TimeoutExpired:
+        found["errors"].append("it did not end, so it was killed")
     except queue.Empty:
         limit = ready_seconds if len(found) == 1 else seconds
         found["errors"].append(f"no answer within {limit:g} s, so it was killed")
     finally:
-        process.kill()
-        process.wait()
-    reader.join()
-    if process.returncode and not found["errors"]:
-        found["errors"].append(f"it ended with exit code {process.returncode}")
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # one that the driver holds in the kernel cannot be killed
+            process.wait(_LAST_SECONDS)
     return found
 
 

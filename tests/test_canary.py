@@ -76,13 +76,16 @@ def test_a_driver_that_hangs_is_given_up(double: Path, workers: Path, monkeypatc
 
 
 def test_one_that_says_nothing(tmp_path: Path) -> None:
-    """It never gets ready; its time is up; or it ends by itself."""
+    """It never gets ready; or it ends by itself, well or not."""
     began = time.monotonic()
     asleep = observe([sys.executable, "-c", "import time; time.sleep(60)"], ready_seconds=0.5)
     ended = observe([sys.executable, "-c", "raise SystemExit(3)"])
+    closing = "import os, time; os.close(1); time.sleep(60)"
+    stays = observe([sys.executable, "-c", closing])
     assert time.monotonic() - began < 20
     assert asleep == {"errors": ["no answer within 0.5 s, so it was killed"]}
     assert ended == {"errors": ["it ended with exit code 3"]}
+    assert stays == {"errors": ["it did not end, so it was killed"]}
 
 
 @pytest.mark.parametrize(

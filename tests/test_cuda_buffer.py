@@ -86,6 +86,7 @@ def on_threads(double: Path, worker: Path, log: Path, *arguments: str, **variabl
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them, with ranks as threads, and what else tests/test_gpu.py does on a GPU."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
+    assert "cuMemExportToShareableHandle" not in (tmp_path / "log").read_text(), "no other process maps heaps"
 
 
 def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_every_entry_asks_for_queues_before_cuda_is_used(driver: Path, workers: 
 
 
 def test_which_commands_restart() -> None:
-    for arguments in (["rates"], ["bench-posting", "--requests=64"], ["bench", "--device", "cuda"]):
+    for arguments in (["rates"], ["canary"], ["bench-posting", "--requests=64"], ["bench", "--device", "cuda"]):
         assert _ranks_share_a_gpu(arguments), arguments
     assert _ranks_share_a_gpu(["bench", "--ranks=2", "--device=cuda"])
     for arguments in ([], ["--help"], ["bench", "--device=cpu"], ["compile", "--all"], ["shim"]):
