@@ -304,6 +304,26 @@ for _ in range(3):
     assert not loading & {line.split()[0] for line in after}, after
 
 
+@pytest.mark.parametrize("call", ["cuFuncLoad", "cuFuncGetAttribute", "cuEventCreate"])
+def test_a_kernel_that_cannot_be_made_resident_is_not_loaded(double: Path, tmp_path: Path, call: str) -> None:
+    """Else it would be at its first launch. It may be tried again, and nothing is left of it."""
+    program = f"""
+import gc
+os.environ["DOUBLE_FAIL"] = "{call}=218"
+launcher = cuda.Launcher(cuda.Context(0))
+refused(launcher.load, "dispatch", SHAPE, CUBIN, "_Zdispatch")
+print(launcher.loaded("dispatch", SHAPE))
+del os.environ["DOUBLE_FAIL"]
+launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
+print(launcher.loaded("dispatch", SHAPE))
+del launcher
+gc.collect()
+"""
+    printed, log = run_logged(double, tmp_path, program)
+    assert printed == ["False", "True"]
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
 def test_launches_without_the_cooperative_attribute(double: Path, tmp_path: Path) -> None:
     """Also where the GPU cannot do them; residency is counted all the same."""
     program = """

@@ -57,12 +57,16 @@ void CudaLauncher::load(const std::string& name, const RuntimeShape& shape, std:
     const Current current(*context_);
     Kernel kernel{};
     driver.check(driver.module_load(&kernel.module, cubin.data()), "loading kernel " + name);
-    const cuda::Result found = driver.module_function(&kernel.function, kernel.module, symbol.c_str());
-    if (found != cuda::kSuccess) driver.module_unload(kernel.module);
-    driver.check(found, "finding " + symbol + " in kernel " + name);
-    // From here on the destructor gives it back.
-    make_resident(kernels_.emplace(key(name, shape), kernel).first->second, name);
-    if (spare_events_.empty()) make_events();
+    try {
+        driver.check(driver.module_function(&kernel.function, kernel.module, symbol.c_str()),
+                     "finding " + symbol + " in kernel " + name);
+        make_resident(kernel, name);
+        if (spare_events_.empty()) make_events();
+        kernels_.emplace(key(name, shape), kernel);
+    } catch (...) {
+        driver.module_unload(kernel.module);
+        throw;
+    }
 }
 
 void CudaLauncher::make_resident(Kernel& kernel, const std::string& name) {
