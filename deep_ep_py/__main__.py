@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import click
+
+from .hardware_queues import restart_with_queues
 
 # A command's module is imported when it is called for: each needs packages that the others do not.
 _COMMANDS = {
     "bench": "deep_ep_py.bench.cli",
     "bench-posting": "deep_ep_py.bench.posting",
+    "canary": "deep_ep_py.cli_canary",
     "compile": "deep_ep_py.cli_compile",
     "rates": "deep_ep_py.bench.rates",
     "shim": "deep_ep_py.cli_shim",
 }
+
+
+_SHARE_A_GPU = ("bench-posting", "canary", "rates")
+
+
+def _ranks_share_a_gpu(arguments: list[str]) -> bool:
+    """Tell whether a command has ranks that are threads on one GPU."""
+    name = arguments[0] if arguments else ""
+    return name in _SHARE_A_GPU or (name == "bench" and any(argument.endswith("cuda") for argument in arguments))
 
 
 class _LazyGroup(click.Group):
@@ -33,4 +46,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if _ranks_share_a_gpu(sys.argv[1:]):
+        restart_with_queues()
     main(prog_name="python -m deep_ep_py")

@@ -11,7 +11,12 @@ COMBINE = "DEEP_EP_COMBINE"
 """How rows come back where ranks have each other's memory mapped: "pull" (the default), owners read them where they
 are, or "push", whoever has them sends them in chunks. Each rank chooses for the rows that it has."""
 
-_CHOICES = {COPIES: ("bulk", "vector"), COMBINE: ("pull", "push")}
+LAUNCH = "DEEP_EP_LAUNCH"
+"""How kernels are launched on a GPU: "cooperative" (the default), the driver refuses a launch whose blocks would not
+all be resident at once, or "plain", without asking it. The library counts blocks itself either way; `python -m
+deep_ep_py canary` tells with which of the two kernels of several ranks run side by side on a GPU."""
+
+_CHOICES = {COPIES: ("bulk", "vector"), COMBINE: ("pull", "push"), LAUNCH: ("cooperative", "plain")}
 
 
 def chosen(variable: str) -> str:
@@ -20,7 +25,7 @@ def chosen(variable: str) -> str:
     Parameters
     ----------
     variable
-        `COPIES` or `COMBINE`.
+        `COPIES`, `COMBINE` or `LAUNCH`.
 
     Raises
     ------

@@ -44,9 +44,9 @@ class CpuDevice:
         share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * ranks)
         return share, share
 
-    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
-        """Plain memory in one process, nameless shared memory between several."""
-        del first, by_nics
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+        """Plain memory in one process, nameless shared memory between several. New pages are zero."""
+        del first, cleared, by_nics
         return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:

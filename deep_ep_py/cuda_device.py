@@ -53,6 +53,7 @@ class CudaDevice:
     poison = False
     fresh_memory_is_slow = False
     first_arena_bytes = 64 << 20
+    _pool_refused = False
 
     def __init__(
         self,
@@ -72,7 +73,10 @@ class CudaDevice:
         self.name, self.copies = self._context.name, "bulk" if self._bulk_copies else "vector"
         self._gathered = make_launcher is not None
         make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
-        self._launcher = make_launcher(self._context, warps=self.warps, bulk_copies=self._bulk_copies)
+        cooperative = choices.chosen(choices.LAUNCH) == "cooperative"
+        self._launcher = make_launcher(
+            self._context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
+        )
         self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self._context.multiprocessors // sharers))
         self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
 
@@ -115,11 +119,13 @@ class CudaDevice:
         most = torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
         return min(most, self.first_arena_bytes), most
 
-    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
-        """Physical memory with a descriptor, mapped; the host's, pinned, where threads of the host stand for NICs."""
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+        """Physical memory, mapped, with a descriptor where other processes need one. The host's, pinned, where threads
+        of the host stand for NICs: its new pages are zero.
+        """
         if by_nics:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
-        return C.cuda.make_heap(self._context, size, first)
+        return C.cuda.make_heap(self._context, size, first, cleared, not in_process)
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map the same physical memory."""
@@ -138,14 +144,21 @@ class CudaDevice:
     def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
         """From a pool over the arena, which may grow for the next calls where it has no room.
 
-        None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool.
+        None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool. None, too,
+        where torch's allocator is configured so that it serves no such pool.
         """
-        if self.capturing():
+        if self._pool_refused or self.capturing():
             return None
         try:
             with C.cuda.pool_over(runtime, grows):
                 tensor = self._empty_in_pool(shape, dtype)
         except torch.cuda.OutOfMemoryError:
+            return None
+        except RuntimeError as error:
+            if _is_of_the_gpu(error):
+                raise
+            self._pool_refused = True
+            _warn_of_refused_pool(str(error).partition("\n")[0])
             return None
         return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
 
@@ -226,6 +239,22 @@ def bulk_copies(architecture: str) -> bool:
     from .jit import has_bulk_copies
 
     return choices.chosen(choices.COPIES) == "bulk" and has_bulk_copies(architecture)
+
+
+def _is_of_the_gpu(error: RuntimeError) -> bool:
+    """Tell what a kernel or the driver has failed of from what torch's allocator will not do."""
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
+
+
+@cache
+def _warn_of_refused_pool(why: str) -> None:
+    """Once in a process: all Buffers will meet the same."""
+    _log.warning(
+        "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; "
+        "PYTORCH_CUDA_ALLOC_CONF=%s: expected without expandable_segments:True",
+        why,
+        os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+    )
 
 
 @cache

@@ -17,7 +17,7 @@ Compiling = Callable[[], AbstractContextManager[None]]
 """Makes a context in which peers are told that this rank compiles."""
 
 MakeLauncher = Callable[..., Any]
-"""Makes what launches kernels on a GPU, of its context, `warps`, those of a block, and `bulk_copies`."""
+"""Makes what launches kernels on a GPU, of its context, `warps`, those of a block, `bulk_copies` and `cooperative`."""
 
 
 class Device(Protocol):
@@ -61,8 +61,12 @@ class Device(Protocol):
         the heap too.
         """
 
-    def make_heap(self, size: int, first: int, in_process: bool, by_nics: bool) -> Any:
-        """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once."""
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+        """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once.
+
+        The first `cleared` bytes, the header and the signal words, are zero before any peer can reach them. Nothing may
+        be assumed of the others.
+        """
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
         """Map a peer's heap."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from .errors import PeerFailed
+from . import choices
+from .errors import DeepEPTimeout, PeerFailed
+from .hardware_queues import QUEUES, VARIABLE, provide_hardware_queues
 from .one_launch import OneLaunch
 
 
@@ -56,24 +58,6 @@ class FreeWorld:
             self.one_launch.leave(rank)
 
 
-_QUEUES_VARIABLE, _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-
-
-def provide_hardware_queues() -> None:
-    """Have as many queues to the GPU as there may be: kernels of ranks that share one would wait for each other.
-
-    To be called before this process uses CUDA; `run_free` does it, which is too late for who makes tensors before.
-    """
-    if os.environ.get(_QUEUES_VARIABLE) == _QUEUES:
-        return
-    if torch.cuda.is_initialized():
-        raise RuntimeError(
-            f"{_QUEUES_VARIABLE}={os.environ.get(_QUEUES_VARIABLE)}: expected {_QUEUES}, set before this process uses "
-            "CUDA, so that ranks that share a GPU do not wait for each other's launches"
-        )
-    os.environ[_QUEUES_VARIABLE] = _QUEUES
-
-
 def run_free(
     n: int, call: Callable[[FreeWorld, int], Any], one_launch: bool = False
 ) -> tuple[list[Any], dict[int, BaseException]]:
@@ -87,7 +71,14 @@ def run_free(
         By rank; None where it raised.
     errors : dict
         Exceptions by rank, in the order in which they were raised.
+
+    Raises
+    ------
+    ValueError
+        More ranks than a GPU has queues, without `one_launch`: some would wait for each other's kernels for ever.
     """
+    if n > QUEUES and not one_launch:
+        raise ValueError(f"n={n}: expected at most {QUEUES} ranks on one GPU, its queues, or one_launch=True")
     provide_hardware_queues()
     world = FreeWorld(n, OneLaunch(n) if one_launch else None)
     results: list[Any] = [None] * n
@@ -108,4 +99,26 @@ def run_free(
         thread.start()
     for thread in threads:
         thread.join()
+    if n > 1 and not one_launch:
+        _say_what_sharing_takes(n, errors)
     return results, errors
+
+
+def _say_what_sharing_takes(ranks: int, errors: dict[int, BaseException]) -> None:
+    """Where a rank has waited too long on a GPU that ranks share, its peer may be innocent."""
+    for error in errors.values():
+        if isinstance(error, DeepEPTimeout):
+            add_note(
+                error,
+                f"{ranks} ranks share this GPU: kernels that it does not run side by side wait for each other, by "
+                f"{choices.chosen(choices.LAUNCH)} launches ({choices.LAUNCH}) and {VARIABLE}="
+                f"{os.environ.get(VARIABLE)}, of use only if set before CUDA is; `python -m deep_ep_py canary` looks",
+            )
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add what an exception is printed with."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:  # Python 3.10, where nothing prints them
+        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]

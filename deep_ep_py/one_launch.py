@@ -23,7 +23,9 @@ class OneLaunch:
         self._gathering: Any = None
         self._left: list[int] = []
 
-    def launcher(self, rank: int, timeout: float, context: Any, warps: int, bulk_copies: bool) -> Any:
+    def launcher(
+        self, rank: int, timeout: float, context: Any, warps: int, bulk_copies: bool, cooperative: bool
+    ) -> Any:
         """Return what a rank launches with.
 
         Parameters
@@ -38,10 +40,12 @@ class OneLaunch:
             Per block; the first rank's count.
         bulk_copies
             Whether the kernels copy rows by bulk copies.
+        cooperative
+            Whether the driver is told that a launch's blocks wait for each other; the first rank's word.
         """
         with self._lock:
             if self._gathering is None:
-                self._gathering = C.cuda.Gathering(context, self.ranks, warps, bulk_copies)
+                self._gathering = C.cuda.Gathering(context, self.ranks, warps, bulk_copies, cooperative)
                 for left in self._left:
                     self._gathering.leave(left)
             return C.cuda.GatheredLauncher(self._gathering, rank, int(timeout * 1e9))

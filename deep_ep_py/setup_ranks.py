@@ -98,7 +98,9 @@ def make_runtime(
     network = C.NetworkOptions(nic=paths.nic.native(), weak=weak, in_process=bootstrap.in_process)
     heap_bytes = C.heap_bytes(options)
     arena_offset = heap_bytes - memory.arena_bytes
-    heap = device.make_heap(heap_bytes, arena_offset + memory.first_arena_bytes, bootstrap.in_process, by_nics)
+    regions_offset = arena_offset - memory.regions * memory.region_bytes
+    first = arena_offset + memory.first_arena_bytes
+    heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
     heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics))
     runtime = device.make_runtime(options, heaps, network)
     waits = "rank %d waits in %s: rank %d is still compiling its kernels"
@@ -106,7 +108,7 @@ def make_runtime(
     if isinstance(bootstrap, Connections):
         runtime.watch(bootstrap.watched())
     bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
-    return runtime, arena_offset - memory.regions * memory.region_bytes
+    return runtime, regions_offset
 
 
 def _rank_key(bootstrap: Bootstrap, device: Device) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .errors import PeerFailed, SimtError
-from .free_ranks import FreeWorld, run_free
+from .free_ranks import FreeWorld, add_note, run_free
 from .native import C
 
 DEFAULT_FREEZE = 512
@@ -275,7 +275,7 @@ def _end_world(seed: int, abandon: bool) -> dict[str, int]:
     try:
         return C.executor.world_end(abandon)
     except Exception as error:
-        _add_note(error, f"replay with seed={seed}")
+        add_note(error, f"replay with seed={seed}")
         raise
 
 
@@ -285,13 +285,6 @@ def _chosen(errors: dict[int, BaseException], seed: int) -> BaseException:
     error = errors[rank]
     error.rank_exceptions = dict(sorted(errors.items()))  # type: ignore[attr-defined]
     others = [other for other in sorted(errors) if other != rank]
-    _add_note(error, f"raised by rank {rank}" + (f"; ranks {others} raised too" if others else ""))
-    _add_note(error, f"replay with seed={seed}")
+    add_note(error, f"raised by rank {rank}" + (f"; ranks {others} raised too" if others else ""))
+    add_note(error, f"replay with seed={seed}")
     return error
-
-
-def _add_note(error: BaseException, note: str) -> None:
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:  # Python 3.10, where nothing prints them
-        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]

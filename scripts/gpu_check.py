@@ -4,8 +4,10 @@
 is left are skipped, and the report says so;
 `python scripts/gpu_check.py --only tests --only benchmark` these steps alone.
 
-Every step has a time limit, and one that fails does not keep the next from running. The report is a table here and
-OUT/report.json; each step's own output is OUT/<step>.log.
+It begins with a canary that finds out in 5 seconds what nothing documents of this GPU and its driver, and by which kind
+of launch the ranks that share it in the other steps run side by side. Every step has a time limit, and one that fails
+does not keep the next from running. The report is a table here and OUT/report.json; each step's own output is
+OUT/<step>.log.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,10 @@ BENCHMARKS: dict[str, tuple[list[str], dict[str, str]]] = {
     "vector_copies": (["--tokens=4096"], {"DEEP_EP_COPIES": "vector"}),
     "pushed_combine": (["--tokens=4096"], {"DEEP_EP_COMBINE": "push"}),
 }
-MEASURED = (*BENCHMARKS, "posting", "rates")  # what writes a JSON of its own
+LAUNCH_VARIABLE = "DEEP_EP_LAUNCH"
+# Queues for ranks that share the GPU: of use only where they are set before a process begins.
+FOR_ALL = {"PYTHONUNBUFFERED": "1", "DEEP_EP_REQUIRE_GPU": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+MEASURED = (*BENCHMARKS, "canary", "posting", "rates")  # what writes a JSON of its own
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Step:
     seconds: int
     needs: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    shares: bool = False  # ranks on one GPU launch for themselves: their kernels must run side by side
 
 
 @dataclass
@@ -93,13 +99,15 @@ def steps(out: Path, quick: bool) -> list[Step]:
     posting = [python, "-m", "deep_ep_py", "bench-posting", f"--json={out / 'posting.json'}"]
     found = [
         Step("build", [python, "setup.py", "--quiet", "build_ext", "--inplace"], 120),
+        # Which launches the others make follows from it.
+        Step("canary", [python, "-m", "deep_ep_py", "canary", f"--json={out / 'canary.json'}"], 70),
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
-        Step("tests", tests, 60 if quick else 150),
+        Step("tests", tests, 60 if quick else 150, shares=True),
     ]
     for name, (options, environment) in BENCHMARKS.items():
         files = [f"--json={out / f'{name}.json'}", f"--plot={out / f'{name}.png'}"]
         limit = 120 if not quick and not environment else 60  # for several sizes, or one
-        found.append(Step(name, [*bench, *options, *files], limit, environment=environment))
+        found.append(Step(name, [*bench, *options, *files], limit, environment=environment, shares=True))
     found.append(Step("posting", posting, 30))
     # Not kept: a Buffer on such a GPU would then choose its blocks by it.
     found.append(Step("rates", [python, "-m", "deep_ep_py", "rates", "--dry-run", f"--json={out / 'rates.json'}"], 40))
@@ -119,7 +127,7 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
         return Outcome(step.name, "skipped", note=f"there is no {step.needs}")
     log = out / f"{step.name}.log"
     began = time.monotonic()
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "DEEP_EP_REQUIRE_GPU": "1", **step.environment}
+    environment = {**os.environ, **FOR_ALL, **step.environment}
     with log.open("w") as file:
         process = subprocess.Popen(
             step.command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -174,6 +182,11 @@ def as_table(outcomes: list[Outcome]) -> Table:
     return table
 
 
+def launches_by(kind: str | None) -> dict[str, str]:
+    """The environment that makes launches of the kind that the canary has found to work, unless it says one already."""
+    return {} if kind is None or LAUNCH_VARIABLE in os.environ else {LAUNCH_VARIABLE: kind}
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
 @click.option("--quick", is_flag=True, help="Within 3 minutes.")
 @click.option("--only", multiple=True, metavar="STEP", help="This step alone; repeatable.")
@@ -195,7 +208,16 @@ def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
     if machine["gpu"] is None:
         raise click.ClickException("there is no GPU here, or no nvidia-smi to say so")
     deadline = time.monotonic() + (180 if quick else 540)
-    outcomes = []
+    for name in MEASURED:
+        (out / f"{name}.json").unlink(missing_ok=True)  # of an earlier run
+    outcomes: list[Outcome] = []
+
+    def measured(name: str) -> Any:
+        file = out / f"{name}.json"
+        return json.loads(file.read_text()) if file.exists() else None
+
+    launches: dict[str, str] = {}
+    side_by_side = True
     for step in chosen:
         if only and step.name not in only:
             continue
@@ -203,14 +225,16 @@ def main(quick: bool, only: tuple[str, ...], out: Path) -> None:
         if left < 5:
             outcomes.append(Outcome(step.name, "skipped", note="no time was left"))
             continue
-        limited = Step(step.name, step.command, min(step.seconds, left), step.needs, step.environment)
-        outcomes.append(run(limited, out, console))
+        if step.shares and not side_by_side:
+            outcomes.append(Outcome(step.name, "skipped", note="ranks cannot share this GPU: see the canary"))
+            continue
+        environment = {**launches, **step.environment}
+        outcomes.append(run(replace(step, seconds=min(step.seconds, left), environment=environment), out, console))
         if step.name == "build" and outcomes[-1].result != "passed":
             break
-
-    def measured(name: str) -> Any:
-        file = out / f"{name}.json"
-        return json.loads(file.read_text()) if file.exists() else None
+        if step.name == "canary" and (found := measured("canary")) is not None and "side_by_side" in found:
+            side_by_side = found["launch"] is not None
+            launches = launches_by(found["launch"])
 
     report = {
         "machine": machine,

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from builds import BUILD, EXAMPLES
+from deep_ep_py.hardware_queues import needs_restart, restart_with_queues
 from native_programs import build_driver_double
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
@@ -23,6 +25,12 @@ settings.load_profile("deep_ep_py")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "processes: starts processes of its own (torchrun)")
+    # Before a module asks torch for a GPU, which initialises CUDA.
+    of_pytest = any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput")
+    if of_pytest and needs_restart():
+        if capture := config.pluginmanager.getplugin("capturemanager"):
+            capture.stop_global_capturing()  # what it has redirected would stay so
+        restart_with_queues()
 
 
 def pytest_report_header() -> str:
@@ -39,6 +47,12 @@ def build() -> str:
 def workers() -> Path:
     """Where the scripts lie that tests run under torchrun."""
     return Path(__file__).parent / "workers"
+
+
+@pytest.fixture(scope="session")
+def idle_double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stand-in for libcuda.so.1 whose kernels do nothing."""
+    return build_driver_double(tmp_path_factory.mktemp("idle_driver"), runs_kernels=False)
 
 
 @pytest.fixture(scope="session")

@@ -86,6 +86,7 @@ def on_threads(double: Path, worker: Path, log: Path, *arguments: str, **variabl
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them, with ranks as threads, and what else tests/test_gpu.py does on a GPU."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
+    assert "cuMemExportToShareableHandle" not in (tmp_path / "log").read_text(), "no other process maps heaps"
 
 
 def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
@@ -160,3 +161,11 @@ def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path)
         assert 0 < times["min"] <= times["median"] <= times["max"]
         assert 0 < rates["min"] <= rates["median"] <= rates["max"]
     assert "many warps" in report["table"]
+
+
+@pytest.mark.parametrize(
+    "scenarios", [("serial_cooperative_launches", "a_driver_that_is_shut_down"), ("too_few_queues",)], ids="+".join
+)
+def test_bad_drivers(double: Path, workers: Path, tmp_path: Path, scenarios: tuple[str, ...]) -> None:
+    """What a driver may do: calls work all the same, or name the cause within their timeout."""
+    assert on_threads(double, workers / "bad_drivers.py", tmp_path / "log", *scenarios).split() == list(scenarios)

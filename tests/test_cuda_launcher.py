@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deep_ep_py import native
-from native_programs import NATIVE, build_driver_double, native_build
+from native_programs import NATIVE, native_build
 
 pytestmark = pytest.mark.once
 
@@ -42,9 +42,9 @@ def make(ordinal=0):
 
 
 @pytest.fixture(scope="module")
-def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def double(idle_double: Path) -> Path:
     """The folder of the stand-in for libcuda.so.1; its kernels do nothing."""
-    return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=False)
+    return idle_double
 
 
 def run(folder: Path, program: str, **variables: str) -> list[str]:
@@ -87,7 +87,8 @@ print(serials, [launcher.finished(serial) for serial in serials])
     launched = "grid=8,1,1 block=128,1,1 shared=1000 cooperative=1 args="
     assert calls(log, "launch") == [launched + "1", launched + "2"]
     assert calls(log, "stream") == ["flags=1 priority=-5"], "it waits for nobody, and goes first"
-    assert len(calls(log, "cuOccupancyMaxActiveBlocksPerMultiprocessor")) == 1, "the driver is asked once"
+    asked = len(calls(log, "cuOccupancyMaxActiveBlocksPerMultiprocessor"))
+    assert asked == 2, "when it was loaded, and for this size of blocks"
 
 
 def test_serials_end_in_order(double: Path) -> None:
@@ -263,13 +264,77 @@ print(refused(cuda.GatheredLauncher, cuda.Gathering(cuda.Context(0), 2), 2, 0))
 
 
 def test_large_shared_memory_is_asked_for_once(double: Path, tmp_path: Path) -> None:
+    """When the kernel is loaded: all that its static shared memory leaves."""
     program = """
 launcher = make()
 for shared in (48 << 10, 100 << 10, 64 << 10, 100 << 10):
     launcher.launch("dispatch", SHAPE, 1, 1, shared, bytes(8))
+print(refused(launcher.launch, "dispatch", SHAPE, 1, 1, 227 << 10, bytes(8)))
 """
-    _, log = run_logged(double, tmp_path, program)
-    assert calls(log, "attribute") == [f"8={100 << 10}"]
+    printed, log = run_logged(double, tmp_path, program)
+    assert calls(log, "attribute") == [f"8={226 << 10}"]
+    assert printed == [
+        f"CudaError: dispatch with {227 << 10} bytes of shared memory for each block: Double has {226 << 10}"
+    ]
+
+
+def without_func_load(double: Path, folder: Path) -> Path:
+    """A driver that is older than cuFuncLoad: nobody finds what is not in the table of hashes."""
+    library = (double / "libcuda.so.1").read_bytes()
+    (folder / "libcuda.so.1").write_bytes(library.replace(b"\0cuFuncLoad\0", b"\0cuFuncLoax\0"))
+    return folder
+
+
+@pytest.mark.parametrize("version", ["new", "old"])
+def test_nothing_is_loaded_or_allocated_at_a_launch(double: Path, tmp_path: Path, version: str) -> None:
+    """It would wait for kernels that wait for this one. Local memory, too, is there before."""
+    program = """
+launcher = make()
+print(open(os.environ["DOUBLE_LOG"]).read().count("\\n"))
+for _ in range(3):
+    launcher.wait(launcher.launch("dispatch", SHAPE, 1, 1, 100 << 10, bytes(8)))
+"""
+    folder = double if version == "new" else without_func_load(double, tmp_path)
+    variables = {"DOUBLE_LOADS_WHEN_ASKED": "1"} if version == "old" else {}
+    printed, log = run_logged(folder, tmp_path, program, DOUBLE_LOCAL_BYTES="5000", **variables)
+    before, after = log[: int(printed[0])], log[int(printed[0]) :]
+    assert calls(before, "limit") == ["5000"] and bool(calls(before, "cuFuncLoad")) == (version == "new")
+    assert len(calls(after, "launch")) == 3
+    loading = {"loads", "cuModuleLoadData", "cuFuncLoad", "cuEventCreate", "cuCtxSetLimit", "cuFuncSetAttribute"}
+    assert not loading & {line.split()[0] for line in after}, after
+
+
+@pytest.mark.parametrize("call", ["cuFuncLoad", "cuFuncGetAttribute", "cuEventCreate"])
+def test_a_kernel_that_cannot_be_made_resident_is_not_loaded(double: Path, tmp_path: Path, call: str) -> None:
+    """Else it would be at its first launch. It may be tried again, and nothing is left of it."""
+    program = f"""
+import gc
+os.environ["DOUBLE_FAIL"] = "{call}=218"
+launcher = cuda.Launcher(cuda.Context(0))
+refused(launcher.load, "dispatch", SHAPE, CUBIN, "_Zdispatch")
+print(launcher.loaded("dispatch", SHAPE))
+del os.environ["DOUBLE_FAIL"]
+launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
+print(launcher.loaded("dispatch", SHAPE))
+del launcher
+gc.collect()
+"""
+    printed, log = run_logged(double, tmp_path, program)
+    assert printed == ["False", "True"]
+    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
+
+
+def test_launches_without_the_cooperative_attribute(double: Path, tmp_path: Path) -> None:
+    """Also where the GPU cannot do them; residency is counted all the same."""
+    program = """
+launcher = cuda.Launcher(cuda.Context(0), cooperative=False)
+launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
+launcher.launch("dispatch", SHAPE, 8, 4, 1000, bytes(8))
+print(refused(launcher.launch, "dispatch", SHAPE, 9, 4, 0, bytes(8)))
+"""
+    printed, log = run_logged(double, tmp_path, program, DOUBLE_OLD="1")
+    assert calls(log, "launch") == ["grid=8,1,1 block=128,1,1 shared=1000 cooperative=0 args=0"]
+    assert printed[0].endswith("they wait for each other, and Double holds at most 8 at once")
 
 
 def test_refusals(double: Path) -> None:
@@ -317,95 +382,6 @@ print(refused(everything))
     assert run(double, program, DOUBLE_FAIL=call) == [expected]
 
 
-def test_heaps_are_shared_between_processes(double: Path, tmp_path: Path) -> None:
-    """One process makes a heap, another maps it by its descriptor; a word that one stores, the other loads."""
-    program = """
-import gc, sys
-context = cuda.Context(0)
-memory = cuda.Memory(context)
-heap = cuda.make_heap(context, 3 << 20, 3 << 20)
-words = [heap.base, heap.base + heap.bytes - 8]
-memory.store_words(words, 7 << 32 | 5)
-print(heap.bytes == 4 << 20, [hex(memory.load_word(word)) for word in words])
-sys.stdout.flush()
-child = os.fork()
-if child == 0:
-    peer = cuda.map_heap(context, heap.descriptor, heap.bytes, heap.bytes)
-    assert peer.base != heap.base and peer.bytes == heap.bytes
-    assert memory.load_word(peer.base) == 7 << 32 | 5
-    memory.store_words([peer.base + 8], 99)
-    del peer
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-print(memory.load_word(heap.base + 8))
-heap.close_descriptor()
-del heap, memory, context
-gc.collect()
-"""
-    printed, log = run_logged(double, tmp_path, program)
-    assert printed == ["True ['0x700000005', '0x700000005']", "99"]
-    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
-
-
-@pytest.mark.parametrize(
-    "call, said",
-    [
-        ("cuMemCreate=218", "allocating a heap of 2097152 bytes on Double: "),
-        ("cuMemAddressReserve=218", "reserving addresses for a heap: "),
-        ("cuMemMap=218", "mapping a heap: "),
-        ("cuMemSetAccess=218", "letting Double access a heap: "),
-        ("cuMemExportToShareableHandle=218", "exporting a heap to other processes: "),
-    ],
-)
-def test_a_heap_that_fails_leaves_nothing(double: Path, tmp_path: Path, call: str, said: str) -> None:
-    program = """
-import gc
-context = cuda.Context(0)
-print(refused(cuda.make_heap, context, 1000, 1000))
-del context
-gc.collect()
-"""
-    printed, log = run_logged(double, tmp_path, program, DOUBLE_FAIL=call)
-    assert printed == [f"CudaError: {said}CUDA_ERROR_INVALID_PTX (218): a PTX JIT compilation failed"]
-    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
-
-
-def test_a_heap_of_the_host_is_pinned_as_long_as_it_lives(double: Path, tmp_path: Path) -> None:
-    program = """
-import gc
-context = cuda.Context(0)
-memory = cuda.Memory(context)
-for heap in (C.Heap.make_plain(3 << 20), C.Heap.make_shared(3 << 20)):
-    cuda.pin_heap(context, heap)
-    last = heap.base + heap.bytes - 8
-    memory.store_words([last], 7 << 32 | 5)
-    print(hex(memory.load_word(last)))
-del heap, memory, context
-gc.collect()
-"""
-    printed, log = run_logged(double, tmp_path, program)
-    assert printed == ["0x700000005"] * 2
-    assert len(calls(log, "cuMemHostRegister")) == len(calls(log, "cuMemHostUnregister")) == 2
-    assert calls(log, "cuDevicePrimaryCtxRelease") == ["alive=0"]
-
-
-@pytest.mark.parametrize(
-    ("variables", "said"),
-    [
-        (
-            {"DOUBLE_FAIL": "cuMemHostRegister=218"},
-            "pinning a heap of 4096 bytes in host memory: CUDA_ERROR_INVALID_PTX (218): a PTX JIT compilation failed",
-        ),
-        ({"DOUBLE_OLD": "1"}, "Double cannot use the host's memory under its address, as NICs in software need"),
-    ],
-)
-def test_a_heap_that_cannot_be_pinned(double: Path, variables: dict[str, str], said: str) -> None:
-    program = """
-print(refused(cuda.pin_heap, cuda.Context(0), C.Heap.make_plain(4096)))
-"""
-    assert run(double, program, **variables) == [f"CudaError: {said}"]
-
-
 def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
     (tmp_path / "old.cpp").write_text('extern "C" int cuInit(unsigned) { return 0; }\n')
     library = tmp_path / "libcuda.so.1"
@@ -416,7 +392,8 @@ def test_a_driver_that_is_too_old(tmp_path: Path) -> None:
 
 def test_a_gpu_without_cooperative_launches(double: Path) -> None:
     (said,) = run(double, "print(refused(make))", DOUBLE_OLD="1")
-    assert said == "CudaError: Double cannot launch kernels whose blocks wait for each other"
+    what = "cannot launch kernels whose blocks wait for each other"
+    assert said == f"CudaError: Double {what}; DEEP_EP_LAUNCH=plain does not ask it to"
 
 
 def test_ctrl_c_ends_a_wait(double: Path) -> None:

@@ -17,7 +17,7 @@ import oracle
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.compat.utils import bench, bench_kineto
 from deep_ep_py.cuda_device import CudaDevice
-from deep_ep_py.free_ranks import provide_hardware_queues
+from deep_ep_py.hardware_queues import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from graphs import Captured

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 pytestmark = pytest.mark.once
 
@@ -40,8 +44,8 @@ def test_tests_that_find_no_gpu_have_not_passed(tmp_path: Path) -> None:
 
 def test_a_step_that_is_none(tmp_path: Path) -> None:
     done = check(tmp_path, "--only=speed")
-    steps = "build; kernels; tests; benchmark; fp8_benchmark; vector_copies; pushed_combine; posting; rates; memcheck; "
-    assert done.returncode == 2 and f"expected one of {steps}" in done.stderr
+    first = "build; canary; kernels; tests; benchmark; fp8_benchmark; vector_copies; pushed_combine; posting; rates; "
+    assert done.returncode == 2 and f"expected one of {first}" in done.stderr
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
@@ -56,3 +60,56 @@ def test_what_python_lacks_is_said_in_a_line() -> None:
     done = subprocess.run([sys.executable, "-S", str(SCRIPT)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "lacks click, rich, torch" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_check"] = module  # its dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen", "shared"),
+    [
+        ({"side_by_side": {}, "launch": "plain"}, "plain", "passed"),
+        ({"side_by_side": {}, "launch": "cooperative"}, "cooperative", "passed"),
+        ({"side_by_side": {}, "launch": None}, "unset", "skipped"),
+        ({"errors": ["no answer within 5 s"]}, "unset", "passed"),
+    ],
+    ids=["plain", "cooperative", "none", "unknown"],
+)
+def test_the_canary_chooses_for_the_steps_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], chosen: str, shared: str
+) -> None:
+    gpu_check = script()
+    monkeypatch.delenv("DEEP_EP_LAUNCH", raising=False)
+    (tmp_path / "canary.json").write_text('{"side_by_side": {}, "launch": "of an earlier run"}')
+
+    def steps(out: Path, quick: bool) -> list[Any]:
+        canary = f"cat > {out}/canary.json <<'END'\n{json.dumps(found)}\nEND"
+        return [
+            gpu_check.Step("canary", ["sh", "-c", canary], 9),
+            gpu_check.Step("shared", ["true"], 9, shares=True),
+            gpu_check.Step("alone", ["sh", "-c", "echo ${DEEP_EP_LAUNCH:-unset}"], 9),
+        ]
+
+    monkeypatch.setattr(gpu_check, "steps", steps)
+    monkeypatch.setattr(gpu_check, "describe", lambda: {"gpu": "A GPU"})
+    result = CliRunner().invoke(gpu_check.main, [f"--out={tmp_path}"])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["canary"] == found
+    assert [(step["name"], step["result"]) for step in report["steps"]] == [
+        ("canary", "passed"),
+        ("shared", shared),
+        ("alone", "passed"),
+    ]
+    assert report["steps"][2]["note"] == chosen
+
+
+def test_it_begins_with_the_canary(tmp_path: Path) -> None:
+    names = [step.name for step in script().steps(tmp_path, quick=False)]
+    assert names[:2] == ["build", "canary"]

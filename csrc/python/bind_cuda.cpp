@@ -63,6 +63,25 @@ void check_positive(const char* name, unsigned value) {
     if (value == 0) throw std::invalid_argument(std::string(name) + "=0: expected at least 1");
 }
 
+// For finding out what a GPU does with them: its kernels use them at system scope, on their side.
+struct PinnedWords {
+    std::shared_ptr<uint64_t> memory;
+    size_t count;
+
+    uint64_t& at(size_t index) const {
+        if (index < count) return memory.get()[index];
+        throw std::out_of_range("word " + std::to_string(index) + ": there are " + std::to_string(count));
+    }
+    // A handshake kernel's outcome: what it had added before is there after it.
+    uint64_t load(size_t index) const { return __atomic_load_n(&at(index), __ATOMIC_ACQUIRE); }
+    // Ends a handshake kernel's wait; it reads nothing else.
+    void store(size_t index, uint64_t value) const { __atomic_store_n(&at(index), value, __ATOMIC_RELEASE); }
+    // A handshake kernel adds to it meanwhile; each add stands for itself.
+    void add(size_t index, size_t times) const {
+        for (size_t i = 0; i < times; ++i) __atomic_fetch_add(&at(index), 1, __ATOMIC_RELAXED);
+    }
+};
+
 // host::PoolOver as a context manager.
 struct PoolScope {
     std::shared_ptr<host::Arena> arena;
@@ -104,8 +123,10 @@ void bind_cuda(py::module_& module) {
         .def_property_readonly("name", &PrimaryContext::name)
         .def_property_readonly("architecture", &PrimaryContext::architecture)
         .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors);
-    m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), py::arg("first"), NoGil(),
-          "This rank's heap on a GPU, of which the first bytes are there at once; its descriptor is for map_heap.");
+    m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), py::arg("first"),
+          py::arg("cleared"), py::arg("exported"), NoGil(),
+          "This rank's heap on a GPU, of which the first bytes are there at once, zero as far as `cleared`; if "
+          "`exported` it has a descriptor, for map_heap.");
     m.def("map_heap", &host::map_cuda_heap, py::arg("context"), py::arg("descriptor"), py::arg("bytes"),
           py::arg("first"), NoGil());
     m.def("pin_heap", &host::pin_heap, py::arg("context"), py::arg("heap"), NoGil(),
@@ -119,10 +140,22 @@ void bind_cuda(py::module_& module) {
         [](const host::Runtime& runtime, bool grows) { return PoolScope{runtime.arena(), grows, nullptr}; },
         py::arg("runtime"), py::arg("grows"),
         "A context in which deep_ep_pool_allocate, on this thread, takes from the runtime's arena, which may grow.");
+    py::class_<PinnedWords>(m, "PinnedWords", "Words in the host's memory that kernels and the host use at a time.")
+        .def("address", [](PinnedWords& words, size_t index) { return reinterpret_cast<uintptr_t>(&words.at(index)); })
+        .def("load", &PinnedWords::load, py::arg("index"))
+        .def("store", &PinnedWords::store, py::arg("index"), py::arg("value"))
+        .def("add", &PinnedWords::add, py::arg("index"), py::arg("times"), NoGil(), "Add 1 so many times.");
     py::class_<CudaMemory>(m, "Memory")
         .def(py::init<std::shared_ptr<const PrimaryContext>>(), py::arg("context"))
         .def("load_word", [](CudaMemory& memory,
                              uint64_t word) { return memory.load_word(reinterpret_cast<const uint64_t*>(word)); })
+        .def(
+            "pinned_words",
+            [](CudaMemory& memory, size_t count) {
+                return PinnedWords{std::static_pointer_cast<uint64_t>(memory.make_shared(count * sizeof(uint64_t))),
+                                   count};
+            },
+            py::arg("count"), "Zeroed.")
         .def("store_words", [](CudaMemory& memory, const std::vector<uint64_t>& words, uint64_t value) {
             std::vector<uint64_t*> pointers;
             for (const uint64_t word : words) pointers.push_back(reinterpret_cast<uint64_t*>(word));
@@ -153,13 +186,14 @@ void bind_cuda(py::module_& module) {
             },
             py::arg("serial"), NoGil(), "Return when this launch has ended.");
     py::class_<CudaLauncher, StreamLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
-        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies) {
+        .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies,
+                         bool cooperative) {
                  check_positive("sharers", sharers);
                  return std::make_shared<CudaLauncher>(std::move(context), sharers, warps, copies_bytes(bulk_copies),
-                                                       check_signals);
+                                                       cooperative, check_signals);
              }),
              py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps,
-             py::arg("bulk_copies") = false)
+             py::arg("bulk_copies") = false, py::arg("cooperative") = true)
         .def(
             "most_blocks",
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, unsigned warps, size_t bytes) {
@@ -167,13 +201,13 @@ void bind_cuda(py::module_& module) {
             },
             py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"));
     py::class_<Gathering, std::shared_ptr<Gathering>>(m, "Gathering", "Makes one launch of those of several ranks.")
-        .def(py::init(
-                 [](const std::shared_ptr<PrimaryContext>& context, unsigned ranks, unsigned warps, bool bulk_copies) {
-                     check_positive("ranks", ranks);
-                     return std::make_shared<Gathering>(context, ranks, warps, copies_bytes(bulk_copies));
-                 }),
+        .def(py::init([](const std::shared_ptr<PrimaryContext>& context, unsigned ranks, unsigned warps,
+                         bool bulk_copies, bool cooperative) {
+                 check_positive("ranks", ranks);
+                 return std::make_shared<Gathering>(context, ranks, warps, copies_bytes(bulk_copies), cooperative);
+             }),
              py::arg("context"), py::arg("ranks"), py::arg("warps") = device::kBlockWarps,
-             py::arg("bulk_copies") = false)
+             py::arg("bulk_copies") = false, py::arg("cooperative") = true)
         .def("leave", &Gathering::leave, py::arg("rank"), NoGil(), "Let nobody wait for a rank that will not come.");
     py::class_<GatheredLauncher, StreamLauncher, std::shared_ptr<GatheredLauncher>>(m, "GatheredLauncher")
         .def(py::init<std::shared_ptr<Gathering>, unsigned, uint64_t>(), py::arg("gathering"), py::arg("rank"),

@@ -62,7 +62,7 @@ def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> 
             sizes = _on_each_rank(group, config, on_event)
         gpus = config.ranks
     else:
-        from deep_ep_py.free_ranks import provide_hardware_queues
+        from deep_ep_py.hardware_queues import provide_hardware_queues
         from deep_ep_py.testing import run_ranks
 
         provide_hardware_queues()

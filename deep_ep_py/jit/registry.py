@@ -117,8 +117,9 @@ KERNELS = _kernels(
         "deep_ep::combine_shared_bytes({ranks}, {warps})",
     ),
     Kernel("post", "kernels/post.h", "deep_ep::post"),
+    Kernel("handshake", "kernels/handshake.h", "deep_ep::handshake"),
 )
-"""Every kernel by name, in the order in which an operation launches them; last what only a measurement does."""
+"""Every kernel by name, in the order in which an operation launches them; last what only measurements do."""
 
 GATHERED = {
     name: replace(

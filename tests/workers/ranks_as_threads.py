@@ -50,7 +50,16 @@ def loads_nothing_when_warm(group: Any) -> None:
     round_trip(buffer, buffer.rank, trial, blocks=2)
     group.barrier()
     calls = Path(os.environ["DOUBLE_LOG"]).read_text()[len(before) :]
-    assert "launch grid" in calls and not any(call in calls for call in ("cuModuleLoadData", "cuMemAlloc", "cuMemHost"))
+    loading = (
+        "loads at",
+        "cuModuleLoadData",
+        "cuFuncLoad",
+        "cuCtxSetLimit",
+        "cuEventCreate",
+        "cuMemAlloc",
+        "cuMemHost",
+    )
+    assert "launch grid" in calls and not any(call in calls for call in loading)
     group.barrier()
 
 
@@ -136,6 +145,37 @@ def pool(group: Any) -> None:
     buffer.destroy()
     ctypes.memset(inside, 1, size)
     free(inside, size, 0, None)
+
+
+def refused_pool(group: Any) -> None:
+    """Where torch serves no pool over the arena, rows go in rounds, and that is said once."""
+    trial = Trial.of(BY_NAME["two_ranks"])
+    buffer = make_buffer(group, trial.case, "peer", device="cuda")
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    device = buffer._engine.device
+    said = ["expandable_segments is not supported with MemPools\nand a trace"]
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(said[0])
+
+    device._empty_in_pool = refuse
+    logging.getLogger("deep_ep_py").addHandler(handler)
+    group.barrier()
+    for _ in range(2):
+        round_trip(buffer, buffer.rank, trial, blocks=2)
+    group.barrier()
+    logging.getLogger("deep_ep_py").removeHandler(handler)
+    # Threads have one log, and a handler each that hears all of it.
+    told = [message for message in messages if "torch does not take memory" in message]
+    assert len(told) == 1, messages
+    assert "(expandable_segments is not supported with MemPools), so rows go in rounds" in told[0], told
+    assert buffer.stats()["rounds"] and not buffer.stats()["direct"], buffer.stats()
+    device._pool_refused, said[0] = False, "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        device.allocate(buffer._engine.runtime, (1, 8), torch.bfloat16, False)
+    group.barrier()
 
 
 def weak(group: Any) -> None:
@@ -239,6 +279,7 @@ def main() -> None:
     run_ranks(2, behind_another_buffer, device="cuda")
     run_ranks(2, pool, device="cuda")
     run_ranks(4, fp8_rows, device="cuda")
+    run_ranks(2, refused_pool, device="cuda")
     run_ranks(2, weak, device="cuda")
     run_ranks(2, compiling, device="cuda")
     for case in CASES:

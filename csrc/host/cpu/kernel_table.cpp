@@ -5,6 +5,7 @@
 
 #include "kernels/combine.h"
 #include "kernels/dispatch.h"
+#include "kernels/handshake.h"
 #include "kernels/layout.h"
 #include "kernels/notify.h"
 #include "kernels/post.h"
@@ -23,9 +24,13 @@ struct Named {
 };
 
 constexpr Named kKernels[] = {
-    {"layout", call<LayoutArgs, layout<RuntimeShape>>},       {"notify", call<NotifyArgs, notify<RuntimeShape>>},
-    {"notify_cached", call<NotifyCachedArgs, notify_cached>}, {"dispatch", call<DispatchArgs, dispatch<RuntimeShape>>},
-    {"combine", call<CombineArgs, combine<RuntimeShape>>},    {"post", call<PostArgs, post>},
+    {"layout", call<LayoutArgs, layout<RuntimeShape>>},
+    {"notify", call<NotifyArgs, notify<RuntimeShape>>},
+    {"notify_cached", call<NotifyCachedArgs, notify_cached>},
+    {"dispatch", call<DispatchArgs, dispatch<RuntimeShape>>},
+    {"combine", call<CombineArgs, combine<RuntimeShape>>},
+    {"post", call<PostArgs, post>},
+    {"handshake", call<HandshakeArgs, handshake>},
 };
 
 }  // namespace

@@ -28,6 +28,9 @@ Driver::Driver() {
 #define DEEP_EP_FIND(name, symbol, ...) find(library, #symbol, name);
     DEEP_EP_CUDA_FUNCTIONS(DEEP_EP_FIND)
 #undef DEEP_EP_FIND
+#define DEEP_EP_FIND(name, symbol, ...) name = reinterpret_cast<decltype(name)>(dlsym(library, #symbol));
+    DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(DEEP_EP_FIND)
+#undef DEEP_EP_FIND
     check(init(0), "initialising the CUDA driver");
 }
 
@@ -38,6 +41,9 @@ const Driver& Driver::get() {
 
 void Driver::check(Result result, const std::string& doing) const {
     if (result == kSuccess) return;
+    if (result == kDeinitialized) {  // it does not even name its errors any more
+        throw CudaError(doing + ": the CUDA driver has been shut down, as it is when a process ends");
+    }
     const char* name = nullptr;
     const char* text = nullptr;
     error_name(result, &name);
@@ -91,13 +97,22 @@ bool PrimaryContext::synchronize(const std::shared_ptr<const PrimaryContext>& co
     return true;
 }
 
-PrimaryContext::Current::Current(const PrimaryContext& context) {
-    const Driver& driver = Driver::get();
-    driver.check(driver.context_push(context.context_), "entering the context of " + context.name_);
-    driver.exchange_capture_mode(&capture_mode_);
+Result PrimaryContext::Current::enter(const PrimaryContext& context) noexcept {
+    const Driver& driver = Driver::get();  // there is one, or there would be no context
+    const Result result = driver.context_push(context.context_);
+    entered_ = result == kSuccess;
+    if (entered_) driver.exchange_capture_mode(&capture_mode_);
+    return result;
 }
 
+PrimaryContext::Current::Current(const PrimaryContext& context) {
+    Driver::get().check(enter(context), "entering the context of " + context.name_);
+}
+
+PrimaryContext::Current::Current(const PrimaryContext& context, std::nothrow_t) noexcept { enter(context); }
+
 PrimaryContext::Current::~Current() {
+    if (!entered_) return;
     const Driver& driver = Driver::get();
     driver.exchange_capture_mode(&capture_mode_);
     Context popped = nullptr;

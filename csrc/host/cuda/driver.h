@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -24,6 +25,7 @@ class Driver {
 
 #define DEEP_EP_DECLARE(name, symbol, ...) Result (*name)(__VA_ARGS__) = nullptr;
     DEEP_EP_CUDA_FUNCTIONS(DEEP_EP_DECLARE)
+    DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(DEEP_EP_DECLARE)
 #undef DEEP_EP_DECLARE
 
     // Throws CudaError with the driver's text where `result` is a failure.
@@ -36,6 +38,8 @@ class Driver {
 // A device's primary context, which torch uses too; current on the calling thread while a Current lives. Meanwhile that
 // thread may do what a capture under way on some stream would forbid it, such as allocate: it is not done on that
 // stream.
+//
+// No destructor or deleter of what belongs to a context throws, also where the driver has been shut down.
 class PrimaryContext {
   public:
     explicit PrimaryContext(int ordinal);
@@ -46,11 +50,18 @@ class PrimaryContext {
     class Current {
       public:
         explicit Current(const PrimaryContext& context);
+        // For destructors, which must not throw: false where that cannot be done. Then the driver has been shut down,
+        // as the process ends, and what it had is gone with it.
+        Current(const PrimaryContext& context, std::nothrow_t) noexcept;
         ~Current();
+        explicit operator bool() const { return entered_; }
         Current(const Current&) = delete;
         Current& operator=(const Current&) = delete;
 
       private:
+        cuda::Result enter(const PrimaryContext& context) noexcept;
+
+        bool entered_ = false;
         int capture_mode_ = kCaptureRelaxed;  // while current: the thread's own
     };
 

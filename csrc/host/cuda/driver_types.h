@@ -24,6 +24,7 @@ using DevicePointer = unsigned long long;
 using Allocation = unsigned long long;  // CUmemGenericAllocationHandle
 
 constexpr Result kSuccess = 0;
+constexpr Result kDeinitialized = 4;
 constexpr Result kNotReady = 600;
 
 constexpr int kMultiprocessorCount = 16;  // CUdevice_attribute
@@ -31,8 +32,13 @@ constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 constexpr int kCanUseHostPointer = 91;
 constexpr int kCooperativeLaunch = 95;
+constexpr int kMaxSharedPerBlockOptin = 97;
 
-constexpr int kMaxDynamicSharedSizeBytes = 8;  // CUfunction_attribute
+constexpr int kSharedSizeBytes = 1;  // CUfunction_attribute
+constexpr int kLocalSizeBytes = 3;
+constexpr int kMaxDynamicSharedSizeBytes = 8;
+
+constexpr int kLimitStackSize = 0;  // CUlimit
 
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
@@ -43,9 +49,10 @@ constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
 constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;          // CU_MEMHOSTALLOC_*
 constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_*
 
-constexpr int kAllocationPinned = 1;        // CUmemAllocationType
-constexpr int kLocationDevice = 1;          // CUmemLocationType
-constexpr int kHandleFileDescriptor = 1;    // CUmemAllocationHandleType
+constexpr int kAllocationPinned = 1;  // CUmemAllocationType
+constexpr int kLocationDevice = 1;    // CUmemLocationType
+constexpr int kHandleNone = 0;        // CUmemAllocationHandleType
+constexpr int kHandleFileDescriptor = 1;
 constexpr int kAccessReadWrite = 3;         // CUmemAccess_flags
 constexpr int kGranularityRecommended = 1;  // CUmemAllocationGranularity_flags
 
@@ -104,9 +111,12 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(context_push, cuCtxPushCurrent_v2, Context)                                                              \
     X(context_pop, cuCtxPopCurrent_v2, Context*)                                                               \
     X(context_synchronize, cuCtxSynchronize, void)                                                             \
+    X(context_limit, cuCtxGetLimit, size_t*, int)                                                              \
+    X(context_set_limit, cuCtxSetLimit, int, size_t)                                                           \
     X(module_load, cuModuleLoadData, Module*, const void*)                                                     \
     X(module_unload, cuModuleUnload, Module)                                                                   \
     X(module_function, cuModuleGetFunction, Function*, Module, const char*)                                    \
+    X(function_attribute, cuFuncGetAttribute, int*, int, Function)                                             \
     X(function_set_attribute, cuFuncSetAttribute, Function, int, int)                                          \
     X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, int*, Function, int, size_t)                     \
     X(launch, cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)                                 \
@@ -139,5 +149,8 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(memory_map, cuMemMap, DevicePointer, size_t, size_t, Allocation, unsigned long long)                     \
     X(memory_unmap, cuMemUnmap, DevicePointer, size_t)                                                         \
     X(memory_set_access, cuMemSetAccess, DevicePointer, size_t, const MemoryAccess*, size_t)
+
+// What older drivers lack: null there.
+#define DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(X) X(function_load, cuFuncLoad, Function)
 
 }  // namespace deep_ep::host::cuda

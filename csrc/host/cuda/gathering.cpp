@@ -35,9 +35,9 @@ std::string listed(const std::vector<size_t>& ranks) {
 }  // namespace
 
 Gathering::Gathering(const std::shared_ptr<const cuda::PrimaryContext>& context, unsigned ranks, unsigned warps,
-                     uint32_t copies_bytes)
+                     uint32_t copies_bytes, bool cooperative)
     : ranks_(ranks),
-      launcher_(context, ranks, warps, copies_bytes, nullptr),
+      launcher_(context, ranks, warps, copies_bytes, cooperative, nullptr),
       memory_(context),
       round_(std::make_shared<Round>()),
       left_(ranks) {

@@ -37,7 +37,7 @@ class Gathering {
     };
 
     Gathering(const std::shared_ptr<const cuda::PrimaryContext>& context, unsigned ranks, unsigned warps,
-              uint32_t copies_bytes);
+              uint32_t copies_bytes, bool cooperative);
 
     // Returns when all ranks have come and their launch is queued: its serial number, the same for all. Throws in all
     // of them what that failed of; GatheringError, now and ever after, if some rank does not come within `timeout_ns`.

@@ -16,10 +16,11 @@ using Current = cuda::PrimaryContext::Current;
 
 namespace {
 
-AllocationProperties properties_on(int ordinal) {
+// `exported`: to other processes, by descriptors; not every GPU and system can.
+AllocationProperties properties_on(int ordinal, bool exported) {
     AllocationProperties properties{};
     properties.type = cuda::kAllocationPinned;
-    properties.handle_types = cuda::kHandleFileDescriptor;
+    properties.handle_types = exported ? cuda::kHandleFileDescriptor : cuda::kHandleNone;
     properties.location = {cuda::kLocationDevice, ordinal};
     return properties;
 }
@@ -44,7 +45,8 @@ class Physical {
 
     ~Physical() {
         const Driver& driver = Driver::get();
-        const Current current(*context_);
+        const Current current(*context_, std::nothrow);
+        if (!current) return;
         if (mapped_at_ != 0) driver.memory_unmap(mapped_at_, bytes_);
         driver.allocation_release(allocation_);
     }
@@ -75,9 +77,10 @@ class Physical {
 };
 
 // `bytes` is a multiple of the granularity, here and below.
-std::unique_ptr<Physical> make_physical(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes) {
+std::unique_ptr<Physical> make_physical(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
+                                        bool exported) {
     const Driver& driver = Driver::get();
-    const AllocationProperties properties = properties_on(context->ordinal());
+    const AllocationProperties properties = properties_on(context->ordinal(), exported);
     Allocation allocation = 0;
     driver.check(driver.allocation_create(&allocation, bytes, &properties, 0),
                  "allocating a heap of " + std::to_string(bytes) + " bytes on " + context->name());
@@ -106,9 +109,9 @@ class Addresses {
     Addresses& operator=(const Addresses&) = delete;
 
     ~Addresses() {
-        const Current current(*context_);
+        const Current current(*context_, std::nothrow);
         pieces_.clear();
-        Driver::get().address_free(base_, bytes_);
+        if (current) Driver::get().address_free(base_, bytes_);
     }
 
     // At the end of what is mapped.
@@ -139,9 +142,11 @@ class Addresses {
 
 class CudaHeap final : public Heap {
   public:
-    CudaHeap(const std::shared_ptr<Addresses>& addresses, int descriptor)
+    // `exported`: what it grows by can be, too.
+    CudaHeap(const std::shared_ptr<Addresses>& addresses, int descriptor, bool exported)
         : Heap(reinterpret_cast<uint8_t*>(addresses->base()), addresses->bytes(), descriptor, addresses),
-          addresses_(*addresses) {}
+          addresses_(*addresses),
+          exported_(exported) {}
 
     size_t mapped() const override { return addresses_.mapped(); }
 
@@ -150,7 +155,7 @@ class CudaHeap final : public Heap {
         const std::lock_guard<std::mutex> lock(mutex_);
         bytes = std::min(round_up(bytes, addresses_.granularity()), addresses_.bytes() - mapped());
         if (bytes == 0) return false;
-        addresses_.map(make_physical(addresses_.context(), bytes));
+        addresses_.map(make_physical(addresses_.context(), bytes, exported_));
         return true;
     }
 
@@ -184,35 +189,46 @@ class CudaHeap final : public Heap {
     }
 
   private:
-    Addresses& addresses_;      // which the base class keeps
+    Addresses& addresses_;  // which the base class keeps
+    const bool exported_;
     mutable std::mutex mutex_;  // of its pieces
 };
 
 // Addresses for `bytes`, and the sizes of both rounded up.
 std::shared_ptr<Addresses> reserve(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
-                                   size_t& first) {
-    const size_t granularity = granularity_of(properties_on(context->ordinal()));
+                                   size_t& first, bool exported) {
+    const size_t granularity = granularity_of(properties_on(context->ordinal(), exported));
     bytes = round_up(bytes, granularity);
     first = std::min(round_up(first, granularity), bytes);
     return std::make_shared<Addresses>(context, bytes, granularity);
 }
 
+// Physical memory holds what its last user has left there. Returns when the zeros are where every agent finds them.
+void clear(const Addresses& addresses, size_t bytes) {
+    if (bytes == 0) return;
+    if (bytes > addresses.mapped()) throw std::invalid_argument("more of a heap is to be cleared than there is");
+    CudaMemory(addresses.context()).fill(reinterpret_cast<void*>(addresses.base()), 0, bytes);
+}
+
 }  // namespace
 
 std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
-                                     size_t first) {
+                                     size_t first, size_t cleared, bool exported) {
     const Current current(*context);
-    const auto addresses = reserve(context, bytes, first);
-    addresses->map(make_physical(context, first));
-    return std::make_shared<CudaHeap>(addresses, addresses->pieces().front()->descriptor());
+    const auto addresses = reserve(context, bytes, first, exported);
+    addresses->map(make_physical(context, first, exported));
+    // Before there is a descriptor or a Heap that a peer could come by: what it stores must not be overwritten.
+    clear(*addresses, cleared);
+    const int descriptor = exported ? addresses->pieces().front()->descriptor() : -1;
+    return std::make_shared<CudaHeap>(addresses, descriptor, exported);
 }
 
 std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
                                     size_t bytes, size_t first) {
     const Current current(*context);
-    const auto addresses = reserve(context, bytes, first);
+    const auto addresses = reserve(context, bytes, first, true);
     addresses->map(import_physical(context, descriptor, first));
-    return std::make_shared<CudaHeap>(addresses, -1);
+    return std::make_shared<CudaHeap>(addresses, -1, true);
 }
 
 void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& heap) {
@@ -225,8 +241,8 @@ void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& 
     driver.check(driver.host_register(heap.base(), heap.bytes(), cuda::kRegisterPortable | cuda::kRegisterDeviceMap),
                  "pinning a heap of " + std::to_string(heap.bytes()) + " bytes in host memory");
     heap.keep(std::shared_ptr<void>(heap.base(), [context](void* pinned) {
-        const Current current(*context);
-        Driver::get().host_unregister(pinned);
+        const Current current(*context, std::nothrow);
+        if (current) Driver::get().host_unregister(pinned);
     }));
 }
 

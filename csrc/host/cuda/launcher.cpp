@@ -11,21 +11,24 @@ using Current = cuda::PrimaryContext::Current;
 namespace {
 
 constexpr unsigned kWarpThreads = 32;
-constexpr size_t kFreeSharedBytes = 48 * 1024;  // more dynamic shared memory a function has to be told of
+constexpr int kEvents = 64;  // made at once: more launches are seldom on their way
 
 }  // namespace
 
 CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
-                           uint32_t copies_bytes, std::function<void()> interrupt_check)
+                           uint32_t copies_bytes, bool cooperative, std::function<void()> interrupt_check)
     : context_(std::move(context)),
       sharers_(sharers),
       warps_(warps),
       copies_bytes_(copies_bytes),
+      cooperative_(cooperative),
       interrupt_check_(std::move(interrupt_check)) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
-    if (context_->attribute(cuda::kCooperativeLaunch) == 0) {
-        throw CudaError(context_->name() + " cannot launch kernels whose blocks wait for each other");
+    if (cooperative_ && context_->attribute(cuda::kCooperativeLaunch) == 0) {
+        throw CudaError(context_->name() +
+                        " cannot launch kernels whose blocks wait for each other; DEEP_EP_LAUNCH=plain "
+                        "does not ask it to");
     }
     // Communication goes first: other ranks wait for it.
     int least = 0, greatest = 0;
@@ -35,7 +38,8 @@ CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, 
 
 CudaLauncher::~CudaLauncher() {
     const Driver& driver = Driver::get();
-    const Current current(*context_);
+    const Current current(*context_, std::nothrow);
+    if (!current) return;
     for (const Running& running : running_) driver.event_destroy(running.ended);
     for (const cuda::Event event : spare_events_) driver.event_destroy(event);
     driver.stream_destroy(stream_);
@@ -53,10 +57,43 @@ void CudaLauncher::load(const std::string& name, const RuntimeShape& shape, std:
     const Current current(*context_);
     Kernel kernel{};
     driver.check(driver.module_load(&kernel.module, cubin.data()), "loading kernel " + name);
-    const cuda::Result found = driver.module_function(&kernel.function, kernel.module, symbol.c_str());
-    if (found != cuda::kSuccess) driver.module_unload(kernel.module);
-    driver.check(found, "finding " + symbol + " in kernel " + name);
-    kernels_.emplace(key(name, shape), kernel);
+    try {
+        driver.check(driver.module_function(&kernel.function, kernel.module, symbol.c_str()),
+                     "finding " + symbol + " in kernel " + name);
+        make_resident(kernel, name);
+        if (spare_events_.empty()) make_events();
+        kernels_.emplace(key(name, shape), kernel);
+    } catch (...) {
+        driver.module_unload(kernel.module);
+        throw;
+    }
+}
+
+void CudaLauncher::make_resident(Kernel& kernel, const std::string& name) {
+    const Driver& driver = Driver::get();
+    const auto attribute = [&](int which) {
+        int value = 0;
+        driver.check(driver.function_attribute(&value, which, kernel.function),
+                     "asking what kernel " + name + " needs");
+        return static_cast<size_t>(value);
+    };
+    // Beyond 48 KiB a function has to be told of dynamic shared memory: here of all there is.
+    const size_t most = static_cast<size_t>(context_->attribute(cuda::kMaxSharedPerBlockOptin));
+    kernel.shared_allowed = most - std::min(attribute(cuda::kSharedSizeBytes), most);
+    driver.check(driver.function_set_attribute(kernel.function, cuda::kMaxDynamicSharedSizeBytes,
+                                               static_cast<int>(kernel.shared_allowed)),
+                 "allowing " + name + " " + std::to_string(kernel.shared_allowed) + " bytes of shared memory");
+    // Where a thread needs more local memory than any before it, the driver waits for the GPU to make room for it.
+    const size_t local = attribute(cuda::kLocalSizeBytes);
+    size_t limit = 0;
+    driver.check(driver.context_limit(&limit, cuda::kLimitStackSize), "asking for the limit of local memory");
+    if (local > limit) {
+        driver.check(driver.context_set_limit(cuda::kLimitStackSize, local),
+                     "providing " + std::to_string(local) + " bytes of local memory for each thread of " + name);
+    }
+    // With lazy loading the code itself comes when it is asked for; what asks for it has changed with the versions.
+    if (driver.function_load != nullptr) driver.check(driver.function_load(kernel.function), "loading kernel " + name);
+    most_blocks(kernel, name, warps_, 0);
 }
 
 CudaLauncher::Kernel& CudaLauncher::find(const std::string& name, const RuntimeShape& shape) {
@@ -75,13 +112,11 @@ unsigned CudaLauncher::most_blocks(Kernel& kernel, const std::string& name, unsi
     if (kernel.most_blocks != 0 && kernel.warps == warps && kernel.shared_bytes == shared_bytes) {
         return kernel.most_blocks;
     }
-    const Driver& driver = Driver::get();
-    if (shared_bytes > std::max(kernel.shared_allowed, kFreeSharedBytes)) {
-        driver.check(driver.function_set_attribute(kernel.function, cuda::kMaxDynamicSharedSizeBytes,
-                                                   static_cast<int>(shared_bytes)),
-                     "allowing " + name + " " + std::to_string(shared_bytes) + " bytes of shared memory");
-        kernel.shared_allowed = shared_bytes;
+    if (shared_bytes > kernel.shared_allowed) {
+        throw CudaError(name + " with " + std::to_string(shared_bytes) + " bytes of shared memory for each block: " +
+                        context_->name() + " has " + std::to_string(kernel.shared_allowed));
     }
+    const Driver& driver = Driver::get();
     int per_multiprocessor = 0;
     driver.check(
         driver.occupancy(&per_multiprocessor, kernel.function, static_cast<int>(warps * kWarpThreads), shared_bytes),
@@ -91,15 +126,19 @@ unsigned CudaLauncher::most_blocks(Kernel& kernel, const std::string& name, unsi
     return kernel.most_blocks = static_cast<unsigned>(per_multiprocessor * context_->multiprocessors()) / sharers_;
 }
 
-cuda::Event CudaLauncher::take_event() {
-    if (!spare_events_.empty()) {
-        const cuda::Event event = spare_events_.back();
-        spare_events_.pop_back();
-        return event;
-    }
-    cuda::Event event = nullptr;
+void CudaLauncher::make_events() {
     const Driver& driver = Driver::get();
-    driver.check(driver.event_create(&event, cuda::kEventDisableTiming), "making an event");
+    for (int i = 0; i < kEvents; ++i) {
+        cuda::Event event = nullptr;
+        driver.check(driver.event_create(&event, cuda::kEventDisableTiming), "making an event");
+        spare_events_.push_back(event);
+    }
+}
+
+cuda::Event CudaLauncher::take_event() {
+    if (spare_events_.empty()) make_events();
+    const cuda::Event event = spare_events_.back();
+    spare_events_.pop_back();
     return event;
 }
 
@@ -144,12 +183,9 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     cuda::LaunchAttribute cooperative{};
     cooperative.id = cuda::kLaunchCooperative;
     cooperative.value.cooperative = 1;
-    const cuda::LaunchConfig config{{blocks, ranks, 1},
-                                    {warps * kWarpThreads, 1, 1},
-                                    static_cast<unsigned>(shared_bytes),
-                                    stream_,
-                                    &cooperative,
-                                    1};
+    const cuda::LaunchConfig config{
+        {blocks, ranks, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream_,
+        &cooperative,       cooperative_ ? 1u : 0u};
     void* parameters[] = {const_cast<void*>(parameter)};  // one, by value; the driver copies as many bytes as it has
     if (captured()) {
         driver.check(driver.launch(&config, kernel.function, parameters, nullptr), "capturing " + what());

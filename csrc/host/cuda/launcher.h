@@ -17,13 +17,18 @@ class CudaLauncher final : public StreamLauncher {
   public:
     // `sharers`: ranks whose kernels are on this GPU at the same time, each with its share of it. `interrupt_check` may
     // throw, to end a wait. `copies_bytes`: Launcher's.
+    // `cooperative`: the driver, too, is told that all blocks of a launch must be resident at once. They are without,
+    // by the arithmetic of most_blocks(), unless somebody else's kernels take their room; and nothing documents that
+    // two cooperative launches run side by side.
     CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
-                 uint32_t copies_bytes, std::function<void()> interrupt_check);
+                 uint32_t copies_bytes, bool cooperative, std::function<void()> interrupt_check);
     // Kernels that still run keep stream and code until they have ended: the driver sees to that.
     ~CudaLauncher() override;
     CudaLauncher(const CudaLauncher&) = delete;
     CudaLauncher& operator=(const CudaLauncher&) = delete;
 
+    // All that the driver would else do at the first launch it does now: then it may take locks, and wait for kernels
+    // that run, which may wait for this one.
     void load(const std::string& name, const RuntimeShape& shape, std::string_view cubin,
               const std::string& symbol) override;
     bool loaded(const std::string& name, const RuntimeShape& shape) const override;
@@ -52,7 +57,7 @@ class CudaLauncher final : public StreamLauncher {
     struct Kernel {
         cuda::Module module;
         cuda::Function function;
-        size_t shared_allowed = 0;  // the most dynamic shared memory that the driver has been told of
+        size_t shared_allowed = 0;  // bytes of dynamic shared memory, as the driver has been told
         // The last launch's, and what the driver said of it.
         unsigned warps = 0;
         size_t shared_bytes = 0;
@@ -68,6 +73,8 @@ class CudaLauncher final : public StreamLauncher {
     static Key key(const std::string& name, const RuntimeShape& shape) {
         return {name, shape.ranks_, shape.row_bytes_, shape.topk_};
     }
+    void make_resident(Kernel& kernel, const std::string& name);
+    void make_events();
     Kernel& find(const std::string& name, const RuntimeShape& shape);
     unsigned most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes);
     // `parameter`: points to the one that the kernel takes.
@@ -82,6 +89,7 @@ class CudaLauncher final : public StreamLauncher {
     const unsigned sharers_;
     const unsigned warps_;
     const uint32_t copies_bytes_;
+    const bool cooperative_;
     const std::function<void()> interrupt_check_;
     cuda::Stream stream_ = nullptr;
     std::map<Key, Kernel> kernels_;

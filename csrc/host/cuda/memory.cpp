@@ -26,8 +26,8 @@ CudaMemory::CudaMemory(std::shared_ptr<const cuda::PrimaryContext> context) : co
 }
 
 CudaMemory::~CudaMemory() {
-    const Current current(*context_);
-    Driver::get().stream_destroy(stream_);
+    const Current current(*context_, std::nothrow);
+    if (current) Driver::get().stream_destroy(stream_);
 }
 
 std::shared_ptr<void> CudaMemory::make_private(size_t bytes) {
@@ -36,8 +36,8 @@ std::shared_ptr<void> CudaMemory::make_private(size_t bytes) {
     DevicePointer address = 0;
     driver.check(driver.memory_allocate(&address, bytes), sized("an allocation", bytes));
     std::shared_ptr<void> memory(reinterpret_cast<void*>(address), [context = context_](void* freed) {
-        const Current current(*context);
-        Driver::get().memory_free(device(freed));
+        const Current current(*context, std::nothrow);
+        if (current) Driver::get().memory_free(device(freed));
     });
     fill(memory.get(), 0, bytes);
     return memory;
@@ -52,8 +52,8 @@ std::shared_ptr<void> CudaMemory::make_shared(size_t bytes) {
                  sized("an allocation in host memory", bytes));
     std::memset(address, 0, bytes);
     return {address, [context = context_](void* freed) {
-                const Current current(*context);
-                Driver::get().host_free(freed);
+                const Current current(*context, std::nothrow);
+                if (current) Driver::get().host_free(freed);
             }};
 }
 

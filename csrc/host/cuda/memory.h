@@ -30,9 +30,10 @@ class CudaMemory final : public Memory {
 };
 
 // A heap in the memory of the context's GPU, reached by all GPUs that can; its descriptor lets other processes map it.
-// It may grow to `bytes`; the first of them are there at once.
+// It may grow to `bytes`; the first of them are there at once, and zero as far as `cleared`. What lies beyond holds
+// whatever was left in that memory. Only one that is `exported` has a descriptor.
 std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
-                                     size_t first);
+                                     size_t first, size_t cleared, bool exported);
 // A peer's heap, made with the same numbers.
 std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
                                     size_t bytes, size_t first);

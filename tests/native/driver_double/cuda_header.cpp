@@ -8,11 +8,15 @@
 using namespace deep_ep::host::cuda;
 
 static_assert(kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(kDeinitialized == CUDA_ERROR_DEINITIALIZED);
 static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(kComputeCapabilityMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(kComputeCapabilityMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 static_assert(kCanUseHostPointer == CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
 static_assert(kCooperativeLaunch == CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH);
+static_assert(kSharedSizeBytes == CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+static_assert(kLocalSizeBytes == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES && kLimitStackSize == CU_LIMIT_STACK_SIZE);
+static_assert(kMaxSharedPerBlockOptin == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
 static_assert(kMaxDynamicSharedSizeBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING && kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(kCaptureNone == CU_STREAM_CAPTURE_STATUS_NONE && kCaptureRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -28,6 +32,7 @@ static_assert(offsetof(LaunchConfig, attribute_count) == offsetof(CUlaunchConfig
 static_assert(kHostPortable == CU_MEMHOSTALLOC_PORTABLE && kHostDeviceMap == CU_MEMHOSTALLOC_DEVICEMAP);
 static_assert(kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE && kRegisterDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
 static_assert(kAllocationPinned == CU_MEM_ALLOCATION_TYPE_PINNED && kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(kHandleNone == CU_MEM_HANDLE_TYPE_NONE);
 static_assert(kHandleFileDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(kGranularityRecommended == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
@@ -51,3 +56,6 @@ constexpr bool same(void (*)(Ours...), CUresult (*)(Theirs...)) {
 #define TAKES(name, symbol, ...) \
     static_assert(same(static_cast<void (*)(__VA_ARGS__)>(nullptr), static_cast<decltype(&symbol)>(nullptr)), #symbol);
 DEEP_EP_CUDA_FUNCTIONS(TAKES)
+#if CUDA_VERSION >= 12040
+DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(TAKES)
+#endif

@@ -9,9 +9,9 @@
 
 namespace driver_double {
 
-// -> a number for ended(). `stream`: launches on one run one after the other. `args`: the kernel's; an array of them by
+// -> a number for ended(). Launches in one queue run one after the other. `args`: the kernel's; an array of them by
 // rank where it is launched for several ranks at once.
-uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, const void* args);
+uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, int queue, const void* args);
 bool ended(uint64_t serial);
 // Of the kernel's arguments; 0: not known.
 size_t argument_bytes(const std::string& symbol);

@@ -14,6 +14,7 @@
 
 #include "kernels/combine.h"
 #include "kernels/dispatch.h"
+#include "kernels/handshake.h"
 #include "kernels/layout.h"
 #include "kernels/notify.h"
 #include "kernels/post.h"
@@ -50,9 +51,10 @@ void enter(const void* args) {
 }
 
 const std::map<std::string, size_t> kArgumentBytes = {
-    {"layout", sizeof(deep_ep::LayoutArgs)},     {"notify", sizeof(deep_ep::NotifyArgs)},
-    {"dispatch", sizeof(deep_ep::DispatchArgs)}, {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
-    {"combine", sizeof(deep_ep::CombineArgs)},   {"post", sizeof(deep_ep::PostArgs)},
+    {"layout", sizeof(deep_ep::LayoutArgs)},       {"notify", sizeof(deep_ep::NotifyArgs)},
+    {"dispatch", sizeof(deep_ep::DispatchArgs)},   {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
+    {"combine", sizeof(deep_ep::CombineArgs)},     {"post", sizeof(deep_ep::PostArgs)},
+    {"handshake", sizeof(deep_ep::HandshakeArgs)},
 };
 
 // "_ZN7deep_ep8dispatchI..." -> "dispatch"; "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_8dispatchI..." too
@@ -65,20 +67,20 @@ std::string name_of(const std::string& symbol) {
     return symbol.substr(at + prefix.size() + digits, length);
 }
 
-std::mutex mutex;  // guards what follows
-std::map<std::pair<deep_ep::host::cuda::Stream, unsigned>, int> streams;
+std::mutex mutex;                                    // guards what follows
+std::map<std::pair<int, unsigned>, int> streams;     // of the executor, by queue and rank
 std::map<uint64_t, std::vector<uint64_t>> launches;  // of the executor, by the number that ended() is asked for
 
 }  // namespace
 
-// A rank's blocks run behind that rank's earlier ones on the stream: less order than a GPU gives, where the next launch
+// A rank's blocks run behind that rank's earlier ones in the queue: less order than a GPU gives, where the next launch
 // begins after all ranks' blocks.
-uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, const void* args) {
+uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, int queue, const void* args) {
     const std::lock_guard<std::mutex> lock(mutex);
     const std::string name = name_of(symbol);
     std::vector<uint64_t> parts;
     for (unsigned rank = 0; rank < config.grid[1]; ++rank) {
-        int& stream = streams[{config.stream, rank}];
+        int& stream = streams[{queue, rank}];
         if (stream == 0) stream = Executor::get().new_stream();
         deep_ep::cpu::Launch launch{};
         launch.name = kArgumentBytes.find(name)->first.c_str();

@@ -1,0 +1,270 @@
+// The stand-in's modules, streams, events, launches and captures.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "double.h"
+#include "execute.h"
+#include "memory.h"
+
+using namespace driver_double;
+
+namespace {
+
+std::mutex one_at_a_time;                         // see DOUBLE_SERIAL
+std::map<const void*, int> event_waits;           // queries until a recorded event has happened
+std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
+std::map<const void*, uint64_t> latest_launches;  // by stream
+std::set<const void*> resident;                   // functions whose code is there
+std::map<const void*, int> queues;                // by stream
+std::map<const void*, std::string> symbols;       // by function
+int streams_made = 0;
+
+size_t local_bytes() {
+    const char* given = std::getenv("DOUBLE_LOCAL_BYTES");
+    return given ? std::strtoull(given, nullptr, 10) : 0;
+}
+size_t stack_limit = 1024;
+
+struct Captured {
+    std::string symbol;
+    LaunchConfig config;
+    int queue;
+    std::string args;
+};
+bool is_cooperative(const LaunchConfig& config) {
+    return config.attribute_count == 1 && config.attributes[0].id == kLaunchCooperative &&
+           config.attributes[0].value.cooperative == 1;
+}
+int queue_of(const LaunchConfig& config) {
+    if (is_cooperative(config) && std::getenv("DOUBLE_COOPERATIVE_SERIAL")) return -1;
+    return queues[config.stream];
+}
+
+std::vector<std::vector<Captured>> graphs;
+thread_local std::vector<Captured> capture;
+
+std::string hex_word(const void* place) {
+    unsigned long long word = 0;
+    std::memcpy(&word, place, sizeof(word));
+    char text[2 * sizeof(word) + 1];
+    std::snprintf(text, sizeof(text), "%llx", word);
+    return text;
+}
+
+}  // namespace
+
+namespace driver_double {
+
+void wait_for_kernels() {
+    for (const auto& [stream, launch] : latest_launches) {
+        while (!ended(launch)) continue;
+    }
+}
+
+}  // namespace driver_double
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    BEGIN(enter_in_context("cuCtxGetStreamPriorityRange"));
+    *least = 0;
+    *greatest = -5;
+    return kSuccess;
+}
+Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) {
+    BEGIN(enter_in_context("cuStreamCreateWithPriority"));
+    RETURN_IF_FAILED(enter("stream", "flags=%u priority=%d", flags, priority));
+    *stream = make<Stream>();
+    queues[*stream] = streams_made++ % hardware_queues;
+    return kSuccess;
+}
+Result cuStreamDestroy_v2(Stream stream) {
+    BEGIN(enter_in_context("cuStreamDestroy"));
+    finish_copies(stream);
+    return forget(stream);
+}
+Result cuModuleLoadData(Module* module, const void* image) {
+    BEGIN(enter_in_context("cuModuleLoadData"));
+    if (std::memcmp(image,
+                    "\x7f"
+                    "ELF",
+                    4) != 0)
+        return kInvalidImage;
+    *module = make<Module>();
+    return kSuccess;
+}
+Result cuModuleUnload(Module module) {
+    BEGIN(enter_in_context("cuModuleUnload"));
+    return forget(module);
+}
+Result cuModuleGetFunction(Function* function, Module module, const char* symbol) {
+    BEGIN(enter_in_context("cuModuleGetFunction"));
+    if (!alive.count(module)) return kInvalidHandle;
+    if (std::strncmp(symbol, "_Z", 2) != 0) return kNotFound;
+    *function = reinterpret_cast<Function>(next_handle += 0x10);
+    symbols[*function] = symbol;
+    return kSuccess;
+}
+Result cuFuncLoad(Function function) {
+    BEGIN(enter_in_context("cuFuncLoad"));
+    if (!symbols.count(function)) return kInvalidHandle;
+    resident.insert(function);
+    return kSuccess;
+}
+Result cuFuncGetAttribute(int* value, int which, Function function) {
+    BEGIN(enter_in_context("cuFuncGetAttribute"));
+    if (!symbols.count(function)) return kInvalidHandle;
+    constexpr int kStaticShared = 1024;
+    *value = which == kLocalSizeBytes ? static_cast<int>(local_bytes()) : kStaticShared;
+    return which == kLocalSizeBytes || which == kSharedSizeBytes ? kSuccess : kInvalidValue;
+}
+Result cuFuncSetAttribute(Function function, int which, int value) {
+    BEGIN(enter_in_context("cuFuncSetAttribute"));
+    if (!symbols.count(function)) return kInvalidHandle;
+    return enter("attribute", "%d=%d", which, value);
+}
+Result cuCtxGetLimit(size_t* value, int which) {
+    BEGIN(enter_in_context("cuCtxGetLimit"));
+    *value = stack_limit;
+    return which == kLimitStackSize ? kSuccess : kInvalidValue;
+}
+Result cuCtxSetLimit(int which, size_t value) {
+    BEGIN(enter_in_context("cuCtxSetLimit"));
+    if (which != kLimitStackSize) return kInvalidValue;
+    wait_for_kernels();
+    stack_limit = value;
+    return enter("limit", "%zu", value);
+}
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function function, int threads, size_t) {
+    BEGIN(enter_in_context("cuOccupancyMaxActiveBlocksPerMultiprocessor"));
+    if (!symbols.count(function)) return kInvalidHandle;
+    // Whether asking loads the code has changed with the versions of the driver.
+    if (std::getenv("DOUBLE_LOADS_WHEN_ASKED")) resident.insert(function);
+    *blocks = threads <= 1024 ? kBlocksEach : 0;
+    return kSuccess;
+}
+Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** parameters, void** extra) {
+    std::unique_lock<std::mutex> turn(one_at_a_time, std::defer_lock);
+    if (std::getenv("DOUBLE_SERIAL")) turn.lock();
+    BEGIN(enter_in_context("cuLaunchKernelEx"));
+    if (extra != nullptr || !alive.count(config->stream) || !symbols.count(function)) return kInvalidValue;
+    if (resident.insert(function).second || local_bytes() > stack_limit) {
+        RETURN_IF_FAILED(enter("loads at a launch"));
+        wait_for_kernels();
+        stack_limit = std::max(stack_limit, local_bytes());
+    }
+    const bool cooperative = is_cooperative(*config);
+    const unsigned *grid = config->grid, *block = config->block;
+    if (grid[0] == 0 || grid[1] == 0 || grid[2] != 1) return kInvalidValue;
+    if (uint64_t{grid[0]} * grid[1] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
+    const std::string& symbol = symbols[function];
+    std::string first_words;
+    const void* args = parameters[0];
+    if (driver_double::for_ranks(symbol)) {
+        // The parameter is the address of an array, which is as long as the grid is high.
+        std::memcpy(&args, parameters[0], sizeof(args));
+        const size_t all = host_allocation_bytes(args);
+        if (all == 0 || all % grid[1] != 0) return kInvalidValue;
+        const size_t each = all / grid[1], expected = driver_double::argument_bytes(symbol);
+        if (expected != 0 && each != expected) return kInvalidValue;
+        first_words = hex_word(&args) + ":";
+        for (unsigned rank = 0; rank < grid[1]; ++rank) {
+            first_words += (rank ? "," : "") + hex_word(static_cast<const char*>(args) + rank * each);
+        }
+        if (capturing) return kCaptureUnsupported;
+    } else {
+        if (grid[1] != 1) return kInvalidValue;
+        first_words = hex_word(args);
+    }
+    if (capturing) {
+        const char* bytes = static_cast<const char*>(args);
+        capture.push_back({symbol, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
+    } else {
+        latest_launches[config->stream] = driver_double::run(symbol, *config, queue_of(*config), args);
+    }
+    RETURN_IF_FAILED(enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%s", grid[0], grid[1],
+                           grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
+                           first_words.c_str()));
+    const uint64_t latest = latest_launches[config->stream];
+    lock.unlock();  // kernels take their time
+    while (turn && !capturing && !driver_double::ended(latest)) continue;
+    return kSuccess;
+}
+Result cuEventCreate(Event* event, unsigned flags) {
+    BEGIN(enter_in_context("cuEventCreate"));
+    if (flags != kEventDisableTiming) return kInvalidValue;
+    *event = make<Event>();
+    return kSuccess;
+}
+Result cuEventDestroy_v2(Event event) {
+    BEGIN(enter_in_context("cuEventDestroy"));
+    return forget(event);
+}
+Result cuEventRecord(Event event, Stream stream) {
+    BEGIN(enter_in_context("cuEventRecord"));
+    if (!alive.count(event) || !alive.count(stream)) return kInvalidHandle;
+    event_launches[event] = latest_launches[stream];
+    event_waits[event] = std::getenv("DOUBLE_QUERIES") ? std::atoi(std::getenv("DOUBLE_QUERIES")) : 0;
+    return kSuccess;
+}
+Result cuEventQuery(Event event) {
+    BEGIN(enter_outside_capture("cuEventQuery"));
+    if (!alive.count(event)) return kInvalidHandle;
+    if (event_waits[event]-- > 0) return kNotReady;
+    const uint64_t launch = event_launches[event];
+    lock.unlock();  // kernels take their time
+    return driver_double::ended(launch) ? kSuccess : kNotReady;
+}
+
+Result cuStreamIsCapturing(Stream, int* status) {
+    BEGIN(enter_in_context("cuStreamIsCapturing"));
+    *status = capturing;
+    return kSuccess;
+}
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+    if (shut_down) return kDeinitialized;
+    std::swap(*mode, capture_mode);
+    return kSuccess;
+}
+int double_capture(int begin) {
+    capturing = begin != 0;
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    if (!capturing) graphs.push_back(std::exchange(capture, {}));
+    return static_cast<int>(graphs.size()) - 1;
+}
+void double_replay(int number) {
+    uint64_t latest = 0;
+    std::unique_lock<std::recursive_mutex> lock(mutex);
+    for (const Captured& launch : graphs.at(static_cast<size_t>(number))) {
+        latest = driver_double::run(launch.symbol, launch.config, launch.queue, launch.args.data());
+        latest_launches[launch.config.stream] = latest;
+    }
+    lock.unlock();
+    while (!driver_double::ended(latest)) continue;
+}
+Result cuCtxSynchronize() {
+    BEGIN(enter_outside_capture("cuCtxSynchronize"));
+    const auto launches = latest_launches;
+    lock.unlock();  // kernels take their time
+    for (const auto& [stream, launch] : launches) {
+        while (!driver_double::ended(launch)) continue;
+    }
+    return kSuccess;
+}
+Result cuStreamSynchronize(Stream stream) {
+    BEGIN(enter_outside_capture("cuStreamSynchronize"));
+    if (!alive.count(stream)) return kInvalidHandle;
+    finish_copies(stream);
+    return kSuccess;
+}
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,19 @@
+"""On the path of a process whose torch is to seem one with CUDA: asked for a GPU it initialises the driver, as such a
+torch does, and ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import NoReturn
+
+import torch
+
+
+def is_available() -> NoReturn:
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+    os._exit(0)
+
+
+torch.cuda.is_available = is_available
