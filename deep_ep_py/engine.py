@@ -310,8 +310,12 @@ class Engine:
             launched.ended = True
             self._on_their_way.popleft()
             self.runtime.retire(launched.call)
-        for call in self._captured:  # of graphs, which may have been replayed
+        for call in [*self._captured]:  # of graphs, which may have been replayed
+            gone = call.graph_gone  # before its last failure is looked for
             self.check_failure(call)
+            if gone:
+                self._captured.remove(call)
+                self.runtime.retire(call)
 
     def _end_well(self, driven: Any) -> None:
         """Break the Buffer with what the thread that waited for a call's kernels has thrown, if it has."""
@@ -498,7 +502,7 @@ class Engine:
         if getattr(self, "runtime", None) is None or self._inherited:
             return
         try:
-            if self._captured:  # graphs may be replayed
+            if not all(call.graph_gone for call in self._captured):  # graphs may be replayed
                 self._abandon(self.runtime)
             elif self._open or self._on_their_way:  # kernels may still be about
                 self.destroy()

@@ -153,6 +153,9 @@ class Graph:
     def replay(self) -> None:
         self._driver.double_replay(self._number)
 
+    def drop(self) -> None:
+        self._driver.double_drop(self._number)
+
 
 def install(compile_kernels: bool = True) -> None:
     """Let Buffers be made on it."""

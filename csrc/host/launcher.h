@@ -1,13 +1,18 @@
 // Runs kernels on a rank's device, whatever that is.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "kernels/shape.h"
 
 namespace deep_ep::host {
+
+// True once a graph cannot run any more. Null: there is no graph.
+using GraphGone = std::shared_ptr<const std::atomic<bool>>;
 
 class Launcher {
   public:
@@ -18,6 +23,8 @@ class Launcher {
     virtual uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps,
                             size_t shared_bytes, const void* args, size_t args_bytes) = 0;
     virtual bool finished(uint64_t serial) const = 0;  // a captured launch, 0, is nothing to wait for
+    // Of the graph that launches become a part of now.
+    virtual GraphGone watch_graph() { return nullptr; }
     // Warps per block. Combine needs two: where rows go in chunks, some send while the others sum.
     virtual unsigned warps() const = 0;
     // Bytes of shared memory that device::RowCopies takes for each warp, in the kernels as they are compiled.

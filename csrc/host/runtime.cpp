@@ -268,6 +268,7 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
     const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, launcher_->warps(), launcher_->copies_bytes());
     call.serial = launch("dispatch", args.shape, blocks, shared_bytes, &args, sizeof(args));
+    if (call.serial == 0) call.graph_gone = launcher_->watch_graph();
     return args.offer.visible != 0;
 }
 
@@ -290,6 +291,7 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     args.bias[1] = pointer<const u8>(tensors.bias1);
     const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, launcher_->warps());
     call.serial = launch("combine", args.shape, blocks, shared_bytes, &args, sizeof(args));
+    if (call.serial == 0) call.graph_gone = launcher_->watch_graph();
     return args.offer.visible != 0;
 }
 

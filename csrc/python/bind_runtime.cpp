@@ -140,6 +140,8 @@ void bind_call(py::module_& m) {
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
         .def_property_readonly("timeout", [](const Call& call) { return static_cast<double>(call.timeout_ns) * 1e-9; })
         .def_property_readonly("captured", [](const Call& call) { return call.serial == 0; })
+        .def_property_readonly("graph_gone",
+                               [](const Call& call) { return call.graph_gone != nullptr && call.graph_gone->load(); })
         .def_property_readonly("kind", [](const Call& call) { return wire::kind_name(call.kind); })
         .def_property_readonly("operation", [](const Call& call) { return call.report->outcome.operation; })
         .def_property_readonly("total_rows", [](const Call& call) { return call.report->outcome.total_rows; })

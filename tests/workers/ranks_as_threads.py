@@ -194,7 +194,7 @@ def fails_later(group: Any) -> None:
         graph = pretend_gpu.Graph()
         if ending == "graph":
             with graph.capture():
-                kept = buffer.dispatch(**arguments)  # in a graph's pool they would stay by themselves
+                kept = buffer.dispatch(**arguments)  # as a graph's pool would
         if buffer.rank == 0:
             if ending == "graph":
                 graph.replay()
@@ -234,6 +234,33 @@ def recovers(group: Any) -> None:
         captured.replay(trials[1])
         round_trip(buffer, buffer.rank, trials[0], blocks=2)
         captured.replay(trials[0])
+    group.barrier()
+
+
+def dropped_graphs(group: Any) -> None:
+    """A Buffer forgets the calls of graphs that cannot run any more; their tickets serve others."""
+    trial = Trial.of(BY_NAME["two_ranks"])
+    buffer = make_buffer(group, trial.case, "peer", device="cuda")
+    arguments = dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=trial.most_rows)
+    kept = pretend_gpu.Graph()
+    with kept.capture():
+        results = buffer.dispatch(**arguments)
+    for _ in range(5):
+        graph = pretend_gpu.Graph()
+        with graph.capture():
+            outputs = [buffer.dispatch(**arguments) for _ in range(3)]  # as a graph's pool would
+        group.barrier()
+        graph.replay()
+        buffer.check()
+        for again in outputs:
+            trial.check_worst(buffer.rank, again, trial.most_rows)
+        assert len(buffer._engine._captured) == 4
+        graph.drop()
+        buffer.check()
+        assert len(buffer._engine._captured) == 1
+    group.barrier()
+    kept.replay()
+    trial.check_worst(buffer.rank, results, trial.most_rows)
     group.barrier()
 
 
@@ -277,6 +304,7 @@ def main() -> None:
     run_ranks(2, fails_later, device="cuda")
     run_ranks(4, recovers, device="cuda")
     run_ranks(2, behind_another_buffer, device="cuda")
+    run_ranks(2, dropped_graphs, device="cuda")
     run_ranks(2, pool, device="cuda")
     run_ranks(4, fp8_rows, device="cuda")
     run_ranks(2, refused_pool, device="cuda")

@@ -15,11 +15,18 @@ struct ModuleObject;
 struct FunctionObject;
 struct StreamObject;
 struct EventObject;
+struct GraphObject;
+struct GraphNodeObject;
+struct UserObjectObject;
 using Context = ContextObject*;
 using Module = ModuleObject*;
 using Function = FunctionObject*;
 using Stream = StreamObject*;
 using Event = EventObject*;
+using Graph = GraphObject*;
+using GraphNode = GraphNodeObject*;
+using UserObject = UserObjectObject*;
+using HostFunction = void (*)(void*);
 using DevicePointer = unsigned long long;
 using Allocation = unsigned long long;  // CUmemGenericAllocationHandle
 
@@ -45,6 +52,9 @@ constexpr unsigned kEventDisableTiming = 2;
 
 constexpr int kCaptureNone = 0;     // CUstreamCaptureStatus
 constexpr int kCaptureRelaxed = 2;  // CUstreamCaptureMode
+
+constexpr unsigned kNoDestructorSync = 1;  // CUuserObject_flags
+constexpr unsigned kRetainMove = 1;        // CUuserObjectRetain_flags
 
 constexpr unsigned kHostPortable = 1, kHostDeviceMap = 2;          // CU_MEMHOSTALLOC_*
 constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;  // CU_MEMHOSTREGISTER_*
@@ -97,57 +107,60 @@ struct LaunchConfig {
 static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32, "CUlaunchConfig");
 
 // Name here, symbol in the library, arguments.
-#define DEEP_EP_CUDA_FUNCTIONS(X)                                                                              \
-    X(init, cuInit, unsigned)                                                                                  \
-    X(driver_version, cuDriverGetVersion, int*)                                                                \
-    X(error_name, cuGetErrorName, Result, const char**)                                                        \
-    X(error_string, cuGetErrorString, Result, const char**)                                                    \
-    X(device_count, cuDeviceGetCount, int*)                                                                    \
-    X(device_get, cuDeviceGet, Device*, int)                                                                   \
-    X(device_attribute, cuDeviceGetAttribute, int*, int, Device)                                               \
-    X(device_name, cuDeviceGetName, char*, int, Device)                                                        \
-    X(primary_context_retain, cuDevicePrimaryCtxRetain, Context*, Device)                                      \
-    X(primary_context_release, cuDevicePrimaryCtxRelease_v2, Device)                                           \
-    X(context_push, cuCtxPushCurrent_v2, Context)                                                              \
-    X(context_pop, cuCtxPopCurrent_v2, Context*)                                                               \
-    X(context_synchronize, cuCtxSynchronize, void)                                                             \
-    X(context_limit, cuCtxGetLimit, size_t*, int)                                                              \
-    X(context_set_limit, cuCtxSetLimit, int, size_t)                                                           \
-    X(module_load, cuModuleLoadData, Module*, const void*)                                                     \
-    X(module_unload, cuModuleUnload, Module)                                                                   \
-    X(module_function, cuModuleGetFunction, Function*, Module, const char*)                                    \
-    X(function_attribute, cuFuncGetAttribute, int*, int, Function)                                             \
-    X(function_set_attribute, cuFuncSetAttribute, Function, int, int)                                          \
-    X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, int*, Function, int, size_t)                     \
-    X(launch, cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)                                 \
-    X(stream_create, cuStreamCreateWithPriority, Stream*, unsigned, int)                                       \
-    X(stream_destroy, cuStreamDestroy_v2, Stream)                                                              \
-    X(stream_priorities, cuCtxGetStreamPriorityRange, int*, int*)                                              \
-    X(event_create, cuEventCreate, Event*, unsigned)                                                           \
-    X(event_destroy, cuEventDestroy_v2, Event)                                                                 \
-    X(event_record, cuEventRecord, Event, Stream)                                                              \
-    X(event_query, cuEventQuery, Event)                                                                        \
-    X(stream_synchronize, cuStreamSynchronize, Stream)                                                         \
-    X(stream_is_capturing, cuStreamIsCapturing, Stream, int*)                                                  \
-    X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, int*)                                          \
-    X(memory_allocate, cuMemAlloc_v2, DevicePointer*, size_t)                                                  \
-    X(memory_free, cuMemFree_v2, DevicePointer)                                                                \
-    X(host_allocate, cuMemHostAlloc, void**, size_t, unsigned)                                                 \
-    X(host_free, cuMemFreeHost, void*)                                                                         \
-    X(host_register, cuMemHostRegister_v2, void*, size_t, unsigned)                                            \
-    X(host_unregister, cuMemHostUnregister, void*)                                                             \
-    X(fill, cuMemsetD8Async, DevicePointer, unsigned char, size_t, Stream)                                     \
-    X(copy_to_device, cuMemcpyHtoDAsync_v2, DevicePointer, const void*, size_t, Stream)                        \
-    X(copy_to_host, cuMemcpyDtoHAsync_v2, void*, DevicePointer, size_t, Stream)                                \
-    X(granularity, cuMemGetAllocationGranularity, size_t*, const AllocationProperties*, int)                   \
-    X(address_reserve, cuMemAddressReserve, DevicePointer*, size_t, size_t, DevicePointer, unsigned long long) \
-    X(address_free, cuMemAddressFree, DevicePointer, size_t)                                                   \
-    X(allocation_create, cuMemCreate, Allocation*, size_t, const AllocationProperties*, unsigned long long)    \
-    X(allocation_release, cuMemRelease, Allocation)                                                            \
-    X(allocation_export, cuMemExportToShareableHandle, void*, Allocation, int, unsigned long long)             \
-    X(allocation_import, cuMemImportFromShareableHandle, Allocation*, void*, int)                              \
-    X(memory_map, cuMemMap, DevicePointer, size_t, size_t, Allocation, unsigned long long)                     \
-    X(memory_unmap, cuMemUnmap, DevicePointer, size_t)                                                         \
+#define DEEP_EP_CUDA_FUNCTIONS(X)                                                                                     \
+    X(init, cuInit, unsigned)                                                                                         \
+    X(driver_version, cuDriverGetVersion, int*)                                                                       \
+    X(error_name, cuGetErrorName, Result, const char**)                                                               \
+    X(error_string, cuGetErrorString, Result, const char**)                                                           \
+    X(device_count, cuDeviceGetCount, int*)                                                                           \
+    X(device_get, cuDeviceGet, Device*, int)                                                                          \
+    X(device_attribute, cuDeviceGetAttribute, int*, int, Device)                                                      \
+    X(device_name, cuDeviceGetName, char*, int, Device)                                                               \
+    X(primary_context_retain, cuDevicePrimaryCtxRetain, Context*, Device)                                             \
+    X(primary_context_release, cuDevicePrimaryCtxRelease_v2, Device)                                                  \
+    X(context_push, cuCtxPushCurrent_v2, Context)                                                                     \
+    X(context_pop, cuCtxPopCurrent_v2, Context*)                                                                      \
+    X(context_synchronize, cuCtxSynchronize, void)                                                                    \
+    X(context_limit, cuCtxGetLimit, size_t*, int)                                                                     \
+    X(context_set_limit, cuCtxSetLimit, int, size_t)                                                                  \
+    X(module_load, cuModuleLoadData, Module*, const void*)                                                            \
+    X(module_unload, cuModuleUnload, Module)                                                                          \
+    X(module_function, cuModuleGetFunction, Function*, Module, const char*)                                           \
+    X(function_attribute, cuFuncGetAttribute, int*, int, Function)                                                    \
+    X(function_set_attribute, cuFuncSetAttribute, Function, int, int)                                                 \
+    X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, int*, Function, int, size_t)                            \
+    X(launch, cuLaunchKernelEx, const LaunchConfig*, Function, void**, void**)                                        \
+    X(stream_create, cuStreamCreateWithPriority, Stream*, unsigned, int)                                              \
+    X(stream_destroy, cuStreamDestroy_v2, Stream)                                                                     \
+    X(stream_priorities, cuCtxGetStreamPriorityRange, int*, int*)                                                     \
+    X(event_create, cuEventCreate, Event*, unsigned)                                                                  \
+    X(event_destroy, cuEventDestroy_v2, Event)                                                                        \
+    X(event_record, cuEventRecord, Event, Stream)                                                                     \
+    X(event_query, cuEventQuery, Event)                                                                               \
+    X(stream_synchronize, cuStreamSynchronize, Stream)                                                                \
+    X(stream_is_capturing, cuStreamIsCapturing, Stream, int*)                                                         \
+    X(capture_info, cuStreamGetCaptureInfo_v2, Stream, int*, unsigned long long*, Graph*, const GraphNode**, size_t*) \
+    X(user_object_create, cuUserObjectCreate, UserObject*, void*, HostFunction, unsigned, unsigned)                   \
+    X(graph_retain, cuGraphRetainUserObject, Graph, UserObject, unsigned, unsigned)                                   \
+    X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, int*)                                                 \
+    X(memory_allocate, cuMemAlloc_v2, DevicePointer*, size_t)                                                         \
+    X(memory_free, cuMemFree_v2, DevicePointer)                                                                       \
+    X(host_allocate, cuMemHostAlloc, void**, size_t, unsigned)                                                        \
+    X(host_free, cuMemFreeHost, void*)                                                                                \
+    X(host_register, cuMemHostRegister_v2, void*, size_t, unsigned)                                                   \
+    X(host_unregister, cuMemHostUnregister, void*)                                                                    \
+    X(fill, cuMemsetD8Async, DevicePointer, unsigned char, size_t, Stream)                                            \
+    X(copy_to_device, cuMemcpyHtoDAsync_v2, DevicePointer, const void*, size_t, Stream)                               \
+    X(copy_to_host, cuMemcpyDtoHAsync_v2, void*, DevicePointer, size_t, Stream)                                       \
+    X(granularity, cuMemGetAllocationGranularity, size_t*, const AllocationProperties*, int)                          \
+    X(address_reserve, cuMemAddressReserve, DevicePointer*, size_t, size_t, DevicePointer, unsigned long long)        \
+    X(address_free, cuMemAddressFree, DevicePointer, size_t)                                                          \
+    X(allocation_create, cuMemCreate, Allocation*, size_t, const AllocationProperties*, unsigned long long)           \
+    X(allocation_release, cuMemRelease, Allocation)                                                                   \
+    X(allocation_export, cuMemExportToShareableHandle, void*, Allocation, int, unsigned long long)                    \
+    X(allocation_import, cuMemImportFromShareableHandle, Allocation*, void*, int)                                     \
+    X(memory_map, cuMemMap, DevicePointer, size_t, size_t, Allocation, unsigned long long)                            \
+    X(memory_unmap, cuMemUnmap, DevicePointer, size_t)                                                                \
     X(memory_set_access, cuMemSetAccess, DevicePointer, size_t, const MemoryAccess*, size_t)
 
 // What older drivers lack: null there.

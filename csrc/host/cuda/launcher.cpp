@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "host/cuda/graph_watch.h"
+
 namespace deep_ep::host {
 
 using cuda::CudaError;
@@ -155,6 +157,11 @@ uint64_t CudaLauncher::launch_for_ranks(const std::string& name, const RuntimeSh
 bool CudaLauncher::capturing() const {
     const Current current(*context_);
     return captured();
+}
+
+GraphGone CudaLauncher::watch_graph() {
+    const Current current(*context_);
+    return captured() ? host::watch_graph(stream_) : nullptr;
 }
 
 bool CudaLauncher::captured() const {

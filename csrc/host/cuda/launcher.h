@@ -45,6 +45,7 @@ class CudaLauncher final : public StreamLauncher {
                               unsigned warps, size_t shared_bytes, const void* args);
     bool capturing() const;  // whether what is launched now goes into a graph
     bool finished(uint64_t serial) const override;
+    GraphGone watch_graph() override;
     cuda::Stream stream() const override { return stream_; }
     unsigned warps() const override { return warps_; }
     uint32_t copies_bytes() const override { return copies_bytes_; }

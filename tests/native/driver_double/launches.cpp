@@ -48,8 +48,17 @@ int queue_of(const LaunchConfig& config) {
     return queues[config.stream];
 }
 
-std::vector<std::vector<Captured>> graphs;
-thread_local std::vector<Captured> capture;
+// What a graph keeps until it is dropped.
+struct UserObjectKept {
+    HostFunction destroy;
+    void* value;
+};
+struct CapturedGraph {
+    std::vector<Captured> launches;
+    std::vector<UserObjectKept> kept;
+};
+std::vector<CapturedGraph> graphs;
+thread_local CapturedGraph capture;
 
 std::string hex_word(const void* place) {
     unsigned long long word = 0;
@@ -187,7 +196,8 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     }
     if (capturing) {
         const char* bytes = static_cast<const char*>(args);
-        capture.push_back({symbol, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
+        capture.launches.push_back(
+            {symbol, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
     } else {
         latest_launches[config->stream] = driver_double::run(symbol, *config, queue_of(*config), args);
     }
@@ -241,10 +251,43 @@ int double_capture(int begin) {
     if (!capturing) graphs.push_back(std::exchange(capture, {}));
     return static_cast<int>(graphs.size()) - 1;
 }
+Result cuStreamGetCaptureInfo_v2(Stream, int* status, unsigned long long* id, Graph* graph, const GraphNode** nodes,
+                                 size_t* count) {
+    BEGIN(enter_in_context("cuStreamGetCaptureInfo"));
+    *status = capturing;
+    *id = 1;
+    *graph = reinterpret_cast<Graph>(&capture);
+    *nodes = nullptr;
+    *count = 0;
+    return kSuccess;
+}
+Result cuUserObjectCreate(UserObject* object, void* value, HostFunction destroy, unsigned references, unsigned flags) {
+    BEGIN(enter_in_context("cuUserObjectCreate"));
+    if (references != 1 || flags != kNoDestructorSync) return kInvalidValue;
+    *object = reinterpret_cast<UserObject>(new UserObjectKept{destroy, value});
+    return kSuccess;
+}
+Result cuGraphRetainUserObject(Graph graph, UserObject object, unsigned references, unsigned flags) {
+    BEGIN(enter_in_context("cuGraphRetainUserObject"));
+    if (reinterpret_cast<CapturedGraph*>(graph) != &capture || references != 1 || flags != kRetainMove) {
+        return kInvalidValue;
+    }
+    auto* kept = reinterpret_cast<UserObjectKept*>(object);
+    capture.kept.push_back(*kept);
+    delete kept;
+    return kSuccess;
+}
+// The graph, and all that was instantiated from it, are destroyed.
+void double_drop(int number) {
+    std::unique_lock<std::recursive_mutex> lock(mutex);
+    const CapturedGraph dropped = std::exchange(graphs.at(static_cast<size_t>(number)), {});
+    lock.unlock();
+    for (const UserObjectKept& kept : dropped.kept) kept.destroy(kept.value);
+}
 void double_replay(int number) {
     uint64_t latest = 0;
     std::unique_lock<std::recursive_mutex> lock(mutex);
-    for (const Captured& launch : graphs.at(static_cast<size_t>(number))) {
+    for (const Captured& launch : graphs.at(static_cast<size_t>(number)).launches) {
         latest = driver_double::run(launch.symbol, launch.config, launch.queue, launch.args.data());
         latest_launches[launch.config.stream] = latest;
     }
