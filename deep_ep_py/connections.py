@@ -11,7 +11,6 @@ import select
 import socket
 import struct
 import time
-import weakref
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,14 +59,12 @@ class Connections:
         self._processes: dict[int, int] = {}
         self._pieces: dict[int, deque[tuple[Piece, int]]] = defaultdict(deque)
         self._handed: dict[int, int] = defaultdict(int)  # the end of what each has got of this rank's heap
-        maps = (self._outgoing, self._incoming, self._processes, self._pieces)
-        self._finalizer = weakref.finalize(self, _close, *maps)
-        self._finalizer.atexit = False  # a process that just ends is told of by its end
         _all.add(self)
 
     def close(self) -> None:
         """Let go of all of them. The others take it that this rank has left."""
-        self._finalizer()
+        _all.discard(self)
+        _close(self._outgoing, self._incoming, self._processes, self._pieces)
 
     def drop(self, ranks: Iterable[int]) -> None:
         """Let go of some ranks: from now on the others exchange without them."""
@@ -375,7 +372,9 @@ def _is_readable(descriptor: int | None) -> bool:
     return bool(poller.poll(0))
 
 
-_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+_all: set[Connections] = set()
+"""Those that are open. They close when their owner says so, never by a collection: the others would take it that this
+rank's kernels have ended. A process that just ends is told of by its end."""
 
 
 def _let_go_in_child() -> None:

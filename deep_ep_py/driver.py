@@ -32,21 +32,18 @@ class Driver:
 
     def __init__(self, give_up: Callable[[], None]) -> None:
         self._runner = C.Runner()
-        self._latest: Any = None
         self._give_up = weakref.WeakMethod(give_up)
 
     @property
     def busy(self) -> bool:
         """Whether it has something to do."""
-        return self._latest is not None and not self._latest.done
+        return not self._runner.rest(0)
 
     def drive(self, runtime: Any, job: str, argument: Any) -> Any:
         """Have one of the runtime's waits done, named by its method; return the `native.C.Run`."""
-        if self._latest is None:
-            _drivers.add(self)
+        _drivers.add(self)
         arguments = {"call": argument} if isinstance(argument, C.Call) else {"number": argument}
-        self._latest = self._runner.start(runtime, job, **arguments)
-        return self._latest
+        return self._runner.start(runtime, job, **arguments)
 
     def run(self, runtime: Any, job: str, argument: Any) -> Any:
         """Do one of the runtime's waits: in the thread if it is busy, else here."""
@@ -56,7 +53,7 @@ class Driver:
 
     def rest(self, seconds: float) -> bool:
         """Wait until it has nothing to do, whatever came of it; -> whether it has nothing."""
-        return self._latest is None or bool(self._latest.wait(int(seconds * 1e9)))
+        return bool(self._runner.rest(int(seconds * 1e9)))
 
     def end_with_process(self) -> None:
         """Wait a while for what is on its way, then tell the peers that this rank is gone."""

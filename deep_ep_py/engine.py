@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -112,8 +112,8 @@ class Engine:
         self._on_their_way: deque[_OnItsWay] = deque()
         # In a world of ranks as threads, kernels run whenever all of them wait.
         self._driver = None if bootstrap.in_process or device.asynchronous else Driver(self._end_with_process)
-        self._layouts: deque[tuple[int, tuple[torch.Tensor, ...]]] = deque()
-        self._captured: list[Any] = []
+        self._layouts: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
+        self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
         self.generation, self.mask = 1, 0
@@ -165,7 +165,8 @@ class Engine:
         nanoseconds = int(self.timeout * 1e9)
         if self._captured:  # replays are not the runtime's launches
             self.device.synchronize()
-        self._run("settle", nanoseconds)
+        if not self._run("settle", nanoseconds):
+            return  # what still waits here may have been queued behind the failure
         self._collect()
         self._run("forgive", nanoseconds)
 
@@ -245,20 +246,30 @@ class Engine:
         """Keep tensors as long as an operation is open, even if its caller leaves it by an exception."""
         self._open[operation] += tensors
 
-    def end_operation(self, call: Any, operation: int, direct: bool, streams: Streams) -> EventOverlap:
+    def end_operation(
+        self, call: Any, operation: int, direct: bool, streams: Streams, handle: Iterable[torch.Tensor | None] = ()
+    ) -> EventOverlap:
         """End a call whose kernels are all launched: on a CPU wait for them, unless `async_finish`; on a GPU they end
         when they do. What they fail of later is raised by the wait for the event, or by the Buffer's next call.
+
+        An interrupt may come between any two lines: at each of them something holds what the kernels use. `handle`: the
+        tensors of one that was made before the call, which a graph does not keep.
         """
         self.stats["direct" if direct else "rounds"] += 1
-        tensors = self._open.pop(operation)
-        if call.captured:
-            self._captured.append(call)
-        else:
-            # A GPU's memory is given away in the order of its streams; a CPU's at once.
-            self._on_their_way.append(_OnItsWay(call, [] if self.device.asynchronous else tensors))
+        tensors = self._open[operation]
+        event = None
         if self.device.asynchronous:
-            return EventOverlap(self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm))
-        launched = self._on_their_way[-1]
+            event = self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm)
+        # A GPU's memory is given away in the order of its streams; a CPU's at once.
+        launched = _OnItsWay(call, [] if self.device.asynchronous else tensors)
+        if call.captured:
+            launched.tensors = [*handle]
+            self._captured.append(launched)
+        else:
+            self._on_their_way.append(launched)
+        del self._open[operation]
+        if event is not None:
+            return EventOverlap(event)
         if streams.async_finish:
             if self._driver is not None:
                 launched.driven = self._driver.drive(self.runtime, "wait", call)
@@ -310,12 +321,12 @@ class Engine:
             launched.ended = True
             self._on_their_way.popleft()
             self.runtime.retire(launched.call)
-        for call in [*self._captured]:  # of graphs, which may have been replayed
-            gone = call.graph_gone  # before its last failure is looked for
-            self.check_failure(call)
+        for captured in [*self._captured]:  # calls of graphs, which may have been replayed
+            gone = captured.call.graph_gone  # before its last failure is looked for
+            self.check_failure(captured.call)
             if gone:
-                self._captured.remove(call)
-                self.runtime.retire(call)
+                self._captured.remove(captured)
+                self.runtime.retire(captured.call)
 
     def _end_well(self, driven: Any) -> None:
         """Break the Buffer with what the thread that waited for a call's kernels has thrown, if it has."""
@@ -325,14 +336,11 @@ class Engine:
     def launch_layout(self, sizes: Any, topk_idx: torch.Tensor, outputs: tuple[torch.Tensor, ...]) -> None:
         """Launch the one kernel that has to do with no other rank."""
         tensors = (topk_idx, *outputs)
+        # An interrupt may come before the kernel's end, and then it still uses them: until a later one has ended.
+        self._layouts.append(tensors)
         serial = self.runtime.layout(sizes, *(tensor.data_ptr() for tensor in tensors), self.device.blocks)
-        if self.device.asynchronous:
-            return
-        while self._layouts and self.runtime.launch_finished(self._layouts[0][0]):
-            self._layouts.popleft()
-        # An interrupt may end the wait before the kernel, which uses them then.
-        self._layouts.append((serial, tensors))
-        self._run("wait_launch", serial)
+        if not self.device.asynchronous:
+            self._run("wait_launch", serial)
         self._layouts.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -414,6 +422,8 @@ class Engine:
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         self.break_off("recover was called")
+        # Broken already or not: an interrupted recovery may have left others in this generation, who know of nothing.
+        self.runtime.abort(C.EXCEPTION)
         self._attempts += 1
         if not self._stop_kernels(int(seconds * 1e9)):
             raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
@@ -502,7 +512,7 @@ class Engine:
         if getattr(self, "runtime", None) is None or self._inherited:
             return
         try:
-            if not all(call.graph_gone for call in self._captured):  # graphs may be replayed
+            if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
                 self._abandon(self.runtime)
             elif self._open or self._on_their_way:  # kernels may still be about
                 self.destroy()
@@ -511,6 +521,7 @@ class Engine:
                 if self._broken is None and isinstance(self._bootstrap, Connections):
                     self.runtime.drain()
                 self.runtime.leave()
+                self._let_go()
         except DeepEPError as error:
             _log.error("a Buffer was dropped, and nobody hears that %s", error)
         except RuntimeError:

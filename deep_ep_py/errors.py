@@ -4,7 +4,15 @@ from __future__ import annotations
 
 
 class DeepEPError(RuntimeError):
-    """An operation failed, or a Buffer is used after one did."""
+    """An operation failed, or a Buffer is used after one did.
+
+    Attributes
+    ----------
+    told_by : int or None
+        The rank that failed first and told this one, where that is why.
+    """
+
+    told_by: int | None = None
 
 
 class DeepEPTimeout(DeepEPError):

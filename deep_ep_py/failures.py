@@ -30,7 +30,10 @@ def error_of(call: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> D
         expected, seen = failure.expected // unit, failure.seen // unit
         compiling = runtime.compiling_peers()
         return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.timeout, compiling)
-    return DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, pid)}")
+    error = DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, pid)}")
+    if failure.reason == C.ABORTED:
+        error.told_by = failure.peer
+    return error
 
 
 def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> str:

@@ -39,10 +39,11 @@ class _Pending:
 
     def finish(self) -> tuple[Any, ...]:
         """Do the rest and wait for it."""
-        self.finished = True
         if self.generation != self.engine.generation:
-            raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it is no more")
+            self.finished = True
+            raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
         with self.engine.telling_others(self.call.kind):
+            self.finished = True
             return self._finish()
 
     def _finish(self) -> tuple[Any, ...]:
@@ -212,7 +213,8 @@ class PendingDispatch(_Pending):
         direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), count, cached, self.blocks)
         align = self.expert_alignment
         counts = [] if self.worst_rows else [(rows + align - 1) // align * align for rows in call.rows_per_expert]
-        event = engine.end_operation(call, self.operation, direct, self.streams)
+        kept = () if self.handle is None else self.handle.tensors()
+        event = engine.end_operation(call, self.operation, direct, self.streams, kept)
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         if recv_src_idx is None:
             return received.given(), None, None, None, None, event
@@ -300,7 +302,7 @@ class PendingCombine(_Pending):
         direct = engine.runtime.combine(
             self.call, self.sizes, tensors, handle.plan.native(), handle.rows, engine.pulls, self.blocks
         )
-        event = engine.end_operation(self.call, self.operation, direct, self.streams)
+        event = engine.end_operation(self.call, self.operation, direct, self.streams, handle.tensors())
         engine.stats["combines"] += 1
         engine.stats["copied"] += x is not self.x
         return combined_x, combined_weights, event

@@ -280,8 +280,14 @@ def _end_world(seed: int, abandon: bool) -> dict[str, int]:
 
 
 def _chosen(errors: dict[int, BaseException], seed: int) -> BaseException:
-    """The exception to raise: of the rank that failed first; the others may have, for want of it."""
-    rank = next(iter(errors))
+    """The exception to raise: of the rank that failed first; the others may have, for want of it. A rank that was told
+    of a failure may raise before the one that told it.
+    """
+
+    def follows(error: BaseException) -> bool:
+        return isinstance(error, PeerFailed) or getattr(error, "told_by", None) is not None
+
+    rank = next(iter([rank for rank, error in errors.items() if not follows(error)] or errors))
     error = errors[rank]
     error.rank_exceptions = dict(sorted(errors.items()))  # type: ignore[attr-defined]
     others = [other for other in sorted(errors) if other != rank]

@@ -23,6 +23,7 @@ void FailureCount::join(Member& member) {
 }
 
 void FailureCount::leave(Member& member) {
+    const std::lock_guard<std::mutex> settling(settling_);
     const std::lock_guard<std::mutex> guard(mutex_);
     members_.erase(std::remove(members_.begin(), members_.end(), &member), members_.end());
     ++told_;
@@ -38,8 +39,13 @@ uint64_t FailureCount::told() const {
     return told_;
 }
 
+uint64_t FailureCount::left_behind() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return left_behind_;
+}
+
 std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanoseconds) {
-    // A rank's Buffers are made, used and dropped by one thread at a time; only other ranks' counts have other locks.
+    const std::lock_guard<std::mutex> settling(settling_);
     std::vector<Member*> members;
     {
         const std::lock_guard<std::mutex> guard(mutex_);
@@ -51,6 +57,8 @@ std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanosecon
     for (const Member* member : members) {
         if (member->untold()) return std::nullopt;
     }
+    const std::lock_guard<std::mutex> guard(mutex_);
+    left_behind_ = count;
     return count;
 }
 

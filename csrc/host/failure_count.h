@@ -37,14 +37,18 @@ class FailureCount {
     // How many failures there are, once all kernels that have been told to leave have left. Nothing where some caller
     // does not know yet: what that Buffer has left may still be used.
     std::optional<uint64_t> settled(Memory& memory, uint64_t nanoseconds);
+    // What settled() has last returned: failures that no Buffer need heed any more.
+    uint64_t left_behind() const;
 
   private:
     explicit FailureCount(std::shared_ptr<u64> count) : count_(std::move(count)) {}
 
     const std::shared_ptr<u64> count_;
+    std::mutex settling_;  // held by settled(), so that no member goes meanwhile; taken before the other
     mutable std::mutex mutex_;
     std::vector<Member*> members_;
     uint64_t told_ = 0;
+    uint64_t left_behind_ = 0;
 };
 
 }  // namespace deep_ep::host

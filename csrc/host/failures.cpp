@@ -108,7 +108,7 @@ bool Runtime::abort_if_lost() {
         const int peer = find_lost(left);
         if (peer < 0) continue;
         const uint64_t told = memory_->load_word(abort_word(options_.rank));
-        if (wire::abort_generation(told) != generation_) abort(left ? wire::kLeft : wire::kDied, peer);
+        if (wire::abort_generation(told) < generation_) abort(left ? wire::kLeft : wire::kDied, peer);
         return true;
     }
     return false;

@@ -22,7 +22,8 @@ class Lifelines {
         for (const auto& [owner, descriptor] : descriptors_) {
             if (owner != peer) continue;
             pollfd one{descriptor, POLLIN, 0};  // hang-ups are always reported
-            if (poll(&one, 1, 0) > 0) return true;
+            // One that is not open any more says nothing.
+            if (poll(&one, 1, 0) > 0 && (one.revents & POLLNVAL) == 0) return true;
         }
         return false;
     }

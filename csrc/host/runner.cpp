@@ -62,6 +62,13 @@ std::shared_ptr<Runner::Run> Runner::start(std::function<bool()> job) {
     return run;
 }
 
+bool Runner::rest(uint64_t nanoseconds) const {
+    if (!queue_) return true;
+    std::unique_lock<std::mutex> lock(queue_->mutex);
+    return queue_->changed.wait_for(lock, std::chrono::nanoseconds(nanoseconds),
+                                    [this] { return !queue_->working && queue_->runs.empty(); });
+}
+
 void Runner::serve(const std::shared_ptr<Queue>& queue) {
     for (;;) {
         std::shared_ptr<Run> next;
@@ -71,8 +78,12 @@ void Runner::serve(const std::shared_ptr<Queue>& queue) {
             if (queue->runs.empty()) return;
             next = std::move(queue->runs.front());
             queue->runs.pop_front();
+            queue->working = true;
         }
         next->do_now();
+        const std::lock_guard<std::mutex> guard(queue->mutex);
+        queue->working = false;
+        queue->changed.notify_all();
     }
 }
 

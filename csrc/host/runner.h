@@ -44,13 +44,15 @@ class Runner {
     Runner& operator=(const Runner&) = delete;
 
     std::shared_ptr<Run> start(std::function<bool()> job);
+    // -> whether it has nothing to do, after so long.
+    bool rest(uint64_t nanoseconds) const;
 
   private:
     struct Queue {
         std::mutex mutex;
         std::condition_variable changed;
         std::deque<std::shared_ptr<Run>> runs;
-        bool ending = false;
+        bool working = false, ending = false;
     };
     static void serve(const std::shared_ptr<Queue>& queue);
 

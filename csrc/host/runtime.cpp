@@ -37,6 +37,8 @@ uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values)
 
 // A wait that lasts so long is looked into (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
+// Kernels that have been told to leave are waited for so long where a Buffer is made, or recovers.
+constexpr uint64_t kLeaving = 100'000'000;  // ns
 // How often a wait looks whether a peer's process has ended.
 constexpr uint64_t kLook = 100'000'000;  // ns
 
@@ -109,8 +111,11 @@ void Runtime::write_context(uint64_t sequence) {
     context.mask = mask_;
     context.claimed = claimed_.get();
     context.failures = failures_->address();
-    forgiven_ = failures_->told();
-    context.failures_known = memory_->load_word(host_word(*context.failures));
+    // A failure whose caller has not been told concerns this Buffer too: what comes may be given its results.
+    const uint64_t told = failures_->told();
+    const auto settled = failures_->settled(*memory_, kLeaving);
+    forgiven_ = settled ? told : told - 1;
+    context.failures_known = settled ? *settled : failures_->left_behind();
     memory_->write(context_.get(), &context, sizeof(context));
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -142,7 +143,6 @@ class Runtime final : private FailureCount::Member {
     // Until a launch that is no operation's has ended.
     void wait_launch(uint64_t serial);
     bool finished(const Call& call) const { return launcher_->finished(call.serial); }
-    bool launch_finished(uint64_t serial) const { return launcher_->finished(serial); }
 
     // A call whose kernels have ended well, and will not run again.
     void retire(const std::shared_ptr<Call>& call);
@@ -262,8 +262,8 @@ class Runtime final : private FailureCount::Member {
     std::function<void(const Call&, int)> tell_;
     Lifelines lifelines_;
     std::function<std::unique_ptr<Network>()> make_network_;
-    bool told_ = false;      // its caller knows that this generation has failed
-    uint64_t forgiven_ = 0;  // FailureCount::told() when this Buffer last left failures behind
+    std::atomic<bool> told_{false};  // its caller knows that this generation has failed
+    uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
     const MakeTeller make_teller_;
     std::unique_ptr<Network> network_;  // these last, so that they stop first
     std::unique_ptr<Teller> teller_;

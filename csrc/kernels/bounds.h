@@ -18,10 +18,11 @@ DEEP_EP_DEVICE Message copy_once(const void* from) {
     return message;
 }
 
-// Whether `rows` rows of `bytes` each, from `offset` on, lie within the first `end` bytes. No product overflows: rows
-// have less than 2^32 bytes.
-constexpr bool rows_fit(u64 offset, u32 rows, u32 bytes, u64 end) {
-    return offset <= end && static_cast<u64>(rows) * bytes <= end - offset;
+// Whether `rows` rows of `bytes` each, from `offset` on, lie within [begin, end). No product overflows: rows have less
+// than 2^32 bytes. Of nothing it does not matter where it lies.
+constexpr bool rows_fit(u64 offset, u32 rows, u32 bytes, u64 begin, u64 end) {
+    const u64 size = static_cast<u64>(rows) * bytes;
+    return size == 0 || (begin <= offset && offset <= end && size <= end - offset);
 }
 
 // Rows of one rank among those of another.

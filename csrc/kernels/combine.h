@@ -102,6 +102,10 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
         const bool planned = planned_rows(op, args.plan, op.rank(), r, args.tokens, mine) &&
                              planned_rows(op, args.plan, r, op.rank(), args.rows, source.here);
         source.rows = mine.rows;
+        if (!op.present(r) && (mine.rows | source.here.rows) != 0) {
+            // A plan of a generation in which that rank took part: a captured call's.
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, 0);
+        }
         wire::Offer offer;
         if (planned && await_offer(args.layout, op, r, mine, offer)) {
             const u64 start = mine.first;

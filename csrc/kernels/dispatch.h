@@ -83,6 +83,10 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
         const bool planned = planned_rows(op, args.plan, op.rank(), r, args.tokens, sent) &&
                              planned_rows(op, args.plan, r, op.rank(), args.rows, target.received);
         target.sent_rows = sent.rows;
+        if (!op.present(r) && (sent.rows | target.received.rows) != 0) {
+            // A plan of a generation in which that rank took part: a captured call's.
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, 0);
+        }
         wire::Offer offer;
         if (planned && await_offer(args.layout, op, r, sent, offer)) {
             const u64 start = sent.first;

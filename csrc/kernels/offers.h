@@ -20,15 +20,16 @@ DEEP_EP_DEVICE void send_offers(const wire::RegionLayout& layout, wire::Offer of
     }
 }
 
-// Whether all that is offered lies in memory that is mapped here, and holds this rank's rows.
+// Whether all that is offered lies in [begin, end), where the peer's heap is for outputs and mapped here, and holds
+// this rank's rows.
 DEEP_EP_DEVICE bool offer_fits(const wire::Offer& offer, const wire::ChunkFormat& format, const RowRange& mine,
-                               u64 mapped) {
+                               u64 begin, u64 end) {
     return static_cast<u64>(mine.first) + mine.rows <= offer.rows && offer.x % wire::kPieceBytes == 0 &&
-           rows_fit(offer.x, offer.rows, format.x_bytes, mapped) &&
-           rows_fit(offer.scales, offer.rows, format.scales_bytes, mapped) &&
-           rows_fit(offer.topk_idx, offer.rows, format.topk_idx_bytes, mapped) &&
-           rows_fit(offer.topk_weights, offer.rows, format.topk_weights_bytes, mapped) &&
-           rows_fit(offer.src_idx, offer.rows, format.src_idx_bytes, mapped);
+           rows_fit(offer.x, offer.rows, format.x_bytes, begin, end) &&
+           rows_fit(offer.scales, offer.rows, format.scales_bytes, begin, end) &&
+           rows_fit(offer.topk_idx, offer.rows, format.topk_idx_bytes, begin, end) &&
+           rows_fit(offer.topk_weights, offer.rows, format.topk_weights_bytes, begin, end) &&
+           rows_fit(offer.src_idx, offer.rows, format.src_idx_bytes, begin, end);
 }
 
 // One thread per rank: waits for its offer, if it makes one. `mine`: this rank's rows there. False: rows to or from it
@@ -42,7 +43,7 @@ DEEP_EP_DEVICE bool await_offer(const wire::RegionLayout& layout, Operation& op,
     if (offer.visible == 0) return false;
     // Relaxed: raised before the launch of the operation that needs it, and never lowered.
     const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);
-    if (offer_fits(offer, layout.format, mine, mapped)) return true;
+    if (offer_fits(offer, layout.format, mine, op.peers().heap.arena_offset(), mapped)) return true;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), mapped, offer.x);
     return false;
 }

@@ -285,8 +285,8 @@ class Operation {
         return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;
     }
     DEEP_EP_DEVICE static u64* abort_word(u8* heap, u64 bank) { return reinterpret_cast<u64*>(heap + bank); }
-    DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) == generation_ ? word : 0; }
-    // The abort word, if it is of this generation; else 0.
+    DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) >= generation_ ? word : 0; }
+    // The abort word, if it is of this generation, or of a newer one that others have begun; else 0.
     DEEP_EP_DEVICE u64 aborted() const {
         return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local, bank_)));
     }
@@ -315,7 +315,10 @@ class Operation {
 #pragma unroll 1
         for (u32 r = 0; r < ranks(); ++r) {
             if (r == rank() || !mapped(r)) continue;
-            device::exchange_acq_rel<Scope::kSystem>(abort_word(fabric::address(peers(), r, 0), bank_), word);
+            // A peer that has gone on to another generation may have a failure of its own there, not to be erased.
+            u64* const theirs = abort_word(fabric::address(peers(), r, 0), bank_);
+            if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
+            device::exchange_acq_rel<Scope::kSystem>(theirs, word);
         }
         // The host's thread acquires it and tells the others; what it tells is the word alone.
         device::store_release<Scope::kSystem>(context_.claimed, word);

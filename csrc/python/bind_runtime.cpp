@@ -191,7 +191,8 @@ void bind_runner(py::module_& m) {
                 return runner.start(make_job(runtime, name, call, number));
             },
             py::arg("runtime"), py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0,
-            py::keep_alive<0, 2>());
+            py::keep_alive<1, 2>())
+        .def("rest", &Runner::rest, py::arg("nanoseconds"), NoGil(), "Return whether it has nothing to do.");
 }
 
 }  // namespace
@@ -348,7 +349,6 @@ void bind_runtime(py::module_& m) {
         .def("share", &Runtime::share, py::arg("call"))
         .def("wait", &Runtime::wait, NoGil())
         .def("wait_launch", &Runtime::wait_launch, NoGil())
-        .def("launch_finished", &Runtime::launch_finished, NoGil())
         .def("finished", &Runtime::finished, NoGil())
         .def("retire", &Runtime::retire)
         .def("settle", &Runtime::settle, NoGil())

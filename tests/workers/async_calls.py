@@ -57,8 +57,7 @@ def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
             buffer.get_dispatch_layout(topk_idx.clone(), experts)
-        (held,) = engine._layouts
-        assert not buffer._engine.runtime.launch_finished(held[0])
+        assert len(engine._layouts) == 1
         dist.barrier()
     results[5].current_stream_wait()
     trial.check_worst(rank, results, trial.most_rows)

@@ -33,7 +33,7 @@ bool FreeThreads::wait(const HostWait& wait) {
         if (self.failure) self.failure->raise();
         if (wait.look()) return true;
         if (wait.deadline != kForever && scheduler_.clock.now() >= wait.deadline) return false;
-        if (driving_) {
+        if (driving_ && driver_ != std::this_thread::get_id()) {
             lock_.unlock();
             self.gate.pass();
             lock_.lock();
@@ -47,9 +47,11 @@ bool FreeThreads::wait(const HostWait& wait) {
 void FreeThreads::drive(Sleeper& self) {
     struct Driving {
         bool& flag;
-        explicit Driving(bool& flag) : flag(flag) { flag = true; }
-        ~Driving() { flag = false; }
+        const bool before;  // nested: by a handler, while this thread's outer wait rests
+        explicit Driving(bool& flag) : flag(flag), before(flag) { flag = true; }
+        ~Driving() { flag = before; }
     } driving(driving_);
+    driver_ = std::this_thread::get_id();
 
     for (u64 idle_rounds = 0;;) {
         lock_.let_others_in();

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "cpu/executor/futex.h"
@@ -49,6 +50,7 @@ class FreeThreads {
     Scheduler& scheduler_;
     std::vector<Sleeper*> waiting_;
     bool driving_ = false;
+    std::thread::id driver_;  // while it drives; a signal's handler may wait in it once more
     u64 last_interrupt_check_ = 0;
     u64 idle_since_ = 0;
 };

@@ -79,6 +79,7 @@ void CudaMemory::fill(void* target, uint8_t byte, size_t bytes) {
 uint64_t CudaMemory::load_word(const uint64_t* word) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
+    const std::lock_guard<std::mutex> guard(mutex_);
     driver.check(driver.copy_to_host(word_.get(), device(word), sizeof(uint64_t), stream_), "reading a word");
     synchronize("reading a word");
     return *static_cast<const uint64_t*>(word_.get());
@@ -87,6 +88,7 @@ uint64_t CudaMemory::load_word(const uint64_t* word) {
 void CudaMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
+    const std::lock_guard<std::mutex> guard(mutex_);
     *static_cast<uint64_t*>(word_.get()) = value;
     for (uint64_t* word : words) {
         // One aligned word: kernels that poll it see the old one or the new one.

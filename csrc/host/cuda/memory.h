@@ -1,6 +1,8 @@
 // A GPU's memory, and host memory that it has mapped.
 #pragma once
 
+#include <mutex>
+
 #include "host/cuda/driver.h"
 #include "host/heap.h"
 #include "host/memory.h"
@@ -26,6 +28,7 @@ class CudaMemory final : public Memory {
 
     const std::shared_ptr<const cuda::PrimaryContext> context_;
     cuda::Stream stream_ = nullptr;  // beside the kernels', which may be waiting for what is copied here
+    std::mutex mutex_;               // of the word: a Buffer may be dropped by any thread
     std::shared_ptr<void> word_;     // where words are copied from and to
 };
 
