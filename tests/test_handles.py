@@ -343,6 +343,7 @@ def test_handles_of_buffers_that_no_other_can_use() -> None:
         rank = older.rank
         handle = older.dispatch(**dispatch_arguments(trial.work, rank))[4]
         refused(turned, handle, "a Buffer with the same ranks, this is another Buffer's")
+        group.barrier()  # a recovery ends what others are in
         older.recover()
         refused(older, handle, "a dispatch since the Buffer recovered")
         refused(newer, handle, "a dispatch since the Buffer recovered")
