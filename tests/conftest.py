@@ -23,6 +23,7 @@ settings.load_profile("deep_ep_py")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "processes: starts processes of its own (torchrun)")
+    config.addinivalue_line("markers", "long: `make test-long` runs it, with hundreds of trials instead of a few")
 
 
 def pytest_report_header() -> str:
