@@ -287,7 +287,7 @@ def run_round(world: World, shape: Shape, plan: Plan, random_: random.Random) ->
     stalled_at = stopped_at if stop is not None else reports[plan.stalled]["stalled_at"]
     outcomes = {rank: report["outcomes"] for rank, report in reports.items()}
     errors = {rank: [one for one in ended if "text" in one] for rank, ended in outcomes.items()}
-    failed = {rank: found[0] for rank, found in errors.items() if found}
+    failed = {rank: min(found, key=lambda error: error["time"]) for rank, found in errors.items() if found}
     recovers = bool(failed) or random_.random() < 0.5
     world.send(recovers)
     states, _ = gather(world, "recovered")
