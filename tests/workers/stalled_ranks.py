@@ -33,7 +33,7 @@ from harness import Trial, dispatch_arguments, make_buffer
 
 torch.set_num_threads(1)  # before anything is computed: threads do not outlive a fork
 
-TIMEOUT = 0.4
+TIMEOUT = 0.3
 AMPLE_SECONDS = 10.0
 HUNG_SECONDS = 30.0
 ROUNDS_PER_WORLD = 25
@@ -105,7 +105,7 @@ class Rows:
 
 @cache
 def rows_of(ranks: int) -> list[Rows]:
-    return [Rows.of(ranks, seed) for seed in (1, 2, 3)]
+    return [Rows.of(ranks, seed) for seed in (1, 2)]
 
 
 def scaled(sums: oracle.Combined, factor: float) -> oracle.Combined:
@@ -118,7 +118,7 @@ class Round:
 
     def __init__(self, buffer: deep_ep.Buffer, plan: Plan) -> None:
         self.buffer, self.plan, self.rank = buffer, plan, buffer.rank
-        rows = rows_of(buffer.group_size)[plan.number % 3]
+        rows = rows_of(buffer.group_size)[plan.number % 2]
         self.trial, self.echo = rows.trial, rows.echo
         with buffer.timeout_of(AMPLE_SECONDS):
             results = buffer.dispatch(**dispatch_arguments(self.trial.work, self.rank))
@@ -325,7 +325,7 @@ def run_world(number: int, rounds: int, first: int, random_: random.Random, adva
     error, kept = None, None
     try:
         gather(world, "recovered")
-        without = [Plan(number, ("cached", "echo", "combine"), 0, STOPPED, 0.0, 0.0) for number in range(3)]
+        without = [Plan(number, ("cached", "echo", "combine"), 0, STOPPED, 0.0, 0.0) for number in range(2)]
         usual = [run_round(world, shape, plan, random_) for plan in without]
         for one in usual:
             print(json.dumps({"kind": "usual", **about, **one}), flush=True)
