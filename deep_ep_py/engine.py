@@ -366,7 +366,8 @@ class Engine:
 
     def _where_it_began(self, call: Any) -> Any:
         """Of a call that has failed and those before it, the one that gave up by itself, else the first: what is queued
-        behind a failure only hears of it, and must not hide what was waited for."""
+        behind a failure only hears of it, and must not hide what was waited for.
+        """
         on_their_way = [launched.call for launched in self._on_their_way if self.runtime.finished(launched.call)]
         failed = [one for one in on_their_way if one.failure.reason != 0] + [call]
         return next((one for one in failed if one.failure.reason != C.ABORTED), failed[0])
