@@ -34,7 +34,7 @@ test: venv ## lint, the kernels' compile report, every test in the four builds; 
 test-fast: venv ## the tests in the fast and the exact build
 	@$(TESTS) fast exact $(ARGS)
 
-test-long: venv ## hundreds of kills and stalls, 10 minutes of soak: half an hour; out/soak has samples and a plot
+test-long: venv ## hundreds of kills and stalls, 10 minutes of soak: half an hour; out/long has what they found
 	@$(TESTS) long $(ARGS)
 
 races: venv ## the tests under ThreadSanitizer, after it has found the planted races (needs clang)

@@ -21,13 +21,16 @@ _TESTS = Path(__file__).parent
 def lines_of(worker: str, *options: str, seconds: float) -> list[dict[str, Any]]:
     """Run a worker with the build under test and return what it has reported; it must end well within `seconds`.
 
-    In a long suite its progress shows on the terminal.
+    In a long suite its progress shows on the terminal, and `out/long` keeps what it has reported.
     """
     paths = [str(_TESTS), str(_TESTS.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, str(_TESTS / "workers" / worker), *options]
     shown = None if LONG else subprocess.PIPE
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=seconds)
+    if LONG:
+        (folder := _TESTS.parent / "out" / "long").mkdir(parents=True, exist_ok=True)
+        (folder / f"{Path(worker).stem}.jsonl").write_text(done.stdout)
     assert done.returncode == 0, done.stdout + (done.stderr or "")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
