@@ -45,6 +45,8 @@ def test_the_late_rank_is_named_by_all_others(fabric: str) -> None:
         for rank, text in enumerate(texts):
             blamed = re.search(r"(?:waited for .* of|waited too long for) rank (\d)", text)
             assert blamed is not None and int(blamed[1]) == LATE, (rank, text)
+            # Where another one is blamed after all, what that one waited for leads on.
+            assert "was waiting for" not in text or re.search(r"was waiting for: .* of rank \d", text), (rank, text)
 
 
 def test_a_call_behind_a_failure_says_what_that_one_waited_for() -> None:

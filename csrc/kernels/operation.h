@@ -122,6 +122,7 @@ class Operation {
             outcome_.failure.peer = peer;
             outcome_.failure.expected = expected;
             outcome_.failure.seen = seen;
+            outcome_.failure.cause_rank = known_rank(static_cast<i32>(wire::abort_rank(told)));
             outcome_.failure.cause = wire::abort_reason(told);
             outcome_.failure.cause_peer = known_rank(wire::abort_peer(told));
             // The host reads the record after the kernel has ended, or once it acquires the mark.
@@ -301,7 +302,7 @@ class Operation {
     // Litmus: last_look.
     DEEP_EP_DEVICE void look_last() {
         const u64 word = if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), 0ull));
-        if (word != 0) fail_told(Phase::kNone, 0, 0, word);
+        if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
     }
 
     // One thread: whether it is the first of this call to give up. A mark of another generation is none.
@@ -338,14 +339,7 @@ class Operation {
     }
     DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();
-        if (word != 0) {
-            fail_told(phase, expected, seen, word);
-        } else {
-            fail(wire::kTimeout, phase, peer, expected, seen);
-        }
-    }
-    DEEP_EP_DEVICE void fail_told(Phase phase, u64 expected, u64 seen, u64 word) {
-        fail(wire::kAborted, phase, known_rank(static_cast<i32>(wire::abort_rank(word))), expected, seen, word);
+        fail(word != 0 ? wire::kAborted : wire::kTimeout, phase, peer, expected, seen, word);
     }
 
     Context& context_;
