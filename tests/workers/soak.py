@@ -53,7 +53,8 @@ def case_of(random_: random.Random, fp8: bool) -> Case:
     )
 
 
-def buffer_of(hub: Hub, random_: random.Random) -> deep_ep.Buffer:
+def buffer_of(hub: Hub, random_: random.Random) -> tuple[deep_ep.Buffer, str]:
+    """Make one; -> with what makes a difference to its memory."""
     fabric, ranks_per_node = random_.choice(
         (("peer", None), ("peer", None), ("ibgda", 1), ("ibgda", 2), ("weak", None))
     )
@@ -65,7 +66,8 @@ def buffer_of(hub: Hub, random_: random.Random) -> deep_ep.Buffer:
         "timeout": TIMEOUT,
     }
     case = Case("soak", RANKS, 1, hidden=2048)
-    return make_buffer(None, case, fabric, comm=hub, ranks_per_node=ranks_per_node, **options)
+    buffer = make_buffer(None, case, fabric, comm=hub, ranks_per_node=ranks_per_node, **options)
+    return buffer, f"{fabric}, {ranks_per_node or RANKS} ranks per node"
 
 
 class Soak:
@@ -75,11 +77,12 @@ class Soak:
         self.hub, self.random, self.rank = hub, random_, hub.rank
         self.done: Counter[str] = Counter()
         self.kept: list[Check] = []
+        self.label = ""
         self.began = self.sampled = time.monotonic()
 
     def live(self) -> None:
         """The life of a Buffer."""
-        buffer = buffer_of(self.hub, self.random)
+        buffer, self.label = buffer_of(self.hub, self.random)
         self.done["Buffers"] += 1
         for _ in range(self.random.randint(3, 40)):
             seed = self.random.randrange(1 << 30)
@@ -216,6 +219,7 @@ class Soak:
             {
                 "at": round(self.sampled - self.began, 2),
                 "quiet": buffer is None,
+                "buffer": self.label,
                 **{name: round(size, 3) for name, size in memory_of_this_process().items()},
                 "descriptors": sum(held.descriptors.values()),
                 "threads": held.threads,
