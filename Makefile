@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv build demo train test test-fast lint format races asan mutants litmus bench gpu-check compile-report clean
+.PHONY: help venv build demo train test test-fast test-long lint format races asan mutants litmus bench gpu-check compile-report clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -33,6 +33,9 @@ test: venv ## lint, the kernels' compile report, every test in the four builds; 
 
 test-fast: venv ## the tests in the fast and the exact build
 	@$(TESTS) fast exact $(ARGS)
+
+test-long: venv ## hundreds of kills and stalls, 10 minutes of soak: half an hour; out/long has what they found
+	@$(TESTS) long $(ARGS)
 
 races: venv ## the tests under ThreadSanitizer, after it has found the planted races (needs clang)
 	@$(TESTS) races $(ARGS)

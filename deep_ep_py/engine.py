@@ -383,6 +383,7 @@ class Engine:
         """Raise what a call failed of, and tell the other ranks."""
         if call.failure.reason == 0:
             return
+        call = self._where_it_began(call)
         self._broken = error_of(call, self.rank, self.runtime, self._pid)
         self.runtime.note_told()
         if call.failure.reason == C.ABORTED:
@@ -390,6 +391,14 @@ class Engine:
         else:
             self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
         raise self._broken  # no local refers to it: what its frames hold would stay until a collection
+
+    def _where_it_began(self, call: Any) -> Any:
+        """Of a call that has failed and those before it, the one that gave up by itself, else the first: what is queued
+        behind a failure only hears of it, and must not hide what was waited for.
+        """
+        on_their_way = [launched.call for launched in self._on_their_way if self.runtime.finished(launched.call)]
+        failed = [one for one in on_their_way if one.failure.reason != 0] + [call]
+        return next((one for one in failed if one.failure.reason != C.ABORTED), failed[0])
 
     def break_off(self, why: str) -> None:
         """Break the Buffer, and tell the other ranks. Nothing where it is broken or destroyed already, and nothing in a

@@ -56,7 +56,8 @@ def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int],
             "other sizes"
         )
     if failure.reason == C.ABORTED:
-        waiting = f"; rank {rank} was waiting for: {failure.phase}" if failure.phase else ""
+        whose = f" of rank {failure.peer}" if failure.peer >= 0 else ""
+        waiting = f"; rank {rank} was waiting for: {failure.phase}{whose}" if failure.phase else ""
         return f"{call.kind} ended because {_cause(failure, pid)}{waiting}"
     if failure.phase == C.BOUNDS_PHASE:
         return (
@@ -76,7 +77,7 @@ def _cause(failure: Any, pid: Callable[[int], int]) -> str:
     if failure.cause_reason == C.LEFT:
         return f"rank {failure.cause_peer} has destroyed its Buffer, or dropped it"
     blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
-    return f"rank {failure.peer} {failure.cause}{blamed}"
+    return f"rank {failure.cause_rank} {failure.cause}{blamed}"
 
 
 def _network_text(failure: Any, runtime: Any) -> str:

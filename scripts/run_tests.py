@@ -3,7 +3,8 @@
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
 A part is lint, compile (the report of the GPU kernels), a build's tests: fast, exact, asan, races, or mutants; if none
-is named, all run, the checked builds two at a time. With pytest arguments a part runs what they select:
+is named, all of these run, the checked builds two at a time. The part `long`, hundreds of kills and stalls and a soak,
+runs where it is named. With pytest arguments a part runs what they select:
 `run_tests.py races -- tests/test_layout.py -k empty`.
 """
 
@@ -39,13 +40,17 @@ SUITES = {
     "exact": ("exact", ["-m", "not once"]),
     "asan": ("asan", ["-m", "not once", "--capture=sys"]),
     "races": ("tsan", ["-m", "not once"]),
+    "long": ("fast", ["-m", "long"]),
 }
+# Tests of up to an hour, which show how far they are.
+LONG_OPTIONS = ["--capture=no", "-v", "-o", "timeout=5400", "-o", "faulthandler_timeout=5430"]
 # These tests look at time, so they have the machine to themselves; the others keep one core busy each.
-ALONE = ("fast",)
+ALONE = ("fast", "long")
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 PROGRESS_SECONDS = 30.0
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
-PARTS = ("lint", "compile", *SUITES, "mutants")
+DEFAULT_PARTS = ("lint", "compile", *(part for part in SUITES if part != "long"), "mutants")
+PARTS = (*DEFAULT_PARTS, "long")
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -162,7 +167,10 @@ def suite(part: str, arguments: list[str], log: Path | None) -> Result:
     environment = sanitizers.environment(native_build.VARIANTS[name])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]))
     environment["DEEP_EP_CURRENT_TEST"] = str(current)
-    code = result.run([*PYTEST, f"--junitxml={junit}", *(arguments or selection)], environment, log)
+    options = LONG_OPTIONS if part == "long" else []
+    if part == "long":
+        environment["DEEP_EP_LONG"] = "1"
+    code = result.run([*PYTEST, f"--junitxml={junit}", *options, *(arguments or selection)], environment, log)
     reported = read_junit(junit, result)
     if code and not (reported and result.failed):
         result.failed += 1
@@ -232,7 +240,7 @@ def main() -> int:
     started = time.monotonic()
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parts, pytest_arguments = arguments[:split] or list(PARTS), arguments[split + 1 :]
+    parts, pytest_arguments = arguments[:split] or list(DEFAULT_PARTS), arguments[split + 1 :]
     if unknown := [part for part in parts if part not in PARTS]:
         sys.exit(f"{__doc__}\nno such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     os.chdir(ROOT)

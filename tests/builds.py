@@ -7,6 +7,9 @@ import os
 BUILD = os.environ.get("DEEP_EP_BUILD", "fast")
 SANITIZED = BUILD in ("tsan", "asan")
 
+# `make test-long` sets it: what is tried at random moments is tried hundreds of times, and the soak runs.
+LONG = bool(os.environ.get("DEEP_EP_LONG"))
+
 # Every named case runs all schedules and block counts where values are what is tested; the sanitizers look at
 # each access, which costs ten times as much, and see a race in (nearly) any schedule.
 SCHEDULES = {"fast": 20, "exact": 20, "tsan": 2, "asan": 2}[BUILD]

@@ -25,6 +25,7 @@ settings.load_profile("deep_ep_py")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "processes: starts processes of its own (torchrun)")
+    config.addinivalue_line("markers", "long: `make test-long` runs it, with hundreds of trials instead of a few")
     # Before a module asks torch for a GPU, which initialises CUDA.
     of_pytest = any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput")
     if of_pytest and needs_restart():

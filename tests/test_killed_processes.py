@@ -1,42 +1,42 @@
 """A process killed at any moment: the others hear of it within a second, say whose it was, and go on without it.
 
-DEEP_EP_KILLS says how often, 10 by default.
+DEEP_EP_KILLS says how often: 10 by default, 300 in `make test-long`.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from builds import BUILD
+from builds import LONG
+from worker_runs import lines_of, show
 
-pytestmark = [pytest.mark.processes, pytest.mark.once]
+pytestmark = [pytest.mark.processes, pytest.mark.once, pytest.mark.long]
 
-KILLS = int(os.environ.get("DEEP_EP_KILLS", 10))
+KILLS = int(os.environ.get("DEEP_EP_KILLS", 300 if LONG else 10))
 SECONDS = 1.0
 
 
-def run_worker(script: Path, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run a script that forks ranks of the build under test."""
-    tests = script.parent.parent
-    paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
-
-
 @pytest.fixture(scope="module")
-def trials(workers: Path) -> list[dict[str, Any]]:
-    done = run_worker(workers / "killed_ranks.py", "--trials", str(KILLS), timeout=60 + 25 * KILLS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+def trials() -> list[dict[str, Any]]:
+    found = lines_of("killed_ranks.py", f"--trials={KILLS}", seconds=60 + 25 * KILLS)
     assert len(found) == KILLS
+    heard = sorted(one["seconds"] for one, _ in survivors(found))
+    recovered = sorted(one["recovered"] for one, _ in survivors(found) if one["recovered"] is not None)
+    show(
+        f"{KILLS} kills",
+        ranks=sum(trial["ranks"] for trial in found),
+        survivors=len(heard),
+        named=sum(one["named"] for one, _ in survivors(found)),
+        hung=sum(len(trial["hung"]) for trial in found),
+        fabrics=dict(Counter(trial["fabric"] for trial in found)),
+        seconds_until_all_heard={"median": heard[len(heard) // 2], "most": heard[-1]},
+        seconds_to_recover={"median": recovered[len(recovered) // 2], "most": recovered[-1]},
+        left_behind=sum(bool(trial["left_behind"]) for trial in found),
+    )
     return found
 
 
@@ -59,7 +59,12 @@ def test_all_hear_within_a_second_whose_process_it_was(trials: list[dict[str, An
 
 
 def test_nothing_is_left_behind(trials: list[dict[str, Any]]) -> None:
-    assert not any(trial["left_behind"] for trial in trials), trials
+    """No process, name in /dev/shm or abstract socket when all have ended; while the others live, no descriptor, thread
+    or mapped heap of theirs that they had not before they made the Buffer."""
+    for trial in trials:
+        assert not trial["left_behind"] and not trial["kept_by_parent"], trial
+    for one, trial in survivors(trials):
+        assert one["kept"] == {} and one["status"] == 0, (one, trial)
 
 
 def test_those_left_go_on(trials: list[dict[str, Any]]) -> None:
@@ -70,7 +75,6 @@ def test_those_left_go_on(trials: list[dict[str, Any]]) -> None:
     assert any(trial["made"] == trial["ranks"] for trial in trials)
 
 
-def test_who_is_left_out_stays_gone(workers: Path) -> None:
+def test_who_is_left_out_stays_gone() -> None:
     """P16: what a rank that died earlier was watched by is closed, and its numbers are other files' now."""
-    done = run_worker(workers / "killed_one_by_one.py", timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    lines_of("killed_one_by_one.py", seconds=60)

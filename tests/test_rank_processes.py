@@ -1,12 +1,11 @@
 """Ranks that the benchmark and the examples start as processes: they end with the process that started them, whatever
 ends it, and when one of them fails the others end and it is named.
 
-DEEP_EP_LONG, if set, has the benchmark killed at 50 moments instead of 6.
+The benchmark is killed at 6 moments, in `make test-long` at 50.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -26,25 +25,22 @@ from typing import Any
 import pytest
 
 import rank_jobs
-from builds import BUILD
+from builds import LONG
 from deep_ep_py.bench import processes
 from deep_ep_py.bench.launch import launch
 from deep_ep_py.bench.processes import RankFailed
+from worker_runs import lines_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.once]
 
-KILLS = 50 if os.environ.get("DEEP_EP_LONG") else 6
+KILLS = 50 if LONG else 6
 SECONDS = 2.0
 MARKER = "DEEP_EP_TEST_MARKER"
 
 
-def test_ranks_end_with_their_parent_killed_at_random_moments(workers: Path, tmp_path: Path) -> None:
-    paths = [str(workers.parent), str(workers.parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(workers / "killed_parents.py"), f"--kills={KILLS}", f"--folder={tmp_path}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60 + 30 * KILLS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    trials = [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.mark.long
+def test_ranks_end_with_their_parent_killed_at_random_moments(tmp_path: Path) -> None:
+    trials = lines_of("killed_parents.py", f"--kills={KILLS}", f"--folder={tmp_path}", seconds=60 + 30 * KILLS)
     assert len(trials) == KILLS
     for trial in trials:
         assert trial["gone"] is not None and trial["gone"] < SECONDS, trial

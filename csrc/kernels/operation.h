@@ -122,6 +122,7 @@ class Operation {
             outcome_.failure.peer = peer;
             outcome_.failure.expected = expected;
             outcome_.failure.seen = seen;
+            outcome_.failure.cause_rank = known_rank(static_cast<i32>(wire::abort_rank(told)));
             outcome_.failure.cause = wire::abort_reason(told);
             outcome_.failure.cause_peer = known_rank(wire::abort_peer(told));
             // The host reads the record after the kernel has ended, or once it acquires the mark.
@@ -151,12 +152,15 @@ class Operation {
         const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
         bool arrived = false;
         const fabric::QueuePair* broken = nullptr;
+        // A peer that gives no slot back most often waits itself, for a third rank. Waits for that one, which began at
+        // the same time, run out first: so it is that rank which is named.
+        const u64 patience_ns = phase == Phase::kNext ? timeout_ns_ + timeout_ns_ / 8 : timeout_ns_;
         device::spin_until(
             [&] {
                 arrived = ready();
                 return arrived || failed() || must_leave();
             },
-            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; }, device::now_ns() + timeout_ns_,
+            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; }, device::now_ns() + patience_ns,
             &note);
         if (arrived) return true;
         if (broken != nullptr) {
@@ -298,7 +302,7 @@ class Operation {
     // Litmus: last_look.
     DEEP_EP_DEVICE void look_last() {
         const u64 word = if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), 0ull));
-        if (word != 0) fail_told(Phase::kNone, 0, 0, word);
+        if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
     }
 
     // One thread: whether it is the first of this call to give up. A mark of another generation is none.
@@ -338,14 +342,7 @@ class Operation {
     }
     DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();
-        if (word != 0) {
-            fail_told(phase, expected, seen, word);
-        } else {
-            fail(wire::kTimeout, phase, peer, expected, seen);
-        }
-    }
-    DEEP_EP_DEVICE void fail_told(Phase phase, u64 expected, u64 seen, u64 word) {
-        fail(wire::kAborted, phase, known_rank(static_cast<i32>(wire::abort_rank(word))), expected, seen, word);
+        fail(word != 0 ? wire::kAborted : wire::kTimeout, phase, peer, expected, seen, word);
     }
 
     Context& context_;

@@ -132,6 +132,7 @@ void bind_call(py::module_& m) {
         .def_property_readonly(
             "phase", [](const wire::Failure& f) { return wire::phase_name(static_cast<wire::Phase>(f.phase)); })
         .def_readonly("peer", &wire::Failure::peer)
+        .def_readonly("cause_rank", &wire::Failure::cause_rank)
         .def_readonly("cause_reason", &wire::Failure::cause)
         .def_property_readonly("cause", [](const wire::Failure& f) { return wire::reason_name(f.cause); })
         .def_readonly("cause_peer", &wire::Failure::cause_peer)

@@ -62,9 +62,11 @@ constexpr u32 mark_reason(u64 mark) { return static_cast<u32>(mark); }
 struct Failure {
     u64 mark;   // failure_mark(); set last
     u32 phase;  // wire::Phase
-    i32 peer;
-    u32 cause;       // why `peer` failed, where reason is kAborted
-    i32 cause_peer;  // the rank that it blames, -1: none
+    i32 peer;   // whose doing was waited for, -1: none
+    // Where reason is kAborted: the rank that failed first, why, and the rank that it blames; -1: none.
+    i32 cause_rank;
+    u32 cause;
+    i32 cause_peer;
     u64 expected;
     u64 seen;
 };

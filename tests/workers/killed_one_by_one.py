@@ -9,13 +9,13 @@ import os
 import signal
 import sys
 import time
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-from killed_ranks import TRIALS, Hub, answer, fork_ranks
+from killed_ranks import TRIALS
 
 import deep_ep_py as deep_ep
+from forked_ranks import Hub, World
 from harness import dispatch_arguments, left_out, make_buffer, round_trip_without
 
 RANKS = 4
@@ -27,7 +27,7 @@ def be_a_rank(hub: Hub) -> None:
     """Dispatch and combine for as long as the parent kills others: recover each time, and open files."""
     trial = TRIALS[RANKS]
     buffer = make_buffer(None, trial.case, "peer", comm=hub)
-    hub.parent.send(("went on", []))
+    hub.tell("went on", [])
     files = []
     rest = trial
     while True:
@@ -40,48 +40,37 @@ def be_a_rank(hub: Hub) -> None:
         files += [os.pipe() for _ in range(PIPES)]
         rest = left_out(trial, buffer.masked_ranks)
         round_trip_without(buffer, hub.rank, trial, rest)
-        hub.parent.send(("went on", buffer.masked_ranks))
+        hub.tell("went on", buffer.masked_ranks)
 
 
-def gather(connections: list[Connection], expected: list[int] | None, until: float) -> list[Any]:
-    """Serve the ranks that these connections lead to until each has said that it went on."""
-    gathered: dict[int, Any] = {}
-    went_on: dict[int, Any] = {}
-    while len(went_on) < len(connections):
+def went_on(world: World, left: int, until: float) -> list[Any]:
+    """What the first `left` ranks have said when each of them has gone on."""
+    said: dict[int, Any] = {}
+    while len(said) < left:
         if time.monotonic() > until:
-            raise TimeoutError(f"only ranks {sorted(went_on)} went on without {expected}")
-        for connection in wait(connections, timeout=0.1):
-            rank = connections.index(connection)
-            kind, value = connection.recv()
-            if kind == "gather":
-                gathered[rank] = value
-            elif kind == "went on":
-                went_on[rank] = value
-            else:
+            raise TimeoutError(f"only ranks {sorted(said)} went on")
+        for rank, kind, value in world.messages(0.1):
+            if kind != "went on":
                 raise RuntimeError(f"rank {rank} {kind} {value}")
-        if len(gathered) == len(connections):
-            answer(gathered, connections, [gathered[rank] for rank in range(len(connections))])
-    return [went_on[rank] for rank in range(len(connections))]
+            said[rank] = value
+    return [said[rank] for rank in range(left)]
 
 
 def main() -> None:
     torch.set_num_threads(1)
     until = time.monotonic() + SECONDS
-    pids, connections = fork_ranks(RANKS, be_a_rank)
+    world = World(RANKS, be_a_rank)
     try:
         lost: list[int] = []
-        assert gather(connections, lost, until) == [lost] * RANKS
+        assert went_on(world, RANKS, until) == [lost] * RANKS
         for victim in (3, 2):
-            os.kill(pids[victim], signal.SIGKILL)
+            os.kill(world.pids[victim], signal.SIGKILL)
             lost = sorted([*lost, victim])
-            left = connections[:victim]
-            assert gather(left, lost, until) == [lost] * len(left)
+            assert went_on(world, victim, until) == [lost] * victim
     except (AssertionError, RuntimeError, TimeoutError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        world.end()
 
 
 if __name__ == "__main__":

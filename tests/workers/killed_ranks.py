@@ -9,20 +9,20 @@ import json
 import os
 import random
 import signal
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 import deep_ep_py as deep_ep
 from cases import Case
+from forked_ranks import SETTLE_SECONDS, Held, Hub, World, kept_since
 from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip_without
+
+torch.set_num_threads(1)  # before anything is computed: threads do not outlive a fork
 
 FABRICS = ("peer", "weak", "ibgda")
 HUNG_SECONDS = 20.0
@@ -33,91 +33,51 @@ TRIALS = {
 }
 
 
-class Hub:
-    """As much of an mpi4py communicator as a Buffer needs, through the parent."""
-
-    def __init__(self, rank: int, size: int, parent: Connection) -> None:
-        self.rank, self.size, self.parent = rank, size, parent
-
-    def Get_rank(self) -> int:  # noqa: N802 - mpi4py's
-        return self.rank
-
-    def Get_size(self) -> int:  # noqa: N802
-        return self.size
-
-    def allgather(self, value: Any) -> list[Any]:
-        self.parent.send(("gather", value))
-        values = self.parent.recv()
-        if values is None:
-            raise ConnectionError("a rank was killed before the ranks had met")
-        return values
-
-
-def fork_a_child(parent: Connection) -> None:
+def fork_a_child(hub: Hub) -> None:
     """One that outlives this process, and keeps its sockets open, for some time."""
     if os.fork() == 0:
-        parent.close()
+        hub.parent.close()
         time.sleep(CHILD_SECONDS)
         os._exit(0)
 
 
 def be_a_rank(hub: Hub, fabric: str, with_child: bool) -> None:
-    """Dispatch and combine until something happens, tell the parent what and when, and go on with those left."""
-    trial = TRIALS[hub.size]
-    buffer = None
+    """Dispatch and combine until something happens, tell the parent what and when, go on with those left, and say what
+    is still held when the Buffer is gone."""
+    before = Held.now()
+    buffers: list[deep_ep.Buffer] = []
     try:
-        buffer = make_buffer(None, trial.case, fabric, comm=hub)
-        if with_child:
-            fork_a_child(hub.parent)
-        hub.parent.send(("made", None))
-        while True:
-            handle = buffer.dispatch(**dispatch_arguments(trial.work, hub.rank))[4]
-            trial.check_combine(hub.rank, trial.combine(buffer, hub.rank, handle))
+        work_until_failure(hub, buffers, fabric, with_child)
     except (deep_ep.DeepEPError, ConnectionError) as error:
-        hub.parent.send(("raised", (time.monotonic(), type(error).__name__, str(error))))
-    if buffer is None:
-        return
-    buffer.recover(buffer.lost_ranks(), timeout=HUNG_SECONDS / 4)
-    recovered = time.monotonic()
+        hub.tell("raised", (time.monotonic(), type(error).__name__, str(error)))
+    if buffers:
+        buffer = buffers.pop()
+        buffer.recover(buffer.lost_ranks(), timeout=HUNG_SECONDS / 4)
+        recovered = time.monotonic()
+        go_on(buffer, hub.rank)
+        hub.tell("went on", (recovered, buffer.masked_ranks))
+        buffer.destroy()
+        del buffer
+    hub.tell("kept", kept_since(before))
+
+
+def work_until_failure(hub: Hub, buffers: list[deep_ep.Buffer], fabric: str, with_child: bool) -> None:
+    trial = TRIALS[hub.size]
+    buffer = make_buffer(None, trial.case, fabric, comm=hub)
+    buffers.append(buffer)
+    if with_child:
+        fork_a_child(hub)
+    hub.tell("made")
+    while True:
+        handle = buffer.dispatch(**dispatch_arguments(trial.work, hub.rank))[4]
+        trial.check_combine(hub.rank, trial.combine(buffer, hub.rank, handle))
+
+
+def go_on(buffer: deep_ep.Buffer, rank: int) -> None:
+    trial = TRIALS[buffer.group_size]
     rest = left_out(trial, buffer.masked_ranks)
     for _ in range(5):
-        round_trip_without(buffer, hub.rank, trial, rest)
-    hub.parent.send(("went on", (recovered, buffer.masked_ranks)))
-    buffer.destroy()
-
-
-def fork_ranks(ranks: int, be_a_rank: Callable[[Hub], None]) -> tuple[list[int], list[Connection]]:
-    """Fork the ranks; return their processes and how to talk to them."""
-    pids, connections = [], []
-    for rank in range(ranks):
-        ours, theirs = Pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for connection in (ours, *connections):
-                    connection.close()
-                be_a_rank(Hub(rank, ranks, theirs))
-            except BaseException as error:  # noqa: B036 - a fork must not go on as its parent
-                theirs.send(("raised", (time.monotonic(), type(error).__name__, str(error))))
-            os._exit(0)
-        theirs.close()
-        pids.append(pid)
-        connections.append(ours)
-    return pids, connections
-
-
-def leftovers(pids: list[int], before: set[str]) -> list[str]:
-    """Name what these processes have left behind, once their children have gone too."""
-    until = time.monotonic() + 2 * CHILD_SECONDS
-    while (found := _leftovers(pids, before)) and time.monotonic() < until:
-        time.sleep(0.1)
-    return found
-
-
-def _leftovers(pids: list[int], before: set[str]) -> list[str]:
-    sockets = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@deep_ep_py-" in line]
-    names = [name for name in sockets if int(name.split("-")[1]) in pids]
-    return names + sorted({path.name for path in Path("/dev/shm").iterdir()} - before)
+        round_trip_without(buffer, rank, trial, rest)
 
 
 def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
@@ -127,45 +87,30 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
     # Every fourth while the Buffer is made, which takes some 20 ms.
     early = number % 4 == 3
     moment = random_.uniform(0.0, 0.03 if early else 0.4)
-    before = {path.name for path in Path("/dev/shm").iterdir()}
-    began = time.monotonic()
     with_child = number % 5 == 1
-    pids, connections = fork_ranks(ranks, partial(be_a_rank, fabric=fabric, with_child=with_child))
+    before = Held.now()
+    began = time.monotonic()
+    world = World(ranks, be_a_rank, fabric, with_child)
     killed = None
-    made, gathered, outcomes, went_on = set(), {}, {}, {}
+    made, outcomes, went_on, kept = set(), {}, {}, {}
     timed_from = began if early else None
-    open_ = dict(zip(connections, range(ranks), strict=True))
-    while open_ and time.monotonic() < began + HUNG_SECONDS:
+    while world.open and time.monotonic() < began + HUNG_SECONDS:
         if killed is None and timed_from is not None and time.monotonic() >= timed_from + moment:
-            os.kill(pids[victim], signal.SIGKILL)
+            os.kill(world.pids[victim], signal.SIGKILL)
             killed = time.monotonic()
-        for connection in wait(list(open_), timeout=0.002):
-            rank = open_[connection]
-            try:
-                kind, value = connection.recv()
-            except (EOFError, ConnectionResetError):
-                del open_[connection]
-                continue
+        for rank, kind, value in world.messages(0.002):
             if kind == "made":
                 made.add(rank)
                 timed_from = timed_from or (time.monotonic() if len(made) == ranks else None)
-            elif kind == "gather":
-                gathered[rank] = value
             elif kind == "went on":
                 went_on[rank] = value
-            else:  # the first says why, the second that recovering has failed
+            elif kind == "kept":
+                kept[rank] = value
+            else:  # the first says why, a second that something else has failed
                 outcomes.setdefault(rank, []).append(value)
-        if len(gathered) == ranks:
-            answers = [gathered[rank] for rank in range(ranks)]
-            answer(gathered, connections, answers)
-        elif killed is not None and connections[victim] not in open_:
-            answer(gathered, connections, None)
-    hung = sorted(rank for rank in open_.values() if rank != victim)
-    for rank in open_.values():
-        os.kill(pids[rank], signal.SIGKILL)
-    for pid in pids:
-        os.waitpid(pid, 0)
-    cause = f"rank {victim}'s process (pid {pids[victim]}) has died"
+    hung = sorted(world.open - {victim})
+    statuses = world.end()
+    cause = f"rank {victim}'s process (pid {world.pids[victim]}) has died"
     survivors = {
         rank: {
             "seconds": round(raised[0][0] - (killed or began), 3),
@@ -173,6 +118,8 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
             "texts": [f"{kind}: {text}" for _, kind, text in raised],
             "recovered": round(went_on[rank][0] - raised[0][0], 3) if rank in went_on else None,
             "masked": went_on[rank][1] if rank in went_on else None,
+            "status": statuses[rank],
+            "kept": kept.get(rank),
         }
         for rank, raised in sorted(outcomes.items())
         if rank != victim
@@ -187,15 +134,10 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
         "made": len(made),
         "hung": hung,
         "survivors": survivors,
-        "left_behind": leftovers(pids, before),
+        "left_behind": world.leftovers(SETTLE_SECONDS + CHILD_SECONDS),
+        # Not its threads: a library ends some of its own at a fork.
+        "kept_by_parent": Held.now().descriptors != before.descriptors,
     }
-
-
-def answer(gathered: dict[int, Any], connections: list[Connection], values: Any) -> None:
-    for rank in gathered:
-        with suppress(BrokenPipeError):  # killed in between
-            connections[rank].send(values)
-    gathered.clear()
 
 
 def main() -> None:
@@ -203,9 +145,10 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     random_ = random.Random(options.seed)
-    for number in range(options.trials):
+    # No thread refreshes the bar: ranks are forked from this process.
+    bar = track(range(options.trials), "kills", console=Console(file=sys.stderr), auto_refresh=False)
+    for number in bar:
         print(json.dumps(run_trial(random_, number)), flush=True)
 
 

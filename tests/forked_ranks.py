@@ -1,0 +1,215 @@
+"""Ranks that a test forks from a process that has imported all they need and started no thread: how they meet, what
+they tell their parent, what they hold and what they leave behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import signal
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+HEAP_NAME = "memfd:deep_ep_heap"
+SETTLE_SECONDS = 3.0
+
+
+class Hub:
+    """As much of an mpi4py communicator as a Buffer needs, through the parent."""
+
+    def __init__(self, rank: int, size: int, parent: Connection) -> None:
+        self.rank, self.size, self.parent = rank, size, parent
+
+    def Get_rank(self) -> int:  # noqa: N802 - mpi4py's
+        return self.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        return self.size
+
+    def allgather(self, value: Any) -> list[Any]:
+        self.tell("gather", value)
+        values = self.parent.recv()
+        if values is None:
+            raise ConnectionError("a rank was killed before the ranks had met")
+        return values
+
+    def tell(self, kind: str, value: Any = None) -> None:
+        """Send the parent a message."""
+        self.parent.send((kind, value))
+
+
+class World:
+    """The parent's side of ranks that each run `fn(hub, *args)` in a fork.
+
+    An exception that `fn` does not handle comes as a message "failed" with the time, its type and its text, which ends
+    with the traceback.
+
+    Attributes
+    ----------
+    pids : list of int
+        By rank.
+    open : set of int
+        Ranks whose processes have not ended.
+    """
+
+    def __init__(self, ranks: int, fn: Callable[..., None], *args: Any) -> None:
+        self.ranks = ranks
+        self.pids: list[int] = []
+        self.connections: list[Connection] = []
+        self._gathered: dict[int, Any] = {}
+        self._shared_before = _names_in_shm()
+        for rank in range(ranks):
+            ours, theirs = Pipe()
+            pid = os.fork()
+            if pid == 0:
+                self._be_a_rank(rank, ours, theirs, fn, args)
+            theirs.close()
+            self.pids.append(pid)
+            self.connections.append(ours)
+        self.open = set(range(ranks))
+
+    def _be_a_rank(
+        self, rank: int, ours: Connection, theirs: Connection, fn: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            for connection in (ours, *self.connections):
+                connection.close()
+            fn(Hub(rank, self.ranks, theirs), *args)
+        except BaseException as error:  # noqa: B036 - a fork must not go on as its parent
+            text = f"{error}\n{traceback.format_exc()}"
+            with suppress(OSError):
+                theirs.send(("failed", (time.monotonic(), type(error).__name__, text)))
+        os._exit(0)
+
+    def messages(self, seconds: float) -> list[tuple[int, str, Any]]:
+        """Wait for messages, at most so long; answer those of `Hub.allgather`, return the others with their ranks."""
+        found = []
+        by_connection = {self.connections[rank]: rank for rank in self.open}
+        for connection in wait(list(by_connection), timeout=seconds):
+            rank = by_connection[connection]  # type: ignore[index]
+            try:
+                kind, value = self.connections[rank].recv()
+            except (EOFError, ConnectionResetError):
+                self.open.discard(rank)
+                continue
+            if kind == "gather":
+                self._gathered[rank] = value
+            else:
+                found.append((rank, kind, value))
+        if len(self._gathered) == self.ranks:
+            self._answer([self._gathered[rank] for rank in range(self.ranks)])
+        elif self._gathered and len(self.open) < self.ranks:
+            self._answer(None)
+        return found
+
+    def _answer(self, values: Any) -> None:
+        for rank in self._gathered:
+            with suppress(BrokenPipeError):  # killed in between
+                self.connections[rank].send(values)
+        self._gathered.clear()
+
+    def send(self, value: Any) -> None:
+        """Send all ranks a message, for their `hub.parent.recv()`."""
+        for connection in self.connections:
+            with suppress(BrokenPipeError):
+                connection.send(value)
+
+    def end(self) -> list[int]:
+        """Kill the ranks that are left and return how each one's process has ended, as `os.waitpid` says."""
+        for rank in self.open:
+            os.kill(self.pids[rank], signal.SIGKILL)
+        statuses = [os.waitpid(pid, 0)[1] for pid in self.pids]
+        for connection in self.connections:
+            connection.close()
+        return statuses
+
+    def leftovers(self, seconds: float = SETTLE_SECONDS) -> list[str]:
+        """Name what the ranks have left behind when they, and children of theirs, have ended."""
+        until = time.monotonic() + seconds
+        while (found := self._leftovers()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return found
+
+    def _leftovers(self) -> list[str]:
+        lines = Path("/proc/net/unix").read_text().splitlines()
+        names = [line.split()[-1] for line in lines if "@deep_ep_py-" in line]
+        sockets = [name for name in names if int(name.split("-")[1]) in self.pids]
+        processes = [f"process {pid}" for pid in self.pids if Path(f"/proc/{pid}").exists()]
+        return sockets + processes + sorted(_names_in_shm() - self._shared_before)
+
+
+def _names_in_shm() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process holds.
+
+    Attributes
+    ----------
+    descriptors : dict
+        Counts by kind: "socket", "pipe", ...
+    heaps, mappings : int
+        Mappings of a Buffer's shared memory, and all there are.
+    threads : int
+        Of the process.
+    """
+
+    descriptors: dict[str, int]
+    heaps: int
+    mappings: int
+    threads: int
+
+    @staticmethod
+    def now() -> Held:
+        kinds: Counter[str] = Counter()
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(OSError):  # that of the listing is closed by now
+                kinds[re.split(r":\[|\d", os.readlink(f"/proc/self/fd/{descriptor}"))[0]] += 1
+        mappings = Path("/proc/self/maps").read_text().splitlines()
+        heaps = sum(HEAP_NAME in line for line in mappings)
+        return Held(dict(sorted(kinds.items())), heaps, len(mappings), len(os.listdir("/proc/self/task")))
+
+    def less(self, before: Held) -> dict[str, Any]:
+        """What is there that was not, or no more, of all that a Buffer must give back: empty where it has."""
+        kinds = {*self.descriptors, *before.descriptors}
+        changes = {kind: self.descriptors.get(kind, 0) - before.descriptors.get(kind, 0) for kind in sorted(kinds)}
+        changes |= {"heaps": self.heaps - before.heaps, "threads": self.threads - before.threads}
+        return {name: count for name, count in changes.items() if count}
+
+
+def kept_since(before: Held, seconds: float = SETTLE_SECONDS) -> dict[str, Any]:
+    """Collect garbage, give threads time to end, and say what this process still holds beside what it held before."""
+    until = time.monotonic() + seconds
+    gc.collect()
+    while (kept := Held.now().less(before)) and time.monotonic() < until:
+        time.sleep(0.02)
+    return kept
+
+
+def memory_of_this_process() -> dict[str, float]:
+    """Return MiB: `anonymous`, with the pages that are still those of the parent; `private`, of them this one's share;
+    `shared`, its share of Buffers' memory. Without what the C library keeps of memory that has been freed.
+    """
+    gc.collect()
+    _trim(0)
+    sizes = {}
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
+        name, amount, _ = line.split()
+        sizes[name.rstrip(":")] = int(amount) / 1024
+    return {"anonymous": sizes["Anonymous"], "private": sizes["Pss_Anon"], "shared": sizes["Pss_Shmem"]}
+
+
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda kept: 0)
+"""glibc's; other C libraries keep less."""

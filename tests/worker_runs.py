@@ -1,0 +1,43 @@
+"""Runs a script of `tests/workers` that reports by lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from builds import BUILD, LONG
+
+_TESTS = Path(__file__).parent
+
+
+def lines_of(worker: str, *options: str, seconds: float) -> list[dict[str, Any]]:
+    """Run a worker with the build under test and return what it has reported; it must end well within `seconds`.
+
+    In a long suite its progress shows on the terminal, and `out/long` keeps what it has reported.
+    """
+    paths = [str(_TESTS), str(_TESTS.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, str(_TESTS / "workers" / worker), *options]
+    shown = None if LONG else subprocess.PIPE
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=seconds)
+    if LONG:
+        (folder := _TESTS.parent / "out" / "long").mkdir(parents=True, exist_ok=True)
+        (folder / f"{Path(worker).stem}.jsonl").write_text(done.stdout)
+    assert done.returncode == 0, done.stdout + (done.stderr or "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def show(title: str, **figures: Any) -> None:
+    """Print figures, which a long suite leaves on the terminal."""
+    table = Table("", title, box=box.SIMPLE, show_header=True)
+    for name, figure in figures.items():
+        table.add_row(name.replace("_", " "), str(figure))
+    Console(highlight=False).print(table)
