@@ -16,15 +16,15 @@ int main(int argc, char** argv) {
     slow.most_bytes = 48;
     slow.most_delay = 4;
     slow.relaxed = true;
+    slow.traced = true;
     deep_ep::nic::Options split;
     split.blocks = 32;
     split.chunk_log2 = 12;
     deep_ep::nic::Options fast;
     fast.blocks = 64;
-    using normal_mode::Fabric;
     constexpr u64 kTight = 4096, kAmple = 1 << 16;
     const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes, int regions = 2, bool recovers = false) {
-        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow, recovers}); };
+        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow}, recovers); };
     };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal(Fabric::kPeer, true, kAmple)},
