@@ -2,9 +2,12 @@
 // rule of the SIMT machine or of the NIC was broken; 5: deadlock; 66: ThreadSanitizer's report.
 #include <map>
 
+#include "failing.h"
 #include "fields.h"
 #include "normal_mode.h"
 #include "posters.h"
+#include "replays.h"
+#include "two_buffers.h"
 
 int main(int argc, char** argv) {
     using namespace protocol;
@@ -26,6 +29,9 @@ int main(int argc, char** argv) {
     const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes, int regions = 2, bool recovers = false) {
         return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow}, recovers); };
     };
+    const auto failing = [&](Fabric fabric, bool arena, u64 region_bytes, failing::Kind kind) {
+        return [=](uint64_t seed) { failing::run(seed, {fabric, arena, region_bytes, 2, slow}, kind); };
+    };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal(Fabric::kPeer, true, kAmple)},
         {"peer rounds", normal(Fabric::kPeer, false, kTight)},
@@ -35,6 +41,16 @@ int main(int argc, char** argv) {
         {"ibgda", normal(Fabric::kIbgda, true, 4 * kTight)},
         {"recover", normal(Fabric::kPeer, false, kTight, 2, true)},
         {"recover ibgda", normal(Fabric::kIbgda, true, 4 * kTight, 2, true)},
+        {"failing", failing(Fabric::kPeer, true, kAmple, {false, false})},
+        {"failing, watched", failing(Fabric::kPeer, true, kAmple, {false, true})},
+        {"failing, ordered", failing(Fabric::kPeer, true, kAmple, {true, false})},
+        {"failing rounds", failing(Fabric::kPeer, false, kTight, {false, false})},
+        {"failing weak", failing(Fabric::kWeak, false, 2 * kTight, {false, false})},
+        {"failing ibgda", failing(Fabric::kIbgda, true, 2 * kTight, {false, false})},
+        {"replays", [&](uint64_t seed) { replays::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
+        {"replays ibgda", [&](uint64_t seed) { replays::run(seed, {Fabric::kIbgda, true, 4 * kTight, 2, slow}); }},
+        {"two buffers", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
+        {"two buffers weak", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kWeak, false, kAmple, 2, slow}); }},
         {"fields", fields::run},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
         // Requests end where the keys of their memory do.

@@ -48,7 +48,7 @@ inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
     return false;
 }
 
-// What ranks have in common besides memory.
+// What the ranks of a Buffer have in common besides memory.
 struct World {
     std::shared_ptr<host::Heap> heaps[kRanks];
     std::atomic<u32> arrived{0};
@@ -119,8 +119,8 @@ class Buffer {
     }
 
     host::Runtime& runtime() { return *runtime_; }
-    // All ranks have come so far; each makes its own Buffers in one order.
-    void meet(World& world) { world.meet(++phase()); }
+    // All ranks have come so far.
+    void meet(World& world) { world.meet(++phase_); }
 
     // One recovery, in which none fails (P16).
     void recover(u32 attempt) {
@@ -136,12 +136,7 @@ class Buffer {
     std::shared_ptr<host::CpuLauncher> stream;
 
   private:
-    // Meetings that this thread has been to in this world.
-    u32& phase() {
-        thread_local u32 count = 0;
-        return count;
-    }
-
+    u32 phase_ = 0;
     std::unique_ptr<host::Runtime> runtime_;
 };
 
