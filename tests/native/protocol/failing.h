@@ -17,7 +17,8 @@ struct Kind {
     // waits until the same operation has ended everywhere, and writes to the rows alone whose owner's has ended well;
     // it learns of that without any order between the two.
     bool ordered;
-    // Something of the host's writes over a call's rows as soon as its record has a reason, while its kernel still runs.
+    // Something of the host's writes over a call's rows as soon as its record has a reason, while its kernel still
+    // runs.
     bool watched;
 };
 
@@ -60,8 +61,8 @@ DEEP_EP_KERNEL void write_over(const void* args) {
     if (!well && a.ordered) {
         // Relaxed: so that nothing but the protocol orders the rows.
         for (u32 r = 0; r < kRanks; ++r) {
-            device::spin_until(
-                [&] { return (ends[r] = device::load_relaxed<Scope::kSystem>(&a.ends[r])) != 0; }, ~0ull, nullptr);
+            device::spin_until([&] { return (ends[r] = device::load_relaxed<Scope::kSystem>(&a.ends[r])) != 0; }, ~0ull,
+                               nullptr);
         }
     }
     for (u32 row = threadIdx.x; row < a.rows.count; row += blockDim.x) {
@@ -194,9 +195,9 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         parts.timeout_ns = plan.timeout_ns[rank];
         parts.memory = std::make_unique<SlowMemory>(r, plan.most_delay, [&] {
             // Relaxed, as in write_over().
-            return plan.after == kCombines || std::any_of(ends.of[plan.after], ends.of[plan.after] + kRanks, [](u32& end) {
-                       return __atomic_load_n(&end, __ATOMIC_RELAXED) != 0;
-                   });
+            return plan.after == kCombines ||
+                   std::any_of(ends.of[plan.after], ends.of[plan.after] + kRanks,
+                               [](u32& end) { return __atomic_load_n(&end, __ATOMIC_RELAXED) != 0; });
         });
         Buffer buffer(world, rank, setup, std::move(parts));
         Batch batch(buffer, 0);
@@ -254,9 +255,8 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
     }
     // Nobody waits for its own timeout: the first rank that has had to tells the others.
     const u64 begin = *std::min_element(began, began + kRanks), end = *std::max_element(ended, ended + kRanks);
-    expect(end - begin <= plan.late_ns,
-           "the last rank ended after " + std::to_string(end - begin) + " ns, one was late by " +
-               std::to_string(plan.late_ns));
+    expect(end - begin <= plan.late_ns, "the last rank ended after " + std::to_string(end - begin) +
+                                            " ns, one was late by " + std::to_string(plan.late_ns));
     return result;
 }
 

@@ -2,6 +2,7 @@
 // rule of the SIMT machine or of the NIC was broken; 5: deadlock; 66: ThreadSanitizer's report.
 #include <map>
 
+#include "bounds.h"
 #include "failing.h"
 #include "fields.h"
 #include "normal_mode.h"
@@ -51,6 +52,10 @@ int main(int argc, char** argv) {
         {"replays ibgda", [&](uint64_t seed) { replays::run(seed, {Fabric::kIbgda, true, 4 * kTight, 2, slow}); }},
         {"two buffers", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
         {"two buffers weak", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kWeak, false, kAmple, 2, slow}); }},
+        {"bounds", [&](uint64_t seed) { bounds::run(seed, {Fabric::kPeer, true, kTight, 2, slow}); }},
+        {"bounds rounds", [&](uint64_t seed) { bounds::run(seed, {Fabric::kPeer, false, kTight, 2, slow}); }},
+        {"bounds weak", [&](uint64_t seed) { bounds::run(seed, {Fabric::kWeak, false, 2 * kTight, 2, slow}); }},
+        {"bounds ibgda", [&](uint64_t seed) { bounds::run(seed, {Fabric::kIbgda, true, 2 * kTight, 2, slow}); }},
         {"fields", fields::run},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
         // Requests end where the keys of their memory do.

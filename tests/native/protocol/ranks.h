@@ -219,10 +219,11 @@ class Batch {
         return runtime.notify(sizes, address(in_rank_), address(per_expert_), plan(), address(rows_to_rank_), 0,
                               kBlocks);
     }
-    // After notify(): the counts, then the rows.
-    void dispatch(host::Call& call) {
+    // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
+    bool dispatch(host::Call& call) {
         host::Runtime& runtime = buffer_.runtime();
         runtime.wait_counts(call);
+        if (__atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) == 0) return false;
         count = static_cast<u32>(call.report->outcome.total_rows);
         check_counts(call.report->rows_per_expert);
         const bool arena = buffer_.setup.arena;
@@ -239,6 +240,7 @@ class Batch {
         tensors.recv_topk_weights = recv_weights.address();
         tensors.recv_src_idx = recv_src.address();
         runtime.dispatch(call, sizes, tensors, plan(), count, false, kBlocks);
+        return true;
     }
     // The same rows again, into `rows`.
     std::shared_ptr<host::Call> cached_dispatch(const Output& rows) {

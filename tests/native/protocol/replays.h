@@ -80,9 +80,9 @@ inline void run(uint64_t seed, const Setup& setup) {
             graph->replay();
             executor.wait([&] { return graph->over(); }, "a replay");
             const wire::Failure failure = call->failure();
-            expect(failure.mark == 0, batch.whose() + "a replay after " + std::to_string(attempt - 1) +
-                                          " recoveries failed: " +
-                                          wire::phase_name(static_cast<wire::Phase>(failure.phase)));
+            expect(failure.mark == 0,
+                   batch.whose() + "a replay after " + std::to_string(attempt - 1) +
+                       " recoveries failed: " + wire::phase_name(static_cast<wire::Phase>(failure.phase)));
             batch.check_echo(sums);
             sums.check(batch.whose());
             std::fill(sums.data(), sums.data() + u64{batch.tokens} * kRowBytes, u8{0xee});
