@@ -6,6 +6,7 @@
 
 #include "draw.h"
 #include "ranks.h"
+#include "slow_memory.h"
 
 namespace protocol::failing {
 
@@ -88,11 +89,12 @@ inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, con
 // What goes wrong in a run.
 struct Plan {
     u64 timeout_ns[kRanks];
-    u32 late;        // this rank,
-    u32 in_time;     // with all combines but the first so many,
-    u64 late_ns;     // by so much; 0: none is
-    bool aborts;     // the highest rank's host says that it has failed:
-    u32 after;       // when this combine has ended somewhere, or, if there is none such, at once;
+    u32 late;                                                       // this rank,
+    u32 in_time;                                                    // with all combines but the first so many,
+    u64 late_ns;                                                    // by so much; 0: none is
+    bool aborts;                                                    // the highest rank's host says that it has failed:
+    enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when rank 0 has read all that it
+    u32 in;          // is given in this combine, or some rank's has ended;
     u32 most_delay;  // its stores take up to so many turns of others each
 
     static Plan of(u64 seed) {
@@ -111,49 +113,11 @@ struct Plan {
             plan.late_ns = draw.below(2) == 0 ? shortest : shortest * 3 / 2;
         }
         plan.in_time = draw.below(kCombines);
-        plan.after = draw.below(kCombines + 1);
+        plan.moment = static_cast<Moment>(draw.below(kMoments));
+        plan.in = draw.below(kCombines);
         plan.most_delay = 1u << draw.below(12);
         return plan;
     }
-};
-
-// The host's memory as it is over a bus: stores are posted, arrive one after the other, and not soon. The highest
-// rank's words are told in the order of the ranks, so its own kernels hear last.
-class SlowMemory final : public host::CpuMemory {
-  public:
-    // `due`: the first store may arrive.
-    SlowMemory(int rank, u32 most_delay, std::function<bool()> due) : most_delay_(most_delay), due_(std::move(due)) {
-        agent_ = cpu::Executor::get().add_agent(rank, "posted stores", [this] { serve(); });
-    }
-    ~SlowMemory() override { cpu::Executor::get().remove_agent(agent_); }
-
-    void store_words(const std::vector<uint64_t*>& words, uint64_t value) override {
-        if (words.size() == 1) return CpuMemory::store_words(words, value);
-        words_ = words;
-        value_ = value;
-        posted_.store(posted_ + 1, std::memory_order_release);
-        cpu::Executor::get().wait([this] { return stored_.load(std::memory_order_acquire) == posted_; }, "stores");
-    }
-
-  private:
-    void serve() {
-        for (;;) {
-            cpu::wait_until([this] { return stored_ != posted_.load(std::memory_order_acquire); }, "posted stores");
-            cpu::wait_until(due_, "posted stores");
-            for (uint64_t* word : words_) {
-                for (u64 turns = cpu::Executor::get().random() % most_delay_; turns != 0; --turns) cpu::yield();
-                CpuMemory::store_words({word}, value_);
-            }
-            stored_.store(posted_, std::memory_order_release);
-        }
-    }
-
-    const u32 most_delay_;
-    const std::function<bool()> due_;
-    std::vector<uint64_t*> words_;
-    uint64_t value_ = 0;
-    std::atomic<u32> posted_{0}, stored_{0};
-    int agent_ = -1;
 };
 
 // Something of the host's that acts on a call's record at once.
@@ -179,6 +143,22 @@ class Watcher {
     int agent_ = -1;
 };
 
+// Whether the moment has come. Relaxed, as in write_over().
+inline bool due(const Plan& plan, const World& world, const Ends& ends) {
+    const auto of = ends.of[plan.in];
+    const auto over = [](const u32& end) { return __atomic_load_n(&end, __ATOMIC_RELAXED) != 0; };
+    // Where rows go in chunks, none are read in place.
+    if (plan.moment == Plan::kAtOnce || std::any_of(of, of + kRanks, over)) return true;
+    if (plan.moment == Plan::kEnded) return false;
+    // The dispatch was the first operation; of each region's uses one puts one unit.
+    const u64 operation = plan.in + 1, regions = world.layout.regions;
+    const u64 word =
+        world.layout.bank_offset(1) + world.layout.word_in_bank(static_cast<u32>(operation % regions), wire::kRead, 0);
+    const u64 combines = operation / regions + (operation % regions != 0);
+    return __atomic_load_n(reinterpret_cast<const u64*>(world.heaps[1]->base() + word), __ATOMIC_RELAXED) >=
+           combines * wire::kUnit;
+}
+
 struct Result {
     u32 failed = 0, well = 0, mixed = 0;  // calls, and those that failed on one rank and ended well on another
 };
@@ -193,12 +173,7 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         cpu::Executor& executor = cpu::Executor::get();
         Parts parts;
         parts.timeout_ns = plan.timeout_ns[rank];
-        parts.memory = std::make_unique<SlowMemory>(r, plan.most_delay, [&] {
-            // Relaxed, as in write_over().
-            return plan.after == kCombines ||
-                   std::any_of(ends.of[plan.after], ends.of[plan.after] + kRanks,
-                               [](u32& end) { return __atomic_load_n(&end, __ATOMIC_RELAXED) != 0; });
-        });
+        parts.memory = std::make_unique<SlowMemory>(r, plan.most_delay, [&] { return due(plan, world, ends); });
         Buffer buffer(world, rank, setup, std::move(parts));
         Batch batch(buffer, 0);
         auto call = batch.notify();

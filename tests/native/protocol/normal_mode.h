@@ -22,13 +22,19 @@ inline void lap(Buffer& buffer, u32 lap) {
     batch.end();
 }
 
-// Breaks off in the middle; the ranks go on.
+// Rank 0 breaks off, in the middle or before it begins; the ranks go on.
 inline void break_off(World& world, Buffer& buffer, u32 attempt) {
     buffer.meet(world);  // nobody breaks off while a peer is still in what has ended here
+    const bool begins = attempt % 2 == 0;
     Batch batch(buffer, attempt);
-    auto call = batch.notify();
-    if (buffer.rank == 0) buffer.runtime().abort(wire::kException);
-    buffer.runtime().wait(*call);
+    if (begins || buffer.rank != 0) {
+        const auto call = batch.notify();
+        if (buffer.rank == 0) buffer.runtime().abort(wire::kException);
+        buffer.runtime().wait(*call);
+        expect(begins || call->reason() == wire::kAborted, batch.whose() + "has not heard of it");
+    } else {
+        buffer.runtime().abort(wire::kException);
+    }
     buffer.recover(attempt);
 }
 

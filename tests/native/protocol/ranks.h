@@ -51,6 +51,7 @@ inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
 // What the ranks of a Buffer have in common besides memory.
 struct World {
     std::shared_ptr<host::Heap> heaps[kRanks];
+    wire::HeapLayout layout;
     std::atomic<u32> arrived{0};
 
     void meet(u32 phase) {
@@ -91,6 +92,7 @@ class Buffer {
         const wire::HeapLayout layout = host::Runtime::heap_layout(options);
         const auto own = host::Heap::make_plain(layout.bytes());
         world.heaps[rank] = own;
+        if (rank == 0) world.layout = layout;
         meet(world);
         std::vector<std::shared_ptr<host::Heap>> heaps;
         for (u32 peer = 0; peer < kRanks; ++peer) heaps.push_back(parts.mapped(peer, world.heaps[peer]));

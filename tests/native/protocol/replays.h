@@ -4,6 +4,7 @@
 
 #include "draw.h"
 #include "ranks.h"
+#include "slow_memory.h"
 
 namespace protocol::replays {
 
@@ -64,6 +65,8 @@ inline void run(uint64_t seed, const Setup& setup) {
         cpu::Executor& executor = cpu::Executor::get();
         std::shared_ptr<Graph> graph;
         Parts parts;
+        Draw draw(seed);
+        parts.memory = std::make_unique<SlowMemory>(r, 1u << draw.below(10), [] { return true; });
         parts.launcher = [&](std::shared_ptr<host::CpuLauncher> own) { return graph = std::make_shared<Graph>(own); };
         Buffer buffer(world, rank, setup, std::move(parts));
         Batch batch(buffer, 0);
@@ -75,7 +78,6 @@ inline void run(uint64_t seed, const Setup& setup) {
         const auto call = batch.combine(buffer, batch.recv_x, sums);
         graph->capture(false);
 
-        Draw draw(seed);
         for (u32 attempt = 1;; ++attempt) {
             graph->replay();
             executor.wait([&] { return graph->over(); }, "a replay");
@@ -89,12 +91,7 @@ inline void run(uint64_t seed, const Setup& setup) {
             buffer.meet(world);  // nobody breaks off while a peer is still in what has ended here
             if (attempt > kRecoveries) break;
             graph->replay();
-            const u32 looks = draw.below(1u << draw.below(8));
-            if (rank == 0) {
-                // The deadline: where nothing can run, no time is to pass.
-                for (u32 i = 0; i < looks; ++i) executor.wait([] { return false; }, "a moment", executor.now_ns());
-                buffer.runtime().abort(wire::kException);
-            }
+            if (rank == 0) buffer.runtime().abort(wire::kException);
             buffer.recover(attempt);
         }
         batch.check_guards();
