@@ -59,6 +59,28 @@ def test_messages_grow_with_peers_and_chunks_only(ranks: int) -> None:
             assert phases["dispatch"][peer] == 3 * far and phases["combine"][peer] == 2 * far, (rank, peer, phases)
 
 
+@pytest.mark.parametrize("ranks, queues", [(4, 2), (8, 4)])
+def test_every_queue_pair_carries_puts(ranks: int, queues: int) -> None:
+    """In normal mode, to every peer: with a power of two of ranks too, a source's words do not fall on one queue pair,
+    which would be one NIC."""
+    case = Case("spread", ranks, 16, hidden=8, topk=2, experts=2 * ranks, num_nvl_bytes=8 << 20)
+    trial = Trial.of(case)
+
+    def on_each_rank(group: Any) -> set[tuple[int, int]]:
+        nic = deep_ep.NicOptions(traced=True, queues_per_peer=queues)
+        buffer = make_buffer(group, case, "ibgda", nic=nic)
+        rank = buffer.rank
+        for _ in range(2):
+            results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+            trial.check_combine(rank, trial.combine(buffer, rank, results[4]))
+        buffer.runtime.drain()
+        return {(message["destination"], message["queue"]) for message in buffer.network_trace()}
+
+    for rank, used in enumerate(run_ranks(ranks, on_each_rank)):
+        per_peer = {peer: sum(destination == peer for destination, _ in used) for peer in range(ranks) if peer != rank}
+        assert all(count == queues for count in per_peer.values()), (rank, per_peer)
+
+
 def test_a_trace_in_a_file(tmp_path: Path) -> None:
     """One line for each request, in the order of time, of all ranks."""
     trial = Trial.of(BY_NAME["two_ranks"])
