@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deep_ep_py as deep_ep
-from cases import BY_NAME, Case
+from cases import BY_NAME, Case, tight
 from deep_ep_py.nic import save_trace
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
@@ -63,7 +63,9 @@ def test_messages_grow_with_peers_and_chunks_only(ranks: int) -> None:
 def test_every_queue_pair_carries_puts(ranks: int, queues: int) -> None:
     """In normal mode, to every peer: with a power of two of ranks too, a source's words do not fall on one queue pair,
     which would be one NIC."""
-    case = Case("spread", ranks, 16, hidden=8, topk=2, experts=2 * ranks, num_nvl_bytes=8 << 20)
+    # Chunks of few rows, so that each stream uses all its slots.
+    room = tight(ranks, 8, 2, 2 * ranks)
+    case = Case("spread", ranks, 64, hidden=8, topk=2, experts=2 * ranks, num_nvl_bytes=room)
     trial = Trial.of(case)
 
     def on_each_rank(group: Any) -> set[tuple[int, int]]:

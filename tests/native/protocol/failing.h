@@ -10,7 +10,7 @@
 
 namespace protocol::failing {
 
-constexpr u32 kCombines = 3, kWorlds = 6;
+constexpr u32 kCombines = 3, kWorlds = 24;
 constexpr u64 kForEver = 1000 * kSecond;
 
 struct Kind {
@@ -95,7 +95,7 @@ struct Plan {
     bool aborts;                                                    // the highest rank's host says that it has failed:
     enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when rank 0 has read all that it
     u32 in;          // is given in this combine, or some rank's has ended;
-    u32 most_delay;  // its stores take up to so many turns of others each
+    Delays delays;   // of its stores
 
     static Plan of(u64 seed) {
         Draw draw(seed);
@@ -115,7 +115,7 @@ struct Plan {
         plan.in_time = draw.below(kCombines);
         plan.moment = static_cast<Moment>(draw.below(kMoments));
         plan.in = draw.below(kCombines);
-        plan.most_delay = 1u << draw.below(12);
+        plan.delays = {1u << draw.below(8), 1u << (4 + draw.below(8))};
         return plan;
     }
 };
@@ -173,7 +173,7 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         cpu::Executor& executor = cpu::Executor::get();
         Parts parts;
         parts.timeout_ns = plan.timeout_ns[rank];
-        parts.memory = std::make_unique<SlowMemory>(r, plan.most_delay, [&] { return due(plan, world, ends); });
+        parts.memory = std::make_unique<SlowMemory>(r, plan.delays, [&] { return due(plan, world, ends); });
         Buffer buffer(world, rank, setup, std::move(parts));
         Batch batch(buffer, 0);
         auto call = batch.notify();
