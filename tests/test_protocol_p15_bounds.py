@@ -63,7 +63,8 @@ TAMPERINGS = [
 @pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("combine", [False, True], ids=["cached dispatch", "combine"])
 def test_a_handle_that_was_written_over(combine: bool, fabric: str, place: str) -> None:
-    """One rank's plan, in each way. All ranks raise, and one of them says what is out of bounds."""
+    """One rank's plan, in each way. That rank says what is out of bounds. A peer that has had its rows by then may end
+    well, with the right ones; the next call raises on all ranks."""
     # Over a network only a rank's own rows go straight to their places.
     mode = place if fabric == "peer" else ROUNDS
     for seed, (name, tamper, in_dispatch, in_combine) in enumerate(TAMPERINGS, 1):
@@ -79,11 +80,16 @@ def test_a_handle_that_was_written_over(combine: bool, fabric: str, place: str) 
             barrier(group)
             if rank == TAMPERED:
                 tamper(handle)
-            with pytest.raises(deep_ep.DeepEPError) as info:
+            try:
                 if combine:
-                    TRIAL.combine(buffer, rank, handle)
+                    TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle))
                 else:
-                    buffer.dispatch(TRIAL.work.x[rank], handle=handle)
+                    TRIAL.check_cached(rank, buffer.dispatch(TRIAL.work.x[rank], handle=handle))
+                assert rank != TAMPERED
+            except deep_ep.DeepEPError:
+                pass
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                buffer.dispatch(TRIAL.work.x[rank], handle=kept[1][4])
             barrier(group)
             # The tensors of both dispatches are live, and the second handle is whole.
             TRIAL.check_dispatch(rank, kept[1])
@@ -91,5 +97,5 @@ def test_a_handle_that_was_written_over(combine: bool, fabric: str, place: str) 
             return info.value
 
         errors = run_ranks(RANKS, on_each_rank, seed=seed)
-        assert any("a size or offset of its rows" in str(error) for error in errors), (name, errors)
+        assert "a size or offset of its rows" in str(errors[TAMPERED]), (name, errors)
         assert not any(isinstance(error, deep_ep.DeepEPTimeout) for error in errors), (name, errors)

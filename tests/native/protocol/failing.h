@@ -94,8 +94,8 @@ struct Plan {
     u64 late_ns;                                                    // by so much; 0: none is
     bool aborts;                                                    // the highest rank's host says that it has failed:
     enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when rank 0 has read all that it
-    u32 in;          // is given in this combine, or some rank's has ended;
-    Delays delays;   // of its stores
+    u32 in;         // is given in this combine, or some rank's has ended;
+    Delays delays;  // of its stores
 
     static Plan of(u64 seed) {
         Draw draw(seed);
@@ -120,13 +120,17 @@ struct Plan {
     }
 };
 
-// Something of the host's that acts on a call's record at once.
+// Something of the host's that acts on a call's record at once. By then every rank has the abort word.
 class Watcher {
   public:
-    Watcher(int rank, const std::vector<std::shared_ptr<host::Call>>& calls, Rows rows) : calls_(calls), rows_(rows) {
+    Watcher(Buffer& buffer, const std::vector<std::shared_ptr<host::Call>>& calls, Rows rows)
+        : runtime_(buffer.runtime()), calls_(calls), rows_(rows) {
+        const int rank = static_cast<int>(buffer.rank);
         agent_ = cpu::Executor::get().add_agent(rank, "watcher", [this] { serve(); });
     }
     ~Watcher() { cpu::Executor::get().remove_agent(agent_); }
+
+    bool too_early() const { return too_early_; }
 
   private:
     void serve() {
@@ -134,12 +138,18 @@ class Watcher {
             return std::any_of(calls_.begin(), calls_.end(), [](const auto& call) { return call->reason() != 0; });
         };
         cpu::wait_until(failed, "a failure");
+        for (u32 r = 0; r < kRanks; ++r) {
+            const u64 word = __atomic_load_n(runtime_.abort_word(static_cast<int>(r)), __ATOMIC_RELAXED);
+            if (wire::abort_generation(word) != calls_[0]->generation) too_early_ = true;
+        }
         std::fill(rows_.x, rows_.x + rows_.count * kHidden, kGarbage);
         cpu::wait_until([] { return false; }, "nothing more");
     }
 
+    const host::Runtime& runtime_;
     const std::vector<std::shared_ptr<host::Call>> calls_;
     const Rows rows_;
+    bool too_early_ = false;
     int agent_ = -1;
 };
 
@@ -202,7 +212,7 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         }
         {
             std::optional<Watcher> watcher;
-            if (kind.watched) watcher.emplace(r, calls, rows);
+            if (kind.watched) watcher.emplace(buffer, calls, rows);
             if (plan.aborts && rank == kRanks - 1) {
                 buffer.runtime().abort(wire::kException);
                 // Its caller goes on.
@@ -211,6 +221,7 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
             executor.synchronize(r, buffer.stream->stream());
             ended[rank] = executor.now_ns();
             buffer.meet(world);
+            expect(!watcher || !watcher->too_early(), batch.whose() + "a record says so before every rank has heard");
         }
         for (u32 i = 0; i < kCombines; ++i) {
             sums[i].check(batch.whose());

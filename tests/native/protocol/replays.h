@@ -66,7 +66,8 @@ inline void run(uint64_t seed, const Setup& setup) {
         std::shared_ptr<Graph> graph;
         Parts parts;
         Draw draw(seed);
-        parts.memory = std::make_unique<SlowMemory>(r, Delays{1u << draw.below(10), 1u << draw.below(10)}, [] { return true; });
+        parts.memory =
+            std::make_unique<SlowMemory>(r, Delays{1u << draw.below(10), 1u << draw.below(10)}, [] { return true; });
         parts.launcher = [&](std::shared_ptr<host::CpuLauncher> own) { return graph = std::make_shared<Graph>(own); };
         Buffer buffer(world, rank, setup, std::move(parts));
         Batch batch(buffer, 0);
