@@ -1,5 +1,5 @@
-"""P12, P14 to P16: what follows a failure, in scenarios without Python (tests/native/protocol), where user kernels write
-over published rows behind operations that fail."""
+"""P12, P14 to P16: what follows a failure, in scenarios without Python (tests/native/protocol), where user kernels
+write over published rows behind operations that fail."""
 
 from __future__ import annotations
 

@@ -29,6 +29,13 @@ inline u32 value(u32 version, u32 holder, u32 source, u32 token, u32 h) {
 }
 constexpr u16 kGarbage = 0x7fc1;  // not a number, and so is every sum with it
 
+// As many as combine needs.
+class FewWarps final : public Forwarding {
+  public:
+    using Forwarding::Forwarding;
+    unsigned warps() const override { return 2; }
+};
+
 // What came of each combine on each rank. 0: it has not ended yet.
 struct Ends {
     enum : u32 { kWell = 1, kFailed = 2 };

@@ -60,9 +60,33 @@ struct World {
     }
 };
 
+// A launcher that is another's but for what a scenario changes.
+class Forwarding : public host::Launcher {
+  public:
+    explicit Forwarding(std::shared_ptr<host::CpuLauncher> launcher) : launcher_(std::move(launcher)) {}
+
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
+                    const void* args, size_t args_bytes) override {
+        return launcher_->launch(kernel, shape, blocks, warps, shared_bytes, args, args_bytes);
+    }
+    bool finished(uint64_t serial) const override { return launcher_->finished(serial); }
+    unsigned warps() const override { return launcher_->warps(); }
+    uint32_t copies_bytes() const override { return launcher_->copies_bytes(); }
+    uint64_t streaming_threshold() const override { return launcher_->streaming_threshold(); }
+    void wait(const std::function<bool()>& ready, const char* what) override { launcher_->wait(ready, what); }
+    bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override {
+        return launcher_->wait_for(ready, what, nanoseconds);
+    }
+    bool wait_for_device(uint64_t nanoseconds) override { return launcher_->wait_for_device(nanoseconds); }
+
+  protected:
+    const std::shared_ptr<host::CpuLauncher> launcher_;
+};
+
 // What a scenario puts in the place of the usual.
 struct Parts {
     u64 timeout_ns = kSecond;
+    unsigned blocks = kBlocks;
     std::unique_ptr<host::Memory> memory = std::make_unique<host::CpuMemory>();
     std::function<std::shared_ptr<host::Launcher>(std::shared_ptr<host::CpuLauncher>)> launcher =
         [](std::shared_ptr<host::CpuLauncher> own) { return own; };
@@ -74,7 +98,8 @@ struct Parts {
 // A rank's half of a Buffer. All ranks make theirs at once.
 class Buffer {
   public:
-    Buffer(World& world, u32 rank, const Setup& setup, Parts parts = {}) : rank(rank), setup(setup) {
+    Buffer(World& world, u32 rank, const Setup& setup, Parts parts = {})
+        : rank(rank), setup(setup), blocks(parts.blocks) {
         host::BufferOptions options{};
         options.rank = static_cast<int>(rank);
         options.ranks = kRanks;
@@ -135,6 +160,7 @@ class Buffer {
 
     const u32 rank;
     const Setup& setup;
+    const unsigned blocks;  // of each kernel
     std::shared_ptr<host::CpuLauncher> stream;
 
   private:
@@ -216,10 +242,10 @@ class Batch {
 
     std::shared_ptr<host::Call> notify() {
         host::Runtime& runtime = buffer_.runtime();
-        runtime.wait_launch(
-            runtime.layout(sizes, address(idx_), address(per_rank_), address(per_expert_), address(in_rank_), kBlocks));
+        runtime.wait_launch(runtime.layout(sizes, address(idx_), address(per_rank_), address(per_expert_),
+                                           address(in_rank_), buffer_.blocks));
         return runtime.notify(sizes, address(in_rank_), address(per_expert_), plan(), address(rows_to_rank_), 0,
-                              kBlocks);
+                              buffer_.blocks);
     }
     // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
     bool dispatch(host::Call& call) {
@@ -241,7 +267,7 @@ class Batch {
         tensors.recv_topk_idx = recv_idx.address();
         tensors.recv_topk_weights = recv_weights.address();
         tensors.recv_src_idx = recv_src.address();
-        runtime.dispatch(call, sizes, tensors, plan(), count, false, kBlocks);
+        runtime.dispatch(call, sizes, tensors, plan(), count, false, buffer_.blocks);
         return true;
     }
     // The same rows again, into `rows`.
@@ -251,7 +277,7 @@ class Batch {
         tensors.x = x_.address();
         tensors.recv_x = rows.address();
         auto call = buffer_.runtime().notify_cached(wire::Kind::kCachedDispatch, cached, lap);
-        buffer_.runtime().dispatch(*call, cached, tensors, plan(), count, true, kBlocks);
+        buffer_.runtime().dispatch(*call, cached, tensors, plan(), count, true, buffer_.blocks);
         return call;
     }
     // Over `through`, of this rank too.
@@ -262,7 +288,7 @@ class Batch {
         back.recv_src_idx = recv_src.address();
         const host::Sizes combined{tokens, kRowBytes, 0, 0};
         auto call = through.runtime().notify_cached(wire::Kind::kCombine, combined, lap);
-        through.runtime().combine(*call, combined, back, plan(), count, true, kBlocks);
+        through.runtime().combine(*call, combined, back, plan(), count, true, through.blocks);
         return call;
     }
     Output make_sums() { return {buffer_.runtime(), false, u64{tokens} * kRowBytes}; }

@@ -11,9 +11,9 @@ namespace protocol::replays {
 constexpr u32 kRecoveries = 5;
 
 // Captures launches, and replays them.
-class Graph final : public host::Launcher {
+class Graph final : public Forwarding {
   public:
-    explicit Graph(std::shared_ptr<host::CpuLauncher> launcher) : launcher_(std::move(launcher)) {}
+    using Forwarding::Forwarding;
 
     void capture(bool begins) { capturing_ = begins; }
     void replay() {
@@ -31,14 +31,7 @@ class Graph final : public host::Launcher {
         nodes_.push_back({kernel, shape, blocks, warps, shared_bytes, {bytes, bytes + args_bytes}});
         return 0;
     }
-    bool finished(uint64_t serial) const override { return serial == 0 || launcher_->finished(serial); }
-    unsigned warps() const override { return launcher_->warps(); }
-    uint32_t copies_bytes() const override { return launcher_->copies_bytes(); }
-    uint64_t streaming_threshold() const override { return launcher_->streaming_threshold(); }
-    void wait(const std::function<bool()>& ready, const char* what) override { launcher_->wait(ready, what); }
-    bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override {
-        return launcher_->wait_for(ready, what, nanoseconds);
-    }
+    bool finished(uint64_t serial) const override { return serial == 0 || Forwarding::finished(serial); }
     bool wait_for_device(uint64_t nanoseconds) override {
         return wait_for([this] { return over(); }, "replays", nanoseconds);
     }
@@ -52,7 +45,6 @@ class Graph final : public host::Launcher {
         std::vector<u8> args;
     };
 
-    const std::shared_ptr<host::CpuLauncher> launcher_;
     bool capturing_ = false;
     std::vector<Node> nodes_;
     u64 latest_ = 0;
