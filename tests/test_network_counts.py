@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deep_ep_py as deep_ep
-from cases import BY_NAME, Case
+from cases import BY_NAME, Case, tight
 from deep_ep_py.nic import save_trace
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
@@ -57,6 +57,30 @@ def test_messages_grow_with_peers_and_chunks_only(ranks: int) -> None:
             far = int(peer != rank)
             # Counts, one chunk, and the region given back; a combine has no counts.
             assert phases["dispatch"][peer] == 3 * far and phases["combine"][peer] == 2 * far, (rank, peer, phases)
+
+
+@pytest.mark.parametrize("ranks, queues", [(4, 2), (8, 4)])
+def test_every_queue_pair_carries_puts(ranks: int, queues: int) -> None:
+    """In normal mode, to every peer: with a power of two of ranks too, a source's words do not fall on one queue pair,
+    which would be one NIC."""
+    # Chunks of few rows, so that each stream uses all its slots.
+    room = tight(ranks, 8, 2, 2 * ranks)
+    case = Case("spread", ranks, 64, hidden=8, topk=2, experts=2 * ranks, num_nvl_bytes=room)
+    trial = Trial.of(case)
+
+    def on_each_rank(group: Any) -> set[tuple[int, int]]:
+        nic = deep_ep.NicOptions(traced=True, queues_per_peer=queues)
+        buffer = make_buffer(group, case, "ibgda", nic=nic)
+        rank = buffer.rank
+        for _ in range(2):
+            results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+            trial.check_combine(rank, trial.combine(buffer, rank, results[4]))
+        buffer.runtime.drain()
+        return {(message["destination"], message["queue"]) for message in buffer.network_trace()}
+
+    for rank, used in enumerate(run_ranks(ranks, on_each_rank)):
+        per_peer = {peer: sum(destination == peer for destination, _ in used) for peer in range(ranks) if peer != rank}
+        assert all(count == queues for count in per_peer.values()), (rank, per_peer)
 
 
 def test_a_trace_in_a_file(tmp_path: Path) -> None:

@@ -8,6 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda")
+FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda")
+# In these, rows are written over while others read them, and what comes of it must not count: a race on purpose.
+RACING = (*FAILING, "failing, watched")
+ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
+REPLAYS = ("replays", "replays ibgda")
+BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,10 @@ _RECORD = "device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(f
 _DOORBELL = "device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));"
 _PEER_SIGNAL = "device::add_release<device::Scope::kSystem>("
 _WRITE = "write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);"
-_ADD = "add_request(net, qp, index, word_offset);\n    // In order"
+_ADD = "add_request(net, qp, index, word);\n    // In order"
 _NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
+_TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
+_MARK = "device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));"
 _POSTED = "return true;\n}\n\n// One thread, after all posting"
 
 MUTANTS = (
@@ -220,19 +228,35 @@ MUTANTS = (
         "ibgda: signal on another queue pair",
         "fabric/ibgda.h",
         (
-            ("word_offset / sizeof(u64) % net.per_peer]", "(word_offset / sizeof(u64) + (count == 0)) % net.per_peer]"),
-            (_ADD, "add_request(net, qp, index, word_offset);\n    if (count != 0) " + _NOTHING + "\n    // In order"),
-            (_POSTED, _POSTED.replace("true", "count == 0 || post(peers, waiter, to, nullptr, 0, word_offset)")),
+            ("word.queue % net.per_peer]", "(word.queue + (count == 0)) % net.per_peer]"),
+            (_ADD, "add_request(net, qp, index, word);\n    if (count != 0) " + _NOTHING + "\n    // In order"),
+            (_POSTED, _POSTED.replace("true", "count == 0 || post(peers, waiter, to, nullptr, 0, word)")),
         ),
         "exact",
         ("posters", "ibgda"),
     ),
     _one(
+        "ibgda: one queue pair for all words",
+        "fabric/ibgda.h",
+        "word.queue % net.per_peer]",
+        "0]",
+        "fast",
+        "ibgda",
+    ),
+    _one(
+        "ibgda: words of a source on one queue pair",
+        "kernels/operation.h",
+        "region() * wire::kSignals + kind};",
+        "rank()};",
+        "fast",
+        "ibgda",
+    ),
+    _one(
         "ibgda: a signal more",
         "fabric/fabric.h",
-        "return ibgda::post(peers, waiter, to, pieces, count, word_offset);",
-        "return ibgda::post(peers, waiter, to, nullptr, 0, word_offset) &&"
-        " ibgda::post(peers, waiter, to, pieces, count, word_offset);",
+        "return ibgda::post(peers, waiter, to, pieces, count, word);",
+        "return ibgda::post(peers, waiter, to, nullptr, 0, word) &&"
+        " ibgda::post(peers, waiter, to, pieces, count, word);",
         "exact",
         "posters",
     ),
@@ -422,8 +446,8 @@ MUTANTS = (
     _one(
         "recovery: words not cleared",
         "host/recovery.cpp",
-        "heap.words_offset(), 0, heap.words() * sizeof(u64));",
-        "heap.words_offset(), 0, 0);",
+        "memory_->fill(bank + sizeof(wire::BankHeader), 0, heap.bank_bytes() - sizeof(wire::BankHeader));",
+        "",
         "fast",
         "recover",
         "recover ibgda",
@@ -463,11 +487,188 @@ MUTANTS = (
         "recover ibgda",
     ),
     _one(
-        "recovery: an old abort word counts",
+        "recovery: the first bank alone is cleared",
         "host/recovery.cpp",
-        "generation_ = generation;",
-        "generation_ = generation_;",
+        "heap.bank_offset(generation);",
+        "heap.bank_offset(0);",
         "fast",
         "recover",
+        "recover ibgda",
+    ),
+    _one(
+        "recovery: an old abort word counts",
+        "kernels/operation.h",
+        "return wire::abort_generation(word) == generation_ ? word : 0;",
+        "return word;",
+        "fast",
+        "recover",
+    ),
+    _one(
+        "recovery: the host stays in its generation",
+        "host/recovery.cpp",
+        "    generation_ = generation;",
+        "",
+        "fast",
+        "recover",
+    ),
+    _one(
+        "recovery: blocks of a replay that failed still count",
+        "kernels/operation.h",
+        "for (u32 i = 0; i < kMeetings; ++i) ticket_.blocks_met[i] = 0;",
+        "",
+        "fast",
+        "replays",
+        "replays ibgda",
+    ),
+    _one(
+        "recovery: a replay that failed has failed for ever",
+        "kernels/operation.h",
+        "return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;",
+        "return device::load_relaxed<Scope::kDevice>(&ticket_.failed) != 0 || aborted() != 0;",
+        "fast",
+        "replays",
+    ),
+    # --- failing
+    _one(
+        "failing: who is told does not pass it on",
+        "kernels/operation.h",
+        _TELL,
+        "if (told == 0) " + _TELL,
+        "exact",
+        "failing",
+    ),
+    _one(
+        "failing: the own heap alone",
+        "kernels/operation.h",
+        "if (r == rank() || !mapped(r)) continue;",
+        "continue;",
+        "fast",
+        *FAILING,
+    ),
+    _silent(
+        "failing: told by a plain store",
+        "kernels/operation.h",
+        "device::exchange_acq_rel<Scope::kSystem>(abort_word(fabric::address(peers(), r, 0), bank_), word);",
+        "device::store_release<Scope::kSystem>(abort_word(fabric::address(peers(), r, 0), bank_), word);",
+        "failing, ordered",
+    ),
+    Mutant(
+        "failing: the reason before the answers",
+        "kernels/operation.h",
+        ((_MARK, ""), (_TELL, _MARK + "\n" + _TELL)),
+        "exact",
+        ("failing, watched",),
+    ),
+    _one("failing: no last look", "kernels/operation.h", "            look_last();\n", "", "fast", *FAILING),
+    _silent(
+        "failing: a relaxed last look",
+        "kernels/operation.h",
+        "if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), 0ull));",
+        "aborted();",
+        "failing, ordered",
+    ),
+    _one(
+        "failing: the teller tells nobody",
+        "host/teller.cpp",
+        "memory_->store_words(words_, told_);",
+        "",
+        "fast",
+        "failing weak",
+        "failing ibgda",
+    ),
+    _one(
+        "failing: other Buffers go on",
+        "kernels/operation.h",
+        "} else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {",
+        "} else if (false) {",
+        "fast",
+        "two buffers",
+        "two buffers weak",
+    ),
+    _one(
+        "failing: other Buffers are not told",
+        "kernels/operation.h",
+        "device::add_release<Scope::kSystem>(context_.failures, 1ull);",
+        "",
+        "fast",
+        "two buffers",
+        "two buffers weak",
+    ),
+    # --- bounds
+    _one(
+        "bounds: an offer of fewer rows",
+        "kernels/offers.h",
+        "return static_cast<u64>(mine.first) + mine.rows <= offer.rows && offer.x",
+        "return offer.x",
+        "fast",
+        "bounds",
+    ),
+    _one(
+        "bounds: an offer of what is not mapped",
+        "kernels/offers.h",
+        "const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);",
+        "const u64 mapped = ~0ull;",
+        "fast",
+        "bounds",
+    ),
+    _one(
+        "bounds: a chunk of other rows",
+        "kernels/staging.h",
+        "if (ours && (header.first != due.first || header.rows != due.rows)) {",
+        "if (false) {",
+        "fast",
+        "bounds rounds",
+        "bounds weak",
+    ),
+    _one(
+        "bounds: a plan's rows",
+        "kernels/bounds.h",
+        "if (begin >= 0 && end >= begin && range.rows <= most) return true;",
+        "return true;",
+        "fast",
+        "bounds rounds",
+        "bounds",
+    ),
+    _one(
+        "bounds: rows of a chunk, by their tokens",
+        "kernels/combine.h",
+        "if (range.rows <= args.layout.chunk_rows) return true;",
+        "return true;",
+        "fast",
+        "bounds rounds",
+        "bounds weak",
+    ),
+    _one(
+        "bounds: a token's row in dispatch",
+        "kernels/dispatch.h",
+        "const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;",
+        "const bool goes = row >= 0;",
+        "fast",
+        "bounds",
+    ),
+    _one(
+        "bounds: a row's token",
+        "kernels/dispatch.h",
+        "if (token < args.tokens) return token;",
+        "return token;",
+        "fast",
+        "bounds rounds",
+    ),
+    _one(
+        "bounds: a token's row in combine",
+        "kernels/combine.h",
+        "const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;",
+        "const bool there = row >= 0;",
+        "fast",
+        "bounds",
+    ),
+    _one(
+        "bounds: a source's tokens",
+        "kernels/combine.h",
+        "if (tokens > wire::kMostTokens) {",
+        "if (false) {",
+        "fast",
+        "bounds rounds",
+        "bounds",
     ),
 )

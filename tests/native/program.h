@@ -30,7 +30,19 @@ inline void expect(bool holds, const std::string& message) {
     if (!holds) throw WrongValue{message};
 }
 
-// Runs body(rank) on a thread per rank, under the schedule of `seed`. What a rank throws ends the world.
+// Whether it says no more than that other ranks have gone.
+inline bool is_deadlock(const std::exception_ptr& error) {
+    try {
+        std::rethrow_exception(error);
+    } catch (const cpu::DeadlockError&) {
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
+// Runs body(rank) on a thread per rank, under the schedule of `seed`. What a rank throws ends the world; those that
+// wait for it in vain follow.
 inline void run_world(int ranks, uint64_t seed, const std::function<void(int)>& body) {
     Executor& executor = Executor::get();
     std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks));
@@ -48,12 +60,12 @@ inline void run_world(int ranks, uint64_t seed, const std::function<void(int)>& 
         });
     }
     for (std::thread& thread : threads) thread.join();
+    std::exception_ptr cause;
     for (const std::exception_ptr& error : errors) {
-        if (!error) continue;
-        executor.world_end(true);
-        std::rethrow_exception(error);
+        if (error && (!cause || (is_deadlock(cause) && !is_deadlock(error)))) cause = error;
     }
-    executor.world_end();
+    executor.world_end(cause != nullptr);
+    if (cause) std::rethrow_exception(cause);
 }
 
 template <class Args>

@@ -12,6 +12,9 @@ class CpuLauncher final : public Launcher {
     CpuLauncher(int rank, const void* words, size_t bytes);
     ~CpuLauncher() override;
 
+    // Where its launches are queued: others on the same stream come in between.
+    int stream() const { return stream_; }
+
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
                     const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;

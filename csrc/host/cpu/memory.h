@@ -5,7 +5,7 @@
 
 namespace deep_ep::host {
 
-class CpuMemory final : public Memory {
+class CpuMemory : public Memory {
   public:
     std::shared_ptr<void> make_private(size_t bytes) override;
     std::shared_ptr<void> make_shared(size_t bytes) override { return make_private(bytes); }

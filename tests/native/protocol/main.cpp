@@ -2,9 +2,13 @@
 // rule of the SIMT machine or of the NIC was broken; 5: deadlock; 66: ThreadSanitizer's report.
 #include <map>
 
+#include "bounds.h"
+#include "failing.h"
 #include "fields.h"
 #include "normal_mode.h"
 #include "posters.h"
+#include "replays.h"
+#include "two_buffers.h"
 
 int main(int argc, char** argv) {
     using namespace protocol;
@@ -16,15 +20,18 @@ int main(int argc, char** argv) {
     slow.most_bytes = 48;
     slow.most_delay = 4;
     slow.relaxed = true;
+    slow.traced = true;
     deep_ep::nic::Options split;
     split.blocks = 32;
     split.chunk_log2 = 12;
     deep_ep::nic::Options fast;
     fast.blocks = 64;
-    using normal_mode::Fabric;
     constexpr u64 kTight = 4096, kAmple = 1 << 16;
     const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes, int regions = 2, bool recovers = false) {
-        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow, recovers}); };
+        return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow}, recovers); };
+    };
+    const auto failing = [&](Fabric fabric, bool arena, u64 region_bytes, failing::Kind kind) {
+        return [=](uint64_t seed) { failing::run(seed, {fabric, arena, region_bytes, 2, slow}, kind); };
     };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal(Fabric::kPeer, true, kAmple)},
@@ -35,6 +42,20 @@ int main(int argc, char** argv) {
         {"ibgda", normal(Fabric::kIbgda, true, 4 * kTight)},
         {"recover", normal(Fabric::kPeer, false, kTight, 2, true)},
         {"recover ibgda", normal(Fabric::kIbgda, true, 4 * kTight, 2, true)},
+        {"failing", failing(Fabric::kPeer, true, kAmple, {false, false})},
+        {"failing, watched", failing(Fabric::kPeer, true, kAmple, {false, true})},
+        {"failing, ordered", failing(Fabric::kPeer, true, kAmple, {true, false})},
+        {"failing rounds", failing(Fabric::kPeer, false, kTight, {false, false})},
+        {"failing weak", failing(Fabric::kWeak, false, 2 * kTight, {false, false})},
+        {"failing ibgda", failing(Fabric::kIbgda, true, 2 * kTight, {false, false})},
+        {"replays", [&](uint64_t seed) { replays::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
+        {"replays ibgda", [&](uint64_t seed) { replays::run(seed, {Fabric::kIbgda, true, 4 * kTight, 2, slow}); }},
+        {"two buffers", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
+        {"two buffers weak", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kWeak, false, kAmple, 2, slow}); }},
+        {"bounds", [&](uint64_t seed) { bounds::run(seed, {Fabric::kPeer, true, kTight, 2, slow}); }},
+        {"bounds rounds", [&](uint64_t seed) { bounds::run(seed, {Fabric::kPeer, false, kTight, 2, slow}); }},
+        {"bounds weak", [&](uint64_t seed) { bounds::run(seed, {Fabric::kWeak, false, 2 * kTight, 2, slow}); }},
+        {"bounds ibgda", [&](uint64_t seed) { bounds::run(seed, {Fabric::kIbgda, true, 2 * kTight, 2, slow}); }},
         {"fields", fields::run},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
         // Requests end where the keys of their memory do.

@@ -1,0 +1,205 @@
+// What kernels read from memory may be wrong: a plan that somebody has written over between a dispatch and what uses it
+// again, an output that lies where a peer has mapped nothing. The operation fails, and nothing is written anywhere else
+// (P15).
+#pragma once
+
+#include <map>
+
+#include "ranks.h"
+
+namespace protocol::bounds {
+
+// The rank whose plan is tampered with, and the peer that it is about. The peer has the first rows everywhere.
+constexpr u32 kTampered = 2, kPeer = 0;
+constexpr u64 kCanary = 4096;
+
+enum class Operation { kDispatch, kCombine };
+
+// Who has to find it: the rank itself, before it stores anything; the same, unless it is a peer that first misses rows
+// in another chunk, which some schedules bring about; some rank, by what comes or by what does not; or none, since
+// nothing there is used and all is right.
+enum class Found { kByItself, kByItselfOrPeer, kBySomebody, kNot };
+constexpr u32 kTries = 6;  // schedules of which one must be another
+
+struct Tampering {
+    std::function<void(Batch&)> with;
+    // In a cached dispatch and in combine, where rows go straight to their places, and where they go in chunks.
+    Found dispatch, dispatch_chunks, combine, combine_chunks;
+};
+
+inline i32& prefix(Batch& batch, u32 from, u32 to) { return batch.prefix[from * kRanks + to]; }
+inline i32& row_for_peer(Batch& batch) {
+    for (u32 t = 0;; ++t) {
+        if (i32& row = batch.token_row[t * kRanks + kPeer]; row >= 0) return row;
+    }
+}
+
+inline const std::map<std::string, Tampering>& tamperings() {
+    using enum Found;
+    static const std::map<std::string, Tampering> all = {
+        {"prefix is negative",
+         {[](Batch& b) { prefix(b, kTampered, kPeer) = -1; }, kByItself, kByItself, kByItself, kByItself}},
+        {"prefix is too large",
+         {[](Batch& b) { prefix(b, kTampered, kPeer) = 0x7fffffff; }, kByItself, kByItself, kByItself, kByItself}},
+        {"prefix decreases",
+         {[](Batch& b) { prefix(b, kTampered, kPeer) = prefix(b, kTampered - 1, kPeer) - 1; }, kByItself, kByItself,
+          kByItself, kByItself}},
+        {"one row fewer is sent",
+         {[](Batch& b) { --prefix(b, kTampered, kPeer); }, kByItself, kBySomebody, kByItself, kByItself}},
+        // Chunks say where they begin among the rows of their source alone.
+        {"rows begin behind the output",
+         {[](Batch& b) {
+              prefix(b, kTampered - 1, kPeer) += 9;
+              prefix(b, kTampered, kPeer) += 9;
+          },
+          kByItself, kNot, kByItself, kNot}},
+        // The rank between the two has no tokens.
+        {"a row of the next source's",
+         {[](Batch& b) { --prefix(b, kPeer, kTampered); }, kNot, kByItself, kNot, kBySomebody}},
+        {"more rows come than there are",
+         {[](Batch& b) { prefix(b, kTampered, kTampered) += 1; }, kByItself, kByItself, kByItself, kByItself}},
+        {"row of a token", {[](Batch& b) { row_for_peer(b) = 1 << 20; }, kByItself, kNot, kByItself, kByItself}},
+        {"token of a row", {[](Batch& b) { b.row_token[kPeer * b.tokens] = 1 << 20; }, kNot, kByItself, kNot, kNot}},
+        {"negative token of a row",
+         {[](Batch& b) { b.row_token[kPeer * b.tokens] = -1; }, kNot, kByItself, kNot, kNot}},
+        {"all rows of one token",
+         {[](Batch& b) { std::fill_n(b.recv_src.as<i32>(), prefix(b, kPeer, kTampered), 0); }, kNot, kNot, kNot,
+          kByItselfOrPeer}},
+        {"tokens of a source",
+         {[](Batch& b) { b.source_tokens[kPeer] = 0x7fffffff; }, kNot, kNot, kByItself, kByItself}},
+        {"negative tokens of a source",
+         {[](Batch& b) { b.source_tokens[kPeer] = -5; }, kNot, kNot, kByItself, kByItself}},
+    };
+    return all;
+}
+
+// A heap that ends for others before its owner's outputs.
+class ShortHeap final : public host::Heap {
+  public:
+    ShortHeap(const std::shared_ptr<host::Heap>& whole, size_t mapped)
+        : Heap(whole->base(), whole->bytes(), -1, whole), mapped_(mapped) {}
+    size_t mapped() const override { return mapped_; }
+
+  private:
+    const size_t mapped_;
+};
+
+// Where kernels of any rank must write nothing: right behind the regions, and between outputs.
+class Canary {
+  public:
+    explicit Canary(host::Runtime& runtime) : memory_(runtime.arena()->address(*runtime.arena()->allocate(kCanary))) {
+        std::fill(memory_, memory_ + kCanary, kByte);
+    }
+    void check(const std::string& whose) const {
+        expect(std::count(memory_, memory_ + kCanary, kByte) == kCanary, whose + "memory of nobody's was written");
+    }
+
+  private:
+    static constexpr u8 kByte = 0x5c;
+    u8* memory_;
+};
+
+// What came of a call on each rank.
+struct Ends {
+    wire::Failure of[kRanks];
+
+    bool found(u32 rank) const {
+        return wire::mark_reason(of[rank].mark) == wire::kMismatch &&
+               of[rank].phase == static_cast<u32>(wire::Phase::kBounds);
+    }
+    // -> whether it was found by the one that it was expected of.
+    bool check(const std::string& name, Found expected) const {
+        u32 failed = 0;
+        for (u32 r = 0; r < kRanks; ++r) {
+            failed += of[r].mark != 0;
+            const u32 reason = wire::mark_reason(of[r].mark);
+            const bool late = expected == Found::kBySomebody && reason == wire::kTimeout;
+            expect(of[r].mark == 0 || found(r) || late || reason == wire::kAborted,
+                   name + ": rank " + std::to_string(r) + " failed for reason " + std::to_string(reason));
+        }
+        expect((failed != 0) == (expected != Found::kNot), name + ": " + std::to_string(failed) + " ranks failed");
+        expect(found(kTampered) || expected != Found::kByItself, name + ": the rank has not found it");
+        return found(kTampered) || expected != Found::kByItselfOrPeer;
+    }
+};
+
+// -> as Ends::check().
+inline bool run_tampered(uint64_t seed, const Setup& setup, const std::string& name, Operation operation) {
+    const bool direct = setup.fabric == Fabric::kPeer && setup.arena;
+    const Tampering& tampering = tamperings().at(name);
+    World world;
+    Ends ends{};
+    planted::run_world(kRanks, seed, [&](int r) {
+        const u32 rank = static_cast<u32>(r);
+        Buffer buffer(world, rank, setup);
+        std::optional<Canary> canary;
+        if (setup.arena) canary.emplace(buffer.runtime());
+        Batch batch(buffer, 0);
+        auto call = batch.notify();
+        batch.dispatch(*call);
+        end_well(buffer, call);
+        batch.check_dispatch();
+        buffer.meet(world);
+
+        if (rank == kTampered) tampering.with(batch);
+        Output rows(buffer.runtime(), setup.arena, u64{batch.count} * kRowBytes), sums = batch.make_sums();
+        call =
+            operation == Operation::kDispatch ? batch.cached_dispatch(rows) : batch.combine(buffer, batch.recv_x, sums);
+        buffer.runtime().wait(*call);
+        buffer.meet(world);
+        ends.of[rank] = call->failure();
+        if (call->reason() == 0 && operation == Operation::kDispatch) batch.check_rows(rows);
+        if (call->reason() == 0 && operation == Operation::kCombine) batch.check_echo(sums);
+        rows.check(batch.whose());
+        sums.check(batch.whose());
+        batch.check_guards();
+        if (canary) canary->check(batch.whose());
+        buffer.meet(world);
+    });
+    const Found in_dispatch = direct ? tampering.dispatch : tampering.dispatch_chunks;
+    const Found in_combine = direct ? tampering.combine : tampering.combine_chunks;
+    return ends.check(name + (operation == Operation::kDispatch ? ", cached dispatch" : ", combine"),
+                      operation == Operation::kDispatch ? in_dispatch : in_combine);
+}
+
+// The others have mapped that rank's heap up to its arena, where its outputs lie.
+inline void run_short(uint64_t seed, const Setup& setup) {
+    World world;
+    Ends ends{};
+    planted::run_world(kRanks, seed, [&](int r) {
+        const u32 rank = static_cast<u32>(r);
+        Parts parts;
+        parts.mapped = [&](u32 peer, std::shared_ptr<host::Heap> heap) -> std::shared_ptr<host::Heap> {
+            if (peer != kTampered || rank == kTampered) return heap;
+            return std::make_shared<ShortHeap>(heap, heap->bytes() - (1 << 16) + kCanary);
+        };
+        Buffer buffer(world, rank, setup, std::move(parts));
+        const Canary canary(buffer.runtime());
+        Batch batch(buffer, 0);
+        auto call = batch.notify();
+        const bool counted = batch.dispatch(*call);
+        buffer.runtime().wait(*call);
+        buffer.meet(world);
+        ends.of[rank] = call->failure();
+        if (call->reason() == 0) batch.check_dispatch();
+        if (counted) batch.check_guards();
+        canary.check(batch.whose());
+        buffer.meet(world);
+    });
+    ends.check("a heap that ends early", Found::kBySomebody);
+    expect(!ends.found(kTampered), "its own rank has all of it");
+}
+
+inline void run(uint64_t seed, const Setup& setup) {
+    for (const auto& [name, tampering] : tamperings()) {
+        for (const Operation operation : {Operation::kDispatch, Operation::kCombine}) {
+            u32 tries = 0;
+            while (!run_tampered(seed + tries, setup, name, operation)) {
+                expect(++tries < kTries, name + ": the rank never finds it");
+            }
+        }
+    }
+    if (setup.fabric == Fabric::kPeer && setup.arena) run_short(seed, setup);
+}
+
+}  // namespace protocol::bounds

@@ -1,0 +1,267 @@
+// Operations that are queued behind one that fails, with user kernels between them which write over the published rows:
+// whatever fails, and however ranks find out, a call that ends without a failure has the right sums (P12, P14, P15).
+#pragma once
+
+#include <algorithm>
+
+#include "draw.h"
+#include "ranks.h"
+#include "slow_memory.h"
+
+namespace protocol::failing {
+
+constexpr u32 kCombines = 3, kWorlds = 24;
+constexpr u64 kForEver = 1000 * kSecond;
+
+struct Kind {
+    // ThreadSanitizer is to judge the order of rows that are read and written over. So a user kernel behind a failure
+    // waits until the same operation has ended everywhere, and writes to the rows alone whose owner's has ended well;
+    // it learns of that without any order between the two.
+    bool ordered;
+    // Something of the host's writes over a call's rows as soon as its record has a reason, while its kernel still
+    // runs.
+    bool watched;
+};
+
+// A rank's rows of version `version`, as its user kernels write them.
+inline u32 value(u32 version, u32 holder, u32 source, u32 token, u32 h) {
+    return (version * 31 + holder * 7 + source * 3 + token * 5 + h) % 61;
+}
+constexpr u16 kGarbage = 0x7fc1;  // not a number, and so is every sum with it
+
+// As many as combine needs.
+class FewWarps final : public Forwarding {
+  public:
+    using Forwarding::Forwarding;
+    unsigned warps() const override { return 2; }
+};
+
+// What came of each combine on each rank. 0: it has not ended yet.
+struct Ends {
+    enum : u32 { kWell = 1, kFailed = 2 };
+    u32 of[kCombines][kRanks] = {};
+};
+
+struct Rows {
+    u16* x;
+    const Batch::Row* of;
+    u32 count;
+};
+
+struct UserArgs {
+    Rows rows;
+    u32 version;  // to be written
+    u32 rank;
+    const wire::Failure* failure;  // of the combine before
+    u32 generation;
+    u32* ends;  // of that combine, by rank
+    bool ordered;
+};
+
+DEEP_EP_KERNEL void write_over(const void* args) {
+    const auto& a = *static_cast<const UserArgs*>(args);
+    const u64 mark = device::load_relaxed<Scope::kSystem>(&a.failure->mark);
+    const bool well = wire::mark_generation(mark) != a.generation;
+    if (threadIdx.x == 0) {
+        device::store_relaxed<Scope::kSystem>(&a.ends[a.rank], u32{well ? Ends::kWell : Ends::kFailed});
+    }
+    u32 ends[kRanks] = {};
+    if (!well && a.ordered) {
+        // Relaxed: so that nothing but the protocol orders the rows.
+        for (u32 r = 0; r < kRanks; ++r) {
+            device::spin_until([&] { return (ends[r] = device::load_relaxed<Scope::kSystem>(&a.ends[r])) != 0; }, ~0ull,
+                               nullptr);
+        }
+    }
+    for (u32 row = threadIdx.x; row < a.rows.count; row += blockDim.x) {
+        const auto [source, token] = a.rows.of[row];
+        if (!well && a.ordered && ends[source] != Ends::kWell) continue;
+        for (u32 h = 0; h < kHidden; ++h) {
+            a.rows.x[row * kHidden + h] = well ? bf16(value(a.version, a.rank, source, token, h)) : kGarbage;
+        }
+        // Where another thread may come first.
+        device::load_relaxed<Scope::kSystem>(&a.failure->mark);
+    }
+}
+
+// Queues it behind a call.
+inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, const host::Call& behind, u32* ends,
+                              bool ordered) {
+    const UserArgs args{rows, version, buffer.rank, &behind.report->outcome.failure, behind.generation, ends, ordered};
+    const int rank = static_cast<int>(buffer.rank), stream = buffer.stream->stream();
+    cpu::Executor::get().launch(
+        {"write over", rank, stream, 1, 2 * device::kWarpSize, 0, write_over, &args, sizeof(args)});
+}
+
+// What goes wrong in a run.
+struct Plan {
+    u64 timeout_ns[kRanks];
+    u32 late;                                                       // this rank,
+    u32 in_time;                                                    // with all combines but the first so many,
+    u64 late_ns;                                                    // by so much; 0: none is
+    bool aborts;                                                    // the highest rank's host says that it has failed:
+    enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when rank 0 has read all that it
+    u32 in;         // is given in this combine, or some rank's has ended;
+    Delays delays;  // of its stores
+
+    static Plan of(u64 seed) {
+        Draw draw(seed);
+        Plan plan{};
+        const u32 first = draw.below(kRanks);
+        for (u32 r = 0; r < kRanks; ++r) plan.timeout_ns[r] = ((r + first) % kRanks + 1) * 10 * kSecond;
+        const u32 what = draw.below(4);
+        plan.aborts = what != 0;
+        plan.late = draw.below(kRanks);
+        if (what < 2) {
+            u64 shortest = kForEver;
+            for (u32 r = 0; r < kRanks; ++r) {
+                if (r != plan.late) shortest = std::min(shortest, plan.timeout_ns[r]);
+            }
+            plan.late_ns = draw.below(2) == 0 ? shortest : shortest * 3 / 2;
+        }
+        plan.in_time = draw.below(kCombines);
+        plan.moment = static_cast<Moment>(draw.below(kMoments));
+        plan.in = draw.below(kCombines);
+        plan.delays = {1u << draw.below(8), 1u << (4 + draw.below(8))};
+        return plan;
+    }
+};
+
+// Something of the host's that acts on a call's record at once. By then every rank has the abort word.
+class Watcher {
+  public:
+    Watcher(Buffer& buffer, const std::vector<std::shared_ptr<host::Call>>& calls, Rows rows)
+        : runtime_(buffer.runtime()), calls_(calls), rows_(rows) {
+        const int rank = static_cast<int>(buffer.rank);
+        agent_ = cpu::Executor::get().add_agent(rank, "watcher", [this] { serve(); });
+    }
+    ~Watcher() { cpu::Executor::get().remove_agent(agent_); }
+
+    bool too_early() const { return too_early_; }
+
+  private:
+    void serve() {
+        const auto failed = [this] {
+            return std::any_of(calls_.begin(), calls_.end(), [](const auto& call) { return call->reason() != 0; });
+        };
+        cpu::wait_until(failed, "a failure");
+        for (u32 r = 0; r < kRanks; ++r) {
+            const u64 word = __atomic_load_n(runtime_.abort_word(static_cast<int>(r)), __ATOMIC_RELAXED);
+            if (wire::abort_generation(word) != calls_[0]->generation) too_early_ = true;
+        }
+        std::fill(rows_.x, rows_.x + rows_.count * kHidden, kGarbage);
+        cpu::wait_until([] { return false; }, "nothing more");
+    }
+
+    const host::Runtime& runtime_;
+    const std::vector<std::shared_ptr<host::Call>> calls_;
+    const Rows rows_;
+    bool too_early_ = false;
+    int agent_ = -1;
+};
+
+// Whether the moment has come. Relaxed, as in write_over().
+inline bool due(const Plan& plan, const World& world, const Ends& ends) {
+    const auto of = ends.of[plan.in];
+    const auto over = [](const u32& end) { return __atomic_load_n(&end, __ATOMIC_RELAXED) != 0; };
+    // Where rows go in chunks, none are read in place.
+    if (plan.moment == Plan::kAtOnce || std::any_of(of, of + kRanks, over)) return true;
+    if (plan.moment == Plan::kEnded) return false;
+    // The dispatch was the first operation; of each region's uses one puts one unit.
+    const u64 operation = plan.in + 1, regions = world.layout.regions;
+    const u64 word =
+        world.layout.bank_offset(1) + world.layout.word_in_bank(static_cast<u32>(operation % regions), wire::kRead, 0);
+    const u64 combines = operation / regions + (operation % regions != 0);
+    return __atomic_load_n(reinterpret_cast<const u64*>(world.heaps[1]->base() + word), __ATOMIC_RELAXED) >=
+           combines * wire::kUnit;
+}
+
+struct Result {
+    u32 failed = 0, well = 0, mixed = 0;  // calls, and those that failed on one rank and ended well on another
+};
+
+inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
+    const Plan plan = Plan::of(seed);
+    World world;
+    Ends ends;
+    u64 began[kRanks] = {}, ended[kRanks] = {};
+    planted::run_world(kRanks, seed, [&](int r) {
+        const u32 rank = static_cast<u32>(r);
+        cpu::Executor& executor = cpu::Executor::get();
+        Parts parts;
+        parts.timeout_ns = plan.timeout_ns[rank];
+        parts.memory = std::make_unique<SlowMemory>(r, plan.delays, [&] { return due(plan, world, ends); });
+        Buffer buffer(world, rank, setup, std::move(parts));
+        Batch batch(buffer, 0);
+        auto call = batch.notify();
+        batch.dispatch(*call);
+        end_well(buffer, call);
+        batch.check_dispatch();
+
+        const std::vector<Batch::Row> of = batch.rows();
+        const Rows rows{batch.recv_x.as<u16>(), of.data(), batch.count};
+        for (u32 row = 0; row < rows.count; ++row) {
+            for (u32 h = 0; h < kHidden; ++h) {
+                rows.x[row * kHidden + h] = bf16(value(1, rank, of[row].source, of[row].token, h));
+            }
+        }
+        buffer.meet(world);
+        began[rank] = executor.now_ns();
+        std::vector<std::shared_ptr<host::Call>> calls;
+        std::vector<Output> sums;
+        for (u32 i = 0; i < kCombines; ++i) {
+            if (rank == plan.late && i == plan.in_time && plan.late_ns != 0) {
+                executor.wait([] { return false; }, "being late", began[rank] + plan.late_ns);
+            }
+            sums.push_back(batch.make_sums());
+            calls.push_back(batch.combine(buffer, batch.recv_x, sums[i]));
+            launch_write_over(buffer, rows, i + 2, *calls[i], ends.of[i], kind.ordered);
+        }
+        {
+            std::optional<Watcher> watcher;
+            if (kind.watched) watcher.emplace(buffer, calls, rows);
+            if (plan.aborts && rank == kRanks - 1) {
+                buffer.runtime().abort(wire::kException);
+                // Its caller goes on.
+                if (!kind.ordered) std::fill(rows.x, rows.x + rows.count * kHidden, kGarbage);
+            }
+            executor.synchronize(r, buffer.stream->stream());
+            ended[rank] = executor.now_ns();
+            buffer.meet(world);
+            expect(!watcher || !watcher->too_early(), batch.whose() + "a record says so before every rank has heard");
+        }
+        for (u32 i = 0; i < kCombines; ++i) {
+            sums[i].check(batch.whose());
+            if (calls[i]->reason() != 0) continue;
+            batch.check_sums(sums[i],
+                             [&](u32 holder, u32 token, u32 h) { return value(i + 1, holder, rank, token, h); });
+        }
+        batch.check_guards();
+        buffer.meet(world);
+    });
+    Result result;
+    for (u32 i = 0; i < kCombines; ++i) {
+        const u32 well = static_cast<u32>(std::count(ends.of[i], ends.of[i] + kRanks, u32{Ends::kWell}));
+        result.well += well;
+        result.failed += kRanks - well;
+        result.mixed += well != 0 && well != kRanks;
+    }
+    // Nobody waits for its own timeout: the first rank that has had to tells the others.
+    const u64 begin = *std::min_element(began, began + kRanks), end = *std::max_element(ended, ended + kRanks);
+    expect(end - begin <= plan.late_ns, "the last rank ended after " + std::to_string(end - begin) +
+                                            " ns, one was late by " + std::to_string(plan.late_ns));
+    return result;
+}
+
+inline void run(uint64_t seed, const Setup& setup, const Kind& kind) {
+    Result all;
+    for (u32 i = 0; i < kWorlds; ++i) {
+        const Result result = run_world(seed * kWorlds + i, setup, kind);
+        all.failed += result.failed;
+        all.well += result.well;
+        all.mixed += result.mixed;
+    }
+    std::printf("%u combines ended well, %u failed, %u did both\n", all.well, all.failed, all.mixed);
+}
+
+}  // namespace protocol::failing

@@ -1,0 +1,404 @@
+// What the scenarios of whole operations share: ranks that are threads, each with a Runtime as Python would make it,
+// and tokens of which every row and sum is known.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "../program.h"
+#include "host/cpu/launcher.h"
+#include "host/cpu/memory.h"
+#include "host/cpu/nic_agents.h"
+#include "host/cpu/teller_agent.h"
+#include "host/cpu/weak_agent.h"
+#include "host/runtime.h"
+
+namespace protocol {
+
+using namespace deep_ep;
+using planted::expect;
+
+enum class Fabric { kPeer, kWeak, kIbgda };
+
+struct Setup {
+    Fabric fabric;
+    bool arena;        // outputs lie where peers see them
+    u64 region_bytes;  // small ones make chunks of few rows
+    int regions;
+    nic::Options nic;
+};
+
+constexpr u32 kRanks = 3, kTopk = 2, kExperts = 6, kHidden = 40, kRowBytes = 2 * kHidden, kBlocks = 2;
+constexpr u32 kTokens[kRanks] = {9, 0, 14};
+constexpr u64 kSecond = 1'000'000'000;
+
+// Small integers, so that sums are exact in any order.
+inline u16 bf16(u32 integer) {
+    const float value = static_cast<float>(integer);
+    u32 bits;
+    __builtin_memcpy(&bits, &value, sizeof(bits));
+    return static_cast<u16>(bits >> 16);
+}
+inline u16 element(u32 lap, u32 rank, u32 token, u32 h) { return bf16((lap * 5 + rank * 3 + token * 7 + h) % 29); }
+inline u32 expert(u32 lap, u32 rank, u32 token, u32 k) { return (token * (lap + 2) + rank + k * 3 + k) % kExperts; }
+inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
+    for (u32 k = 0; k < kTopk; ++k) {
+        if (expert(lap, rank, token, k) / (kExperts / kRanks) == to) return true;
+    }
+    return false;
+}
+
+// What the ranks of a Buffer have in common besides memory.
+struct World {
+    std::shared_ptr<host::Heap> heaps[kRanks];
+    wire::HeapLayout layout;
+    std::atomic<u32> arrived{0};
+
+    void meet(u32 phase) {
+        ++arrived;
+        cpu::Executor::get().wait([&] { return arrived.load() >= phase * kRanks; }, "the other ranks");
+    }
+};
+
+// A launcher that is another's but for what a scenario changes.
+class Forwarding : public host::Launcher {
+  public:
+    explicit Forwarding(std::shared_ptr<host::CpuLauncher> launcher) : launcher_(std::move(launcher)) {}
+
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
+                    const void* args, size_t args_bytes) override {
+        return launcher_->launch(kernel, shape, blocks, warps, shared_bytes, args, args_bytes);
+    }
+    bool finished(uint64_t serial) const override { return launcher_->finished(serial); }
+    unsigned warps() const override { return launcher_->warps(); }
+    uint32_t copies_bytes() const override { return launcher_->copies_bytes(); }
+    uint64_t streaming_threshold() const override { return launcher_->streaming_threshold(); }
+    void wait(const std::function<bool()>& ready, const char* what) override { launcher_->wait(ready, what); }
+    bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override {
+        return launcher_->wait_for(ready, what, nanoseconds);
+    }
+    bool wait_for_device(uint64_t nanoseconds) override { return launcher_->wait_for_device(nanoseconds); }
+
+  protected:
+    const std::shared_ptr<host::CpuLauncher> launcher_;
+};
+
+// What a scenario puts in the place of the usual.
+struct Parts {
+    u64 timeout_ns = kSecond;
+    unsigned blocks = kBlocks;
+    std::unique_ptr<host::Memory> memory = std::make_unique<host::CpuMemory>();
+    std::function<std::shared_ptr<host::Launcher>(std::shared_ptr<host::CpuLauncher>)> launcher =
+        [](std::shared_ptr<host::CpuLauncher> own) { return own; };
+    // A peer's heap, as this rank has it mapped.
+    std::function<std::shared_ptr<host::Heap>(u32 peer, std::shared_ptr<host::Heap>)> mapped =
+        [](u32, std::shared_ptr<host::Heap> heap) { return heap; };
+};
+
+// A rank's half of a Buffer. All ranks make theirs at once.
+class Buffer {
+  public:
+    Buffer(World& world, u32 rank, const Setup& setup, Parts parts = {})
+        : rank(rank), setup(setup), blocks(parts.blocks) {
+        host::BufferOptions options{};
+        options.rank = static_cast<int>(rank);
+        options.ranks = kRanks;
+        options.regions = setup.regions;
+        options.region_bytes = setup.region_bytes;
+        options.arena_bytes = setup.arena ? 1 << 16 : 0;
+        options.timeout_ns = parts.timeout_ns;
+        options.rank_key = rank;
+        options.calls = 2;
+        options.poison = true;
+        options.has_remote = setup.fabric != Fabric::kPeer;
+        for (u32 peer = 0; peer < kRanks; ++peer) {
+            options.mapped.push_back(peer == rank || setup.fabric == Fabric::kPeer);
+        }
+        const wire::HeapLayout layout = host::Runtime::heap_layout(options);
+        const auto own = host::Heap::make_plain(layout.bytes());
+        world.heaps[rank] = own;
+        if (rank == 0) world.layout = layout;
+        meet(world);
+        std::vector<std::shared_ptr<host::Heap>> heaps;
+        for (u32 peer = 0; peer < kRanks; ++peer) heaps.push_back(parts.mapped(peer, world.heaps[peer]));
+        meet(world);  // all have seen them: others may be put there
+        const auto make_network = [this, heaps, bytes = layout.bytes(), remote = options.mapped,
+                                   memory = parts.memory.get()]() -> std::unique_ptr<host::Network> {
+            const int r = static_cast<int>(this->rank);
+            std::vector<uint8_t*> bases;
+            for (const auto& heap : heaps) bases.push_back(heap->base());
+            if (this->setup.fabric == Fabric::kWeak) return std::make_unique<host::WeakAgent>(r, bases);
+            if (this->setup.fabric == Fabric::kPeer) return nullptr;
+            std::vector<bool> far;
+            for (const bool mapped : remote) far.push_back(!mapped);
+            return std::make_unique<host::NicAgents>(host::NicPlace{r, bases, bytes, far, *memory}, this->setup.nic);
+        };
+        const auto make_teller = [r = static_cast<int>(rank)](const uint64_t* claimed, std::vector<uint64_t*> words) {
+            return std::make_unique<host::TellerAgent>(r, claimed, std::move(words),
+                                                       std::make_unique<host::CpuMemory>());
+        };
+        stream = std::make_shared<host::CpuLauncher>(options.rank, own->base(), layout.regions_offset());
+        auto network = make_network();
+        runtime_ = std::make_unique<host::Runtime>(options, own, heaps, std::move(parts.memory), parts.launcher(stream),
+                                                   std::move(network), make_teller);
+        runtime_->on_renew_network(make_network);
+        meet(world);
+    }
+
+    host::Runtime& runtime() { return *runtime_; }
+    // All ranks have come so far.
+    void meet(World& world) { world.meet(++phase_); }
+
+    // One recovery, in which none fails (P16).
+    void recover(u32 attempt) {
+        expect(runtime().stop_all(kSecond), "kernels have not ended");
+        expect(runtime().meet(0, attempt, false, kSecond).result == host::Meeting::kMet, "first meeting");
+        runtime().clear_words(attempt + 1);
+        expect(runtime().meet(0, attempt, true, kSecond).result == host::Meeting::kMet, "second meeting");
+        runtime().publish(attempt + 1, 0);
+    }
+
+    const u32 rank;
+    const Setup& setup;
+    const unsigned blocks;  // of each kernel
+    std::shared_ptr<host::CpuLauncher> stream;
+
+  private:
+    u32 phase_ = 0;
+    std::unique_ptr<host::Runtime> runtime_;
+};
+
+// Memory that kernels write, between guards that nothing writes: in the arena, or the rank's own.
+class Output {
+  public:
+    Output() = default;
+    Output(host::Runtime& runtime, bool arena, u64 bytes) : runtime_(&runtime), bytes_(bytes) {
+        const u64 whole = bytes + 2 * kGuard;
+        if (arena) {
+            offset_ = *runtime.arena()->allocate(whole);
+            begin_ = runtime.arena()->address(*offset_);
+        } else {
+            own_.resize(whole + kGuard);
+            begin_ = own_.data() + (kGuard - reinterpret_cast<uintptr_t>(own_.data()) % kGuard);
+        }
+        std::fill(begin_, begin_ + whole, kUnwritten);
+    }
+    u8* data() const { return begin_ + kGuard; }
+    template <class T>
+    T* as() const {
+        return reinterpret_cast<T*>(data());
+    }
+    u64 address() const { return bytes_ == 0 ? 0 : reinterpret_cast<u64>(data()); }
+    void check(const std::string& what) const {
+        for (u64 i = 0; i < kGuard; ++i) {
+            expect(begin_[i] == kUnwritten && begin_[kGuard + bytes_ + i] == kUnwritten,
+                   what + ": written beside the output");
+        }
+    }
+    void release() {
+        if (offset_) runtime_->arena()->release(*offset_);
+    }
+
+  private:
+    static constexpr u64 kGuard = 256;
+    static constexpr u8 kUnwritten = 0xee;
+    host::Runtime* runtime_ = nullptr;
+    u64 bytes_ = 0;
+    std::optional<u64> offset_;
+    std::vector<u8> own_;
+    u8* begin_ = nullptr;
+};
+
+// A lap's tokens of one rank, and what it receives of the others'.
+class Batch {
+  public:
+    Batch(Buffer& buffer, u32 lap)
+        : lap(lap),
+          rank(buffer.rank),
+          tokens(kTokens[rank]),
+          sizes{tokens, kRowBytes, kTopk, kExperts},
+          token_row(tokens * kRanks),
+          row_token(kRanks * tokens),
+          prefix(kRanks * kRanks),
+          source_tokens(kRanks),
+          buffer_(buffer),
+          x_(buffer.runtime(), false, u64{tokens} * kRowBytes),
+          idx_(tokens * kTopk),
+          weights_(tokens * kTopk),
+          per_rank_(kRanks),
+          per_expert_(kExperts),
+          in_rank_(tokens * kRanks),
+          rows_to_rank_(kRanks) {
+        for (u32 t = 0; t < tokens; ++t) {
+            for (u32 h = 0; h < kHidden; ++h) x_.as<u16>()[t * kHidden + h] = element(lap, rank, t, h);
+            for (u32 k = 0; k < kTopk; ++k) {
+                idx_[t * kTopk + k] = expert(lap, rank, t, k);
+                weights_[t * kTopk + k] = static_cast<float>(t + k + 1);
+            }
+        }
+    }
+
+    Plan plan() { return {token_row.data(), row_token.data(), prefix.data(), source_tokens.data()}; }
+
+    std::shared_ptr<host::Call> notify() {
+        host::Runtime& runtime = buffer_.runtime();
+        runtime.wait_launch(runtime.layout(sizes, address(idx_), address(per_rank_), address(per_expert_),
+                                           address(in_rank_), buffer_.blocks));
+        return runtime.notify(sizes, address(in_rank_), address(per_expert_), plan(), address(rows_to_rank_), 0,
+                              buffer_.blocks);
+    }
+    // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
+    bool dispatch(host::Call& call) {
+        host::Runtime& runtime = buffer_.runtime();
+        runtime.wait_counts(call);
+        if (__atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) == 0) return false;
+        count = static_cast<u32>(call.report->outcome.total_rows);
+        check_counts(call.report->rows_per_expert);
+        const bool arena = buffer_.setup.arena;
+        recv_x = Output(runtime, arena, u64{count} * kRowBytes);
+        recv_idx = Output(runtime, arena, count * kTopk * sizeof(i64));
+        recv_weights = Output(runtime, arena, count * kTopk * sizeof(float));
+        recv_src = Output(runtime, arena, count * sizeof(i32));
+        host::Tensors tensors;
+        tensors.x = x_.address();
+        tensors.topk_idx = address(idx_);
+        tensors.topk_weights = address(weights_);
+        tensors.recv_x = recv_x.address();
+        tensors.recv_topk_idx = recv_idx.address();
+        tensors.recv_topk_weights = recv_weights.address();
+        tensors.recv_src_idx = recv_src.address();
+        runtime.dispatch(call, sizes, tensors, plan(), count, false, buffer_.blocks);
+        return true;
+    }
+    // The same rows again, into `rows`.
+    std::shared_ptr<host::Call> cached_dispatch(const Output& rows) {
+        const host::Sizes cached{tokens, kRowBytes, 0, 0};
+        host::Tensors tensors;
+        tensors.x = x_.address();
+        tensors.recv_x = rows.address();
+        auto call = buffer_.runtime().notify_cached(wire::Kind::kCachedDispatch, cached, lap);
+        buffer_.runtime().dispatch(*call, cached, tensors, plan(), count, true, buffer_.blocks);
+        return call;
+    }
+    // Over `through`, of this rank too.
+    std::shared_ptr<host::Call> combine(Buffer& through, const Output& rows, const Output& sums) {
+        host::Tensors back;
+        back.x = rows.address();
+        back.recv_x = sums.address();
+        back.recv_src_idx = recv_src.address();
+        const host::Sizes combined{tokens, kRowBytes, 0, 0};
+        auto call = through.runtime().notify_cached(wire::Kind::kCombine, combined, lap);
+        through.runtime().combine(*call, combined, back, plan(), count, true, through.blocks);
+        return call;
+    }
+    Output make_sums() { return {buffer_.runtime(), false, u64{tokens} * kRowBytes}; }
+
+    // The ranks and tokens that the received rows are of.
+    struct Row {
+        u32 source, token;
+    };
+    std::vector<Row> rows() const {
+        std::vector<Row> rows;
+        for (u32 source = 0; source < kRanks; ++source) {
+            for (u32 t = 0; t < kTokens[source]; ++t) {
+                if (goes(lap, source, t, rank)) rows.push_back({source, t});
+            }
+        }
+        return rows;
+    }
+
+    void check_counts(const i32* rows_per_expert) const {
+        for (u32 e = 0; e < kExperts / kRanks; ++e) {
+            i32 rows = 0;
+            for (u32 source = 0; source < kRanks; ++source) {
+                for (u32 i = 0; i < kTokens[source] * kTopk; ++i) {
+                    rows += expert(lap, source, i / kTopk, i % kTopk) == rank * (kExperts / kRanks) + e;
+                }
+            }
+            expect(rows_per_expert[e] == rows, whose() + "rows of expert " + std::to_string(e));
+        }
+    }
+    void check_dispatch() const {
+        const std::vector<Row> expected = rows();
+        expect(count == expected.size(),
+               whose() + std::to_string(count) + " rows, expected " + std::to_string(expected.size()));
+        check_rows(recv_x);
+        for (u32 row = 0; row < count; ++row) {
+            const auto [source, t] = expected[row];
+            const std::string what = whose() + "row " + std::to_string(row) + ": ";
+            expect(recv_src.as<i32>()[row] == static_cast<i32>(t), what + "index at the source");
+            for (u32 k = 0; k < kTopk; ++k) {
+                const i64 local = static_cast<i64>(expert(lap, source, t, k)) - rank * (kExperts / kRanks);
+                const bool here = local >= 0 && local < kExperts / kRanks;
+                expect(recv_idx.as<i64>()[row * kTopk + k] == (here ? local : -1), what + "expert");
+                expect(recv_weights.as<float>()[row * kTopk + k] == (here ? static_cast<float>(t + k + 1) : 0.0f),
+                       what + "weight");
+            }
+        }
+    }
+    void check_rows(const Output& x) const {
+        const std::vector<Row> expected = rows();
+        for (u32 row = 0; row < count; ++row) {
+            for (u32 h = 0; h < kHidden; ++h) {
+                expect(x.as<u16>()[row * kHidden + h] == element(lap, expected[row].source, expected[row].token, h),
+                       whose() + "row " + std::to_string(row) + ": x");
+            }
+        }
+    }
+    // `value(holder, token, h)`: of the row of this rank's token that `holder` gives back.
+    template <class Value>
+    void check_sums(const Output& sums, Value value) const {
+        for (u32 t = 0; t < tokens; ++t) {
+            for (u32 h = 0; h < kHidden; ++h) {
+                u32 sum = 0;
+                for (u32 to = 0; to < kRanks; ++to) sum += goes(lap, rank, t, to) ? value(to, t, h) : 0;
+                expect(sums.as<u16>()[t * kHidden + h] == bf16(sum),
+                       whose() + "sum of token " + std::to_string(t) + " is wrong");
+            }
+        }
+    }
+    // Of rows given back as they came.
+    void check_echo(const Output& sums) const {
+        check_sums(sums, [&](u32, u32 token, u32 h) { return (lap * 5 + rank * 3 + token * 7 + h) % 29; });
+    }
+    void check_guards() const {
+        for (const Output* output : {&recv_x, &recv_idx, &recv_weights, &recv_src}) output->check(whose());
+    }
+    // Who owns these writes there again as soon as the calls have ended.
+    void end() {
+        check_guards();
+        std::fill(x_.as<u16>(), x_.as<u16>() + tokens * kHidden, u16{0xffff});
+        for (Output* output : {&recv_x, &recv_idx, &recv_weights, &recv_src}) output->release();
+    }
+    std::string whose() const { return "rank " + std::to_string(rank) + ": "; }
+
+    const u32 lap, rank, tokens;
+    const host::Sizes sizes;
+    std::vector<i32> token_row, row_token, prefix, source_tokens;
+    u32 count = 0;
+    Output recv_x, recv_idx, recv_weights, recv_src;
+
+  private:
+    template <class T>
+    static u64 address(std::vector<T>& vector) {
+        return reinterpret_cast<u64>(vector.data());
+    }
+
+    Buffer& buffer_;
+    Output x_;
+    std::vector<i64> idx_;
+    std::vector<float> weights_;
+    std::vector<i32> per_rank_, per_expert_;
+    std::vector<u8> in_rank_;
+    std::vector<i32> rows_to_rank_;
+};
+
+// Waits for a call that must end well.
+inline void end_well(Buffer& buffer, const std::shared_ptr<host::Call>& call) {
+    buffer.runtime().wait(*call);
+    const wire::Failure failure = call->failure();
+    expect(failure.mark == 0, std::string("failed: ") + wire::phase_name(static_cast<wire::Phase>(failure.phase)));
+    buffer.runtime().retire(call);
+}
+
+}  // namespace protocol
