@@ -57,7 +57,7 @@ _PEER_SIGNAL = "device::add_release<device::Scope::kSystem>("
 _WRITE = "write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);"
 _ADD = "add_request(net, qp, index, word_offset);\n    // In order"
 _NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
-_POSTED = "return true;\n}\n\n// One thread, after all posting"
+_POSTED = "return true;\n}\n\n// The block, after all posting"
 
 MUTANTS = (
     # --- fabric/peer.h, weak.h, fabric.h

@@ -5,6 +5,7 @@
 #include "fields.h"
 #include "normal_mode.h"
 #include "posters.h"
+#include "quiet.h"
 
 int main(int argc, char** argv) {
     using namespace protocol;
@@ -36,6 +37,8 @@ int main(int argc, char** argv) {
         {"recover", normal(Fabric::kPeer, false, kTight, 2, true)},
         {"recover ibgda", normal(Fabric::kIbgda, true, 4 * kTight, 2, true)},
         {"fields", fields::run},
+        // More queue pairs than threads, in a block of the exact build too.
+        {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
         // Requests end where the keys of their memory do.
         {"keys", [&](uint64_t seed) { posters::run(seed, {2, 4, 12}, split); }},
