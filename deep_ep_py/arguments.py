@@ -42,20 +42,23 @@ def tensor(
     *or_dtypes: torch.dtype,
 ) -> torch.Tensor:
     """Check a tensor; None in `shape` stands for any extent."""
-    extents = ", ".join("any" if n is None else str(n) for n in shape)
-    types = " or ".join(str(one).removeprefix("torch.") for one in (dtype, *or_dtypes))
-    wanted = f"{types}[{extents}], contiguous, on {device}"
-    message = f"{name}={describe(value)}: expected {wanted}"
-    if not isinstance(value, torch.Tensor):
-        raise TypeError(message)
-    if value.dtype not in (dtype, *or_dtypes) or value.device != device:
-        raise TypeError(message)
+    if not isinstance(value, torch.Tensor) or value.dtype not in (dtype, *or_dtypes) or value.device != device:
+        raise TypeError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
     extents_fit = len(value.shape) == len(shape) and all(
         want is None or want == have for want, have in zip(shape, value.shape, strict=True)
     )
     if not extents_fit or not value.is_contiguous():
-        raise ValueError(message)
+        raise ValueError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
     return value
+
+
+def _unlike(
+    name: str, value: Any, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...], device: torch.device
+) -> str:
+    """Say what is wrong with a tensor. Not made for every tensor that is right: a call checks a dozen of them."""
+    extents = ", ".join("any" if n is None else str(n) for n in shape)
+    types = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
+    return f"{name}={describe(value)}: expected {types}[{extents}], contiguous, on {device}"
 
 
 def _aligned(name: str, value: torch.Tensor) -> torch.Tensor:

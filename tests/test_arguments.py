@@ -12,6 +12,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
+from deep_ep_py import arguments
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 
@@ -266,3 +267,14 @@ def test_warmup(bad: Bad) -> None:
         check_still_works(buffer)
 
     run_ranks(2, on_each_rank, seed=1)
+
+
+def test_what_is_right_is_not_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words of an error are made for an error: each call checks a dozen tensors that are right."""
+
+    def describe(value: Any) -> str:
+        raise AssertionError(f"described {value}")
+
+    monkeypatch.setattr(arguments, "describe", describe)
+    right = torch.zeros(2, 3)
+    assert arguments.tensor("right", right, torch.float32, (None, 3), right.device) is right

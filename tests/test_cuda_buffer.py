@@ -68,6 +68,8 @@ def test_round_trip(
     through_nics = "--fabric=ibgda" in arguments
     assert calls.count("cuMemImportFromShareableHandle") == (0 if through_nics else 4 * 3)
     assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if through_nics else 0)
+    # Of a turn with 5 blocks: dispatch and combine, twice, but not notify, in whose blocks a warp serves a rank.
+    assert calls.count("launch grid=5,1,1 ") == 4 * 4
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 

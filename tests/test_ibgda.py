@@ -23,6 +23,14 @@ def test_posters_share_a_small_ring() -> None:
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
+def test_the_threads_of_a_block_share_the_wait_for_its_queue_pairs() -> None:
+    """The end of an operation costs the latency of a few queue pairs, not of all; a thread whose wait has given up says
+    so, and the others finish theirs."""
+    for seed in SEEDS:
+        result = run(build_protocol(), "quiet", str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
+
+
 @pytest.mark.parametrize("scenario", ["peer", "peer rounds", "one region", "weak", "ibgda"])
 def test_normal_mode(scenario: str) -> None:
     """What `make mutants` breaks, whole."""

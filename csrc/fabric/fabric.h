@@ -3,7 +3,8 @@
 //   address(peers, to, offset)       where that rank's heap is mapped here, else null
 //   signal(...)                      one thread, after the block's barrier: publishes all stores the block made to `to`
 //   put_signal(...)                  warp-collective: pieces, then the signal. Promises nothing about any other put
-//   quiet(...)                       one thread: own memory that puts of this operation read from may be written again
+//   quiet(...)                       the block, then a barrier: own memory that puts of this operation read from may be
+//                                    written again
 //
 // A waiter is the operation that pays for blocking: `bool wait(Phase, peer, const u64* shown, u64 expected, ready)` and
 // `bool wait_word(Phase, peer, const u64* word, u64 target)`.
@@ -68,11 +69,12 @@ DEEP_EP_DEVICE const QueuePair* failed_queue_pair(const Peers& peers) {
     return nullptr;
 }
 
-// One thread, after all posting threads of the operation have been joined. The agent adds to `completed` (release,
-// system) when it has read a put's pieces.
+// The block, after all posting threads of the operation have been joined. A thread that returns false has given up; the
+// barrier that follows joins them. The agent adds to `completed` (release, system) when it has read a put's pieces.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(const Peers& peers, Waiter& waiter, Completion& completion) {
     if (peers.ibgda != nullptr) return ibgda::quiet(peers, waiter);
+    if (threadIdx.x != 0) return true;
     const u64 posted = device::load_relaxed<device::Scope::kDevice>(&completion.posted);
     return waiter.wait_word(wire::Phase::kQuiet, -1, &completion.completed, posted);
 }

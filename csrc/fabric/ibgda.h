@@ -205,11 +205,13 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const 
     return true;
 }
 
-// One thread, after all posting threads have been joined: the NIC has read all that was posted.
+// The block, after all posting threads have been joined: each thread sees to its share of the queue pairs, since one
+// thread's walk over all of them would pay a memory latency for each. True: the NIC has read all that was posted to
+// these; the block's next barrier makes that true of all.
 template <class Waiter>
 DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, Waiter& waiter) {
     const Ibgda& net = *peers.ibgda;
-    for (u32 i = 0; i < peers.ranks * net.per_peer; ++i) {
+    for (u32 i = threadIdx.x; i < peers.ranks * net.per_peer; i += blockDim.x) {
         QueuePair& qp = net.queue_pairs[i];
         const u64 filled = device::load_relaxed<Scope::kDevice>(&qp.filled);
         if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled)) return false;

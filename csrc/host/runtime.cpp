@@ -209,6 +209,9 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
         args.heap_bytes = announced_;
         args.heaps = call->report->heap_bytes;
     }
+    // A warp per destination scans the tokens; the kernel has no other work for more blocks, and the last of them to
+    // come goes on alone.
+    blocks = std::min(blocks, wire::ceil_div(args.shape.ranks_, launcher_->warps()));
     call->serial = launch("notify", args.shape, blocks, 0, &args, sizeof(args));
     return call;
 }

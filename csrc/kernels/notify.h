@@ -10,19 +10,31 @@
 namespace deep_ep {
 
 // A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. No
-// atomics: the same result on every run.
+// atomics: the same result on every run. It runs as one warp and each token's number depends on those before, so the
+// flags of a batch of tokens are all loaded before the first of them is counted: one memory latency for the batch.
 DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination, bool present) {
+    constexpr u32 kSteps = 16;
     const u32 lanes_below = (1u << device::lane()) - 1;
     u32 count = 0;
-    for (u32 first = 0; first < args.tokens; first += device::kWarpSize) {
-        const u32 token = first + device::lane();
-        const u64 entry = static_cast<u64>(token) * ranks + destination;
-        const bool goes = present && token < args.tokens && args.is_token_in_rank[entry] != 0;
-        const u32 mask = __ballot_sync(device::kFullMask, goes);
-        const u32 row = count + __popc(mask & lanes_below);
-        if (token < args.tokens) args.plan.token_row[entry] = goes ? static_cast<i32>(row) : -1;
-        if (goes) args.plan.row_token[static_cast<u64>(destination) * args.tokens + row] = static_cast<i32>(token);
-        count += __popc(mask);
+    for (u32 batch = 0; batch < args.tokens; batch += kSteps * device::kWarpSize) {
+        bool flags[kSteps];
+#pragma unroll
+        for (u32 s = 0; s < kSteps; ++s) {
+            const u32 token = batch + s * device::kWarpSize + device::lane();
+            flags[s] = token < args.tokens && args.is_token_in_rank[static_cast<u64>(token) * ranks + destination] != 0;
+        }
+#pragma unroll
+        for (u32 s = 0; s < kSteps; ++s) {
+            const u32 first = batch + s * device::kWarpSize, token = first + device::lane();
+            if (first >= args.tokens) break;
+            const bool goes = present && flags[s];
+            const u32 mask = __ballot_sync(device::kFullMask, goes);
+            const u32 row = count + __popc(mask & lanes_below);
+            const u64 entry = static_cast<u64>(token) * ranks + destination;
+            if (token < args.tokens) args.plan.token_row[entry] = goes ? static_cast<i32>(row) : -1;
+            if (goes) args.plan.row_token[static_cast<u64>(destination) * args.tokens + row] = static_cast<i32>(token);
+            count += __popc(mask);
+        }
     }
     return count;
 }

@@ -238,11 +238,11 @@ class Operation {
     // The last block, when every word of the operation has been waited for and consumed: gives the region back to
     // everyone (P4).
     DEEP_EP_DEVICE void finish() {
-        if (threadIdx.x == 0) {
-            fabric::quiet(peers(), *this, ticket_.completion);
-            look_last();
-        }
-        if (!meet()) return;  // also orders the consume() of all threads before the release below
+        fabric::quiet(peers(), *this, ticket_.completion);
+        if (threadIdx.x == 0) look_last();
+        // Some threads may have given up, others not: the meeting decides for all, and joins what they waited for. It
+        // also orders the consume() of all threads before the release below.
+        if (!meet()) return;
         // All other blocks have come to their last meeting: nobody of this call counts any more.
         for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {

@@ -65,7 +65,7 @@ _ADD = "add_request(net, qp, index, word);\n    // In order"
 _NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
 _MARK = "device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));"
-_POSTED = "return true;\n}\n\n// One thread, after all posting"
+_POSTED = "return true;\n}\n\n// The block, after all posting"
 
 MUTANTS = (
     # --- fabric/peer.h, weak.h, fabric.h
@@ -498,7 +498,7 @@ MUTANTS = (
     _one(
         "recovery: an old abort word counts",
         "kernels/operation.h",
-        "return wire::abort_generation(word) == generation_ ? word : 0;",
+        "return wire::abort_generation(word) >= generation_ ? word : 0;",
         "return word;",
         "fast",
         "recover",
@@ -548,8 +548,8 @@ MUTANTS = (
     _silent(
         "failing: told by a plain store",
         "kernels/operation.h",
-        "device::exchange_acq_rel<Scope::kSystem>(abort_word(fabric::address(peers(), r, 0), bank_), word);",
-        "device::store_release<Scope::kSystem>(abort_word(fabric::address(peers(), r, 0), bank_), word);",
+        "device::exchange_acq_rel<Scope::kSystem>(theirs, word);",
+        "device::store_release<Scope::kSystem>(theirs, word);",
         "failing, ordered",
     ),
     Mutant(
@@ -559,7 +559,14 @@ MUTANTS = (
         "exact",
         ("failing, watched",),
     ),
-    _one("failing: no last look", "kernels/operation.h", "            look_last();\n", "", "fast", *FAILING),
+    _one(
+        "failing: no last look",
+        "kernels/operation.h",
+        "        if (threadIdx.x == 0) look_last();\n",
+        "",
+        "fast",
+        *FAILING,
+    ),
     _silent(
         "failing: a relaxed last look",
         "kernels/operation.h",

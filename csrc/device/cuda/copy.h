@@ -15,6 +15,8 @@ constexpr u32 kPieceBytes = 16;
 constexpr u32 kBatch = 4;
 // Rows whose pieces a lane has in flight while it sums: a token's, wherever it has gone to no more ranks than these.
 constexpr u32 kMostSummed = 8;
+// Of so many ranks the next pieces are loaded before the last ones are summed; for more there are not enough registers.
+constexpr u32 kMostSummedAhead = 7;
 
 // Eight bfloat16.
 struct Piece {
@@ -80,27 +82,85 @@ DEEP_EP_DEVICE void warp_copy(void* dst, const void* src, u64 bytes) {
                         [&](u32 i, const detail::Piece& piece) { detail::store_piece(dst, i, piece); });
 }
 
-DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
-                                  u64 elements) {
-    using detail::kMostSummed;
-    using detail::Piece;
-    const u32 count = static_cast<u32>(elements * sizeof(u16) / detail::kPieceBytes);
+namespace detail {
+
+// Rows of kSources sources, of which as many pieces are on their way at any time as a lane has registers for: those of
+// its next kSteps steps. A lane that waited out each step's loads before it issued the next ones would leave the link
+// idle while it sums and stores. kSources is a constant, so that no step branches on it.
+template <u32 kSources>
+DEEP_EP_DEVICE void sum_ahead(void* dst, const u8* const* src, const void* bias0, const void* bias1, u32 count) {
+    constexpr u32 kSteps = kMostSummed / kSources;
+    static_assert(kSteps >= 1, "a step's pieces fit");
+    Piece pieces[kSteps][kSources];
+    const auto load_step = [&](Piece(&step)[kSources], u32 i) {
+        if (i >= count) return;
+#pragma unroll
+        for (u32 k = 0; k < kSources; ++k) step[k] = load_piece(src[k], i);
+    };
+#pragma unroll
+    for (u32 s = 0; s < kSteps; ++s) load_step(pieces[s], lane() + s * kWarpSize);
+#pragma unroll 1
+    for (u32 first = lane(); first < count; first += kSteps * kWarpSize) {
+#pragma unroll
+        for (u32 s = 0; s < kSteps; ++s) {
+            const u32 i = first + s * kWarpSize;
+            if (i >= count) return;
+            PieceSum sum{};
+#pragma unroll
+            for (u32 k = 0; k < kSources; ++k) sum.add(pieces[s][k]);
+            load_step(pieces[s], i + kSteps * kWarpSize);
+            if (bias0 != nullptr) sum.add(load_piece(bias0, i));
+            if (bias1 != nullptr) sum.add(load_piece(bias1, i));
+            store_piece(dst, i, sum.rounded());
+        }
+    }
+}
+
+// Rows of any number of sources: a step's pieces come in batches.
+DEEP_EP_DEVICE void sum_in_batches(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
+                                   u32 count) {
     for (u32 i = lane(); i < count; i += kWarpSize) {
-        detail::PieceSum sum{};
+        PieceSum sum{};
         for (u32 k = 0; k < n; k += kMostSummed) {
             Piece pieces[kMostSummed];
 #pragma unroll
             for (u32 b = 0; b < kMostSummed; ++b) {
-                if (k + b < n) pieces[b] = detail::load_piece(src[k + b], i);
+                if (k + b < n) pieces[b] = load_piece(src[k + b], i);
             }
 #pragma unroll
             for (u32 b = 0; b < kMostSummed; ++b) {
                 if (k + b < n) sum.add(pieces[b]);
             }
         }
-        if (bias0 != nullptr) sum.add(detail::load_piece(bias0, i));
-        if (bias1 != nullptr) sum.add(detail::load_piece(bias1, i));
-        detail::store_piece(dst, i, sum.rounded());
+        if (bias0 != nullptr) sum.add(load_piece(bias0, i));
+        if (bias1 != nullptr) sum.add(load_piece(bias1, i));
+        store_piece(dst, i, sum.rounded());
+    }
+}
+
+}  // namespace detail
+
+DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
+                                  u64 elements) {
+    using detail::kMostSummed;
+    const u32 count = static_cast<u32>(elements * sizeof(u16) / detail::kPieceBytes);
+    switch (n) {
+        case 1:
+            return detail::sum_ahead<1>(dst, src, bias0, bias1, count);
+        case 2:
+            return detail::sum_ahead<2>(dst, src, bias0, bias1, count);
+        case 3:
+            return detail::sum_ahead<3>(dst, src, bias0, bias1, count);
+        case 4:
+            return detail::sum_ahead<4>(dst, src, bias0, bias1, count);
+        case 5:
+            return detail::sum_ahead<5>(dst, src, bias0, bias1, count);
+        case 6:
+            return detail::sum_ahead<6>(dst, src, bias0, bias1, count);
+        case 7:
+            return detail::sum_ahead<7>(dst, src, bias0, bias1, count);
+        default:
+            return detail::sum_in_batches(dst, src, n, bias0, bias1, count);
     }
 }
 

@@ -7,6 +7,7 @@
 #include "fields.h"
 #include "normal_mode.h"
 #include "posters.h"
+#include "quiet.h"
 #include "replays.h"
 #include "two_buffers.h"
 
@@ -57,6 +58,8 @@ int main(int argc, char** argv) {
         {"bounds weak", [&](uint64_t seed) { bounds::run(seed, {Fabric::kWeak, false, 2 * kTight, 2, slow}); }},
         {"bounds ibgda", [&](uint64_t seed) { bounds::run(seed, {Fabric::kIbgda, true, 2 * kTight, 2, slow}); }},
         {"fields", fields::run},
+        // More queue pairs than threads, in a block of the exact build too.
+        {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
         // Requests end where the keys of their memory do.
         {"keys", [&](uint64_t seed) { posters::run(seed, {2, 4, 12}, split); }},

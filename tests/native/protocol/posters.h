@@ -63,7 +63,7 @@ DEEP_EP_KERNEL void send(const void* args) {
     }
     __syncthreads();
     // Its own puts are in what the NIC has read by now: the rows may be written again.
-    if (threadIdx.x == 0) fabric::quiet(peers, waiter, completion);
+    fabric::quiet(peers, waiter, completion);
     __syncthreads();
     for (u32 put = 0; put < a.sizes.puts; ++put) {
         for (u32 at = lane(); at < kPutBytes / sizeof(u64); at += kWarpSize) {
