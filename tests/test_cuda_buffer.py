@@ -165,6 +165,12 @@ def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path)
     assert "many warps" in report["table"]
 
 
+@pytest.mark.parametrize("which", ["", "waiting"])
+def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path: Path, which: str) -> None:
+    """Other Buffers, graphs, and recoveries that fail half way: nothing ends well that had a failure's results."""
+    assert "ended" in on_threads(double, workers / "after_failures.py", tmp_path / "log", *filter(None, [which]))
+
+
 @pytest.mark.parametrize(
     "scenarios", [("serial_cooperative_launches", "a_driver_that_is_shut_down"), ("too_few_queues",)], ids="+".join
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from builds import BUILD, SANITIZED
+from worker_runs import lines_of
 
 pytestmark = pytest.mark.processes
 
@@ -61,6 +62,12 @@ def test_round_trip(workers: Path, ranks: int, arguments: tuple[str, ...]) -> No
 def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:
     done = torchrun(workers / "async_calls.py", 3)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.once
+def test_handlers_and_collections() -> None:
+    """A signal's handler may use a Buffer in whose wait it comes; one that is collected in a cycle ends in order."""
+    lines_of("handlers_and_collections.py", seconds=90)
 
 
 def test_a_process_that_dies(workers: Path) -> None:

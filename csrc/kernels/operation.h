@@ -48,7 +48,7 @@ class Operation {
                 give_up(Phase::kNone, -1, 0, 0);
             } else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {
                 // Added by kernels that ended before this one was launched, if their results are what it works on.
-                fail(wire::kElsewhere, Phase::kNone, static_cast<i32>(rank()), 0, 0);
+                fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
             }
         }
         read_number();

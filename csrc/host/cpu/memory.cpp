@@ -31,13 +31,13 @@ void CpuMemory::write(void* target, const void* source, size_t bytes) { std::mem
 
 void CpuMemory::fill(void* target, uint8_t byte, size_t bytes) { std::memset(target, byte, bytes); }
 
-// Words of heaps: kernels of any rank, in any process, store and load them at system scope (Operation). Each stands for
-// itself, so relaxed; the fence is what store_words() promises its caller.
+// Words of heaps: kernels of any rank, in any process, exchange, store and load them at system scope (Operation). An
+// exchange, as kernels do with the abort word: an owner's last look is ordered before it, or finds it, whatever other
+// host or kernel has stored in between. When it returns the word is in place.
 uint64_t CpuMemory::load_word(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 
 void CpuMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value) {
-    for (uint64_t* word : words) __atomic_store_n(word, value, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    for (uint64_t* word : words) __atomic_exchange_n(word, value, __ATOMIC_ACQ_REL);
 }
 
 // Between hosts alone.

@@ -1,0 +1,85 @@
+"""An interrupt between two lines of a call: what the call's kernels use stays until they have ended."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from cases import BY_NAME
+from deep_ep_py.errors import DeepEPError
+from deep_ep_py.testing import run_ranks
+from harness import Trial, dispatch_arguments, make_buffer
+
+TRIAL = Trial.of(BY_NAME["two_ranks"])
+
+
+class Interrupting(dict):
+    """An interrupt comes as a call's entry is taken out."""
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)
+        raise KeyboardInterrupt
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        super().pop(key, *default)
+        raise KeyboardInterrupt
+
+
+def test_as_a_call_ends() -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        engine, arguments = buffer._engine, dispatch_arguments(TRIAL.work, buffer.rank)
+        if buffer.rank == 1:
+            with pytest.raises(DeepEPError, match="rank 0"):
+                buffer.dispatch(**arguments)
+                buffer.dispatch(**arguments)
+            return
+        engine._open = Interrupting()
+        arguments["x"] = arguments["x"].clone()
+        x = weakref.ref(arguments["x"])
+        with pytest.raises(KeyboardInterrupt):
+            buffer.dispatch(**arguments)
+        del arguments
+        gc.collect()
+        assert x() is not None, "its kernels are queued, and read it"
+        engine._open = {}
+
+    run_ranks(2, on_each_rank)
+
+
+def test_as_a_layout_is_launched() -> None:
+    """The kernel is queued, the caller has nothing of its outputs, and nothing says that the Buffer is broken."""
+
+    class Runtime:
+        def __init__(self, native: Any) -> None:
+            self.native = native
+            self.outputs: tuple[int, ...] = ()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.native, name)
+
+        def layout(self, *arguments: Any) -> None:
+            self.native.layout(*arguments)
+            self.outputs = arguments[2:5]
+            raise KeyboardInterrupt
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        engine, rank = buffer._engine, buffer.rank
+        native = engine.runtime
+        engine.runtime = Runtime(native)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.get_dispatch_layout(TRIAL.work.topk_idx[rank], TRIAL.work.num_experts)
+        outputs, engine.runtime = engine.runtime.outputs, native
+        gc.collect()
+        mine = [torch.zeros(TRIAL.work.num_experts, dtype=torch.int32) for _ in range(8)]
+        assert not {tensor.data_ptr() for tensor in mine} & set(outputs)
+        group.barrier()
+        TRIAL.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)))
+        group.barrier()
+
+    run_ranks(2, on_each_rank, seed=3)

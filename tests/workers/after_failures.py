@@ -1,0 +1,185 @@
+"""Runs over the stand-in for the driver: what may come between a failure and the moment when its caller hears of it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+
+import pretend_gpu
+from cases import BY_NAME
+from deep_ep_py.errors import DeepEPError
+from deep_ep_py.events import EventHandle
+from deep_ep_py.testing import run_ranks
+from harness import Trial, dispatch_arguments, make_buffer
+
+TRIAL = Trial.of(BY_NAME["two_ranks"])
+kept_alive: list[Any] = []
+
+
+def raised(call: Any) -> str:
+    """What a call raises, or nothing."""
+    try:
+        call()
+    except DeepEPError as error:
+        return str(error)
+    return ""
+
+
+def worst(rank: int, **options: Any) -> dict[str, Any]:
+    """Arguments of a dispatch whose host waits for nothing."""
+    return {**dispatch_arguments(TRIAL.work, rank, num_worst_tokens=TRIAL.most_rows), **options}
+
+
+def do_not_wait(device: Any, tensors: Any, *_: Any) -> EventHandle:
+    """As on a GPU, where the caller's stream waits for a call's end and the host does not."""
+    kept_alive.append(tensors)
+    return EventHandle()
+
+
+def untold(group: Any, between: str) -> None:
+    """A Buffer fails and no call has said so. Another one that recovers, or is made, in between must not go on with
+    what the first has left."""
+    first, other = (make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=timeout) for timeout in (1.0, 30.0))
+    rank = first.rank
+    group.barrier()
+    if rank == 0:
+        kept_alive.append(first.dispatch(**worst(rank)))  # rank 1 does not come
+    group.barrier()
+    if between == "recover":
+        other.recover()
+    elif between == "make":
+        other = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=30.0)
+    group.barrier()
+
+    def go_on() -> None:
+        kept_alive.append(other.dispatch(**worst(rank)))
+        other.check()
+
+    assert raised(go_on), "results of a failure were used, and nothing was raised"
+    group.barrier()
+    assert rank != 0 or "rank 1" in raised(first.check)
+    group.barrier()
+
+
+def still_waiting(group: Any) -> None:
+    """A look at a Buffer whose own kernels still wait forgives nothing: one of them was queued behind the failure."""
+    first, other = (make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=timeout) for timeout in (1.0, 60.0))
+    kept_alive.extend((first, other))
+    rank = first.rank
+    group.barrier()
+    if rank == 0:
+        kept_alive.append(other.dispatch(**worst(rank)))  # waits for rank 1, which is late
+        kept_alive.append(first.dispatch(**worst(rank)))  # rank 1 does not come
+        kept_alive.append(other.dispatch(**worst(rank)))
+        time.sleep(2.0)
+        assert raised(first.check)
+        with other.timeout_of(0.2):
+            other.check()
+    group.barrier()
+    if rank == 1:
+        raised(lambda: kept_alive.extend(other.dispatch(**worst(rank)) for _ in range(2)))
+    time.sleep(2.0)
+    assert raised(other.check), "an operation that was queued behind a failure has ended well"
+    group.barrier()
+
+
+def a_handle_in_a_graph(group: Any) -> None:
+    """A graph keeps the handle that it was captured with; and does not run once a rank of that handle is left out."""
+    buffer = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=5.0)
+    rank = buffer.rank
+    results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
+    x = TRIAL.work.x[rank].clone()
+    graph = pretend_gpu.Graph()
+    with graph.capture():
+        out = buffer.dispatch(x, handle=results[4])[0]
+    shape = results[4].plan.token_row.shape
+    del results
+    gc.collect()
+    others = [torch.zeros(shape, dtype=torch.int32) for _ in range(64)]
+    group.barrier()
+    out.zero_()
+    graph.replay()
+    buffer.check()
+    assert out.equal(TRIAL.received[rank].x), "the handle's memory is others' by now"
+    group.barrier()
+    if rank == 1:
+        buffer.destroy()
+    else:
+        buffer.recover([1])
+        graph.replay()
+        said = raised(buffer.check)
+        assert "ranks left out" in said, said
+    group.barrier()
+    del others
+
+
+class Interrupted:
+    """A runtime that Ctrl-C interrupts between the two meetings of a recovery."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    def clear_words(self, generation: int) -> None:
+        raise KeyboardInterrupt
+
+
+def recoveries_that_fail_half_way(group: Any) -> None:
+    """Two in a row, so that the words of the generation that the second one was for lie in the bank of the one that the
+    ranks are still in. A graph that is replayed then leaves at once."""
+    buffer = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=2.0)
+    rank, engine = buffer.rank, buffer._engine
+    arguments, graph = worst(buffer.rank), pretend_gpu.Graph()
+    with graph.capture():
+        results = buffer.dispatch(**arguments)
+    for attempt in range(2):
+        for caller in (0, 1) if attempt == 0 else (None,):  # one after the other, then together
+            group.barrier()
+            if caller not in (None, rank):
+                continue
+            runtime = engine.runtime
+            if caller is None and rank == 1:
+                engine.runtime = Interrupted(runtime)
+            try:
+                buffer.recover(timeout=1.0)
+            except (DeepEPError, KeyboardInterrupt):
+                pass
+            else:
+                raise AssertionError("the other rank has not come")
+            finally:
+                engine.runtime = runtime
+    group.barrier()
+    results[0].zero_()
+    graph.replay()
+    group.barrier()
+    assert not results[0].any(), "a replay on a broken Buffer has stored rows"
+    buffer.recover()
+    graph.replay()
+    buffer.check()
+    TRIAL.check_worst(rank, results, TRIAL.most_rows)
+    group.barrier()
+
+
+def main() -> None:
+    pretend_gpu.install(compile_kernels=False)
+    if "waiting" in sys.argv:
+        pretend_gpu.PretendGpu.order_caller_after = do_not_wait  # type: ignore[method-assign]
+        run_ranks(2, still_waiting, device="cuda")
+        print("ended", flush=True)
+        os._exit(0)  # what the kernels use is not theirs alone
+    for between in ("nothing", "recover", "make"):
+        run_ranks(2, untold, between, device="cuda")
+    run_ranks(2, a_handle_in_a_graph, device="cuda")
+    run_ranks(2, recoveries_that_fail_half_way, device="cuda")
+    print("ended")
+
+
+if __name__ == "__main__":
+    main()

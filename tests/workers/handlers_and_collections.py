@@ -1,0 +1,77 @@
+"""Ranks of their own processes: a signal's handler uses a Buffer while it waits; a Buffer in a cycle is collected."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+
+import deep_ep_py as deep_ep
+from cases import Case
+from forked_ranks import Hub, World
+from harness import Trial, dispatch_arguments, make_buffer
+
+TRIAL = Trial.of(Case("handlers", 2, 24, hidden=64, topk=2, experts=4, arena_bytes=1 << 20))
+LATE_SECONDS = 1.0
+
+
+def a_handler_waits(hub: Hub) -> None:
+    """Rank 0's wait is interrupted by a handler that waits too; rank 1 comes later."""
+    buffer = make_buffer(None, TRIAL.case, "peer", comm=hub, timeout=10.0)
+    if hub.rank == 0:
+        seen = []
+
+        def handler(*_: Any) -> None:
+            seen.append(buffer.get_dispatch_layout(TRIAL.work.topk_idx[0], TRIAL.work.num_experts)[0])
+
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, LATE_SECONDS / 4)
+    else:
+        time.sleep(LATE_SECONDS)
+    arguments = dispatch_arguments(TRIAL.work, hub.rank)
+    TRIAL.check_dispatch(hub.rank, buffer.dispatch(**arguments))
+    if hub.rank == 0:
+        assert len(seen) == 1 and seen[0].equal(arguments["num_tokens_per_rank"])
+    hub.tell("ended")
+
+
+def a_collected_buffer(hub: Hub) -> None:
+    """Rank 1 drops a Buffer with a call on its way, in a cycle. Rank 0 comes later, and finds all that it needs."""
+    buffer = make_buffer(None, TRIAL.case, "peer", comm=hub, timeout=10.0)
+    handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, hub.rank))[4]
+    hub.allgather(None)
+    if hub.rank == 1:
+        gc.disable()
+        event = buffer.dispatch(TRIAL.work.x[1], handle=handle, async_finish=True)
+        cycle: dict[str, Any] = {"buffer": buffer}
+        cycle["itself"] = cycle
+        del event, handle, buffer, cycle
+        gc.collect()
+    else:
+        time.sleep(LATE_SECONDS)
+        TRIAL.check_cached(0, buffer.dispatch(TRIAL.work.x[0], handle=handle))
+    hub.tell("ended")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    assert deep_ep.__version__  # imported before the ranks are forked
+    for scenario in (a_handler_waits, a_collected_buffer):
+        until, ended = time.monotonic() + 20, set()
+        world = World(2, scenario)
+        while len(ended) < 2 and time.monotonic() < until:
+            for rank, kind, value in world.messages(0.1):
+                if kind == "failed":
+                    sys.exit(f"{scenario.__name__}, rank {rank}: {value}")
+                ended.add(rank)
+        world.end()
+        if len(ended) < 2:
+            sys.exit(f"{scenario.__name__}: ranks {sorted({0, 1} - ended)} have not ended")
+
+
+if __name__ == "__main__":
+    main()
