@@ -431,8 +431,9 @@ class Engine:
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         self.break_off("recover was called")
-        # Broken already or not: an interrupted recovery may have left others in this generation, who know of nothing.
-        self.runtime.abort(C.EXCEPTION)
+        # An interrupted recovery may have left this rank broken in a generation in which the others know of nothing.
+        if not self.runtime.aborted():
+            self.runtime.abort(C.EXCEPTION)
         self._attempts += 1
         if not self._stop_kernels(int(seconds * 1e9)):
             raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")

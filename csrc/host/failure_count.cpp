@@ -51,7 +51,9 @@ std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanosecon
         const std::lock_guard<std::mutex> guard(mutex_);
         members = members_;
     }
-    for (Member* member : members) member->await_leaving(nanoseconds);
+    for (Member* member : members) {
+        if (nanoseconds != 0) member->await_leaving(nanoseconds);
+    }
     // Counted first: a failure after this look is one too many for whoever goes by it.
     const uint64_t count = memory.load_word(reinterpret_cast<const uint64_t*>(count_.get()));
     for (const Member* member : members) {

@@ -26,6 +26,10 @@ void Runtime::abort(uint32_t reason, int peer) {
     store_abort_word(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer), generation_);
 }
 
+bool Runtime::aborted() const {
+    return wire::abort_generation(memory_->load_word(abort_word(options_.rank))) >= generation_;
+}
+
 void Runtime::abort_generation(uint32_t generation, uint32_t reason) {
     store_abort_word(wire::abort_word(generation, reason, static_cast<uint32_t>(options_.rank), -1), generation);
 }
@@ -107,8 +111,7 @@ bool Runtime::abort_if_lost() {
     for (const bool left : {false, true}) {
         const int peer = find_lost(left);
         if (peer < 0) continue;
-        const uint64_t told = memory_->load_word(abort_word(options_.rank));
-        if (wire::abort_generation(told) < generation_) abort(left ? wire::kLeft : wire::kDied, peer);
+        if (!aborted()) abort(left ? wire::kLeft : wire::kDied, peer);
         return true;
     }
     return false;

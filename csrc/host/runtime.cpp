@@ -37,8 +37,6 @@ uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values)
 
 // A wait that lasts so long is looked into (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
-// Kernels that have been told to leave are waited for so long where a Buffer is made, or recovers.
-constexpr uint64_t kLeaving = 100'000'000;  // ns
 // How often a wait looks whether a peer's process has ended.
 constexpr uint64_t kLook = 100'000'000;  // ns
 
@@ -113,7 +111,7 @@ void Runtime::write_context(uint64_t sequence) {
     context.failures = failures_->address();
     // A failure whose caller has not been told concerns this Buffer too: what comes may be given its results.
     const uint64_t told = failures_->told();
-    const auto settled = failures_->settled(*memory_, kLeaving);
+    const auto settled = failures_->settled(*memory_, 0);
     forgiven_ = settled ? told : told - 1;
     context.failures_known = settled ? *settled : failures_->left_behind();
     memory_->write(context_.get(), &context, sizeof(context));

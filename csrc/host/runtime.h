@@ -159,7 +159,9 @@ class Runtime final : private FailureCount::Member {
 
     // Tells every rank, this one included, that this rank has failed (P15). When it returns all of them have the word.
     void abort(uint32_t reason, int peer = -1);
-    // The same in a generation that others may have begun.
+    // This rank has the abort word, of its generation or a newer one.
+    bool aborted() const;
+    // The same as abort() in a generation that others may have begun.
     void abort_generation(uint32_t generation, uint32_t reason);
     // Tells every rank what this one has been told: who told it may not have come to all of them yet.
     void pass_abort_on();

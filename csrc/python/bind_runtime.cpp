@@ -365,6 +365,7 @@ void bind_runtime(py::module_& m) {
         .def("publish", &Runtime::publish, NoGil())
         .def("set_timeout", &Runtime::set_timeout)
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
+        .def("aborted", &Runtime::aborted)
         .def("abort_generation", &Runtime::abort_generation)
         .def("pass_abort_on", &Runtime::pass_abort_on)
         .def("note_told", &Runtime::note_told)
