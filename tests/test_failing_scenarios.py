@@ -11,7 +11,7 @@ from builds import BUILD
 from mutants.table import BOUNDS, ORDERED, RACING, REPLAYS
 from native_programs import build_protocol, run
 
-SEEDS = range(1, {"fast": 12, "exact": 12, "tsan": 6, "asan": 3}[BUILD] + 1)
+SEEDS = range(1, {"fast": 8, "exact": 3, "tsan": 3, "asan": 2}[BUILD] + 1)
 FEW_SEEDS = SEEDS[: {"fast": 3, "exact": 2, "tsan": 1, "asan": 1}[BUILD]]
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from test_killed_processes import run_worker
+from worker_runs import lines_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.once]
 
 
 @pytest.fixture(scope="module")
-def outcomes(workers: Path) -> list[dict[str, Any]]:
-    done = run_worker(workers / "forked_children.py", timeout=150)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [{**json.loads(line), "said": done.stderr} for line in done.stdout.splitlines()]
+def outcomes() -> list[dict[str, Any]]:
+    return lines_of("forked_children.py", seconds=150)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@
 
 namespace protocol::failing {
 
-constexpr u32 kCombines = 3, kWorlds = 24;
+constexpr u32 kCombines = 3, kWorlds = 24, kOrderedWorlds = 72;
 constexpr u64 kForEver = 1000 * kSecond;
 
 struct Kind {
@@ -100,9 +100,10 @@ struct Plan {
     u32 in_time;                                                    // with all combines but the first so many,
     u64 late_ns;                                                    // by so much; 0: none is
     bool aborts;                                                    // the highest rank's host says that it has failed:
-    enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when rank 0 has read all that it
-    u32 in;         // is given in this combine, or some rank's has ended;
-    Delays delays;  // of its stores
+    enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when this rank has read
+    u32 reader;                                                     // all that it is given
+    u32 in;                                                         // in this combine, or some rank's has ended;
+    Delays delays;                                                  // of its stores
 
     static Plan of(u64 seed) {
         Draw draw(seed);
@@ -121,6 +122,7 @@ struct Plan {
         }
         plan.in_time = draw.below(kCombines);
         plan.moment = static_cast<Moment>(draw.below(kMoments));
+        plan.reader = 2 * draw.below(2);  // those with tokens
         plan.in = draw.below(kCombines);
         plan.delays = {1u << draw.below(8), 1u << (4 + draw.below(8))};
         return plan;
@@ -169,8 +171,8 @@ inline bool due(const Plan& plan, const World& world, const Ends& ends) {
     if (plan.moment == Plan::kEnded) return false;
     // The dispatch was the first operation; of each region's uses one puts one unit.
     const u64 operation = plan.in + 1, regions = world.layout.regions;
-    const u64 word =
-        world.layout.bank_offset(1) + world.layout.word_in_bank(static_cast<u32>(operation % regions), wire::kRead, 0);
+    const u64 word = world.layout.bank_offset(1) +
+                     world.layout.word_in_bank(static_cast<u32>(operation % regions), wire::kRead, plan.reader);
     const u64 combines = operation / regions + (operation % regions != 0);
     return __atomic_load_n(reinterpret_cast<const u64*>(world.heaps[1]->base() + word), __ATOMIC_RELAXED) >=
            combines * wire::kUnit;
@@ -255,8 +257,9 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
 
 inline void run(uint64_t seed, const Setup& setup, const Kind& kind) {
     Result all;
-    for (u32 i = 0; i < kWorlds; ++i) {
-        const Result result = run_world(seed * kWorlds + i, setup, kind);
+    const u32 worlds = kind.ordered ? kOrderedWorlds : kWorlds;
+    for (u32 i = 0; i < worlds; ++i) {
+        const Result result = run_world(seed * worlds + i, setup, kind);
         all.failed += result.failed;
         all.well += result.well;
         all.mixed += result.mixed;
