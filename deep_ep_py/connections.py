@@ -77,10 +77,12 @@ class Connections:
             for _, descriptor in self._pieces.pop(rank, ()):
                 os.close(descriptor)
 
-    def watched(self) -> list[tuple[int, int]]:
-        """Return pairs of a rank and a descriptor that becomes readable when that rank ends, or lets go."""
+    def watched(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return pairs of a rank and a descriptor: of sockets, which become readable when that rank ends or lets go,
+        and of processes, readable when these have ended.
+        """
         sockets = [(rank, connection.fileno()) for rank, connection in self._outgoing.items()]
-        return sockets + list(self._processes.items())
+        return sockets, list(self._processes.items())
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank: what JSON can say, in 64 KiB. Nothing that comes from a socket is code.

@@ -29,7 +29,7 @@ def error_of(call: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> D
         unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
         expected, seen = failure.expected // unit, failure.seen // unit
         compiling = runtime.compiling_peers()
-        return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.timeout, compiling)
+        return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.waited, compiling)
     error = DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, pid)}")
     if failure.reason == C.ABORTED:
         error.told_by = failure.peer

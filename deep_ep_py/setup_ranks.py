@@ -106,7 +106,7 @@ def make_runtime(
     waits = "rank %d waits in %s: rank %d is still compiling its kernels"
     runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, rank, call.kind, peer))
     if isinstance(bootstrap, Connections):
-        runtime.watch(bootstrap.watched())
+        runtime.watch(*bootstrap.watched())
     bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
     return runtime, regions_offset
 

@@ -23,7 +23,6 @@ void FailureCount::join(Member& member) {
 }
 
 void FailureCount::leave(Member& member) {
-    const std::lock_guard<std::mutex> settling(settling_);
     const std::lock_guard<std::mutex> guard(mutex_);
     members_.erase(std::remove(members_.begin(), members_.end(), &member), members_.end());
     ++told_;
@@ -45,21 +44,20 @@ uint64_t FailureCount::left_behind() const {
 }
 
 std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanoseconds) {
-    const std::lock_guard<std::mutex> settling(settling_);
-    std::vector<Member*> members;
+    std::vector<std::function<void(uint64_t)>> waits;
     {
         const std::lock_guard<std::mutex> guard(mutex_);
-        members = members_;
+        for (const Member* member : members_) {
+            if (auto wait = member->leaving(); wait && nanoseconds != 0) waits.push_back(std::move(wait));
+        }
     }
-    for (Member* member : members) {
-        if (nanoseconds != 0) member->await_leaving(nanoseconds);
-    }
-    // Counted first: a failure after this look is one too many for whoever goes by it.
+    for (const auto& wait : waits) wait(nanoseconds);  // without a lock: other Buffers come and go
+    // Counted before members are asked: a failure after this look is one too many for whoever goes by it.
     const uint64_t count = memory.load_word(reinterpret_cast<const uint64_t*>(count_.get()));
-    for (const Member* member : members) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    for (const Member* member : members_) {
         if (member->untold()) return std::nullopt;
     }
-    const std::lock_guard<std::mutex> guard(mutex_);
     left_behind_ = count;
     return count;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,8 +22,9 @@ class FailureCount {
         virtual ~Member() = default;
         // It has failed, and its caller has not been told.
         virtual bool untold() const = 0;
-        // Kernels that have been told to leave are waited for so long.
-        virtual void await_leaving(uint64_t nanoseconds) = 0;
+        // Waits so long for its kernels, where they have been told to leave; else there is nothing to wait for. The
+        // Buffer itself may go meanwhile.
+        virtual std::function<void(uint64_t nanoseconds)> leaving() const = 0;
     };
 
     // The one that all Buffers of a rank share: `rank_key` is the same for them, and nobody else's in this process.
@@ -44,7 +46,6 @@ class FailureCount {
     explicit FailureCount(std::shared_ptr<u64> count) : count_(std::move(count)) {}
 
     const std::shared_ptr<u64> count_;
-    std::mutex settling_;  // held by settled(), so that no member goes meanwhile; taken before the other
     mutable std::mutex mutex_;
     std::vector<Member*> members_;
     uint64_t told_ = 0;

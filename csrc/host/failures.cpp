@@ -67,8 +67,11 @@ bool Runtime::untold() const {
     return !told_ && __atomic_load_n(claimed_.get(), __ATOMIC_ACQUIRE) != 0;
 }
 
-void Runtime::await_leaving(uint64_t nanoseconds) {
-    if (told_) settle(nanoseconds);
+std::function<void(uint64_t)> Runtime::leaving() const {
+    if (!told_ || latest_ == 0) return nullptr;
+    return [launcher = launcher_, latest = latest_.load()](uint64_t nanoseconds) {
+        launcher->wait_for([&] { return launcher->finished(latest); }, "kernels of a Buffer", nanoseconds);
+    };
 }
 
 bool Runtime::forgive(uint64_t nanoseconds) {

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -10,16 +11,32 @@ namespace deep_ep::host {
 
 class Lifelines {
   public:
-    Lifelines() = default;
     // (peer, descriptor); several of one peer are allowed. They stay the caller's, who closes a peer's only when nobody
     // asks for it any more: `Runtime::gone` does not once it is left out.
-    explicit Lifelines(const std::vector<std::pair<int, int>>& descriptors) : descriptors_(descriptors) {}
+    using Descriptors = std::vector<std::pair<int, int>>;
 
-    bool empty() const { return descriptors_.empty(); }
+    Lifelines() = default;
+    Lifelines(Descriptors sockets, Descriptors processes)
+        : sockets_(std::move(sockets)), processes_(std::move(processes)) {}
 
-    // What the peer has stored before it ended is visible to who then loads it: the kernel's locks order that.
-    bool ended(int peer) const {
-        for (const auto& [owner, descriptor] : descriptors_) {
+    bool empty() const { return sockets_.empty() && processes_.empty(); }
+
+    // The peer has ended, or is ending. What it has stored before is visible to who then loads it: the kernel's locks
+    // order that.
+    bool ended(int peer) const { return readable(sockets_, peer) || readable(processes_, peer); }
+
+    // It stores nothing any more. A process that is killed closes its files one after the other, a socket perhaps
+    // before those that keep its GPU's context; its pidfd speaks after all of them. Sockets stand in where the system
+    // has no pidfd.
+    bool gone(int peer) const {
+        const bool known =
+            std::any_of(processes_.begin(), processes_.end(), [peer](const auto& one) { return one.first == peer; });
+        return readable(known ? processes_ : sockets_, peer);
+    }
+
+  private:
+    static bool readable(const Descriptors& descriptors, int peer) {
+        for (const auto& [owner, descriptor] : descriptors) {
             if (owner != peer) continue;
             pollfd one{descriptor, POLLIN, 0};  // hang-ups are always reported
             // One that is not open any more says nothing.
@@ -28,8 +45,7 @@ class Lifelines {
         return false;
     }
 
-  private:
-    std::vector<std::pair<int, int>> descriptors_;
+    Descriptors sockets_, processes_;
 };
 
 }  // namespace deep_ep::host

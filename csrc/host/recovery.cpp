@@ -32,7 +32,7 @@ bool Runtime::gone(int rank) const {
     // descriptors' numbers may be other files' by now.
     if (!present(rank)) return true;
     // Either says that its stores are over, and shows them.
-    return memory_->acquire_word(host_word(header(rank)->left)) != 0 || lifelines_.ended(rank);
+    return memory_->acquire_word(host_word(header(rank)->left)) != 0 || lifelines_.gone(rank);
 }
 
 int Runtime::wait_gone(uint64_t mask, uint64_t nanoseconds) {

@@ -140,7 +140,7 @@ uint64_t Runtime::least_region_bytes(const Sizes& sizes) const {
 uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
                          const void* args, size_t bytes) {
     const uint64_t serial = launcher_->launch(kernel, shape, blocks, launcher_->warps(), shared_bytes, args, bytes);
-    latest_ = std::max(latest_, serial);
+    latest_ = std::max(latest_.load(), serial);
     return serial;
 }
 

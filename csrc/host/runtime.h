@@ -160,7 +160,9 @@ class Runtime final : private FailureCount::Member {
     void leave();
 
     // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
-    void watch(const std::vector<std::pair<int, int>>& descriptors) { lifelines_ = Lifelines(descriptors); }
+    void watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes) {
+        lifelines_ = Lifelines(sockets, processes);
+    }
 
     // Tells every rank, this one included, that this rank has failed (P15). When it returns all of them have the word.
     void abort(uint32_t reason, int peer = -1);
@@ -212,7 +214,7 @@ class Runtime final : private FailureCount::Member {
 
   private:
     bool untold() const override;
-    void await_leaving(uint64_t nanoseconds) override;
+    std::function<void(uint64_t)> leaving() const override;
     uint64_t* abort_word(int rank, uint32_t generation) const;
     std::unique_ptr<Teller> teller() const;
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
@@ -249,7 +251,7 @@ class Runtime final : private FailureCount::Member {
     const std::shared_ptr<Arena> arena_;
     const std::unique_ptr<Memory> memory_;
     const std::shared_ptr<Launcher> launcher_;
-    uint64_t latest_ = 0;                                 // serial of the latest launch
+    std::atomic<uint64_t> latest_{0};                     // serial of the latest launch
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base

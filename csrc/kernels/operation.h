@@ -152,15 +152,12 @@ class Operation {
         const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
         bool arrived = false;
         const fabric::QueuePair* broken = nullptr;
-        // A peer that gives no slot back most often waits itself, for a third rank. Waits for that one, which began at
-        // the same time, run out first: so it is that rank which is named.
-        const u64 patience_ns = phase == Phase::kNext ? timeout_ns_ + timeout_ns_ / 8 : timeout_ns_;
         device::spin_until(
             [&] {
                 arrived = ready();
                 return arrived || failed() || must_leave();
             },
-            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; }, device::now_ns() + patience_ns,
+            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; }, device::now_ns() + wire::patience_ns(phase, timeout_ns_),
             &note);
         if (arrived) return true;
         if (broken != nullptr) {

@@ -139,7 +139,11 @@ void bind_call(py::module_& m) {
         .def_readonly("expected", &wire::Failure::expected)
         .def_readonly("seen", &wire::Failure::seen);
     py::class_<Call, std::shared_ptr<Call>>(m, "Call")
-        .def_property_readonly("timeout", [](const Call& call) { return static_cast<double>(call.timeout_ns) * 1e-9; })
+        .def_property_readonly("waited",
+                               [](const Call& call) {
+                                   const auto phase = static_cast<wire::Phase>(call.failure().phase);
+                                   return static_cast<double>(wire::patience_ns(phase, call.timeout_ns)) * 1e-9;
+                               })
         .def_property_readonly("captured", [](const Call& call) { return call.serial == 0; })
         .def_property_readonly("graph_gone",
                                [](const Call& call) { return call.graph_gone != nullptr && call.graph_gone->load(); })

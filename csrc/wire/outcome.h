@@ -22,6 +22,12 @@ enum class Phase : u32 {
     kBounds
 };
 
+// How long a wait lasts. A peer that gives no slot back most often waits itself, for a third rank. Waits for that one,
+// which began at the same time, run out first: so it is that rank which is named.
+constexpr u64 patience_ns(Phase phase, u64 timeout_ns) {
+    return phase == Phase::kNext ? timeout_ns + timeout_ns / 8 : timeout_ns;
+}
+
 constexpr const char* phase_name(Phase phase) {
     switch (phase) {
         case Phase::kFree:

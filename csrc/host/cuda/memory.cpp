@@ -21,8 +21,8 @@ std::string sized(const char* doing, size_t bytes) {
 CudaMemory::CudaMemory(std::shared_ptr<const cuda::PrimaryContext> context) : context_(std::move(context)) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
-    driver.check(driver.stream_create(&stream_, cuda::kStreamNonBlocking, 0), "making a stream for copies");
     word_ = make_shared(sizeof(uint64_t));
+    driver.check(driver.stream_create(&stream_, cuda::kStreamNonBlocking, 0), "making a stream for copies");
 }
 
 CudaMemory::~CudaMemory() {
