@@ -302,7 +302,10 @@ class Buffer(V1Surface):
         ).finish()
 
     def _begin_dispatch(self, *arguments: Any, **options: Any) -> PendingDispatch:
-        """Start a dispatch: this rank's counts are on their way. `finish()` does the rest."""
+        """Start a dispatch: this rank's counts are on their way. `finish()` does the rest.
+
+        It comes next on this Buffer, unless `finish_later` is true.
+        """
         self._engine.check_usable()
         return PendingDispatch.begin(self._engine, *arguments, **options)
 

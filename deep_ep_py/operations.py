@@ -68,6 +68,7 @@ class PendingDispatch(_Pending):
     is_token_in_rank: torch.Tensor
     expert_alignment: int
     worst_rows: int
+    finish_later: bool = False
 
     @staticmethod
     def begin(
@@ -86,8 +87,14 @@ class PendingDispatch(_Pending):
         previous_event: EventOverlap | EventHandle | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        finish_later: bool = False,
     ) -> PendingDispatch:
-        """Check the arguments and launch the first kernel."""
+        """Check the arguments and launch the first kernel.
+
+        With `finish_later` other operations may begin or be finished before this one is, on each rank as it likes, as
+        long as all ranks begin them in one order and finish them in one order (P1). Without it `finish` comes next: one
+        kernel then sends this rank's counts and waits for the others'.
+        """
         ranks, device = engine.ranks, engine.device.torch_device
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
@@ -119,7 +126,7 @@ class PendingDispatch(_Pending):
         engine.check_room(sizes)
         stored = tokens * (destinations(topk, ranks) if topk else ranks)
         blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
-        engine.prepare(sizes, "notify", "dispatch")
+        engine.prepare(sizes, "notify", *(("counts",) if finish_later else ()), "dispatch")
 
         with engine.device.allocating(streams.allocate_on_comm):
             plan = Plan.empty(tokens, ranks, device)
@@ -134,6 +141,7 @@ class PendingDispatch(_Pending):
                 plan.native(),
                 plan.rows_to_rank.data_ptr(),
                 num_worst_tokens,
+                finish_later,
                 blocks,
             )
             pending = PendingDispatch(
@@ -151,6 +159,7 @@ class PendingDispatch(_Pending):
                 in_rank,
                 expert_alignment,
                 num_worst_tokens,
+                finish_later,
             )
         return pending
 
@@ -226,6 +235,8 @@ class PendingDispatch(_Pending):
 
     def _count(self) -> int:
         """How many rows the outputs have, as soon as that is known."""
+        if self.finish_later:
+            self.engine.runtime.counts(self.call)
         if self.handle is not None:
             return self.handle.rows
         if self.worst_rows:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import permutations, product
 from typing import Any
 
 import pytest
 
 import deep_ep_py as deep_ep
-from builds import FABRICS
-from cases import BY_NAME
+from builds import BUILD, FABRICS
+from cases import BY_NAME, Case
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
 
 
@@ -70,3 +72,58 @@ def test_buffers_count_on_their_own(fabric: str) -> None:
         return [buffer.stats()["operations"] for buffer in buffers]
 
     assert all(counts == [[4, 6]] * 4 for counts in under_schedules(4, on_each_rank))
+
+
+OPERATIONS = 3
+Step = tuple[str, int]
+
+
+def orders(regions: int, finishes: tuple[int, ...]) -> Iterator[tuple[Step, ...]]:
+    """Every order of begins, by number, among `finishes` that a Buffer of so many regions allows (P3)."""
+
+    def go_on(steps: tuple[Step, ...], begun: int, finished: int) -> Iterator[tuple[Step, ...]]:
+        if finished == OPERATIONS:
+            yield steps
+            return
+        if begun < OPERATIONS and begun - regions not in {*range(begun)} - {*finishes[:finished]}:
+            yield from go_on((*steps, ("begin", begun)), begun + 1, finished)
+        if finishes[finished] < begun:
+            yield from go_on((*steps, ("finish", finishes[finished])), begun, finished + 1)
+
+    return go_on((), 0, 0)
+
+
+@pytest.mark.parametrize("regions", [1, 2, 3])
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_begins_among_finishes_in_different_orders(fabric: str, regions: int) -> None:
+    """Equal orders of begins and equal orders of finishes suffice, however the two are interleaved on each rank. Were a
+    begin to wait for the peers' counts, what this rank has queued behind it (b0 b1 f0 f1) could be what a peer waits
+    for before it begins (b0 f0 b1 f1): every pair of orders, of dispatches that wait for counts and of cached ones."""
+    trials = [Trial.of(Case("apart", 2, 9, hidden=64, topk=2, experts=4), seed=seed) for seed in range(OPERATIONS)]
+    pairs = [
+        pair
+        for finishes in permutations(range(OPERATIONS))
+        for pair in product(orders(regions, finishes), repeat=2)
+        if BUILD == "fast" or (pair[0] != pair[1] and finishes == (0, 1, 2))
+    ]
+
+    def on_each_rank(group: Any) -> int:
+        buffer = make_buffer(group, trials[0].case, fabric, regions=regions, timeout=20)
+        rank = buffer.rank
+        handles = [buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for trial in trials]
+        for lap, pair in enumerate(pairs):
+            pending = {}
+            for step, number in pair[rank]:
+                trial, cached = trials[number], (lap + number) % 3 == 2
+                if step == "finish":
+                    check = trial.check_cached if cached else trial.check_dispatch
+                    check(rank, pending.pop(number).finish())
+                elif cached:
+                    pending[number] = buffer._begin_dispatch(trial.work.x[rank], handles[number], finish_later=True)
+                else:
+                    arguments = dispatch_arguments(trial.work, rank)
+                    pending[number] = buffer._begin_dispatch(**arguments, finish_later=True)
+        return len(pairs)
+
+    runs = under_schedules(2, on_each_rank, count=3 if BUILD == "fast" else 1)
+    assert {count for counts in runs for count in counts} == {len(pairs)}

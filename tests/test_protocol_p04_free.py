@@ -27,7 +27,8 @@ def test_a_rank_that_runs_ahead(fabric: str, regions: int, arena_bytes: int | No
             if rank == 3:
                 barrier(group)
             pending = [
-                buffer._begin_dispatch(**dispatch_arguments(trials[(lap + n) % 3].work, rank)) for n in range(regions)
+                buffer._begin_dispatch(**dispatch_arguments(trials[(lap + n) % 3].work, rank), finish_later=True)
+                for n in range(regions)
             ]
             if rank != 3:
                 barrier(group)

@@ -22,9 +22,9 @@ def test_p05_puts_overtake_each_other(fabric: str) -> None:
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, wide, fabric)
         rank = buffer.rank
-        first = buffer._begin_dispatch(**dispatch_arguments(trials[0].work, rank))
+        first = buffer._begin_dispatch(**dispatch_arguments(trials[0].work, rank), finish_later=True)
         for n in range(1, 6):
-            second = buffer._begin_dispatch(**dispatch_arguments(trials[n % 3].work, rank))
+            second = buffer._begin_dispatch(**dispatch_arguments(trials[n % 3].work, rank), finish_later=True)
             trials[(n - 1) % 3].check_dispatch(rank, first.finish())
             first = second
         trials[5 % 3].check_dispatch(rank, first.finish())

@@ -23,8 +23,8 @@ def test_rounds_next_to_the_next_operation(fabric: str) -> None:
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, ROUNDS, fabric, arena_bytes=0)
         rank = buffer.rank
-        first = buffer._begin_dispatch(**dispatch_arguments(trials[0].work, rank))
-        second = buffer._begin_dispatch(**dispatch_arguments(trials[1].work, rank))
+        first = buffer._begin_dispatch(**dispatch_arguments(trials[0].work, rank), finish_later=True)
+        second = buffer._begin_dispatch(**dispatch_arguments(trials[1].work, rank), finish_later=True)
         results = first.finish(), second.finish()
         for trial, result in zip(trials, results):
             trial.check_dispatch(rank, result)

@@ -64,7 +64,10 @@ def test_operations_finish_in_any_order(fabric: str, count: int, arena_bytes: in
         buffer = make_buffer(group, trials[0].case, fabric, regions=3, arena_bytes=arena_bytes)
         rank = buffer.rank
         for order in permutations(range(count)):
-            pending = [buffer._begin_dispatch(**dispatch_arguments(trials[n].work, rank)) for n in range(count)]
+            pending = [
+                buffer._begin_dispatch(**dispatch_arguments(trials[n].work, rank), finish_later=True)
+                for n in range(count)
+            ]
             results = {n: pending[n].finish() for n in order}
             for n in order:
                 trials[n].check_dispatch(rank, results[n])
@@ -84,7 +87,7 @@ def test_other_calls_between_begin_and_finish(fabric: str) -> None:
         rank = buffer.rank
         handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
         for _ in range(4):
-            pending = buffer._begin_dispatch(**dispatch_arguments(trial.work, rank))
+            pending = buffer._begin_dispatch(**dispatch_arguments(trial.work, rank), finish_later=True)
             trial.check_combine(rank, trial.combine(buffer, rank, handle))
             trial.check_cached(rank, buffer.dispatch(trial.work.x[rank], handle=handle))
             results = pending.finish()

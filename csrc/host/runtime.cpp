@@ -186,7 +186,8 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
 }
 
 std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
-                                      const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, unsigned blocks) {
+                                      const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, bool finish_later,
+                                      unsigned blocks) {
     auto call = open(wire::Kind::kDispatch);
     call->experts = sizes.experts / static_cast<u32>(options_.ranks);
     if (call->experts > Report::kMostExperts) throw std::invalid_argument("too many experts");
@@ -198,6 +199,7 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
                                                             sizes.id_bytes, sizes.experts, most_rows});
     args.tokens = sizes.tokens;
     args.most_rows = most_rows;
+    args.finish_later = finish_later;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
@@ -211,7 +213,13 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     // come goes on alone.
     blocks = std::min(blocks, wire::ceil_div(args.shape.ranks_, launcher_->warps()));
     call->serial = launch("notify", args.shape, blocks, 0, &args, sizeof(args));
+    if (finish_later) call->counts = args;
     return call;
+}
+
+void Runtime::counts(Call& call) {
+    call.serial = launch("counts", call.counts->shape, 1, 0, &*call.counts, sizeof(NotifyArgs));
+    call.counts.reset();
 }
 
 std::shared_ptr<Call> Runtime::notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle) {

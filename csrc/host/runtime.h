@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "host/arena.h"
@@ -51,8 +52,9 @@ struct Call {
     struct Mismatch {
         int peer = -1;  // -1: none
         wire::Kind kind = wire::Kind::kNone;
-    } mismatch;           // a peer found to be in another call than this
-    uint64_t serial = 0;  // of its latest launch; 0: it is a part of a graph
+    } mismatch;                        // a peer found to be in another call than this
+    std::optional<NotifyArgs> counts;  // of a dispatch whose counts are still to be taken
+    uint64_t serial = 0;               // of its latest launch; 0: it is a part of a graph
     uint64_t timeout_ns = 0;
     uint32_t generation = 0;
     GraphGone graph_gone;  // of the graph that it is a part of
@@ -111,9 +113,12 @@ class Runtime final : private FailureCount::Member {
                     uint64_t is_token_in_rank, unsigned blocks);
     // An id that a layout has met which is no expert's, once; -1: none.
     int64_t take_wrong_id();
-    // `most_rows`: that any rank may receive, 0: as many as there are.
+    // `most_rows`: that any rank may receive, 0: as many as there are. `finish_later`: other operations may begin or be
+    // finished before this one is; counts() comes first then.
     std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
-                                 const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, unsigned blocks);
+                                 const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, bool finish_later,
+                                 unsigned blocks);
+    void counts(Call& call);
     // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
     std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle);
     // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who

@@ -36,6 +36,7 @@ struct NotifyArgs {
     u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
     u32 most_rows;                 // that any rank may receive, the same on all; 0: no limit
+    u32 finish_later;              // the peers' counts are not waited for yet: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts], null where there is no top-k
     Plan plan;

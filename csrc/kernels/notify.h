@@ -1,6 +1,6 @@
 // notify: the first kernel of an operation. Takes its number; in a dispatch that is not cached, also finds each token's
 // row at each destination and exchanges counts, so that every rank knows where every source's rows begin in every
-// receiver.
+// receiver. Where a dispatch is begun now and finished later, `counts` takes the other half of that exchange.
 #pragma once
 
 #include "kernels/args.h"
@@ -135,7 +135,16 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
     }
 }
 
-// Any grid; the last block to finish scanning exchanges the counts.
+// The block: the half of the exchange that waits for the peers' first kernels.
+DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    if (!receive_counts(args, op, ranks)) return;
+    make_plan(args, op, ranks);
+    if (!op.meet()) return;
+    // The host polls this flag; with it come the counts. Litmus: host_flag.
+    if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
+}
+
+// Any grid; the last block to finish scanning exchanges the counts, or sends this rank's alone.
 template <class Shape>
 DEEP_EP_KERNEL void notify(const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -155,11 +164,19 @@ DEEP_EP_KERNEL void notify(const NotifyArgs args) {
     op.read_number();
     if (!op.await_free()) return;
     send_counts(args, op, ranks);
-    if (!receive_counts(args, op, ranks)) return;
-    make_plan(args, op, ranks);
-    if (!op.meet()) return;
-    // The host polls this flag; with it come the counts. Litmus: host_flag.
-    if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
+    if (args.finish_later == 0) take_counts(args, op, ranks);
+}
+
+// Launched when a dispatch is finished that was begun earlier. One block. On a stream a wait for peers holds up what is
+// queued behind it; so what a begin launches waits for no peer's begin, and ranks may order begins among finishes as
+// each likes (P1).
+template <class Shape>
+DEEP_EP_KERNEL void counts(const NotifyArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call, &block);
+    if (!op.enter()) return;
+    op.read_number();
+    take_counts(args, op, Shape::of(args.shape).ranks());
 }
 
 // First kernel of an operation whose counts are known. One block.

@@ -303,6 +303,7 @@ void bind_runtime(py::module_& m) {
         .def("layout", &Runtime::layout, NoGil())
         .def("take_wrong_id", &Runtime::take_wrong_id)
         .def("notify", &Runtime::notify, NoGil())
+        .def("counts", &Runtime::counts, NoGil())
         .def(
             "notify_cached",
             [](Runtime& runtime, bool combining, const Sizes& sizes, uint64_t handle) {

@@ -103,6 +103,7 @@ KERNELS = _kernels(
         "deep_ep::layout_shared_bytes({ranks}, {experts})",
     ),
     Kernel("notify", "kernels/notify.h", "deep_ep::notify<{static}>"),
+    Kernel("counts", "kernels/notify.h", "deep_ep::counts<{static}>"),
     Kernel("notify_cached", "kernels/notify.h", "deep_ep::notify_cached"),
     Kernel(
         "dispatch",

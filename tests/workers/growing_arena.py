@@ -150,7 +150,7 @@ def announced_by_the_next(ranks: Ranks) -> None:
     pending = []
 
     def begin(trial: Trial) -> None:
-        pending.append((trial, buffer._begin_dispatch(**dispatch_arguments(trial.work, rank))))
+        pending.append((trial, buffer._begin_dispatch(**dispatch_arguments(trial.work, rank), finish_later=True)))
 
     def finish() -> None:
         trial, begun = pending.pop(0)

@@ -26,6 +26,7 @@ struct Named {
 constexpr Named kKernels[] = {
     {"layout", call<LayoutArgs, layout<RuntimeShape>>},
     {"notify", call<NotifyArgs, notify<RuntimeShape>>},
+    {"counts", call<NotifyArgs, counts<RuntimeShape>>},
     {"notify_cached", call<NotifyCachedArgs, notify_cached>},
     {"dispatch", call<DispatchArgs, dispatch<RuntimeShape>>},
     {"combine", call<CombineArgs, combine<RuntimeShape>>},

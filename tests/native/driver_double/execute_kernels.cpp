@@ -31,6 +31,7 @@ using ForRanks = void (*)(const void* array);
 const std::map<std::string, ForRanks> kForRanks = {
     {"layout", of_each_rank<deep_ep::layout<RuntimeShape>>},
     {"notify", of_each_rank<deep_ep::notify<RuntimeShape>>},
+    {"counts", of_each_rank<deep_ep::counts<RuntimeShape>>},
     {"notify_cached", of_each_rank<deep_ep::notify_cached>},
     {"dispatch", of_each_rank<deep_ep::dispatch<RuntimeShape>>},
     {"combine", of_each_rank<deep_ep::combine<RuntimeShape>>},
@@ -54,7 +55,7 @@ const std::map<std::string, size_t> kArgumentBytes = {
     {"layout", sizeof(deep_ep::LayoutArgs)},       {"notify", sizeof(deep_ep::NotifyArgs)},
     {"dispatch", sizeof(deep_ep::DispatchArgs)},   {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
     {"combine", sizeof(deep_ep::CombineArgs)},     {"post", sizeof(deep_ep::PostArgs)},
-    {"handshake", sizeof(deep_ep::HandshakeArgs)},
+    {"handshake", sizeof(deep_ep::HandshakeArgs)}, {"counts", sizeof(deep_ep::NotifyArgs)},
 };
 
 // "_ZN7deep_ep8dispatchI..." -> "dispatch"; "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_8dispatchI..." too
