@@ -62,9 +62,9 @@ class Connections:
         _all.add(self)
 
     def close(self) -> None:
-        """Let go of all of them. The others take it that this rank has left."""
+        """Let go of all of them. The others take it that this rank has left. Closed once, it does nothing more."""
         _all.discard(self)
-        _close(self._outgoing, self._incoming, self._processes, self._pieces)
+        self.drop({*self._outgoing, *self._incoming, *self._processes, *self._pieces})
 
     def drop(self, ranks: Iterable[int]) -> None:
         """Let go of some ranks: from now on the others exchange without them."""
@@ -386,12 +386,3 @@ def _let_go_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)
-
-
-def _close(
-    outgoing: dict[int, Any], incoming: dict[int, Any], processes: dict[int, int], pieces: dict[int, Any]
-) -> None:
-    for connection in (*outgoing.values(), *incoming.values()):
-        connection.close()
-    for descriptor in (*processes.values(), *(one for kept in pieces.values() for _, one in kept)):
-        os.close(descriptor)

@@ -240,21 +240,22 @@ print(refused(cuda.GatheredLauncher, cuda.Gathering(cuda.Context(0), 2), 2, 0))
 """
     printed = run(double, TOGETHER + program)
     kind = "DeepEPError: all {} ranks go to the GPU in one launch, expected the same of each: "
-    shape, threads = "for 8 ranks, rows of 14336 bytes and top-8", "blocks of 4 warps with 0 bytes of shared memory"
+    shape, one = "for 8 ranks, rows of 14336 bytes and top-8", "1 block of 4 warps with 0 bytes of shared memory"
     two = kind.format(2)
     assert [ast.literal_eval(line) for line in printed[:-1]] == [
-        [f"{two}rank 0 came with dispatch {shape}, 1 {threads}; rank 1 came with dispatch {shape}, 2 {threads}"],
-        [f"{two}rank 0 came with dispatch {shape}, 1 {threads}; rank 1 came with combine {shape}, 1 {threads}"],
         [
-            f"{two}rank 0 came with dispatch for 8 ranks, rows of 128 bytes and top-8, 1 {threads}; "
-            f"rank 1 came with dispatch {shape}, 1 {threads}"
+            f"{two}rank 0 came with dispatch {shape}, {one}; rank 1 came with dispatch {shape}, 2 blocks of 4 warps with 0 bytes of shared memory"
+        ],
+        [f"{two}rank 0 came with dispatch {shape}, {one}; rank 1 came with combine {shape}, {one}"],
+        [
+            f"{two}rank 0 came with dispatch for 8 ranks, rows of 128 bytes and top-8, {one}; "
+            f"rank 1 came with dispatch {shape}, {one}"
         ],
         [
             "",
-            f"{kind.format(5)}ranks 0, 2, 4 did not come within 0.5 s; "
-            f"ranks 1, 3 came with dispatch {shape}, 1 {threads}",
+            f"{kind.format(5)}ranks 0, 2, 4 did not come within 0.5 s; ranks 1, 3 came with dispatch {shape}, {one}",
         ],
-        ["", f"{two}rank 0 will come no more; rank 1 came with dispatch {shape}, 1 {threads}"],
+        ["", f"{two}rank 0 will come no more; rank 1 came with dispatch {shape}, {one}"],
         [
             "CudaError: dispatch, 5 blocks of 128 threads with 0 bytes of shared memory: they wait for each other, and "
             "Double holds at most 4 at once for each of 2 ranks"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from deep_ep_py import DeepEPError, handshake
-from deep_ep_py.connections import Connections, _close, exchange_heaps
+from deep_ep_py.connections import Connections, exchange_heaps
 from deep_ep_py.native import C
 from test_connections import PIECE, make_connections
 
@@ -55,7 +55,10 @@ def meet(secrets: list[bytes], meanwhile: Callable[[list[str]], Any]) -> list[An
             outcomes[rank] = error
         finally:
             listeners[rank].close()
-            _close(*maps, {})
+            for connection in (*maps[0].values(), *maps[1].values()):
+                connection.close()
+            for process in maps[2].values():
+                os.close(process)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(secrets))]
     threads[0].start()

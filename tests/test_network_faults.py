@@ -26,7 +26,7 @@ def errors(nic: deep_ep.NicOptions, timeout: float = 100.0) -> tuple[list[str], 
         buffer = make_buffer(group, TRIAL.case, "ibgda", nic=nic, timeout=timeout)
         rank = buffer.rank
         with pytest.raises(deep_ep.DeepEPError) as info:
-            for _ in range(20):
+            for _ in range(60):
                 results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
                 TRIAL.check_dispatch(rank, results)
                 TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, results[4]))

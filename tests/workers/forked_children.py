@@ -20,11 +20,11 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import torch
-from killed_ranks import Hub, answer
 from torch.utils.data import DataLoader, Dataset
 
 import deep_ep_py as deep_ep
 from cases import Case
+from forked_ranks import Hub
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
 RANKS = 2
@@ -154,7 +154,7 @@ def be_a_rank(rank: int, parent: Connection) -> None:
             buffer.destroy()
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
-        parent.send(("ended", {"fabric": fabric, "way": name, "rank": rank, "error": error}))
+        hub.tell("ended", {"fabric": fabric, "way": name, "rank": rank, "error": error})
         hub.allgather(None)
 
 
@@ -184,7 +184,9 @@ def run_ranks() -> None:
                 else:
                     print(json.dumps(value), flush=True)
             if len(gathered) == RANKS:
-                answer(gathered, connections, [gathered[rank] for rank in range(RANKS)])
+                for connection in connections:
+                    connection.send([gathered[rank] for rank in range(RANKS)])
+                gathered.clear()
     finally:
         for process in processes:
             with suppress(ProcessLookupError):  # a child that hung goes too

@@ -108,7 +108,7 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     buffer.warmup(CASE.hidden, CASE.topk)  # ranks meet over the sockets that have the pieces
     graph = pretend_gpu.Graph()
     with graph.capture():
-        in_graph = dispatch_in_graph(buffer, other, most_rows)
+        in_graph, kept_by_graph = dispatch_in_graph(buffer, other, most_rows)
     graph.replay()
     other.check_worst(rank, in_graph, most_rows)
     assert ranks.mapped() - before == all_pieces(ranks, 0)
@@ -120,6 +120,7 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=most_rows)) == "direct"
     graph.replay()
     other.check_worst(rank, in_graph, most_rows)
+    del kept_by_graph
     assert buffer.stats()["arena_growths"] == 1
 
     # To the end: outputs that are kept fill it, and more than it may have there never is.
@@ -137,8 +138,10 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     return kept
 
 
-def dispatch_in_graph(buffer: Buffer, trial: Trial, rows: int) -> tuple[Any, ...]:
-    return buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank), num_worst_tokens=rows)
+def dispatch_in_graph(buffer: Buffer, trial: Trial, rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What it returns, and what it reads at each replay, which a graph's pool would keep."""
+    arguments = dispatch_arguments(trial.work, buffer.rank)
+    return buffer.dispatch(**arguments, num_worst_tokens=rows), arguments
 
 
 def announced_by_the_next(ranks: Ranks) -> None:

@@ -16,7 +16,7 @@ constexpr u32 kBatch = 4;
 // Rows whose pieces a lane has in flight while it sums: a token's, wherever it has gone to no more ranks than these.
 constexpr u32 kMostSummed = 8;
 // Of so many ranks the next pieces are loaded before the last ones are summed; for more there are not enough registers.
-constexpr u32 kMostSummedAhead = 7;
+constexpr u32 kMostSummedAhead = 6;
 
 // Eight bfloat16.
 struct Piece {
@@ -90,7 +90,7 @@ namespace detail {
 template <u32 kSources>
 DEEP_EP_DEVICE void sum_ahead(void* dst, const u8* const* src, const void* bias0, const void* bias1, u32 count) {
     constexpr u32 kSteps = kMostSummed / kSources;
-    static_assert(kSteps >= 1, "a step's pieces fit");
+    static_assert(kSteps >= 1 && kSources <= kMostSummedAhead, "a step's pieces fit");
     Piece pieces[kSteps][kSources];
     const auto load_step = [&](Piece(&step)[kSources], u32 i) {
         if (i >= count) return;
@@ -144,6 +144,8 @@ DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const 
                                   u64 elements) {
     using detail::kMostSummed;
     const u32 count = static_cast<u32>(elements * sizeof(u16) / detail::kPieceBytes);
+    // A row of one step leaves nothing to load ahead.
+    if (count <= kWarpSize) return detail::sum_in_batches(dst, src, n, bias0, bias1, count);
     switch (n) {
         case 1:
             return detail::sum_ahead<1>(dst, src, bias0, bias1, count);
@@ -157,8 +159,6 @@ DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const 
             return detail::sum_ahead<5>(dst, src, bias0, bias1, count);
         case 6:
             return detail::sum_ahead<6>(dst, src, bias0, bias1, count);
-        case 7:
-            return detail::sum_ahead<7>(dst, src, bias0, bias1, count);
         default:
             return detail::sum_in_batches(dst, src, n, bias0, bias1, count);
     }

@@ -53,6 +53,11 @@ constexpr bool same(void (*)(Ours...), CUresult (*)(Theirs...)) {
         return (same_kind<Ours, Theirs> && ...);
     }
 }
+#if CUDA_VERSION >= 13000
+// Left out of headers from 13.0 on, which have another with edges besides; drivers still have it. As 12.x declares it.
+extern "C" CUresult cuStreamGetCaptureInfo_v2(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*,
+                                              const CUgraphNode**, size_t*);
+#endif
 #define TAKES(name, symbol, ...) \
     static_assert(same(static_cast<void (*)(__VA_ARGS__)>(nullptr), static_cast<decltype(&symbol)>(nullptr)), #symbol);
 DEEP_EP_CUDA_FUNCTIONS(TAKES)
