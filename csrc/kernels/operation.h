@@ -157,8 +157,8 @@ class Operation {
                 arrived = ready();
                 return arrived || failed() || must_leave();
             },
-            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; }, device::now_ns() + wire::patience_ns(phase, timeout_ns_),
-            &note);
+            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; },
+            device::now_ns() + wire::patience_ns(phase, timeout_ns_), &note);
         if (arrived) return true;
         if (broken != nullptr) {
             fail_for(*broken, phase);
