@@ -43,9 +43,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache.folder
 
 
-@pytest.mark.parametrize(
-    "arguments", [(), ("--arena-bytes=0",), ("--fabric=ibgda",)], ids=["direct", "rounds", "nodes"]
-)
+@pytest.mark.parametrize("arguments", [(), ("--path=rounds",), ("--path=ibgda",)], ids=["direct", "rounds", "nodes"])
 def test_round_trip(
     double: Path,
     compiled: Path,
@@ -65,7 +63,7 @@ def test_round_trip(
     assert shared_memory() <= before
     calls = (tmp_path / "log").read_text()
     # Each rank maps its peers' heaps; where a NIC reaches them they are the host's.
-    through_nics = "--fabric=ibgda" in arguments
+    through_nics = "--path=ibgda" in arguments
     assert calls.count("cuMemImportFromShareableHandle") == (0 if through_nics else 4 * 3)
     assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if through_nics else 0)
     # Of a turn with 5 blocks: dispatch and combine, twice, but not notify, in whose blocks a warp serves a rank.

@@ -13,7 +13,7 @@ import deep_ep_py as deep_ep
 from cases import Case
 from harness import Trial, round_trip
 
-ROUNDS, WARM = 100, 20
+ROUNDS, WARM = 60, 20
 GROWTH = 4 << 20
 
 

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import argparse
 import gc
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import deep_ep_py as deep_ep
 import pretend_gpu
 from cases import Case
 from deep_ep_py.cuda_device import CudaDevice
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
+PATHS: dict[str, dict[str, Any]] = {
+    "direct": {"fabric": "peer"},
+    "rounds": {"fabric": "peer", "arena_bytes": 0},
+    "weak": {"fabric": "weak"},
+    "ibgda": {"fabric": "ibgda"},
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--fabric", default="peer")
-    parser.add_argument("--arena-bytes", type=int)
+    parser.add_argument("--path", choices=PATHS, action="append", help="may be given several times; default direct")
     parser.add_argument("--pretend-gpu", action="store_true")
     parser.add_argument("--device", default="cpu", help="cuda:local: each process has one of its own")
     parser.add_argument("--growing", action="store_true", help="a GPU's arena begins with next to nothing")
@@ -31,18 +39,24 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     device = f"cuda:{rank}" if options.device == "cuda:local" else options.device
     case = Case("processes", ranks, tuple(10 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
-    buffer = make_buffer(dist.group.WORLD, case, options.fabric, arena_bytes=options.arena_bytes, device=device)
     if device != "cpu":
         torch.cuda.set_device(device)
-    assert buffer.rank == rank and buffer.group_size == ranks
     trials = [Trial.of(case, seed).on(device) for seed in (1, 2, 3)]
+    for path in options.path or ["direct"]:
+        layers(make_buffer(dist.group.WORLD, case, **PATHS[path], device=device), trials, device, options.growing)
+    dist.destroy_process_group()
+
+
+def layers(buffer: deep_ep.Buffer, trials: list[Trial], device: str, growing: bool) -> None:
+    rank, case = dist.get_rank(), trials[0].case
+    assert buffer.rank == rank and buffer.group_size == dist.get_world_size()
     kept = []
     for turn, blocks in enumerate((1, 2, 5, 2)):
         trial = trials[turn % 3]
         round_trip(buffer, rank, trial, blocks)
         given = dispatch_arguments(Trial.of(case, turn % 3 + 1).work, rank)
         kept.append((trial, buffer.dispatch(**{name: value.to(device) for name, value in given.items()})))
-    if options.growing:
+    if growing:
         stats = buffer.stats()
         assert stats["rounds"] and stats["direct"] and stats["arena_growths"], stats
     del buffer
@@ -50,7 +64,6 @@ def main() -> None:
     # Outputs live in memory that the peers map: it stays although this rank's Buffer, and soon its peers, are gone.
     for trial, results in kept:
         trial.check_dispatch(rank, results)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
