@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mutants.table import BOUNDS, MUTANTS, NORMAL, ORDERED, RACING, REPLAYS, Mutant  # noqa: E402
 
 MAIN = ROOT / "tests" / "native" / "protocol" / "main.cpp"
-SCENARIOS = ("posters", "keys", "recover", "recover ibgda", *NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS)
+SCENARIOS = ("posters", "keys", "apart", "recover", "recover ibgda", *NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS)
 SEEDS = {"fast": 12, "exact": 24, "tsan": 12}
 FEW_SEEDS = {"fast": 8, "exact": 8, "tsan": 3}
 MANY_IN_ONE = (*BOUNDS, *RACING, ORDERED[0])

@@ -525,6 +525,15 @@ MUTANTS = (
         "fast",
         "replays",
     ),
+    # --- notify
+    _one(
+        "notify: a begin waits for the peers' counts",
+        "kernels/notify.h",
+        "if (args.finish_later == 0) take_counts",
+        "take_counts",
+        "fast",
+        "apart",
+    ),
     # --- failing
     _one(
         "failing: who is told does not pass it on",

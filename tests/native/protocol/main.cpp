@@ -2,6 +2,7 @@
 // rule of the SIMT machine or of the NIC was broken; 5: deadlock; 66: ThreadSanitizer's report.
 #include <map>
 
+#include "apart.h"
 #include "bounds.h"
 #include "failing.h"
 #include "fields.h"
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
         {"one region", normal(Fabric::kPeer, false, kTight, 1)},
         {"weak", normal(Fabric::kWeak, false, 4 * kTight)},
         {"ibgda", normal(Fabric::kIbgda, true, 4 * kTight)},
+        {"apart", [&](uint64_t seed) { apart::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
         {"recover", normal(Fabric::kPeer, false, kTight, 2, true)},
         {"recover ibgda", normal(Fabric::kIbgda, true, 4 * kTight, 2, true)},
         {"failing", failing(Fabric::kPeer, true, kAmple, {false, false})},

@@ -240,16 +240,17 @@ class Batch {
 
     Plan plan() { return {token_row.data(), row_token.data(), prefix.data(), source_tokens.data()}; }
 
-    std::shared_ptr<host::Call> notify() {
+    std::shared_ptr<host::Call> notify(bool finish_later = false) {
         host::Runtime& runtime = buffer_.runtime();
         runtime.wait_launch(runtime.layout(sizes, address(idx_), address(per_rank_), address(per_expert_),
                                            address(in_rank_), buffer_.blocks));
         return runtime.notify(sizes, address(in_rank_), address(per_expert_), plan(), address(rows_to_rank_), 0,
-                              buffer_.blocks);
+                              finish_later, buffer_.blocks);
     }
     // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
     bool dispatch(host::Call& call) {
         host::Runtime& runtime = buffer_.runtime();
+        if (call.counts) runtime.counts(call);
         runtime.wait_counts(call);
         if (__atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) == 0) return false;
         count = static_cast<u32>(call.report->outcome.total_rows);
