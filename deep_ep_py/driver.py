@@ -20,9 +20,9 @@ _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 class Driver:
     """A thread that waits for calls one after the other: on a CPU the thread that waits runs the kernels.
 
-    It is started by the first call that is not waited for. While it is busy, the Buffer's other waits are made by it
-    too: so an interrupt still reaches the caller, and no two threads look after the same calls. It is a thread of the
-    extension's, not of Python's: kernels go on while some other thread holds the GIL for long.
+    It is started by the first call that is not waited for, or for long. While it is busy, the Buffer's other waits are
+    made by it too: so an interrupt still reaches the caller, and no two threads look after the same calls. It is a
+    thread of the extension's, not of Python's: kernels go on while some other thread holds the GIL for long.
 
     Parameters
     ----------
@@ -42,14 +42,24 @@ class Driver:
     def drive(self, runtime: Any, job: str, argument: Any) -> Any:
         """Have one of the runtime's waits done, named by its method; return the `native.C.Run`."""
         _drivers.add(self)
-        arguments = {"call": argument} if isinstance(argument, C.Call) else {"number": argument}
-        return self._runner.start(runtime, job, **arguments)
+        return self._runner.start(runtime, job, **_named(argument))
 
     def run(self, runtime: Any, job: str, argument: Any) -> Any:
-        """Do one of the runtime's waits: in the thread if it is busy, else here."""
-        if self.busy:
-            return self.drive(runtime, job, argument).result()
-        return getattr(runtime, job)(argument)
+        """Do one of the runtime's waits: in the thread if it is busy or the wait is long, else here.
+
+        A long one has to look at signals, for which it needs the GIL. The thread runs the kernels meanwhile. An
+        interrupt ends the wait there, too.
+        """
+        if not self.busy:
+            result = self._runner.try_here(runtime, job, **_named(argument))
+            if result is not None:
+                return result
+        run = self.drive(runtime, job, argument)
+        try:
+            return run.result()
+        except BaseException:
+            run.cancel()
+            raise
 
     def rest(self, seconds: float) -> bool:
         """Wait until it has nothing to do, whatever came of it; -> whether it has nothing."""
@@ -62,6 +72,10 @@ class Driver:
             with suppress(Exception):  # of a runtime that has come to grief: there is no caller left to hear of it
                 give_up()
             self.rest(_EXIT_SECONDS)  # its kernels have been told to leave
+
+
+def _named(argument: Any) -> dict[str, Any]:
+    return {"call": argument} if isinstance(argument, C.Call) else {"number": argument}
 
 
 def _end_all() -> None:

@@ -3,6 +3,7 @@
 // for long holds up no kernels.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -24,6 +25,8 @@ class Runner {
         // Of a job that is done: what it has returned; or throws what it has thrown.
         bool result() const;
         bool failed() const;
+        // Its caller does not wait for it any more: a wait that looks at Runner::cancelled() ends there.
+        void cancel() { cancelled_ = true; }
 
       private:
         friend class Runner;
@@ -34,7 +37,9 @@ class Runner {
         mutable std::condition_variable changed_;
         bool done_ = false, result_ = false;
         std::exception_ptr failure_;
+        std::atomic<bool> cancelled_{false};
     };
+    struct Cancelled {};
 
     // The thread begins with the first job.
     Runner() = default;
@@ -46,6 +51,8 @@ class Runner {
     std::shared_ptr<Run> start(std::function<bool()> job);
     // -> whether it has nothing to do, after so long.
     bool rest(uint64_t nanoseconds) const;
+    // The calling thread does a job that is not waited for any more.
+    static bool cancelled();
 
   private:
     struct Queue {

@@ -181,6 +181,7 @@ void bind_runner(py::module_& m) {
         .def_property_readonly("done", &Run::done)
         .def_property_readonly("failed", &Run::failed)
         .def("wait", &Run::wait, py::arg("nanoseconds"), NoGil(), "Return whether it is done after so long.")
+        .def("cancel", &Run::cancel, "Have its wait end soon: nobody waits for it any more.")
         .def(
             "result",
             [](const Run& run) {
@@ -188,6 +189,19 @@ void bind_runner(py::module_& m) {
                 return run.result();
             },
             "Wait for it; return what it has returned, or raise what it has thrown.");
+    // None where it would take long.
+    const auto try_here = [](Runner&, Runtime& runtime, const std::string& name, const std::shared_ptr<Call>& call,
+                             uint64_t number) -> std::optional<bool> {
+        struct Stops {
+            Stops() { stops_at_waits_long = true; }
+            ~Stops() { stops_at_waits_long = false; }
+        } stops;
+        try {
+            return make_job(runtime, name, call, number)();
+        } catch (const WaitsLong&) {
+            return std::nullopt;
+        }
+    };
     py::class_<Runner>(m, "Runner", "A thread that waits for a Buffer's kernels, whoever holds the GIL.")
         .def(py::init<>())
         .def(
@@ -197,6 +211,9 @@ void bind_runner(py::module_& m) {
             },
             py::arg("runtime"), py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0,
             py::keep_alive<1, 2>())
+        .def("try_here", try_here, py::arg("runtime"), py::arg("name"), py::arg("call") = nullptr,
+             py::arg("number") = 0, NoGil(),
+             "Do the same in the calling thread; return what it has returned, or None where it waits for long.")
         .def("rest", &Runner::rest, py::arg("nanoseconds"), NoGil(), "Return whether it has nothing to do.");
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "host/runner.h"
 #include "host/runtime.h"
 
 namespace deep_ep::python {
@@ -25,9 +26,16 @@ struct DeleteWithoutGil {
 };
 using RuntimePointer = std::unique_ptr<host::Runtime, DeleteWithoutGil>;
 
+// Ends a wait that has lasted so long that signals would be looked at: a Runner goes on with it.
+struct WaitsLong {};
+inline thread_local bool stops_at_waits_long = false;
+
 // Lets Ctrl-C end a wait for a rank that will never come. Signals are the main thread's; another one that ran kernels
-// would only wait for the GIL here, and the kernels with it, as long as somebody holds that.
+// would only wait for the GIL here, and the kernels with it, as long as somebody holds that. So would the main thread:
+// where it runs kernels, a Runner takes over.
 inline void check_signals() {
+    if (host::Runner::cancelled()) throw host::Runner::Cancelled{};
+    if (stops_at_waits_long) throw WaitsLong{};
     if (gettid() != getpid()) return;
     pybind11::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,25 @@ def the_others_need_not_wait(buffer: deep_ep.Buffer, trial: Trial, sleep: Callab
 
 def holding_the_gil(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def one_that_waits_while_another_holds_the_gil(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    """Rank 0 waits in a call, some other thread of it holds the GIL: the others' calls, which need its rows, end."""
+    rank = buffer.rank
+    handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
+    dist.barrier()
+    if rank == 0:
+        holder = threading.Timer(0.3, holding_the_gil, [SLEEP])
+        holder.start()
+    else:
+        time.sleep(1.0)
+    began = time.monotonic()
+    trial.check_combine(rank, trial.combine(buffer, rank, handle))
+    if rank == 0:
+        assert time.monotonic() - began > SLEEP, "the GIL has not been held"
+        holder.join()
+    else:
+        assert time.monotonic() - began < SLEEP / 2, "rank 0's kernels have waited for the GIL"
 
 
 def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
@@ -170,6 +190,7 @@ def main() -> None:
     buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
     the_others_need_not_wait(buffer, trial, time.sleep)
     the_others_need_not_wait(buffer, trial, holding_the_gil)
+    one_that_waits_while_another_holds_the_gil(buffer, trial)
     an_interrupted_layout(buffer, trial)
     an_event_is_of_its_own_call(buffer, trial)
     many_on_their_way(buffer, trial)
