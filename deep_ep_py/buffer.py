@@ -452,7 +452,7 @@ class Buffer(V1Surface):
         """Raise what an operation of this Buffer has failed of that no call has raised yet, replays of graphs included.
 
         On a GPU calls return before their kernels have ended, so a result is valid only once a check has passed that
-        was made after the kernels' end: this one, or the one with which every other call on the Buffer begins. A
+        was made after the kernels' end: this one, or the one with which every dispatch, combine and layout begins. A
         program that only replays graphs makes it itself, after each wait for the device: ``torch.cuda.synchronize();
         buffer.check()``. It costs a few loads from host memory and waits for nothing.
 
@@ -474,7 +474,9 @@ class Buffer(V1Surface):
         Collective among the ranks left, and a barrier: each calls it with the same `mask`, whether it has raised or
         not; one that has not lets the others know. It needs no process group. Calls then behave as if the ranks left
         out had no tokens and their experts were chosen by none: rows for them are dropped, and `combine` sums over the
-        others. They stay in all shapes, and cannot come back. Handles from before are of no use any more.
+        others. They stay in all shapes, and cannot come back. Handles from before are of no use any more, and what
+        calls have returned that no check (see `check`) has covered is void: where this rank has raised nothing, a
+        warning says what has failed.
 
         Parameters
         ----------

@@ -214,6 +214,8 @@ class Connections:
             self._raise_gone(gone.rank)
         except PeersLate as late:
             self._raise_late(late.ranks)
+        except OSError as error:  # of this machine: too many open files, say
+            raise DeepEPError(f"rank {self.rank}: the other ranks cannot be connected to: {error}") from error
 
     def _poll(self, connections: dict[int, socket.socket], deadline: float, events: int) -> list[int]:
         """Wait for some ranks' connections, or for the end of their processes, whoever else may hold a socket of those;

@@ -147,18 +147,23 @@ class Engine:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         if self._broken is None:
             self._collect()
-            if self.runtime.others_have_failed():
+            # A captured call looks for itself, whenever it is replayed.
+            if self.runtime.others_have_failed() and not self.device.capturing():
                 self._leave_behind()
-        if self._broken is not None:
-            raise DeepEPError(
-                f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; what broke it: {self._broken}"
-            ) from self._broken
+        self.check_whole()
         wrong_id = self.runtime.take_wrong_id()
         if wrong_id != -1:
             raise ValueError(
                 f"topk_idx: an earlier get_dispatch_layout met the id {wrong_id}, expected -1 or an expert's; it has "
                 "counted it as none"
             )
+
+    def check_whole(self) -> None:
+        """Raise if the Buffer is broken, naming what failed first."""
+        if self._broken is not None:
+            raise DeepEPError(
+                f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; what broke it: {self._broken}"
+            ) from self._broken
 
     def _leave_behind(self) -> None:
         """Another Buffer of this rank has failed: what was queued here meanwhile fails too; later calls do not."""
@@ -383,6 +388,7 @@ class Engine:
         """Raise what a call failed of, and tell the other ranks."""
         if call.failure.reason == 0:
             return
+        self.check_whole()
         call = self._where_it_began(call)
         self._broken = error_of(call, self.rank, self.runtime, self._pid)
         self.runtime.note_told()
@@ -430,6 +436,7 @@ class Engine:
         self.check_process()
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        untold = self._broken is None
         self.break_off("recover was called")
         # An interrupted recovery may have left this rank broken in a generation in which the others know of nothing.
         if not self.runtime.aborted():
@@ -437,6 +444,8 @@ class Engine:
         self._attempts += 1
         if not self._stop_kernels(int(seconds * 1e9)):
             raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
+        if untold:
+            self._warn_of_void_results()
         recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
         # Only now may anything of operations that broke be used again: nobody stores into it any more (P16).
         self._note_ended(self.runtime)
@@ -448,6 +457,15 @@ class Engine:
         self._broken = None
         if isinstance(self._bootstrap, Connections):
             self._bootstrap.drop(ranks_of(self.mask))
+
+    def _warn_of_void_results(self) -> None:
+        """Say what calls have failed of that have returned, on a rank on which none has raised it."""
+        calls = [launched.call for launched in (*self._on_their_way, *self._captured)]
+        for call in calls:
+            if call.failure.reason != 0:
+                why = error_of(self._where_it_began(call), self.rank, self.runtime, self._pid)
+                _log.warning("rank %d: recover: results that no check has covered are void: %s", self.rank, why)
+                return
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
@@ -524,7 +542,8 @@ class Engine:
         try:
             if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
                 self._abandon(self.runtime)
-            elif self._open or self._on_their_way:  # kernels may still be about
+            elif self._open or self._on_their_way or self._layouts or (self._driver is not None and self._driver.busy):
+                # Kernels may still be about.
                 self.destroy()
             else:
                 # What peers still wait for. A world of threads may have ended, and its NICs with it.

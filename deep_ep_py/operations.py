@@ -39,11 +39,14 @@ class _Pending:
 
     def finish(self) -> tuple[Any, ...]:
         """Do the rest and wait for it."""
+        if self.finished:
+            raise DeepEPError(f"operation {self.operation}: it has been finished")
         if self.generation != self.engine.generation:
             self.finished = True
             raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
+        self.finished = True
+        self.engine.check_whole()
         with self.engine.telling_others(self.call.kind):
-            self.finished = True
             return self._finish()
 
     def _finish(self) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from ._version import __version__
 from .bootstrap import Bootstrap
 from .connections import Connections, exchange_heaps
 from .devices import Device
+from .membership import name_of
 from .native import BUILD, C
 from .paths import Paths
 
@@ -113,8 +113,7 @@ def make_runtime(
 
 def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
     """Return a number that the Buffers of one rank on one device have in common, and no others of this process."""
-    rank = threading.get_ident() if bootstrap.in_process else 0
-    return hash((rank, str(device.torch_device))) & (1 << 64) - 1
+    return hash((name_of(bootstrap), str(device.torch_device))) & (1 << 64) - 1
 
 
 def _agree(bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPlan) -> None:

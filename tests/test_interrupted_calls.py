@@ -83,3 +83,29 @@ def test_as_a_layout_is_launched() -> None:
         group.barrier()
 
     run_ranks(2, on_each_rank, seed=3)
+
+
+def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
+    """Its kernel may not have run yet: the Buffer waits for it before what it reads and writes goes."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer, other = (make_buffer(group, TRIAL.case, "peer") for _ in range(2))
+        engine, rank = buffer._engine, buffer.rank
+
+        def interrupted(job: str, argument: Any) -> Any:
+            raise KeyboardInterrupt
+
+        engine._run = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            buffer.get_dispatch_layout(TRIAL.work.topk_idx[rank].clone(), TRIAL.work.num_experts)
+        assert engine._layouts
+        runtime = engine.runtime
+        del engine._run  # which would keep the Buffer
+        del buffer, engine
+        gc.collect()
+        assert runtime.settle(0), "the layout's kernel has not ended, and what it uses is gone"
+        del runtime
+        TRIAL.check_dispatch(rank, other.dispatch(**dispatch_arguments(TRIAL.work, rank)))
+        group.barrier()
+
+    run_ranks(2, on_each_rank, seed=3)

@@ -112,3 +112,30 @@ def test_a_dropped_operation(fabric: str, kind: str) -> None:
 
     for survived in under_schedules(4, on_each_rank):
         assert len(set(survived)) == 1, "all ranks agree on whether the Buffer is broken"
+
+
+def test_what_has_been_finished_is_not_finished_again() -> None:
+    """Nor is what was begun on a Buffer that is broken since: what broke it is named, and stays what it was (P16)."""
+
+    trial = Trial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, "peer", timeout=5.0)
+        arguments = dispatch_arguments(trial.work, buffer.rank)
+        first, second = (buffer._begin_dispatch(**arguments, finish_later=True) for _ in range(2))
+        trial.check_dispatch(buffer.rank, first.finish())
+        with pytest.raises(deep_ep.DeepEPError, match="operation 0: it has been finished"):
+            first.finish()
+        if buffer.rank == 0:
+            third = buffer._begin_dispatch(**arguments, finish_later=True)
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                second.finish()
+            assert "rank 0 gave up in dispatch after 5 s" in str(info.value)
+            for finish_again in (third.finish, second.finish, third.finish):
+                with pytest.raises(deep_ep.DeepEPError, match=r"gave up in dispatch after 5 s|it has been finished"):
+                    finish_again()
+            with pytest.raises(deep_ep.DeepEPError, match="gave up in dispatch after 5 s"):
+                buffer.check()
+        barrier(group)
+
+    under_schedules(4, on_each_rank, count=2)

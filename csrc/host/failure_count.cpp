@@ -44,14 +44,16 @@ uint64_t FailureCount::left_behind() const {
 }
 
 std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanoseconds) {
-    std::vector<std::function<void(uint64_t)>> waits;
+    std::vector<std::function<bool(uint64_t)>> waits;
     {
         const std::lock_guard<std::mutex> guard(mutex_);
         for (const Member* member : members_) {
-            if (auto wait = member->leaving(); wait && nanoseconds != 0) waits.push_back(std::move(wait));
+            if (auto wait = member->leaving(); wait) waits.push_back(std::move(wait));
         }
     }
-    for (const auto& wait : waits) wait(nanoseconds);  // without a lock: other Buffers come and go
+    for (const auto& wait : waits) {  // without a lock: other Buffers come and go
+        if (!wait(nanoseconds)) return std::nullopt;
+    }
     // Counted before members are asked: a failure after this look is one too many for whoever goes by it.
     const uint64_t count = memory.load_word(reinterpret_cast<const uint64_t*>(count_.get()));
     const std::lock_guard<std::mutex> guard(mutex_);

@@ -22,9 +22,9 @@ class FailureCount {
         virtual ~Member() = default;
         // It has failed, and its caller has not been told.
         virtual bool untold() const = 0;
-        // Waits so long for its kernels, where they have been told to leave; else there is nothing to wait for. The
+        // Where its kernels have been told to leave: waits so long for them; -> whether they have. Else nothing. The
         // Buffer itself may go meanwhile.
-        virtual std::function<void(uint64_t nanoseconds)> leaving() const = 0;
+        virtual std::function<bool(uint64_t nanoseconds)> leaving() const = 0;
     };
 
     // The one that all Buffers of a rank share: `rank_key` is the same for them, and nobody else's in this process.
@@ -36,8 +36,8 @@ class FailureCount {
     // A caller has been told of a failure, or a Buffer is gone: the others may leave it behind.
     void note_told();
     uint64_t told() const;
-    // How many failures there are, once all kernels that have been told to leave have left. Nothing where some caller
-    // does not know yet: what that Buffer has left may still be used.
+    // How many failures there are. Nothing where kernels that have been told to leave have not left after so long: each
+    // may count one more; or where some caller does not know yet: what that Buffer has left may still be used.
     std::optional<uint64_t> settled(Memory& memory, uint64_t nanoseconds);
     // What settled() has last returned: failures that no Buffer need heed any more.
     uint64_t left_behind() const;

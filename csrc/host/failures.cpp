@@ -67,10 +67,13 @@ bool Runtime::untold() const {
     return !told_ && __atomic_load_n(claimed_.get(), __ATOMIC_ACQUIRE) != 0;
 }
 
-std::function<void(uint64_t)> Runtime::leaving() const {
-    if (!told_ || latest_ == 0) return nullptr;
-    return [launcher = launcher_, latest = latest_.load()](uint64_t nanoseconds) {
-        launcher->wait_for([&] { return launcher->finished(latest); }, "kernels of a Buffer", nanoseconds);
+std::function<bool(uint64_t)> Runtime::leaving() const {
+    if (!told_) return nullptr;
+    return [launcher = launcher_, latest = latest_.load(), in_graphs = in_graphs_.load()](uint64_t nanoseconds) {
+        const auto finished = [&] { return latest == 0 || launcher->finished(latest); };
+        if (nanoseconds == 0) return finished() && !in_graphs;
+        if (!finished() && !launcher->wait_for(finished, "kernels of a Buffer", nanoseconds)) return false;
+        return !in_graphs || launcher->wait_for_device(nanoseconds);  // replays are not its launches
     };
 }
 
@@ -103,7 +106,8 @@ int Runtime::find_lost(bool left) const {
         if (peer == options_.rank || !present(peer)) continue;
         // Acquired, so that what follows is looked at after its end: no more comes.
         if ((memory_->acquire_word(host_word(header(peer)->left)) != 0) != left) continue;
-        if (!left && !lifelines_.ended(peer)) continue;
+        // One that has left in between lets go of its lifeline, and lives.
+        if (!left && (!lifelines_.ended(peer) || memory_->acquire_word(host_word(header(peer)->left)) != 0)) continue;
         if (operations_of(peer) <= wire::announced_operation(own)) return peer;
     }
     return -1;

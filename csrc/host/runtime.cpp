@@ -217,7 +217,15 @@ std::shared_ptr<Call> Runtime::notify(const Sizes& sizes, uint64_t is_token_in_r
     return call;
 }
 
+// A captured call: it runs whenever its graph is replayed.
+void Runtime::note_graph(Call& call) {
+    if (call.serial != 0) return;
+    call.graph_gone = launcher_->watch_graph();
+    in_graphs_ = true;
+}
+
 void Runtime::counts(Call& call) {
+    if (!call.counts) throw std::logic_error("counts are taken once, of a dispatch that is finished later");
     call.serial = launch("counts", call.counts->shape, 1, 0, &*call.counts, sizeof(NotifyArgs));
     call.counts.reset();
 }
@@ -282,7 +290,7 @@ bool Runtime::dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, c
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
     const size_t shared_bytes = dispatch_shared_bytes(args.shape.ranks_, launcher_->warps(), launcher_->copies_bytes());
     call.serial = launch("dispatch", args.shape, blocks, shared_bytes, &args, sizeof(args));
-    if (call.serial == 0) call.graph_gone = launcher_->watch_graph();
+    note_graph(call);
     return args.offer.visible != 0;
 }
 
@@ -305,7 +313,7 @@ bool Runtime::combine(Call& call, const Sizes& sizes, const Tensors& tensors, co
     args.bias[1] = pointer<const u8>(tensors.bias1);
     const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, launcher_->warps());
     call.serial = launch("combine", args.shape, blocks, shared_bytes, &args, sizeof(args));
-    if (call.serial == 0) call.graph_gone = launcher_->watch_graph();
+    note_graph(call);
     return args.offer.visible != 0;
 }
 

@@ -214,7 +214,7 @@ class Runtime final : private FailureCount::Member {
 
   private:
     bool untold() const override;
-    std::function<void(uint64_t)> leaving() const override;
+    std::function<bool(uint64_t)> leaving() const override;
     uint64_t* abort_word(int rank, uint32_t generation) const;
     std::unique_ptr<Teller> teller() const;
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
@@ -235,6 +235,7 @@ class Runtime final : private FailureCount::Member {
 
     std::shared_ptr<Call> open(wire::Kind kind);
     void make_spare(size_t count);
+    void note_graph(Call& call);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
     bool abort_if_lost();
@@ -252,6 +253,7 @@ class Runtime final : private FailureCount::Member {
     const std::unique_ptr<Memory> memory_;
     const std::shared_ptr<Launcher> launcher_;
     std::atomic<uint64_t> latest_{0};                     // serial of the latest launch
+    std::atomic<bool> in_graphs_{false};                  // some of its calls are parts of graphs
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base

@@ -26,6 +26,7 @@ struct CombineSource {
     RowRange there;  // which of this owner's rows there are: all that the rank has, or those of a round
     u32 rows;        // this owner's rows that the rank has
     RowRange here;   // the rank's rows, as an owner, among those received here
+    u32 tokens;      // of the rank, as an owner
 };
 
 // Per warp: the rows of one token.
@@ -52,7 +53,7 @@ struct CombineChunks {
     Shape shape;
 
     DEEP_EP_DEVICE u32 rounds(u32 owner) const {
-        const u32 rounds = wire::ceil_div(static_cast<u32>(args.plan.source_tokens[owner]), args.layout.chunk_rows);
+        const u32 rounds = wire::ceil_div(sources[owner].tokens, args.layout.chunk_rows);
         return rounds != 0 ? rounds : 1;
     }
     DEEP_EP_DEVICE u32 sent_chunks(u32 owner) const { return rounds(owner); }
@@ -116,9 +117,9 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
             source.there = {0, mine.rows};
         }
         source.staged = source.pulled == 0 && op.present(r);
-        const u32 tokens = static_cast<u32>(args.plan.source_tokens[r]);
-        if (tokens > wire::kMostTokens) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, tokens);
+        source.tokens = static_cast<u32>(args.plan.source_tokens[r]);
+        if (source.tokens > wire::kMostTokens) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, source.tokens);
         }
         if (source.here.first + u64{source.here.rows} > args.rows) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), args.rows,

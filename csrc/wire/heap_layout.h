@@ -4,8 +4,9 @@
 //   header | bank 0 | bank 1 | region 0 | ... | region D-1 | arena (outputs)
 //
 // A bank holds the words of one generation of operations: the abort word, then the signal words. Neighbouring
-// generations use different banks, so a store of the generation before cannot erase a failure of this one, and the bank
-// that a recovery clears is not the one whose abort word keeps the old generation's kernels away (P15, P16).
+// generations use different banks, so a store of the generation before cannot erase a failure of this one. A recovery
+// that follows one that failed may clear the bank of the old generation; its abort word, which keeps that generation's
+// kernels away, is never cleared (P15, P16).
 #pragma once
 
 #include "wire/signals.h"

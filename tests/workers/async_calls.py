@@ -128,6 +128,20 @@ def an_event_of_another_buffer(buffer: deep_ep.Buffer, trial: Trial) -> None:
     trial.check_dispatch(rank, again)
 
 
+def a_buffer_beside_one_that_was_broken_off(trial: Trial) -> None:
+    """One whose caller knows that it has failed, but not its kernels: on a CPU they run when somebody waits."""
+    broken = make_buffer(dist.group.WORLD, trial.case, "peer")
+    rank = broken.rank
+    dist.barrier()
+    if rank == 0:
+        pending = broken._begin_dispatch(**dispatch_arguments(trial.work, rank))
+        broken.abort()
+        kept_until_the_end.append(pending)
+    dist.barrier()
+    for _ in range(2):
+        round_trip(make_buffer(dist.group.WORLD, trial.case, "peer"), rank, trial, 2)
+
+
 def what_fails_later(trial: Trial) -> None:
     """Told by the wait, or by the next call; the first time it is told, and by the Buffer from then on."""
     for by in ("wait", "call", "destroy"):
@@ -195,6 +209,7 @@ def main() -> None:
     an_event_is_of_its_own_call(buffer, trial)
     many_on_their_way(buffer, trial)
     an_event_of_another_buffer(buffer, trial)
+    a_buffer_beside_one_that_was_broken_off(trial)
     what_fails_later(trial)
     what_a_recovery_leaves_behind(trial)
     dist.barrier()

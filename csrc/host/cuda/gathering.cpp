@@ -21,8 +21,9 @@ bool same_launch(const Gathering::Part& one, const Gathering::Part& other) {
 std::string described(const Gathering::Part& part) {
     std::ostringstream text;
     text << part.kernel << " for " << part.shape.ranks_ << " ranks, rows of " << part.shape.row_bytes_
-         << " bytes and top-" << part.shape.topk_ << ", " << part.blocks << (part.blocks == 1 ? " block of " : " blocks of ") << part.warps
-         << " warps with " << part.shared_bytes << " bytes of shared memory";
+         << " bytes and top-" << part.shape.topk_ << ", " << part.blocks
+         << (part.blocks == 1 ? " block of " : " blocks of ") << part.warps << " warps with " << part.shared_bytes
+         << " bytes of shared memory";
     return text.str();
 }
 
