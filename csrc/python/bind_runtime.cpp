@@ -193,8 +193,8 @@ void bind_runner(py::module_& m) {
     const auto try_here = [](Runner&, Runtime& runtime, const std::string& name, const std::shared_ptr<Call>& call,
                              uint64_t number) -> std::optional<bool> {
         struct Stops {
-            Stops() { stops_at_waits_long = true; }
-            ~Stops() { stops_at_waits_long = false; }
+            const bool before = std::exchange(stops_at_waits_long, true);
+            ~Stops() { stops_at_waits_long = before; }
         } stops;
         try {
             return make_job(runtime, name, call, number)();

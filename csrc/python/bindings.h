@@ -35,8 +35,8 @@ inline thread_local bool stops_at_waits_long = false;
 // where it runs kernels, a Runner takes over.
 inline void check_signals() {
     if (host::Runner::cancelled()) throw host::Runner::Cancelled{};
-    if (stops_at_waits_long) throw WaitsLong{};
     if (gettid() != getpid()) return;
+    if (stops_at_waits_long) throw WaitsLong{};
     pybind11::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
