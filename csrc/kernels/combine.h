@@ -26,7 +26,7 @@ struct CombineSource {
     RowRange there;  // which of this owner's rows there are: all that the rank has, or those of a round
     u32 rows;        // this owner's rows that the rank has
     RowRange here;   // the rank's rows, as an owner, among those received here
-    u32 tokens;      // of the rank, as an owner
+    u32 rounds;      // in which the rank, as an owner, takes rows that come in chunks
 };
 
 // Per warp: the rows of one token.
@@ -52,10 +52,7 @@ struct CombineChunks {
     const CombineSource* sources;
     Shape shape;
 
-    DEEP_EP_DEVICE u32 rounds(u32 owner) const {
-        const u32 rounds = wire::ceil_div(sources[owner].tokens, args.layout.chunk_rows);
-        return rounds != 0 ? rounds : 1;
-    }
+    DEEP_EP_DEVICE u32 rounds(u32 owner) const { return sources[owner].rounds; }
     DEEP_EP_DEVICE u32 sent_chunks(u32 owner) const { return rounds(owner); }
 
     // Rows received from `owner` begin here among all received rows.
@@ -117,10 +114,11 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
             source.there = {0, mine.rows};
         }
         source.staged = source.pulled == 0 && op.present(r);
-        source.tokens = static_cast<u32>(args.plan.source_tokens[r]);
-        if (source.tokens > wire::kMostTokens) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, source.tokens);
+        const u32 tokens = static_cast<u32>(args.plan.source_tokens[r]);
+        if (tokens > wire::kMostTokens) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, tokens);
         }
+        source.rounds = tokens == 0 ? 1 : wire::ceil_div(tokens, args.layout.chunk_rows);
         if (source.here.first + u64{source.here.rows} > args.rows) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), args.rows,
                     source.here.first + u64{source.here.rows});
