@@ -114,10 +114,14 @@ def test_the_rank_at_fault_is_told_from_those_that_miss_it() -> None:
 def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> None:
     """Ctrl-C while they start."""
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     began = time.monotonic()
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        launch(rank_jobs.wait_for_ever, 2, (), lambda event: None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch(rank_jobs.wait_for_ever, 2, (), lambda event: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 0.5 + SECONDS
     assert len(started) == 2 and all(process.returncode == -signal.SIGKILL for process in started)
 
