@@ -5,14 +5,6 @@
 
 namespace deep_ep::host {
 
-namespace {
-
-thread_local const std::atomic<bool>* cancelled_here = nullptr;
-
-}  // namespace
-
-bool Runner::cancelled() { return cancelled_here != nullptr && *cancelled_here; }
-
 bool Runner::Run::done() const {
     const std::lock_guard<std::mutex> guard(mutex_);
     return done_;
@@ -37,13 +29,13 @@ bool Runner::Run::failed() const {
 void Runner::Run::do_now() {
     bool result = false;
     std::exception_ptr failure;
-    cancelled_here = &cancelled_;
+    cancelled_here_ = &cancelled_;
     try {
         result = job_();
     } catch (...) {
         failure = std::current_exception();
     }
-    cancelled_here = nullptr;
+    cancelled_here_ = nullptr;
     const std::lock_guard<std::mutex> guard(mutex_);
     job_ = nullptr;
     result_ = result;

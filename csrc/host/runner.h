@@ -52,7 +52,7 @@ class Runner {
     // -> whether it has nothing to do, after so long.
     bool rest(uint64_t nanoseconds) const;
     // The calling thread does a job that is not waited for any more.
-    static bool cancelled();
+    static bool cancelled() { return cancelled_here_ != nullptr && *cancelled_here_; }
 
   private:
     struct Queue {
@@ -62,6 +62,7 @@ class Runner {
         bool working = false, ending = false;
     };
     static void serve(const std::shared_ptr<Queue>& queue);
+    static inline thread_local const std::atomic<bool>* cancelled_here_ = nullptr;
 
     std::shared_ptr<Queue> queue_;  // null before the first job
 };
