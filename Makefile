@@ -28,11 +28,11 @@ train: venv ## train a MoE language model, experts spread over 4 ranks; its loss
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 
-test: venv ## lint, the kernels' compile report, every test in the four builds; counts, times, memory
+test: venv ## lint, every test in the four builds, the kernels compiled for GPUs, planted bugs; counts, times, memory
 	@$(TESTS) $(ARGS)
 
 test-fast: venv ## the tests in the fast and the exact build
-	@$(TESTS) fast exact $(ARGS)
+	@$(TESTS) processes fast exact $(ARGS)
 
 test-long: venv ## hundreds of kills and stalls, 10 minutes of soak: half an hour; out/long has what they found
 	@$(TESTS) long $(ARGS)

@@ -2,10 +2,10 @@
 
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
-A part is lint, compile (the report of the GPU kernels), a build's tests: fast, exact, asan, races, or mutants; if none
-is named, all of these run, the checked builds two at a time. The part `long`, hundreds of kills and stalls and a soak,
-runs where it is named. With pytest arguments a part runs what they select:
-`run_tests.py races -- tests/test_layout.py -k empty`.
+A part is lint, processes (what starts some and looks at the time, in the fast build), the other tests of a build: fast,
+exact, asan, races, or mutants; if none is named, all of these run, the builds' tests two parts at a time. Others run
+where they are named: compile, the report of the GPU kernels, and long, hundreds of kills and stalls and a soak. With
+pytest arguments a part runs what they select: `run_tests.py races -- tests/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_sanitizers", "-rsfE", "-
 
 # What pytest is given for each build. A sanitizer that ends the process writes to stderr itself: asan leaves that be.
 SUITES = {
-    "fast": ("fast", []),
+    "processes": ("fast", ["-m", "processes"]),
+    "fast": ("fast", ["-m", "not processes"]),
     "exact": ("exact", ["-m", "not once"]),
     "asan": ("asan", ["-m", "not once", "--capture=sys"]),
     "races": ("tsan", ["-m", "not once"]),
@@ -45,12 +46,12 @@ SUITES = {
 # Tests of up to an hour, which show how far they are.
 LONG_OPTIONS = ["--capture=no", "-v", "-o", "timeout=5400", "-o", "faulthandler_timeout=5430"]
 # These tests look at time, so they have the machine to themselves; the others keep one core busy each.
-ALONE = ("fast", "long")
+ALONE = ("processes", "long")
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 PROGRESS_SECONDS = 30.0
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
-DEFAULT_PARTS = ("lint", "compile", *(part for part in SUITES if part != "long"), "mutants")
-PARTS = (*DEFAULT_PARTS, "long")
+DEFAULT_PARTS = ("lint", *(part for part in SUITES if part != "long"), "mutants")
+PARTS = (*DEFAULT_PARTS, "compile", "long")
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -252,7 +253,7 @@ def main() -> int:
             left_out.append(Result(part))
             left_out[-1].skip(toolchain.NO_CLANG)
             parts = [other for other in parts if other != part]
-    builds = [SUITES[part][0] for part in parts if part in SUITES]
+    builds = list(dict.fromkeys(SUITES[part][0] for part in parts if part in SUITES))
     if "compile" in parts and "fast" not in builds:
         builds.insert(0, "fast")
     if builds:

@@ -16,7 +16,7 @@ import deep_ep_py as deep_ep
 from cases import Case
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
-SLEEP = 4.0
+SLEEP = 3.0
 kept_until_the_end: list[Any] = []
 
 
@@ -151,7 +151,7 @@ def what_fails_later(trial: Trial) -> None:
         if rank != 0:
             results = buffer.dispatch(**arguments, async_finish=True)
             behind = buffer.dispatch(**arguments, async_finish=True)
-            time.sleep(2.0)
+            time.sleep(1.5)
             with pytest.raises(deep_ep.DeepEPError, match="rank 0"):
                 if by == "wait":
                     results[5].current_stream_wait()
