@@ -45,8 +45,10 @@ SUITES = {
 }
 # Tests of up to an hour, which show how far they are.
 LONG_OPTIONS = ["--capture=no", "-v", "-o", "timeout=5400", "-o", "faulthandler_timeout=5430"]
-# These tests look at time, so they have the machine to themselves; the others keep one core busy each.
+# These tests look at time, so they have the machine to themselves; the others keep one core busy each, and take long in
+# this order.
 ALONE = ("processes", "long")
+TOGETHER = ("mutants", "fast", "asan", "races", "exact")
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 PROGRESS_SECONDS = 30.0
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
@@ -75,9 +77,11 @@ class Result:
         self.peak_bytes = max(self.peak_bytes, measured.peak_bytes)
         return measured.exit_code
 
-    def check(self, name: str, command: list[str], environment: dict[str, str] | None = None) -> bool:
+    def check(
+        self, name: str, command: list[str], environment: dict[str, str] | None = None, log: Path | None = None
+    ) -> bool:
         """Runs a command that passes or fails as a whole."""
-        code = self.run(command, environment)
+        code = self.run(command, environment, log)
         self.passed += code == 0
         self.failed += code != 0
         if code:
@@ -119,11 +123,11 @@ def compile_report() -> Result:
     return result
 
 
-def mutants() -> Result:
-    """The planted bugs, each of which must be caught."""
-    heading("mutants")
+def mutants(log: Path | None) -> Result:
+    """The planted bugs, each of which must be caught; one at a time beside another part, which has the other core."""
     result = Result("mutants")
-    result.check("mutants", [sys.executable, "scripts/mutants.py"])
+    environment = {} if log is None else {"DEEP_EP_JOBS": "1"}
+    result.check("mutants", [sys.executable, "scripts/mutants.py"], environment, log)
     return result
 
 
@@ -154,6 +158,8 @@ def read_junit(path: Path, result: Result) -> bool:
 
 def current_test(part: str) -> str:
     """The part's test that runs, or that ran last."""
+    if part not in SUITES:
+        return part
     path = REPORTS / f"{part}.current"
     return f"{part} at {path.read_text() if path.exists() else 'its beginning'}"
 
@@ -179,27 +185,35 @@ def suite(part: str, arguments: list[str], log: Path | None) -> Result:
     return result
 
 
+def title(part: str) -> str:
+    return f"{part}: tests in the {SUITES[part][0]} build" if part in SUITES else part
+
+
 def suites(parts: list[str], arguments: list[str]) -> list[Result]:
-    """The pytest runs of several builds: first those that must be alone, then the others side by side."""
-    together = [part for part in parts if part not in ALONE]
+    """The pytest runs of several builds, and the mutants: first what must be alone, then the others side by side."""
+
+    def run(part: str, log: Path | None) -> Result:
+        return mutants(log) if part == "mutants" else suite(part, arguments, log)
+
+    together = [part for part in TOGETHER if part in parts]
     if len(together) < 2:
         together = []
     results = []
     for part in parts:
         if part not in together:
-            heading(f"{part}: tests in the {SUITES[part][0]} build")
-            results.append(suite(part, arguments, None))
+            heading(title(part))
+            results.append(run(part, None))
     logs = {part: REPORTS / f"{part}.log" for part in together}
     if together:
         heading(f"{', '.join(together)}: {AT_ONCE} at a time, each one's output when it ends")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        futures = {pool.submit(suite, part, arguments, logs[part]): part for part in together}
+        futures = {pool.submit(run, part, logs[part]): part for part in together}
         pending = set(futures)
         while pending:
             done, pending = wait(pending, PROGRESS_SECONDS, FIRST_COMPLETED)
             for future in done:
                 part = futures[future]
-                heading(f"{part}: tests in the {SUITES[part][0]} build")
+                heading(title(part))
                 print(logs[part].read_text(errors="replace"), flush=True)
                 results.append(future.result())
             if not done:
@@ -262,9 +276,7 @@ def main() -> int:
             return summarize(results, started)
     if "compile" in parts:
         results.append(compile_report())
-    results += suites([part for part in parts if part in SUITES], pytest_arguments)
-    if "mutants" in parts:
-        results.append(mutants())
+    results += suites([part for part in parts if part in SUITES or part == "mutants"], pytest_arguments)
     return summarize([*results, *left_out], started)
 
 
