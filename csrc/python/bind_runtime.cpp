@@ -2,6 +2,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include "cpu/executor/executor.h"
 #include "cpu/vector/vector.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
@@ -196,6 +197,7 @@ void bind_runner(py::module_& m) {
             const bool before = std::exchange(stops_at_waits_long, true);
             ~Stops() { stops_at_waits_long = before; }
         } stops;
+        cpu::Executor::get().interrupts_are_checked();  // by the interpreter, between lines
         try {
             return make_job(runtime, name, call, number)();
         } catch (const WaitsLong&) {

@@ -102,6 +102,8 @@ class Executor {
 
     // Called every 50 ms by a host thread that waits outside a world; what it throws leaves wait().
     void set_interrupt_check(std::function<void()> check);
+    // Somebody has just looked: the 50 ms begin again.
+    void interrupts_are_checked();
 
     struct State;
 

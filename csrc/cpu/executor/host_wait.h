@@ -34,6 +34,8 @@ class FreeThreads {
     bool wait(const HostWait& wait);
 
     std::function<void()> interrupt_check;
+    // With the lock held: somebody has just looked, so a wait is long before it is looked again.
+    void interrupts_are_checked() { last_interrupt_check_ = monotonic_ns(); }
 
   private:
     struct Sleeper {
