@@ -41,10 +41,9 @@ class _Pending:
         """Do the rest and wait for it."""
         if self.finished:
             raise DeepEPError(f"operation {self.operation}: it has been finished")
-        if self.generation != self.engine.generation:
-            self.finished = True
-            raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
         self.finished = True
+        if self.generation != self.engine.generation:
+            raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
         self.engine.check_whole()
         with self.engine.telling_others(self.call.kind):
             return self._finish()

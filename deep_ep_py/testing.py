@@ -280,8 +280,8 @@ def _end_world(seed: int, abandon: bool) -> dict[str, int]:
 
 
 def _chosen(errors: dict[int, BaseException], seed: int) -> BaseException:
-    """The exception to raise: of the rank that failed first; the others may have, for want of it. A rank that was told
-    of a failure may raise before the one that told it.
+    """The exception to raise: of the rank that failed first; the others may have failed because of it. A rank that was
+    told of a failure may raise before the one that told it.
     """
 
     def follows(error: BaseException) -> bool:

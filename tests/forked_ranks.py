@@ -182,7 +182,7 @@ class Held:
         return Held(dict(sorted(kinds.items())), heaps, len(mappings), len(os.listdir("/proc/self/task")))
 
     def less(self, before: Held) -> dict[str, Any]:
-        """What is there that was not, or no more, of all that a Buffer must give back: empty where it has."""
+        """What a Buffer must give back and has not, or has taken and should not: empty where all is as before."""
         kinds = {*self.descriptors, *before.descriptors}
         changes = {kind: self.descriptors.get(kind, 0) - before.descriptors.get(kind, 0) for kind in sorted(kinds)}
         changes |= {"heaps": self.heaps - before.heaps, "threads": self.threads - before.threads}

@@ -1,4 +1,4 @@
-"""P15: nothing read from memory is trusted to store by. A handle that somebody has written over fails every rank, and
+"""P15: nothing read from memory is trusted to store by. A handle that has been written over fails every rank, and
 no other tensor."""
 
 from __future__ import annotations

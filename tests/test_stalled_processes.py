@@ -59,7 +59,7 @@ def test_no_result_is_wrong_without_an_exception(rounds: list[dict[str, Any]]) -
 
 
 def test_the_exceptions_lead_to_the_rank_that_stalled(rounds: list[dict[str, Any]]) -> None:
-    """Each names it, or a rank whose own does. One that stalled is told who has given up meanwhile."""
+    """Each names it, or a rank whose own does. One that stalled is told which rank has given up meanwhile."""
     for one in rounds:
         assert "no" not in one["named"].values(), (one["shape"], one["stalled"], one["how"], one["named"], one["texts"])
 

@@ -54,7 +54,7 @@ std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanosecon
     for (const auto& wait : waits) {  // without a lock: other Buffers come and go
         if (!wait(nanoseconds)) return std::nullopt;
     }
-    // Counted before members are asked: a failure after this look is one too many for whoever goes by it.
+    // Counted before members are asked: a later failure makes the count differ from what the caller compares with.
     const uint64_t count = memory.load_word(reinterpret_cast<const uint64_t*>(count_.get()));
     const std::lock_guard<std::mutex> guard(mutex_);
     for (const Member* member : members_) {

@@ -106,7 +106,7 @@ int Runtime::find_lost(bool left) const {
         if (peer == options_.rank || !present(peer)) continue;
         // Acquired, so that what follows is looked at after its end: no more comes.
         if ((memory_->acquire_word(host_word(header(peer)->left)) != 0) != left) continue;
-        // One that has left in between lets go of its lifeline, and lives.
+        // A peer that has left in between has closed its sockets, but its process lives: it is no loss of a process.
         if (!left && (!lifelines_.ended(peer) || memory_->acquire_word(host_word(header(peer)->left)) != 0)) continue;
         if (operations_of(peer) <= wire::announced_operation(own)) return peer;
     }

@@ -11,8 +11,8 @@ namespace deep_ep::host {
 
 class Lifelines {
   public:
-    // (peer, descriptor); several of one peer are allowed. They stay the caller's, who closes a peer's only when nobody
-    // asks for it any more: `Runtime::gone` does not once it is left out.
+    // (peer, descriptor); several of one peer are allowed. They stay the caller's, who closes a peer's only when it is
+    // not asked for any more: `Runtime::gone` does not ask once that rank is left out.
     using Descriptors = std::vector<std::pair<int, int>>;
 
     Lifelines() = default;
@@ -21,8 +21,8 @@ class Lifelines {
 
     bool empty() const { return sockets_.empty() && processes_.empty(); }
 
-    // The peer has ended, or is ending. What it has stored before is visible to who then loads it: the kernel's locks
-    // order that.
+    // The peer has ended, or is ending. What it has stored before is visible to loads after this: the kernel's locks
+    // order them.
     bool ended(int peer) const { return readable(sockets_, peer) || readable(processes_, peer); }
 
     // It stores nothing any more. A process that is killed closes its files one after the other, a socket perhaps

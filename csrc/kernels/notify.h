@@ -175,7 +175,6 @@ DEEP_EP_KERNEL void counts(const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
-    op.read_number();
     take_counts(args, op, Shape::of(args.shape).ranks());
 }
 

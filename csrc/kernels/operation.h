@@ -317,6 +317,7 @@ class Operation {
         for (u32 r = 0; r < ranks(); ++r) {
             if (r == rank() || !mapped(r)) continue;
             // A peer that has gone on to another generation may have a failure of its own there, not to be erased.
+            // Relaxed: its owner and other ranks exchange it; the exchange below is what orders anything.
             u64* const theirs = abort_word(fabric::address(peers(), r, 0), bank_);
             if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
             device::exchange_acq_rel<Scope::kSystem>(theirs, word);

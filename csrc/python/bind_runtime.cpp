@@ -182,7 +182,7 @@ void bind_runner(py::module_& m) {
         .def_property_readonly("done", &Run::done)
         .def_property_readonly("failed", &Run::failed)
         .def("wait", &Run::wait, py::arg("nanoseconds"), NoGil(), "Return whether it is done after so long.")
-        .def("cancel", &Run::cancel, "Have its wait end soon: nobody waits for it any more.")
+        .def("cancel", &Run::cancel, "Have its wait end soon: its caller has gone on.")
         .def(
             "result",
             [](const Run& run) {
@@ -204,7 +204,7 @@ void bind_runner(py::module_& m) {
             return std::nullopt;
         }
     };
-    py::class_<Runner>(m, "Runner", "A thread that waits for a Buffer's kernels, whoever holds the GIL.")
+    py::class_<Runner>(m, "Runner", "A thread that waits for a Buffer's kernels and needs no GIL.")
         .def(py::init<>())
         .def(
             "start",

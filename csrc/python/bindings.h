@@ -31,8 +31,8 @@ struct WaitsLong {};
 inline thread_local bool stops_at_waits_long = false;
 
 // Lets Ctrl-C end a wait for a rank that will never come. Signals are the main thread's; another one that ran kernels
-// would only wait for the GIL here, and the kernels with it, as long as somebody holds that. So would the main thread:
-// where it runs kernels, a Runner takes over.
+// would only wait for the GIL here, and the kernels with it, as long as another thread holds it. So would the main
+// thread: where it runs kernels, a Runner takes over.
 inline void check_signals() {
     if (host::Runner::cancelled()) throw host::Runner::Cancelled{};
     if (gettid() != getpid()) return;

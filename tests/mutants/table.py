@@ -536,7 +536,7 @@ MUTANTS = (
     ),
     # --- failing
     _one(
-        "failing: who is told does not pass it on",
+        "failing: a told thread does not pass it on",
         "kernels/operation.h",
         _TELL,
         "if (told == 0) " + _TELL,
@@ -582,7 +582,7 @@ MUTANTS = (
         silent=True,
     ),
     _one(
-        "failing: the teller tells nobody",
+        "failing: the teller tells no rank",
         "host/teller.cpp",
         "memory_->store_words(words_, told_);",
         "",

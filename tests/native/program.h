@@ -30,7 +30,7 @@ inline void expect(bool holds, const std::string& message) {
     if (!holds) throw WrongValue{message};
 }
 
-// Whether it says no more than that other ranks have gone.
+// Whether it says merely that other ranks have gone.
 inline bool is_deadlock(const std::exception_ptr& error) {
     try {
         std::rethrow_exception(error);
@@ -42,7 +42,7 @@ inline bool is_deadlock(const std::exception_ptr& error) {
 }
 
 // Runs body(rank) on a thread per rank, under the schedule of `seed`. What a rank throws ends the world; those that
-// wait for it in vain follow.
+// wait for that rank then fail too.
 inline void run_world(int ranks, uint64_t seed, const std::function<void(int)>& body) {
     Executor& executor = Executor::get();
     std::vector<std::exception_ptr> errors(static_cast<size_t>(ranks));

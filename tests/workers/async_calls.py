@@ -129,7 +129,7 @@ def an_event_of_another_buffer(buffer: deep_ep.Buffer, trial: Trial) -> None:
 
 
 def a_buffer_beside_one_that_was_broken_off(trial: Trial) -> None:
-    """One whose caller knows that it has failed, but not its kernels: on a CPU they run when somebody waits."""
+    """One whose caller knows that it has failed, but not its kernels: on a CPU they run while some thread waits."""
     broken = make_buffer(dist.group.WORLD, trial.case, "peer")
     rank = broken.rank
     dist.barrier()

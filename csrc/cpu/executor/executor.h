@@ -102,7 +102,7 @@ class Executor {
 
     // Called every 50 ms by a host thread that waits outside a world; what it throws leaves wait().
     void set_interrupt_check(std::function<void()> check);
-    // Somebody has just looked: the 50 ms begin again.
+    // Signals have just been checked elsewhere: the next check is 50 ms from now.
     void interrupts_are_checked();
 
     struct State;

@@ -34,7 +34,7 @@ class FreeThreads {
     bool wait(const HostWait& wait);
 
     std::function<void()> interrupt_check;
-    // With the lock held: somebody has just looked, so a wait is long before it is looked again.
+    // Signals have just been checked elsewhere: the next check is a whole interval away. With the lock held.
     void interrupts_are_checked() { last_interrupt_check_ = monotonic_ns(); }
 
   private:

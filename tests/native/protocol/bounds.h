@@ -1,4 +1,4 @@
-// What kernels read from memory may be wrong: a plan that somebody has written over between a dispatch and what uses it
+// What kernels read from memory may be wrong: a plan that was written over between a dispatch and what uses it
 // again, an output that lies where a peer has mapped nothing. The operation fails, and nothing is written anywhere else
 // (P15).
 #pragma once
@@ -15,10 +15,10 @@ constexpr u64 kCanary = 4096;
 
 enum class Operation { kDispatch, kCombine };
 
-// Who has to find it: the rank itself, before it stores anything; the same, unless it is a peer that first misses rows
-// in another chunk, which some schedules bring about; some rank, by what comes or by what does not; or none, since
-// nothing there is used and all is right.
-enum class Found { kByItself, kByItselfOrPeer, kBySomebody, kNot };
+// Which rank has to find it: the one itself, before it stores anything; the same, unless a peer misses rows first in
+// another chunk, which some schedules bring about; any rank, by what comes or by what does not; or none, since nothing
+// there is used and all is right.
+enum class Found { kByItself, kByItselfOrPeer, kByAnyRank, kNot };
 constexpr u32 kTries = 6;  // schedules of which one must be another
 
 struct Tampering {
@@ -45,7 +45,7 @@ inline const std::map<std::string, Tampering>& tamperings() {
          {[](Batch& b) { prefix(b, kTampered, kPeer) = prefix(b, kTampered - 1, kPeer) - 1; }, kByItself, kByItself,
           kByItself, kByItself}},
         {"one row fewer is sent",
-         {[](Batch& b) { --prefix(b, kTampered, kPeer); }, kByItself, kBySomebody, kByItself, kByItself}},
+         {[](Batch& b) { --prefix(b, kTampered, kPeer); }, kByItself, kByAnyRank, kByItself, kByItself}},
         // Chunks say where they begin among the rows of their source alone.
         {"rows begin behind the output",
          {[](Batch& b) {
@@ -55,7 +55,7 @@ inline const std::map<std::string, Tampering>& tamperings() {
           kByItself, kNot, kByItself, kNot}},
         // The rank between the two has no tokens.
         {"a row of the next source's",
-         {[](Batch& b) { --prefix(b, kPeer, kTampered); }, kNot, kByItself, kNot, kBySomebody}},
+         {[](Batch& b) { --prefix(b, kPeer, kTampered); }, kNot, kByItself, kNot, kByAnyRank}},
         {"more rows come than there are",
          {[](Batch& b) { prefix(b, kTampered, kTampered) += 1; }, kByItself, kByItself, kByItself, kByItself}},
         {"row of a token", {[](Batch& b) { row_for_peer(b) = 1 << 20; }, kByItself, kNot, kByItself, kByItself}},
@@ -91,7 +91,8 @@ class Canary {
         std::fill(memory_, memory_ + kCanary, kByte);
     }
     void check(const std::string& whose) const {
-        expect(std::count(memory_, memory_ + kCanary, kByte) == kCanary, whose + "memory of nobody's was written");
+        expect(std::count(memory_, memory_ + kCanary, kByte) == kCanary,
+               whose + "memory that is no rank's was written");
     }
 
   private:
@@ -113,7 +114,7 @@ struct Ends {
         for (u32 r = 0; r < kRanks; ++r) {
             failed += of[r].mark != 0;
             const u32 reason = wire::mark_reason(of[r].mark);
-            const bool late = expected == Found::kBySomebody && reason == wire::kTimeout;
+            const bool late = expected == Found::kByAnyRank && reason == wire::kTimeout;
             expect(of[r].mark == 0 || found(r) || late || reason == wire::kAborted,
                    name + ": rank " + std::to_string(r) + " failed for reason " + std::to_string(reason));
         }
@@ -186,7 +187,7 @@ inline void run_short(uint64_t seed, const Setup& setup) {
         canary.check(batch.whose());
         buffer.meet(world);
     });
-    ends.check("a heap that ends early", Found::kBySomebody);
+    ends.check("a heap that ends early", Found::kByAnyRank);
     expect(!ends.found(kTampered), "its own rank has all of it");
 }
 

@@ -248,7 +248,7 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         result.failed += kRanks - well;
         result.mixed += well != 0 && well != kRanks;
     }
-    // Nobody waits for its own timeout: the first rank that has had to tells the others.
+    // No rank waits for its own timeout: the first rank that has had to tells the others.
     const u64 begin = *std::min_element(began, began + kRanks), end = *std::max_element(ended, ended + kRanks);
     expect(end - begin <= plan.late_ns, "the last rank ended after " + std::to_string(end - begin) +
                                             " ns, one was late by " + std::to_string(plan.late_ns));

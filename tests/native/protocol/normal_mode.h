@@ -24,7 +24,7 @@ inline void lap(Buffer& buffer, u32 lap) {
 
 // Rank 0 breaks off, in the middle or before it begins; the ranks go on.
 inline void break_off(World& world, Buffer& buffer, u32 attempt) {
-    buffer.meet(world);  // nobody breaks off while a peer is still in what has ended here
+    buffer.meet(world);  // no rank breaks off while a peer is still in what has ended here
     const bool begins = attempt % 2 == 0;
     Batch batch(buffer, attempt);
     if (begins || buffer.rank != 0) {

@@ -14,7 +14,7 @@ using namespace deep_ep::device;
 using planted::expect;
 namespace mlx5 = wire::mlx5;
 
-constexpr u32 kPosted = 3, kNobody = ~0u;
+constexpr u32 kPosted = 3, kNoThread = ~0u;
 
 // Memory that the threads of one kernel share: which of them waited for a queue pair, and what each was told.
 struct Record {
@@ -25,7 +25,7 @@ struct Record {
     u32 silent;                  // the queue pair whose NIC does not answer
 };
 
-// What a fabric asks of an operation. The NIC answers whoever waits for it.
+// What a fabric asks of an operation. The NIC answers each thread that waits for it.
 struct Waiter {
     Record& record;
 
@@ -60,8 +60,8 @@ inline void run(uint64_t seed, u32 ranks, u32 per_peer, u32 warps) {
     Record record;
     record.queue_pairs.resize(count);
     record.completions.assign(count, mlx5::Cqe{});
-    record.waited_by.assign(count, kNobody);
-    record.gone_on.assign(threads, kNobody);
+    record.waited_by.assign(count, kNoThread);
+    record.gone_on.assign(threads, kNoThread);
     record.silent = count / 2;
     for (u32 i = 0; i < count; ++i) {
         record.completions[i].tail = ~0u;
@@ -84,7 +84,7 @@ inline void run(uint64_t seed, u32 ranks, u32 per_peer, u32 warps) {
     for (u32 i = 0; i < count; ++i) {
         // What lies behind the silent one in its thread's share is not waited for.
         const bool reached = i % threads != record.silent % threads || i <= record.silent;
-        const u32 expected = reached ? i % threads : kNobody;
+        const u32 expected = reached ? i % threads : kNoThread;
         expect(record.waited_by[i] == expected, "queue pair " + std::to_string(i) + " was waited for by thread " +
                                                     std::to_string(static_cast<i32>(record.waited_by[i])));
     }

@@ -81,7 +81,7 @@ inline void run(uint64_t seed, const Setup& setup) {
             batch.check_echo(sums);
             sums.check(batch.whose());
             std::fill(sums.data(), sums.data() + u64{batch.tokens} * kRowBytes, u8{0xee});
-            buffer.meet(world);  // nobody breaks off while a peer is still in what has ended here
+            buffer.meet(world);  // no rank breaks off while a peer is still in what has ended here
             if (attempt > kRecoveries) break;
             graph->replay();
             if (rank == 0) buffer.runtime().abort(wire::kException);
