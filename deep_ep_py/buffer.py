@@ -68,8 +68,8 @@ class Buffer(V1Surface):
         machine's memory, shared among the ranks, whose pages cost nothing until they are touched; with software NICs on
         a GPU 64 MiB of host memory; else on a GPU 64 MiB at first and, as it is needed, at most an eighth of its
         memory, shared likewise. When a call has found no room there, there is more from the next dispatch on whose
-        counts the host waits for. Calls that wait for none, with a handle or `num_worst_tokens`, make do with what
-        there is: for these alone, name a size.
+        counts the host waits for. Calls that wait for none, with a handle or `num_worst_tokens`, use only what
+        is there: if all calls are such, name a size.
     timeout : float
         Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int
@@ -230,10 +230,10 @@ class Buffer(V1Surface):
             types are the same on all ranks.
         handle : DispatchHandle or tuple of torch.Tensor, optional
             Of an earlier dispatch: send along the same routes again (cached dispatch). Then no top-k is given, and a
-            layout, alignment or `num_worst_tokens` is not looked at. Its elements as a plain tuple will do, as autograd
-            gives them back, but not copies of them. It may be of another Buffer of the same ranks, which may have been
-            destroyed, but not have failed or recovered since; with `async_finish` that dispatch's event has been waited
-            for.
+            layout, alignment or `num_worst_tokens` is not looked at. A plain tuple of its elements is accepted too, as
+            autograd gives them back, but not copies of them. It may be of another Buffer of the same ranks, which may
+            have been destroyed, but not have failed or recovered since; with `async_finish` that dispatch's event has
+            been waited for.
         num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert : torch.Tensor
             From `get_dispatch_layout`. Rows per rank are counted from `is_token_in_rank`, not taken from the first.
         topk_idx : torch.Tensor, optional
@@ -246,8 +246,8 @@ class Buffer(V1Surface):
             `num_sms` blocks. Default: on a GPU as few as its rates allow (`python -m deep_ep_py rates`).
         num_worst_tokens : int
             Not 0: the rows of the outputs, the same on all ranks; then the host waits for nothing, as a CUDA graph
-            needs it. It must do for every rank: if one would receive more, the call fails on all. Rows that nobody
-            sends have index -1 and weight 0; what their `recv_x` holds is anything.
+            needs it. It must suffice for every rank: if one would receive more, the call fails on all. Rows that no
+            rank sends have index -1 and weight 0; what their `recv_x` holds is undefined.
         num_tokens_per_rdma_rank
             Not looked at.
         previous_event : EventOverlap, optional
@@ -474,7 +474,7 @@ class Buffer(V1Surface):
         Collective among the ranks left, and a barrier: each calls it with the same `mask`, whether it has raised or
         not; one that has not lets the others know. It needs no process group. Calls then behave as if the ranks left
         out had no tokens and their experts were chosen by none: rows for them are dropped, and `combine` sums over the
-        others. They stay in all shapes, and cannot come back. Handles from before are of no use any more, and what
+        others. They stay in all shapes, and cannot come back. Handles from before can no longer be used, and what
         calls have returned that no check (see `check`) has covered is void: where this rank has raised nothing, a
         warning says what has failed.
 

@@ -89,7 +89,7 @@ def _ring(gpu: _Gpu, kind: str, ranks: int) -> bool:
 
 
 def _side_by_side(gpu: _Gpu) -> Finding:
-    """How many ranks' kernels run side by side, by kind of launch; and the kind to take, None where none will do."""
+    """How many ranks' kernels run side by side, by kind of launch; and the kind to use, None where neither works."""
     found = dict.fromkeys(_KINDS, 1)
     for ranks in _RANKS:
         for kind in _KINDS:
@@ -107,7 +107,7 @@ def _pinned_atomics(gpu: _Gpu) -> Finding:
     """Whether a kernel and the host can add to one word of the host's memory without losing any."""
     turns, most = 20_000, 1_000_000
     launcher, words = gpu.launcher("plain", 1), gpu.memory.pinned_words(3)
-    words.store(0, turns)  # it waits for nobody
+    words.store(0, turns)  # it waits for no other kernel
     serial = gpu.launch(launcher, words.address(0), words.address(1), turns, words.address(2))
     added = 0
     while not launcher.finished(serial):
@@ -197,7 +197,7 @@ def observe(
         `gpu`: its name, once it could be used. `launch`: "cooperative", "plain", or None where ranks cannot share this
         GPU. `side_by_side`: by kind, how many kernels that waited for each other ended well. `pinned_atomics`:
         "atomic", or what was lost. `heap_words_clear`, `memory_is_handed_out_dirty`, `heap_import`,
-        `mapping_beside_a_kernel`: bool. `errors`: what was raised, or that no more came in time. What was not found
+        `mapping_beside_a_kernel`: bool. `errors`: what was raised, or that findings stopped coming. What was not found
         out is absent.
     """
     command = command or [sys.executable, "-m", "deep_ep_py.canary"]

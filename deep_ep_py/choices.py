@@ -8,8 +8,8 @@ COPIES = "DEEP_EP_COPIES"
 """How kernels copy dispatched rows, on a GPU alone: "bulk" (the default, where it has such copies) or "vector"."""
 
 COMBINE = "DEEP_EP_COMBINE"
-"""How rows come back where ranks have each other's memory mapped: "pull" (the default), owners read them where they
-are, or "push", whoever has them sends them in chunks. Each rank chooses for the rows that it has."""
+"""How rows come back where ranks have each other's memory mapped: "pull" (the default), their owners read them in
+place, or "push", the rank that has them sends them in chunks. Each rank chooses for the rows that it has."""
 
 LAUNCH = "DEEP_EP_LAUNCH"
 """How kernels are launched on a GPU: "cooperative" (the default), the driver refuses a launch whose blocks would not

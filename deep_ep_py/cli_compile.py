@@ -46,7 +46,7 @@ def _compile(
 @click.option("--hidden", type=click.IntRange(1), default=_DEFAULTS.row_bytes // _ELEMENT_BYTES, help="BF16 per row.")
 @click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULTS.topk, help="Experts each token chooses.")
 @click.option("--experts", type=click.IntRange(1, 2048), default=_DEFAULTS.experts, help="Experts in all.")
-@click.option("--fresh", is_flag=True, show_default=False, help="Compile anew, and leave the cache alone.")
+@click.option("--fresh", is_flag=True, show_default=False, help="Compile again, and leave the cache alone.")
 @click.option(
     "--cache",
     "folder",

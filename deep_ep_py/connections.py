@@ -122,7 +122,7 @@ class Connections:
 
     def hand_over(self, piece: Piece, descriptor: int) -> bool:
         """Give every other rank a descriptor of a piece of this rank's heap, for its `next_piece`; pieces in their
-        order. Nobody waits: false where that would have to be, and then it is to be done once more, for the ranks that
+        order. It never waits: false where it would have to, and then the caller repeats it later, for the ranks that
         have not got it.
         """
         message, end = struct.pack(_PIECE_FORMAT, _PIECE, *piece), sum(piece)
@@ -132,7 +132,7 @@ class Connections:
                 if _send_to(self._outgoing[rank], message, [descriptor]):
                     self._handed[rank] = end
             except ConnectionError:
-                self._handed[rank] = end  # its rank has ended: whoever waits for it will hear of that
+                self._handed[rank] = end  # its rank has ended: a rank that waits for it will be told
             except OSError:  # too many descriptors of this user are on their way, say
                 pass
         return all(self._handed[rank] >= end for rank in missing)
@@ -218,8 +218,8 @@ class Connections:
             raise DeepEPError(f"rank {self.rank}: the other ranks cannot be connected to: {error}") from error
 
     def _poll(self, connections: dict[int, socket.socket], deadline: float, events: int) -> list[int]:
-        """Wait for some ranks' connections, or for the end of their processes, whoever else may hold a socket of those;
-        -> the ranks that something has come of.
+        """Wait for some ranks' connections, or for the end of their processes, even if another process still holds one
+        of their sockets; -> the ranks with news.
         """
         owners = {connection.fileno(): rank for rank, connection in connections.items()}
         poller = select.poll()
@@ -338,13 +338,13 @@ def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
-    bootstrap.all_gather(None)  # everybody has mapped everything
+    bootstrap.all_gather(None)  # every rank has mapped every heap
     heap.close_descriptor()
     return heaps
 
 
-# Sockets of ranks that have met never block: who wants to wait polls. `socket.send_fds` and `socket.recv_fds` would not
-# do: CPython's ignore their flags.
+# Sockets of ranks that have met never block: a caller that wants to wait polls. `socket.send_fds` and `socket.recv_fds`
+# do not work here: CPython's ignore their flags.
 
 
 def _send_to(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> bool:

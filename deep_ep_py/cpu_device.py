@@ -39,7 +39,7 @@ class CpuDevice:
     comm_stream = None
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
-        """Half the machine's memory, shared out. Pages nobody touches cost nothing."""
+        """Half the machine's memory, divided among the ranks. Pages that are never touched cost nothing."""
         del by_nics
         share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * ranks)
         return share, share

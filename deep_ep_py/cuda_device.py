@@ -86,7 +86,7 @@ class CudaDevice:
 
         try:
             return Rates.load(rates_file(default_folder(), self.name, self.copies, self._linked))
-        except (OSError, ValueError) as error:  # a default must not keep anybody from working
+        except (OSError, ValueError) as error:  # rates that cannot be read must not fail the caller
             _log.warning("the rates of this GPU are not used: %s", error)
             return None
 
@@ -259,5 +259,5 @@ def _warn_of_refused_pool(why: str) -> None:
 
 @cache
 def _pool_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
-    """One for all pools, and for ever: tensors outlive Buffers."""
+    """One for all pools, never freed: tensors outlive Buffers."""
     return torch.cuda.memory.CUDAPluggableAllocator(str(C.__file__), "deep_ep_pool_allocate", "deep_ep_pool_free")

@@ -57,8 +57,8 @@ class Device(Protocol):
         """Return the blocks of a kernel that reads and writes so many bytes of rows, where no Config says otherwise."""
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
-        """Return how much memory for outputs a rank takes at first, and at most, if nobody says; `by_nics`: NICs reach
-        the heap too.
+        """Return how much memory for outputs a rank takes at first, and at most, where the caller names no size;
+        `by_nics`: NICs reach the heap too.
         """
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
@@ -108,5 +108,5 @@ class Device(Protocol):
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
     ) -> EventHandle:
         """Let the caller's next work wait for the kernels launched so far; if `async_finish` only for the event that is
-        returned, and then see to it that the memory of `tensors`, which these kernels use, is not given away before.
+        returned, and keep the memory of `tensors`, which these kernels use, from being reused before.
         """

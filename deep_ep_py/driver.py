@@ -1,4 +1,4 @@
-"""Runs a process's kernels on a CPU while nobody waits for them."""
+"""Runs a process's kernels on a CPU while no caller waits for them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Driver:
         """Wait a while for what is on its way, then tell the peers that this rank is gone."""
         give_up = self._give_up()
         if not self.rest(_EXIT_SECONDS) and give_up is not None:
-            with suppress(Exception):  # of a runtime that has come to grief: there is no caller left to hear of it
+            with suppress(Exception):  # of a runtime that has failed: there is no caller left to be told
                 give_up()
             self.rest(_EXIT_SECONDS)  # its kernels have been told to leave
 

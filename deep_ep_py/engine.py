@@ -64,7 +64,7 @@ class Engine:
     rank, ranks : int
         This rank, and how many there are.
     membership : Membership
-        Who they are.
+        Which ranks they are.
     growth : Growth
         Of the heaps.
     generation : int
@@ -106,7 +106,7 @@ class Engine:
             raise
         self.stats = dict.fromkeys(_STATS, 0)
         others = [peer for peer in range(self.ranks) if peer != self.rank]
-        self._published_to_someone = not others or any(paths.mapped(self.rank, peer) for peer in others)
+        self._publishes_rows = not others or any(paths.mapped(self.rank, peer) for peer in others)
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[_OnItsWay] = deque()
@@ -365,8 +365,8 @@ class Engine:
         return self.device.view(address, self.regions * self._region_bytes)
 
     def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Return the tensors, or copies, where peers can read them; as they are if that helps nobody or has no room."""
-        if not self._published_to_someone:
+        """Return the tensors, or copies, where peers can read them; as they are if no peer can or there is no room."""
+        if not self._publishes_rows:
             return tensors
         copies = [None if tensor is None else self._copy_if_private(tensor) for tensor in tensors]
         if any(copy is None and tensor is not None for copy, tensor in zip(copies, tensors, strict=True)):
@@ -420,7 +420,7 @@ class Engine:
         self.break_off("the process ends with calls on their way")
 
     def _stop_kernels(self, nanoseconds: int) -> bool:
-        """Have this rank's kernels leave, and nobody look after them any more; -> whether they have."""
+        """Have this rank's kernels leave, and the driver's thread stop waiting for them; -> whether both have."""
         stopped = bool(self._run("stop_all", nanoseconds))
         return stopped and (self._driver is None or self._driver.rest(nanoseconds / 1e9))
 
@@ -447,7 +447,7 @@ class Engine:
         if untold:
             self._warn_of_void_results()
         recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
-        # Only now may anything of operations that broke be used again: nobody stores into it any more (P16).
+        # Only now may memory of operations that broke be used again: no rank stores into it any longer (P16).
         self._note_ended(self.runtime)
         self._layouts.clear()
         self._open.clear()
@@ -552,7 +552,7 @@ class Engine:
                 self.runtime.leave()
                 self._let_go()
         except DeepEPError as error:
-            _log.error("a Buffer was dropped, and nobody hears that %s", error)
+            _log.error("a Buffer was dropped, and no caller is told that %s", error)
         except RuntimeError:
             pass  # what a dead executor throws has been raised before
 

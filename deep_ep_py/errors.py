@@ -58,7 +58,7 @@ class DeepEPTimeout(DeepEPError):
 class NotOfferedError(AttributeError, NotImplementedError):
     """DeepEP has a method of this name, and this library does not have it yet.
 
-    It comes from the look-up, so that `hasattr` tells the truth; who calls the method can catch it as a
+    It is raised by the attribute look-up, so that `hasattr` is False; code that calls the method can catch it as a
     `NotImplementedError`.
     """
 
@@ -68,7 +68,7 @@ class CudaError(RuntimeError):
 
 
 class DeadlockError(RuntimeError):
-    """Nothing in a world of rank threads could ever run again; the message lists who waits where."""
+    """Nothing in a world of rank threads could ever run again; the message lists what each thread waits for."""
 
 
 class SimtError(RuntimeError):

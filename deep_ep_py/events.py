@@ -43,7 +43,7 @@ class EventHandle:
         """Make the current stream wait for the event; on a CPU, where there are none, the caller."""
         if self._until is not None:
             self._until()
-            self._until = None  # only now: whoever waits beside this one waits too
+            self._until = None  # only now: a thread that waits at the same time must wait too
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 

@@ -40,20 +40,20 @@ class FreeWorld:
             self._values[rank] = value
             self._barrier.wait()
             values = list(self._values)
-            self._barrier.wait()  # nobody brings the next before all have looked
+            self._barrier.wait()  # no rank brings its next value before all have read these
         except threading.BrokenBarrierError:
             assert self.failed is not None
             raise PeerFailed(self.failed, f"{kind}, collective {number}") from None
         return values
 
     def fail(self, rank: int) -> None:
-        """Let nobody wait for a rank that will not come."""
+        """Let no rank wait for one that will not come."""
         if self.failed is None:
             self.failed = rank
         self._barrier.abort()
 
     def leave(self, rank: int) -> None:
-        """Let nobody wait to launch with a rank that has ended, well or not."""
+        """Let no rank wait to launch with one that has ended, well or not."""
         if self.one_launch is not None:
             self.one_launch.leave(rank)
 
@@ -75,7 +75,7 @@ def run_free(
     Raises
     ------
     ValueError
-        More ranks than a GPU has queues, without `one_launch`: some would wait for each other's kernels for ever.
+        More ranks than a GPU has queues, without `one_launch`: some would wait for each other's kernels forever.
     """
     if n > QUEUES and not one_launch:
         raise ValueError(f"n={n}: expected at most {QUEUES} ranks on one GPU, its queues, or one_launch=True")

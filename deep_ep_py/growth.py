@@ -2,7 +2,7 @@
 
 An output that finds no room makes its rank's heap grow, and goes in rounds. What has been added is handed to the peers
 before the rank's next notify, which announces it; they map it when they have that operation's counts, before they
-launch its dispatch. So from that operation on the rank may offer outputs there. Nobody waits for anybody in this: what
+launch its dispatch. So from that operation on the rank may offer outputs there. No rank waits for another in this: what
 is handed over lies in a socket until it is announced.
 
 That operation must come at the same place in the order in which each rank finishes operations: all finish theirs in one
@@ -40,7 +40,8 @@ class Growth:
     helps : bool
         Whether outputs that find no room should make the heap grow: whether the Buffer's latest dispatch with counts
         was one whose host waits for them. Its next one will announce what has been added, so that combines and cached
-        dispatches have it too. Where none comes, as in calls with `num_worst_tokens` alone, it would be there in vain.
+        dispatches have it too. Where no such dispatch comes, as with `num_worst_tokens` alone, peers would never learn
+        of it.
     """
 
     def __init__(self, bootstrap: Bootstrap, runtime: Any) -> None:

@@ -78,7 +78,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     [tokens, nodes]; None. What is None describes how V1 passes rows on inside a node; here they go straight to each
     rank.
 
-    The elements are made when they are asked for, each time anew; this library reads the attributes alone. A tuple of
+    The elements are made each time they are asked for; this library reads the attributes alone. A tuple of
     the elements serves as the handle does, see `handle_of`.
 
     Attributes

@@ -8,8 +8,9 @@ connection but messages of fixed sizes.
 
     connector: rank, nonce      listener: nonce, proof      connector: proof      listener: welcome
 
-A stranger can neither fail the ranks nor keep them waiting. Who connects and has proved nothing after a while is
-dropped, the oldest first where there are many; a rank that was dropped so, or that meets a full backlog, tries again.
+A stranger can neither fail the ranks nor keep them waiting. A connection that has proved nothing after a while is
+dropped, the oldest first where there are many; a rank whose connection was dropped so, or that meets a full backlog,
+tries again.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def make_socket() -> socket.socket:
 
 
 def listen() -> tuple[socket.socket, str]:
-    """Return a socket that others can connect to, and its name, which nobody can foresee."""
+    """Return a socket that others can connect to, and its name, which cannot be predicted."""
     listener, name = make_socket(), f"\0deep_ep_py-{os.getpid()}-{secrets.token_hex(16)}"
     listener.bind(name)
     listener.listen(_BACKLOG)
@@ -124,7 +125,7 @@ class _Knock:
         return self.socket is None and time.monotonic() >= self._not_before
 
     def connect(self) -> None:
-        """Connect if there is room for it; else it is to be done once more, after a while."""
+        """Connect if there is room in the listener's backlog; else call it again after a while."""
         self._not_before = time.monotonic() + _RETRY_SECONDS
         self._answered = False
         self._session.connector_nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -136,7 +137,7 @@ class _Knock:
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # the backlog is full; or dropped at once
             connection.close()
             return
-        except OSError:  # nobody listens
+        except OSError:  # no process listens
             connection.close()
             raise PeerGone(self.rank) from None
         self.socket = connection
@@ -153,7 +154,7 @@ class _Knock:
             self.close()  # dropped, as if it were a stranger
             return False
         self._session.listener_nonce, proof = _ANSWER.unpack(message)
-        # Nobody else can have bound the name: but what is not proved is not believed.
+        # No other process can have bound the name, but a wrong proof is refused all the same.
         if not self._session.proves(_LISTENER, proof):
             raise PeerGone(self.rank)
         self._answered = True
@@ -170,7 +171,7 @@ class _Knock:
 
 
 class _Guest:
-    """A connection that somebody has made to this rank."""
+    """A connection that another process has made to this rank."""
 
     def __init__(self, connection: socket.socket, own: int, secret: bytes) -> None:
         self.socket, self._own, self._secret = connection, own, secret
@@ -320,7 +321,7 @@ class Meeting:
                     raise
                 self._drop_guests(lambda one: one is self._guests[0])
                 continue
-            # Of other users nobody can be a rank.
+            # A process of another user cannot be a rank.
             if credentials(connection)[1] != os.getuid():
                 connection.close()
                 continue

@@ -51,9 +51,9 @@ def needs_restart() -> bool:
 
 
 def restart_with_queues() -> None:
-    """Begin this process's program anew with the variable set, if `needs_restart`.
+    """Restart this process's program with the variable set, if `needs_restart`.
 
-    For programs, first of all that they do: what they have done is lost.
+    To be called before a program does anything else: what it has done is lost.
     """
     if not needs_restart():
         return

@@ -18,7 +18,7 @@ _latest = 0
 
 @dataclass(frozen=True)
 class Membership:
-    """Who the ranks of a Buffer are.
+    """The identity of a Buffer's ranks.
 
     Attributes
     ----------

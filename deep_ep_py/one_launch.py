@@ -51,7 +51,7 @@ class OneLaunch:
             return C.cuda.GatheredLauncher(self._gathering, rank, int(timeout * 1e9))
 
     def leave(self, rank: int) -> None:
-        """Let nobody wait for a rank whose function has returned or raised."""
+        """Note that a rank's function has returned or raised, so that no other rank waits for its launches."""
         with self._lock:
             self._left.append(rank)
             if self._gathering is not None:

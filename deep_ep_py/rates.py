@@ -63,7 +63,7 @@ class Rates:
         return max(1, min(most_blocks, needed))
 
     def save(self, file: Path) -> None:
-        """Write them to a file: whoever reads it finds all of them or what was there before."""
+        """Write them to a file at once: a reader finds all of them or what was there before."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".", suffix=".tmp", delete=False) as written:
             written.write(json.dumps(asdict(self), indent=2) + "\n")

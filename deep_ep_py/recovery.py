@@ -40,7 +40,7 @@ def ranks_of(mask: int) -> list[int]:
 
 
 def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) -> None:
-    """Agree with the ranks left on who they are, and start a generation without what was before (P16).
+    """Agree with the remaining ranks on which they are, and start a generation without what was before (P16).
 
     Parameters
     ----------
@@ -60,35 +60,35 @@ def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) ->
     DeepEPError
         The Buffer stays broken.
     """
-    who, nanoseconds = f"rank {rank}: recover", int(seconds * 1e9)
+    prefix, nanoseconds = f"rank {rank}: recover", int(seconds * 1e9)
     # The others learn the mask even if this rank refuses it.
     runtime.meet(mask, attempt, False, 0)
     alive = runtime.wait_gone(mask, int(min(seconds, _GONE_SECONDS) * 1e9))
     if alive >= 0:
         raise DeepEPError(
-            f"{who}: rank {alive} is to be left out, but might still store into this rank's memory: expected its "
+            f"{prefix}: rank {alive} is to be left out, but might still store into this rank's memory: expected its "
             "process to have ended, or its Buffer to be destroyed"
         )
-    _check(runtime.meet(mask, attempt, False, nanoseconds), mask, who, seconds)
+    _check(runtime.meet(mask, attempt, False, nanoseconds), mask, prefix, seconds)
     runtime.clear_words(attempt + 1)
     try:
-        _check(runtime.meet(mask, attempt, True, nanoseconds), mask, who, seconds)
+        _check(runtime.meet(mask, attempt, True, nanoseconds), mask, prefix, seconds)
         runtime.publish(attempt + 1, mask)
     except BaseException:  # an interrupt too: some may have gone on, and their next wait is to end at once
         runtime.abort_generation(attempt + 1, C.EXCEPTION)
         raise
 
 
-def _check(meeting: Any, mask: int, who: str, seconds: float) -> None:
+def _check(meeting: Any, mask: int, prefix: str, seconds: float) -> None:
     peer = meeting.peer
     if meeting.result == _Result.OTHER_MASK:
         raise DeepEPError(
-            f"{who}: mask={ranks_of(mask)}, expected the same on all ranks, rank {peer} leaves out "
+            f"{prefix}: mask={ranks_of(mask)}, expected the same on all ranks, rank {peer} leaves out "
             f"{ranks_of(meeting.mask)}"
         )
     if meeting.result == _Result.GONE:
-        raise DeepEPError(f"{who}: rank {peer} is gone too, expected it among the ranks to leave out")
+        raise DeepEPError(f"{prefix}: rank {peer} is gone too, expected it among the ranks to leave out")
     if meeting.result == _Result.GIVEN_UP:
-        raise DeepEPError(f"{who}: rank {peer} has given this recovery up and begun another")
+        raise DeepEPError(f"{prefix}: rank {peer} has given this recovery up and begun another")
     if meeting.result == _Result.LATE:
-        raise DeepEPError(f"{who}: rank {peer} did not come within {seconds:g} s")
+        raise DeepEPError(f"{prefix}: rank {peer} did not come within {seconds:g} s")

@@ -98,7 +98,7 @@ def _check_ours(name: str, folder: Path) -> None:
         return
     if not _is_ours(file):
         raise ShimError(f"{root} is not deep_ep_py's: it stays as it is")
-    # Bytecode of this and other Pythons is nobody's.
+    # Bytecode, of this or another Python, does not count as another package's file.
     expected = {file.name, "__pycache__"}
     others = sorted(path.name for path in root.iterdir() if path.name not in expected) if root.is_dir() else []
     if others:

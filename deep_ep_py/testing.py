@@ -27,7 +27,7 @@ class RankResults(list):
     Attributes
     ----------
     event_hash : int
-        Hash of every decision of the schedule: equal for equal runs. 0 on a GPU, where nobody schedules.
+        Hash of every decision of the schedule: equal for equal runs. 0 on a GPU, where the executor does not schedule.
     stats : dict of str to int
         What the executor counted: switches, launches, peak_fibers, collectives, barriers, clock_jumps.
     """
@@ -81,7 +81,7 @@ class _World:
         return meeting.values
 
     def fail(self, rank: int) -> None:
-        """Let nobody wait for a rank that will not come."""
+        """Let no rank wait for one that will not come."""
         if self.failed is None:
             self.failed = rank
         for meeting in self.meetings.values():
@@ -179,7 +179,7 @@ def run_ranks(
     one_launch : bool
         On "cuda": the ranks' launches of a kernel become one launch of all their blocks, on one stream. For tools that
         let no two kernels run side by side, as compute-sanitizer may, under which the ranks would wait for each other
-        for ever. Every call of a Buffer is then collective, `get_dispatch_layout` too, with equal sizes and `Config`,
+        forever. Every call of a Buffer is then collective, `get_dispatch_layout` too, with equal sizes and `Config`,
         and cannot be captured into a graph: a rank that does not come within the Buffer's timeout, or comes with
         another kernel, makes all raise.
 

@@ -135,7 +135,7 @@ class V1Surface:
         return (2 * (send + receive + signals) + 128) // 128 * 128
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Do nothing: operations of any mode lay out their region anew, and leave nothing that the next must not find.
+        """Do nothing: an operation of any mode lays out its region itself, so nothing left there needs cleaning.
 
         Callers of V1 do this before its low-latency mode, after any normal-mode call.
 
@@ -164,7 +164,7 @@ class V1Surface:
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> torch.Tensor:
-        """Return the memory that rows and counts go through. Whoever writes to it breaks operations that are open.
+        """Return the memory that rows and counts go through. Writing to it breaks operations that are open.
 
         Parameters
         ----------

@@ -21,10 +21,10 @@ from deep_ep_py.native import C
 BOUNDARY = (
     "One kernel on one rank that only posts puts: for each an RDMA write of 64 bytes and a fetch-and-add, written into "
     "the send queue, and doorbells. By CUDA events around the kernel: its launch and its end are inside, spread over "
-    "all its requests; host work is outside. No send queue is ever full, so nobody waits for the NIC, and what the NIC "
-    "does is outside. Send queues, doorbell records, doorbells and completions lie in pinned host memory, across the "
-    "bus; the queue pairs' counts in GPU memory. The NIC, a thread of the host, polls and reads meanwhile. Requests "
-    "are counted by the NIC, doorbells by the kernel."
+    "all its requests; host work is outside. No send queue is ever full, so no thread waits for the NIC, and what the "
+    "NIC does is outside. Send queues, doorbell records, doorbells and completions lie in pinned host memory, across "
+    "the bus; the queue pairs' counts in GPU memory. The NIC, a thread of the host, polls and reads meanwhile. "
+    "Requests are counted by the NIC, doorbells by the kernel."
 )
 _PUT_BYTES = 64
 _REQUESTS_PER_PUT = 2
@@ -34,7 +34,7 @@ _TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Pattern:
-    """Who posts.
+    """Which threads post, and on how many queue pairs.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def measure(
     warmup
         Kernels before them.
     patterns
-        Who posts.
+        The threads that post.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def _on_each_rank(group: Any, pattern: Pattern, iterations: int, requests: int, 
     if rank == 1:
         total = (warmup + iterations) * puts * C.SIGNAL_UNIT
         result = bool((words.cpu() == total).all()) and bool((data.cpu() == sent).all())
-    group.barrier()  # nobody goes before all is read
+    group.barrier()  # neither rank leaves before all is read
     buffer.destroy()
     return result
 

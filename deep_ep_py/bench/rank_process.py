@@ -62,13 +62,13 @@ def main(parent: int, descriptor: int) -> None:
     """
     be_killed_with_parent()
     if os.getppid() != parent:
-        sys.exit(1)  # with nobody left to tell
+        sys.exit(1)  # no process is left to tell
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     try:
         sys.path, job = connection.recv(), connection.recv_bytes()
     except (EOFError, OSError):
-        sys.exit(1)  # with nobody left to tell
+        sys.exit(1)  # no process is left to tell
     threading.Thread(target=_end_with, args=(connection,), name="watches the parent", daemon=True).start()
 
     from deep_ep_py.bench.launch import run_job

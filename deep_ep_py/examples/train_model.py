@@ -126,7 +126,7 @@ class OneProcessMoE(nn.Module):
 
 
 class Batches:
-    """Pieces of a text, drawn anew for each step, the same whoever asks.
+    """Pieces of a text, drawn for each step, the same for every caller.
 
     Parameters
     ----------

@@ -40,8 +40,8 @@ def refuse_if_others_may_write(folder: Path) -> None:
     """Refuse a folder whose files another user could replace: they are run on GPUs.
 
     Checked are the folder and all above it, links resolved: each must belong to this user or to root, and neither its
-    group nor others may write there. Above the folder itself a sticky bit, as /tmp has, makes up for that: only who
-    owns an entry can move it.
+    group nor others may write there. Above the folder itself a sticky bit, as on /tmp, is enough: only an
+    entry's owner can move it then.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class KernelCache:
         paths = [self.path(kernel, shape, architecture) for kernel in wanted]
         found = {i: there for i, path in enumerate(paths) if (there := _read(path)) is not None}
         order = [i % len(wanted) for i in range(start, start + len(wanted))]
-        # First those that nobody else is at, then wait for the others.
+        # First those that no other process compiles now, then wait for the others.
         for patience in (0, -1):
             for i in order:
                 if i not in found:
@@ -167,7 +167,7 @@ def _sources_hash(root: Path) -> str:
 
 
 def _write(path: Path, kernel: CompiledKernel) -> None:
-    """Write a line of JSON and the cubin; whoever reads `path` finds both or no file."""
+    """Write a line of JSON and the cubin; a reader of `path` finds both or no file."""
     fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel) if field.name != "cubin"}
     fields["resources"] = dataclasses.asdict(kernel.resources)
     fields["sha256"] = hashlib.sha256(kernel.cubin).hexdigest()

@@ -64,7 +64,7 @@ def dispatch(
         From `register`.
     num_worst_tokens : int
         0: as many rows as arrive; a compiler gets an unbacked size. Else the rows of the outputs, the same on all ranks
-        and enough for each; those that nobody sent are 0, with index -1.
+        and enough for each; those that no rank sent are 0, with index -1.
 
     Returns
     -------

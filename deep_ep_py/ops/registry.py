@@ -20,8 +20,8 @@ def register(buffer: Buffer, name: str | None = None) -> str:
     """Give a Buffer the name by which ops find it.
 
     A name means one Buffer of the whole process, in whatever thread an op or its backward runs. So ranks that are
-    threads of one process each have a name of their own; in processes the name of the process group will do. The Buffer
-    is not kept alive: hold on to it as long as ops use it.
+    threads of one process each have a name of their own; in processes the name of the process group suffices. The
+    Buffer is not kept alive: hold on to it as long as ops use it.
 
     Parameters
     ----------

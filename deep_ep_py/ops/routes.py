@@ -27,7 +27,7 @@ def to_routes(buffer: Buffer, handle: DispatchHandle, padded: bool) -> list[torc
     handle : DispatchHandle
         Of a dispatch that has just ended.
     padded : bool
-        Its outputs have rows that nobody sent.
+        Its outputs have rows that no rank sent.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def to_handle(buffer: Buffer, routes: list[torch.Tensor]) -> DispatchHandle:
 
 
 def zero_padding(buffer: Buffer, recv_x: torch.Tensor, routes: list[torch.Tensor]) -> None:
-    """Clear the rows that nobody sent, so that no gradient depends on what was in memory."""
+    """Clear the rows that no rank sent, so that no gradient depends on what was in memory."""
     padded = bool(routes[_NUMBERS][-1])
     if padded:
         received = routes[_RANK_PREFIX][-1, buffer.rank]

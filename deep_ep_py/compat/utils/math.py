@@ -40,7 +40,7 @@ def per_token_cast_to_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales : torch.Tensor
         float32 [rows, columns / 128, rounded up]: the largest magnitude of each group, at least 1e-4, over 448.
     """
-    from deep_ep_py.moe import fp8  # with all of the MoE layer, which who imports `deep_ep` may not need
+    from deep_ep_py.moe import fp8  # it imports the whole MoE layer, which not every user of `deep_ep` needs
 
     cast, scales = fp8.per_token_cast_to_fp8(_filled_up(x, _GROUP))
     return cast[:, : x.shape[1]].contiguous(), scales
