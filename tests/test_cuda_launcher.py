@@ -86,7 +86,7 @@ print(serials, [launcher.finished(serial) for serial in serials])
     assert printed == ["8", "[1, 2] [True, True]"]
     launched = "grid=8,1,1 block=128,1,1 shared=1000 cooperative=1 args="
     assert calls(log, "launch") == [launched + "1", launched + "2"]
-    assert calls(log, "stream") == ["flags=1 priority=-5"], "it waits for nobody, and goes first"
+    assert calls(log, "stream") == ["flags=1 priority=-5"], "it waits for no other stream, and goes first"
     asked = len(calls(log, "cuOccupancyMaxActiveBlocksPerMultiprocessor"))
     assert asked == 2, "when it was loaded, and for this size of blocks"
 
@@ -105,7 +105,7 @@ print(seen == sorted(seen), launcher.finished(first), seen[0])
 
 
 def test_nothing_is_left(double: Path, tmp_path: Path) -> None:
-    """Stream, events and code are given back, also those of launches that nobody waited for."""
+    """Stream, events and code are given back, also those of launches that were not waited for."""
     program = """
 for n in range(3):
     launcher = make()
@@ -206,7 +206,7 @@ gc.collect()
 
 
 def test_ranks_that_do_not_launch_together(double: Path) -> None:
-    """All of them are told who came with what, at once where there is no hope."""
+    """All of them are told which rank came with what, at once where there is no hope."""
     program = """
 def said(ranks, call, timeout=30.0):
     gathering, launchers = gathered(ranks, timeout)
@@ -254,7 +254,7 @@ print(refused(cuda.GatheredLauncher, cuda.Gathering(cuda.Context(0), 2), 2, 0))
             "",
             f"{kind.format(5)}ranks 0, 2, 4 did not come within 0.5 s; ranks 1, 3 came with dispatch {shape}, {one}",
         ],
-        ["", f"{two}rank 0 will come no more; rank 1 came with dispatch {shape}, {one}"],
+        ["", f"{two}rank 0 will not come again; rank 1 came with dispatch {shape}, {one}"],
         [
             "CudaError: dispatch, 5 blocks of 128 threads with 0 bytes of shared memory: they wait for each other, and "
             "Double holds at most 4 at once for each of 2 ranks"
@@ -279,7 +279,7 @@ print(refused(launcher.launch, "dispatch", SHAPE, 1, 1, 227 << 10, bytes(8)))
 
 
 def without_func_load(double: Path, folder: Path) -> Path:
-    """A driver that is older than cuFuncLoad: nobody finds what is not in the table of hashes."""
+    """A driver that is older than cuFuncLoad: a function that is not in the table of hashes cannot be found."""
     library = (double / "libcuda.so.1").read_bytes()
     (folder / "libcuda.so.1").write_bytes(library.replace(b"\0cuFuncLoad\0", b"\0cuFuncLoax\0"))
     return folder

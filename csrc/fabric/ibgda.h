@@ -7,9 +7,9 @@
 // with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue pair's counts,
 // lies in their own memory and is accessed at device scope.
 //
-// Who posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them valid in
-// order (`filled`). Who finds nobody behind it tells the NIC (`rung`); whoever waits does so too, so that nothing waits
-// for a request that nobody has rung for.
+// A thread that posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them
+// valid in order (`filled`). If no thread has taken blocks behind them, it tells the NIC (`rung`). A thread that waits
+// tells the NIC too, so that no wait is for a request that the NIC has not been told of.
 #pragma once
 
 #include "fabric/peers.h"
@@ -25,7 +25,7 @@ struct QueuePair {
     u32* record;    // DoorbellRecord::send
     u64* doorbell;  // the NIC's register
     const wire::mlx5::Cqe* cqe;
-    u64 returned;      // address, for the NIC, of a word for the old values of atomics, which nobody reads
+    u64 returned;      // address, for the NIC, of a word for the old values of atomics; never read
     u32 returned_key;  // big endian
     u32 number;
     u32 blocks;  // of the ring; a power of two
@@ -68,7 +68,7 @@ DEEP_EP_DEVICE u64 completed_after(const QueuePair& qp, u64 known) {
     const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
     // Of a request that failed nothing is done; the waiter finds it (failed_queue_pair).
     if (mlx5::cqe_kind(tail) == mlx5::kRequestError) return known;
-    // No more than half of what the NIC's counter can tell are ever on their way.
+    // At most half as many blocks as the NIC's counter can tell apart are ever on their way.
     return known + ((mlx5::cqe_index(tail) + 1 - known) & 0xffff);
 }
 
@@ -85,7 +85,7 @@ DEEP_EP_DEVICE bool note_completed(QueuePair& qp, u64 count) {
     const u64 now = completed_after(qp, known);
     while (known < now) {
         const u64 before = known;
-        // Release: who acquires `completed` may write where the NIC has read.
+        // Release: a thread that acquires `completed` may write where the NIC has read.
         known = device::cas_acq_rel<Scope::kDevice>(&qp.completed, before, now);
         if (known == before) break;
     }
@@ -101,12 +101,13 @@ DEEP_EP_DEVICE bool failed(const QueuePair& qp) {
 
 // One thread: tells the NIC of all that is filled.
 DEEP_EP_DEVICE void ring(QueuePair& qp) {
-    // Nobody blocks while holding the lock, so this ends by itself. Who finds it taken must wait for it: the holder may
-    // have looked before. What it guards, the next holder sees. Litmus: ring_lock.
+    // No thread blocks while it holds the lock, so this wait ends by itself. A thread that finds the lock taken must
+    // wait for it: the holder may have read `filled` before this thread's blocks were filled. The next holder sees what
+    // the lock guards. Litmus: ring_lock.
     do {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(&qp.ringing) == 0; }, ~0ull, nullptr);
     } while (device::cas_acq_rel<Scope::kDevice>(&qp.ringing, 0u, 1u) != 0);
-    // Acquire: the blocks of all who have made them valid; handed on to the NIC by the release of the record.
+    // Acquire: the blocks of all threads that have made theirs valid; the record's release hands them on to the NIC.
     const u64 filled = device::load_acquire<Scope::kDevice>(&qp.filled);
     if (filled > qp.rung) {
         // The NIC may serve an earlier doorbell and read this record: so the record, not only the doorbell, is what
@@ -184,8 +185,8 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const 
     // Only hands out blocks; what orders them is `filled`.
     u64 index = device::add_relaxed<Scope::kDevice>(&qp.reserved, static_cast<u64>(needed));
     const u64 begin = index, end = index + needed;
-    // Back-pressure: the ring's earlier requests in these blocks are done. The host has seen to it that `needed` fits.
-    // Who gives up leaves a hole before `filled` for good: after a failure the queue pair is of no use (P16).
+    // Back-pressure: the ring's earlier requests in these blocks are done. The host ensures that `needed` fits. A
+    // thread that gives up leaves `filled` stuck before its blocks: the queue pair is not used after a failure (P16).
     if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes;) {
@@ -195,18 +196,18 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const 
         }
     }
     add_request(net, qp, index, word);
-    // In order: acquires what those before have written, releases that and this to whoever rings. Litmus:
-    // ibgda_fill_in_order.
+    // In order: this acquires the blocks of the threads before, and the store below releases them and these blocks to
+    // the thread that rings. Litmus: ibgda_fill_in_order.
     const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };
     if (!waiter.wait(wire::Phase::kPost, static_cast<i32>(to), &qp.filled, begin, our_turn)) return false;
     device::store_release<Scope::kDevice>(&qp.filled, end);
-    // Somebody who has taken blocks behind these will fill them, and then be the one to look.
+    // A thread that has taken blocks behind these will fill them, and then make this check itself.
     if (device::load_relaxed<Scope::kDevice>(&qp.reserved) == end) ring(qp);
     return true;
 }
 
-// The block, after all posting threads have been joined: each thread sees to its share of the queue pairs, since one
-// thread's walk over all of them would pay a memory latency for each. True: the NIC has read all that was posted to
+// The block, after all posting threads have been joined: each thread waits for its share of the queue pairs, since
+// one thread's walk over all of them would pay a memory latency for each. True: the NIC has read all that was posted to
 // these; the block's next barrier makes that true of all.
 template <class Waiter>
 DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, Waiter& waiter) {

@@ -6,11 +6,11 @@
 
 namespace deep_ep::fabric::peer {
 
-// Adds one unit to a signal word of `to`. Whoever sees it (an acquire load at system scope, on that rank) sees every
-// store that this thread made before, and every store of other threads ordered before it by a barrier. Litmus:
-// bar_then_release, mp_release_acquire_sys.
+// Adds one unit to a signal word of `to`. A thread of that rank that sees it (an acquire load at system
+// scope) sees every store that this thread made before, and every store of other threads ordered before it by a
+// barrier. Litmus: bar_then_release, mp_release_acquire_sys.
 DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word) {
-    // The word has one writer: this rank. An add, not a store, so that nobody needs to remember the total.
+    // The word has one writer: this rank. An add, not a store, so that no thread needs to remember the total.
     device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), wire::kUnit);
 }
 

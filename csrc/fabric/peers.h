@@ -18,8 +18,8 @@ struct Peers {
     u8* const* base;  // [ranks] the peers' heaps, null where a peer is not load/store-reachable
     // [ranks] bytes of each heap that there is memory behind, here. The host raises them while kernels run (P10).
     const u64* mapped_bytes;
-    Ibgda* ibgda;     // the way to those that are not; null where there are none,
-    WeakQueue* weak;  // or where this is it
+    Ibgda* ibgda;     // reaches peers that are not mapped; null where there are none, or `weak` is used
+    WeakQueue* weak;  // reaches them instead; else null
     wire::HeapLayout heap;
 };
 

@@ -11,7 +11,7 @@
 
 namespace deep_ep::host {
 
-// What memory is filled with before anything is written, where reading what nobody wrote should show.
+// What memory is filled with before anything is written, where a read of what was never written should show.
 constexpr int kPoison = 0xA5;
 
 // First fit at the lowest address, so that memory already touched is used again. Any thread may release: tensors die
@@ -32,7 +32,7 @@ class Arena {
 
     // All peers map so much of the heap, before they launch what this rank's next offer is for.
     void share(uint64_t heap_bytes);
-    // Of what has been added it is not known any more who has mapped it: until it is shared again.
+    // It is no longer known which peers have mapped what has been added: until shared again it counts as not shared.
     void share_first_only();
 
     uint64_t bytes() const;

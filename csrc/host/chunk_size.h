@@ -7,9 +7,9 @@
 
 namespace deep_ep::host {
 
-// The most a chunk may hold. Small enough that the slots of all streams stay in a cache between the one who writes and
-// the one who reads (on 2 cores with 8 ranks, combine through chunks took half as long as with 2 MiB), large enough to
-// amortise the handshake and to be an efficient message of a NIC.
+// The most a chunk may hold. Small enough that the slots of all streams stay in a cache between the write and the read
+// (on 2 cores with 8 ranks, combine through chunks took half as long as with 2 MiB), large enough to amortise the
+// handshake and to be an efficient message of a NIC.
 constexpr u32 kMaxChunkRows = 128;
 constexpr u64 kMaxChunkBytes = 128 * 1024;
 // The least a region must hold: kSlots chunks of one row per source (P9).

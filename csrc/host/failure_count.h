@@ -27,7 +27,7 @@ class FailureCount {
         virtual std::function<bool(uint64_t nanoseconds)> leaving() const = 0;
     };
 
-    // The one that all Buffers of a rank share: `rank_key` is the same for them, and nobody else's in this process.
+    // The one that all Buffers of a rank share: `rank_key` is the same for them, and no other rank's in this process.
     static std::shared_ptr<FailureCount> of(uint64_t rank_key, Memory& memory);
 
     u64* address() const { return count_.get(); }

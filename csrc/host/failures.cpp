@@ -40,9 +40,9 @@ void Runtime::pass_abort_on() {
 }
 
 void Runtime::store_abort_word(uint64_t word, uint32_t generation) {
-    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. Whoever reads what
-    // this rank's user writes into published rows from now on, and then looks, finds the word: every rank has it before
-    // this one's caller goes on (P12, Operation::look_last).
+    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. A kernel that
+    // reads what this rank's user writes into published rows from now on, and then looks, finds the word: every rank
+    // has it before this one's caller goes on (P12, Operation::look_last).
     std::vector<uint64_t*> words;
     for (int rank = 0; rank < options_.ranks; ++rank) words.push_back(abort_word(rank, generation));
     memory_->store_words(words, word);
@@ -98,13 +98,13 @@ uint64_t Runtime::operations_of(int peer) const {
     return uses / wire::kUnit;
 }
 
-// A peer that is no more and has not finished what this rank is in, and never will; -1: none. One that has finished may
-// go. `left`: one whose process need not have ended.
+// A peer that is gone and had not finished the operation this rank is in, so that it never will; -1: none. A peer that
+// has finished it may go. `left`: looks for one that has left, whose process need not have ended.
 int Runtime::find_lost(bool left) const {
     const uint64_t own = announcement(options_.rank);
     for (int peer = 0; own != 0 && peer < options_.ranks; ++peer) {
         if (peer == options_.rank || !present(peer)) continue;
-        // Acquired, so that what follows is looked at after its end: no more comes.
+        // Acquired, so that its words are read below after its end: none is added later.
         if ((memory_->acquire_word(host_word(header(peer)->left)) != 0) != left) continue;
         // A peer that has left in between has closed its sockets, but its process lives: it is no loss of a process.
         if (!left && (!lifelines_.ended(peer) || memory_->acquire_word(host_word(header(peer)->left)) != 0)) continue;

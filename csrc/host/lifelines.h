@@ -11,8 +11,8 @@ namespace deep_ep::host {
 
 class Lifelines {
   public:
-    // (peer, descriptor); several of one peer are allowed. They stay the caller's, who closes a peer's only when it is
-    // not asked for any more: `Runtime::gone` does not ask once that rank is left out.
+    // (peer, descriptor); several of one peer are allowed. They stay the caller's, which closes a peer's only
+    // when they are not asked for any longer: `Runtime::gone` does not ask once that rank is left out.
     using Descriptors = std::vector<std::pair<int, int>>;
 
     Lifelines() = default;

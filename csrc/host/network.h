@@ -26,7 +26,7 @@ class Network {
     virtual bool idle() const { return true; }
     // What kernels have written that a NIC would refuse; empty where all is well.
     virtual std::string refusal() const { return {}; }
-    // By peer, and in the order of the requests; empty where nobody counts.
+    // By peer, and in the order of the requests; empty where nothing counts.
     virtual std::vector<nic::Counters> counters() const { return {}; }
     virtual std::vector<nic::Message> trace() const { return {}; }
 };

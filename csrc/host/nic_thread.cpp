@@ -44,7 +44,7 @@ void NicThread::serve() {
                 const std::lock_guard<std::mutex> guard(mutex_);
                 refusal_ = error.what();
             }
-            // Kernels hear of it as of any error, and end; then refusal() says what it was.
+            // Kernels are told of it as of any error, and end; then refusal() says what it was.
             for (nic::SendQueue* queue : served()) queue->fail(wire::mlx5::kLocalOperation);
             return;
         }

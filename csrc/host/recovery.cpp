@@ -1,9 +1,9 @@
 // A Runtime goes on after a failure (P16).
 //
 // Ranks meet twice, by words in the headers of their heaps. Before the first meeting each one's kernels have left and
-// its network has been made anew; nobody goes on from it before it knows that every rank left out is gone. So after it
-// nothing of the old generation is on its way to any heap, and each clears the signal words of its other bank. After
-// the second all have, and may be sent to.
+// its network has been rebuilt; no rank goes on from it before it knows that every rank left out is gone. So after it
+// nothing of the old generation is on its way to any heap, and each rank clears the signal words of its other bank.
+// After the second meeting all have done so, and may be sent to.
 #include <stdexcept>
 
 #include "host/host_word.h"
@@ -93,9 +93,9 @@ void Runtime::clear_words(uint32_t generation) {
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
     memory_->store_words({host_word(header(options_.rank)->announcement)}, 0);
     *farewell_ = {};
-    // Calls of graphs will run again: what they leave is of their generation, and nobody else's.
+    // Calls of graphs will run again: what they leave is of their own generation alone.
     std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });
-    // A peer may have failed before it mapped what this rank took for mapped: it is announced once more (P10).
+    // A peer may have failed before it mapped what this rank took for mapped: it is announced again (P10).
     arena_->share_first_only();
 }
 

@@ -391,7 +391,7 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     const char* what = wire::kind_name(call.kind);
     std::vector<int> told;
     uint64_t waited = 0, suspicious = kSuspicious;
-    // Not for ever: a wait without end is for the executor to find.
+    // Not forever: it is left to the executor to find a wait without end.
     while (waited < 2 * call.timeout_ns) {
         const uint64_t time = lifelines_.empty() ? suspicious - waited : kLook;
         if (launcher_->wait_for(ready, what, time)) return;
@@ -434,7 +434,7 @@ void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) 
 
 void Runtime::retire(const std::shared_ptr<Call>& call) {
     calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end());
-    // The memory is for the next call; whoever holds this one still reads what came of it.
+    // The memory is for the next call; a holder of this one still reads what came of it.
     auto report = std::make_shared<Report>(*call->report);
     call->report.swap(report);
     report->outcome = {};

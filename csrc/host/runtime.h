@@ -121,8 +121,8 @@ class Runtime final : private FailureCount::Member {
     void counts(Call& call);
     // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
     std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle);
-    // -> whether rows go straight into this rank's output (dispatch), or are read where they are (combine), by all who
-    // are mapped.
+    // -> whether every mapped rank stores its rows straight into this rank's output (dispatch), or reads this rank's
+    // rows in place (combine).
     bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
                   unsigned blocks);
     // `publish`: let owners read this rank's rows where they are, if they can; else they are sent.
@@ -156,7 +156,7 @@ class Runtime final : private FailureCount::Member {
     bool settle(uint64_t nanoseconds);
     // Until the puts that no operation waits for have left; before a rank goes away in good order.
     void drain();
-    // This rank's kernels have ended and none will be launched, and its network is no more: it says so in its heap.
+    // This rank's kernels have ended and none will be launched, and its network is gone: it says so in its heap.
     void leave();
 
     // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
@@ -170,7 +170,7 @@ class Runtime final : private FailureCount::Member {
     bool aborted() const;
     // The same as abort() in a generation that others may have begun.
     void abort_generation(uint32_t generation, uint32_t reason);
-    // Tells every rank what this one has been told: who told it may not have come to all of them yet.
+    // Tells every rank what this one has been told: the rank that told it may not have come to all of them yet.
     void pass_abort_on();
     // This rank's caller is about to learn that the Buffer has failed.
     void note_told();
@@ -267,7 +267,7 @@ class Runtime final : private FailureCount::Member {
     std::vector<u64> told_mapped_;  // what mapped_bytes_ holds
     uint32_t generation_ = 1;       // of Context::sequence
     uint64_t mask_ = 0;             // Context::mask
-    // Kept until retired: a failed one for good, agents may still hold its addresses; one of a graph likewise.
+    // Kept until retired: a failed one forever, since agents may still hold its addresses; a graph's likewise.
     std::vector<std::shared_ptr<Call>> calls_;
     std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;

@@ -1,6 +1,6 @@
-// A rank's software NICs: the queue pairs that fabric/ibgda.h posts to. All that kernels and the NIC share is a
-// Memory's: on a GPU host memory that the GPU has mapped, and so are the heaps then. Who carries requests out is a
-// thread (nic_thread.h), or agents of the executor (cpu/nic_agents.h).
+// A rank's software NICs: the queue pairs that fabric/ibgda.h posts to. All that kernels and the NIC share comes
+// from a Memory: on a GPU it is host memory that the GPU has mapped, and so are the heaps then. Requests are carried
+// out by a thread (nic_thread.h), or by agents of the executor (cpu/nic_agents.h).
 #pragma once
 
 #include <functional>
@@ -44,7 +44,8 @@ class SoftNic : public Network {
     const std::vector<nic::SendQueue*>& served() const { return served_; }
 
   private:
-    // What kernels and the NIC share for one queue pair, apart from its ring. Who writes what has a line of its own.
+    // What kernels and the NIC share for one queue pair, apart from its ring. Each has a cache line of its own:
+    // kernels write some of them, the NIC others.
     struct alignas(64) Meeting {
         wire::mlx5::Cqe cqe;
         alignas(64) wire::mlx5::DoorbellRecord record;

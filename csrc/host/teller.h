@@ -26,7 +26,7 @@ class Teller {
 
     // Whether a kernel has claimed something that has not been told.
     bool due() const;
-    // Never throws: whoever cannot be told finds out by its timeout.
+    // Never throws: a rank that cannot be told finds out by its timeout.
     void tell() noexcept;
 
   private:

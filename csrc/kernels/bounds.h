@@ -1,5 +1,6 @@
-// What others have written is copied once, bounded, and only then stored or loaded by: a value that is read twice may
-// have changed in between, and one that is wrong must end in an exception, never in somebody's memory (P15).
+// A value that other ranks or the user may write is copied once, checked against its bounds, and only then used to load
+// or store: read twice, it may have changed in between, and a wrong one must end in an exception, never in an access
+// out of bounds (P15).
 #pragma once
 
 #include "kernels/args.h"

@@ -236,7 +236,7 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     if (!find_sources(args, op, shape, sources)) return;
 
     const CombineChunks<Shape> chunks{args, op, sources, shape};
-    // Who reads this rank's rows where they are, and who gets them in chunks.
+    // The owners that read this rank's rows in place, and those that get them in chunks.
     const auto publishes = [&](u32 owner) { return args.offer.visible != 0 && op.mapped(owner); };
     const auto sends = [&](u32 owner) { return op.present(owner) && !publishes(owner); };
     bool sending = false;

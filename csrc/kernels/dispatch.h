@@ -34,7 +34,7 @@ struct DispatchRows {
     u32* row;   // [ranks] index among this rank's rows there
 };
 
-// `copies_bytes`: device::RowCopies::kSharedBytes of whoever runs the kernel.
+// `copies_bytes`: device::RowCopies::kSharedBytes of the target that runs the kernel.
 constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps, u32 copies_bytes) {
     return warps * copies_bytes + ranks * static_cast<u32>(sizeof(DispatchTarget)) +
            warps * ranks * static_cast<u32>(sizeof(u8*) + 2 * sizeof(u32)) + stream_progress_bytes(ranks);
@@ -157,7 +157,7 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
     copies.finish();
 }
 
-// All blocks: in rows of the output that nobody sends, no expert is chosen. A cached dispatch has no top-k.
+// All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
 template <class Shape>
 DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Operation& op, const Shape& shape) {
     if (args.recv_topk_idx.data == nullptr) return;
@@ -286,7 +286,7 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
 
     const DispatchChunks<Shape> chunks{args, op, targets, shape};
     const auto sends = [&](u32 to) { return op.present(to) && targets[to].x == nullptr; };
-    // From whom rows come straight into the output, and from whom in chunks.
+    // The ranks whose rows come straight into the output, and those whose rows come in chunks.
     const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };
     const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
     serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),

@@ -56,7 +56,7 @@ class Operation {
     }
 
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
-    // after by their launches, so plain accesses do.
+    // after by their launches, so plain accesses suffice.
     DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
         ticket_.operation = sequence_operation(context_.sequence);
         ticket_.use = ticket_.operation / heap().regions;
@@ -113,8 +113,8 @@ class Operation {
     //
     // The first thread of the call to give up claims the failure. Told of it or not, it passes the abort word on before
     // it stores the reason that the host acts on, and its block leaves only after that: what is queued behind this
-    // kernel, the user's own kernels too, runs when every mapped rank has the word. Were one rank left without, it
-    // could sum rows that a user kernel here overwrites, and end well (P12, P15).
+    // kernel, the user's own kernels too, runs when every mapped rank has the word. A rank left without it could sum
+    // rows that a user kernel here overwrites, and end well (P12, P15).
     DEEP_EP_DEVICE_CALL void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
         if (claim()) {
             tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));
@@ -169,8 +169,8 @@ class Operation {
     }
 
     // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release
-    // of whoever adds to it (a peer's kernel, an agent, a NIC): what that side ordered before its signal is visible
-    // afterwards.
+    // of the side that adds to it (a peer's kernel, an agent or a NIC): what that side ordered before its signal is
+    // visible afterwards.
     DEEP_EP_DEVICE_CALL bool wait_word(Phase phase, i32 peer, const u64* shown, u64 expected) {
         return wait(phase, peer, shown, expected,
                     [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });
@@ -190,11 +190,11 @@ class Operation {
 
     // --- meeting
     // ----------------------------------------------------------------------------------------------------------------
-    // The whole block: a barrier, and all leave it with the same answer to "shall we go on?" (P14).
+    // The whole block: a barrier, which all leave with the same answer to whether to go on (P14).
     DEEP_EP_DEVICE bool meet() {
         __syncthreads();
         if (threadIdx.x == 0) block_.decision[0] = failed();
-        __syncthreads();  // nobody gives up in between unless it waits, and waits come after
+        __syncthreads();  // no thread gives up in between: only one that waits can, and waits come after
         return block_.decision[0] == 0;
     }
 
@@ -233,14 +233,14 @@ class Operation {
     }
 
     // The last block, when every word of the operation has been waited for and consumed: gives the region back to
-    // everyone (P4).
+    // all ranks (P4).
     DEEP_EP_DEVICE void finish() {
         fabric::quiet(peers(), *this, ticket_.completion);
         if (threadIdx.x == 0) look_last();
         // Some threads may have given up, others not: the meeting decides for all, and joins what they waited for. It
         // also orders the consume() of all threads before the release below.
         if (!meet()) return;
-        // All other blocks have come to their last meeting: nobody of this call counts any more.
+        // All other blocks have come to their last meeting: no block of this call adds to the counts any longer.
         for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             if (!present(r)) continue;
@@ -309,7 +309,7 @@ class Operation {
     }
     // The thread that has claimed a failure: has every mapped rank's answer when it returns. Exchanges, since the
     // returned value is what says that the word is in place, and since an owner's last look pairs with it (look_last).
-    // A link without atomics is not mapped: signals need them too. Ranks that are not mapped hear from the host
+    // A link without atomics is not mapped: signals need them too. Ranks that are not mapped are told by the host
     // (Teller).
     DEEP_EP_DEVICE_CALL void tell(u64 word) {
         device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), word);

@@ -24,7 +24,7 @@ class MemoryTable {
     u8* find(u32 key, int rank, u64 address, u64 bytes, const char* which, std::string& wrong) const {
         const auto found = by_key_.find(key);
         if (found == by_key_.end()) {
-            wrong = std::string(which) + " key " + std::to_string(key) + " is nobody's";
+            wrong = std::string(which) + " key " + std::to_string(key) + " is not registered";
             return nullptr;
         }
         const Registration& memory = found->second;

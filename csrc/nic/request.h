@@ -29,7 +29,8 @@ struct Request {
     u64* returned;
 };
 
-// What the NIC would refuse, or do wrong for: a bug in whoever wrote the block. `wrong` names the field.
+// False for a block that the NIC would refuse or execute wrongly: a bug in the code that wrote it. `wrong` names the
+// field.
 bool decode(const wire::mlx5::Block& block, u64 index, const Connection& connection, const MemoryTable& memory,
             Request& request, std::string& wrong);
 

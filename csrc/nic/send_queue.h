@@ -1,5 +1,5 @@
 // One queue pair of the software NIC: takes requests from the ring, carries them out as a ConnectX may, and completes
-// them. Whoever owns it calls step(), from one thread or fiber at a time.
+// them. Its owner calls step(), from one thread or fiber at a time.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace deep_ep::nic {
 
-// A request, a record or a doorbell that a ConnectX would refuse or go wrong with: a bug of whoever wrote it.
+// A request, a record or a doorbell that a ConnectX would refuse or go wrong with: a bug in the code that wrote it.
 class Violation : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };

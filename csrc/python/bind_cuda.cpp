@@ -208,7 +208,7 @@ void bind_cuda(py::module_& module) {
              }),
              py::arg("context"), py::arg("ranks"), py::arg("warps") = device::kBlockWarps,
              py::arg("bulk_copies") = false, py::arg("cooperative") = true)
-        .def("leave", &Gathering::leave, py::arg("rank"), NoGil(), "Let nobody wait for a rank that will not come.");
+        .def("leave", &Gathering::leave, py::arg("rank"), NoGil(), "Let no rank wait for one that will not come.");
     py::class_<GatheredLauncher, StreamLauncher, std::shared_ptr<GatheredLauncher>>(m, "GatheredLauncher")
         .def(py::init<std::shared_ptr<Gathering>, unsigned, uint64_t>(), py::arg("gathering"), py::arg("rank"),
              py::arg("timeout_ns"));

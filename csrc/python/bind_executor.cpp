@@ -14,7 +14,7 @@ namespace {
 
 using cpu::Executor;
 using NoGil =
-    py::call_guard<py::gil_scoped_release>;  // whoever waits drives, and may hand over to another Python thread
+    py::call_guard<py::gil_scoped_release>;  // the waiting thread drives, and may hand over to another Python thread
 
 void translate(std::exception_ptr error) {
     const auto raise = [](const char* name, const char* message) {
@@ -94,10 +94,10 @@ void bind_executor(py::module_& m) {
         },
         py::arg("nanoseconds"), NoGil(), "Wait for so long by the clock that kernels see.");
     e.def("now_ns", [] { return Executor::get().now_ns(); }, NoGil(), "The clock that kernels see.");
-    e.def("dump", [] { return Executor::get().dump(); }, NoGil(), "Who waits where now.");
+    e.def("dump", [] { return Executor::get().dump(); }, NoGil(), "Which thread waits where now.");
     e.def(
         "last_stall", [] { return Executor::get().last_stall(); }, NoGil(),
-        "Who waited where when the world's clock last jumped to a deadline.");
+        "Which thread waited where when the world's clock last jumped to a deadline.");
 }
 
 }  // namespace deep_ep::python

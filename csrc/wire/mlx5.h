@@ -115,7 +115,7 @@ enum CqeKind : u32 { kRequestDone = 0x0, kRequestError = 0xd, kInvalidCqe = 0xf 
 constexpr u32 cqe_tail(u64 index, CqeKind kind) { return big(static_cast<u32>(index & 0xffff) << 16 | kind << 4); }
 constexpr u32 cqe_index(u32 tail) { return big(tail) >> 16; }
 constexpr u32 cqe_kind(u32 tail) { return big(tail) >> 4 & 0xf; }
-// A CQE that nobody has written is all ones: its kind is invalid, and its index says that nothing is done.
+// A CQE that has never been written is all ones: its kind is invalid, and its index says that nothing is done.
 static_assert(cqe_kind(~0u) == kInvalidCqe && ((cqe_index(~0u) + 1) & 0xffff) == 0, "an empty completion queue");
 static_assert(cqe_index(cqe_tail(0x12345, kRequestError)) == 0x2345 &&
                   cqe_kind(cqe_tail(7, kRequestError)) == kRequestError,

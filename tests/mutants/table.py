@@ -311,8 +311,8 @@ MUTANTS = (
     _one(
         "meeting: no second barrier",
         "kernels/operation.h",
-        "        __syncthreads();  // nobody gives up",
-        "        // nobody gives up",
+        "        __syncthreads();  // no thread gives up",
+        "        // no thread gives up",
         "tsan",
         *NORMAL,
     ),
@@ -518,7 +518,7 @@ MUTANTS = (
         "recover",
     ),
     _one(
-        "recovery: a replay that failed has failed for ever",
+        "recovery: a replay that failed has failed forever",
         "kernels/operation.h",
         "return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;",
         "return device::load_relaxed<Scope::kDevice>(&ticket_.failed) != 0 || aborted() != 0;",

@@ -23,7 +23,7 @@ TOGETHER: dict[str, Any] = {"device": "cuda", "one_launch": True}
 
 def errors_of(fn: Any, timeout: float) -> list[BaseException | None]:
     """What each rank raises where the Buffer has this timeout."""
-    made = threading.Barrier(3)  # the group's would fail whom it has let go, but who has not woken up yet
+    made = threading.Barrier(3)  # the group's could fail a rank that it has let go but that has not woken up yet
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=timeout)
@@ -66,7 +66,7 @@ def captures(buffer: Any, arguments: dict[str, Any]) -> None:
 
 
 def check_failures() -> None:
-    """Every rank says who did not come, or with what; soon, unless there was still hope."""
+    """Every rank says which one did not come, or with what; soon, unless it could still have come."""
     for error in errors_of(another_kernel, timeout=60.0):
         assert isinstance(error, DeepEPError), error
         assert "rank 1 came with layout for 3 ranks, rows of 0 bytes and top-3, 2 blocks" in str(error), error
@@ -78,18 +78,18 @@ def check_failures() -> None:
     first, cause, last = errors_of(raises_before, timeout=60.0)
     assert isinstance(cause, ZeroDivisionError)
     for error in (first, last):
-        assert isinstance(error, DeepEPError) and "rank 1 will come no more" in str(error), error
+        assert isinstance(error, DeepEPError) and "rank 1 will not come again" in str(error), error
     first, none, last = errors_of(returns_before, timeout=60.0)
     assert none is None
     for error in (first, last):
-        assert isinstance(error, DeepEPError) and "rank 1 will come no more" in str(error), error
-    assert time.monotonic() - began < 30, "nobody waits for a rank that has ended"
+        assert isinstance(error, DeepEPError) and "rank 1 will not come again" in str(error), error
+    assert time.monotonic() - began < 30, "no rank waits for one that has ended"
     error = errors_of(captures, timeout=60.0)[0]
     assert isinstance(error, DeepEPError) and "rank 0 came with notify in a capture" in str(error), error
 
 
 def check_that_kernels_take_turns() -> None:
-    """What this is for: ranks that launch for themselves would wait for each other for ever."""
+    """What this is for: ranks that launch for themselves would wait for each other forever."""
     with pytest.raises(DeepEPTimeout, match="waited for counts"):
         run_ranks(3, on_each_rank, TRIAL, device="cuda", timeout=1.0)
 

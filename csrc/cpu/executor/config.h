@@ -28,7 +28,7 @@ static_assert(kWarpWidth <= 32 && (kWarpWidth & (kWarpWidth - 1)) == 0, "a warp 
 
 // The exact builds look for bugs and may pay for it: poisoned shared memory, scope checks.
 constexpr bool kExact = kWarpWidth > 1;
-constexpr unsigned char kPoison = 0xA5;  // what shared memory is filled with: who reads before writing shall notice
+constexpr unsigned char kPoison = 0xA5;  // what shared memory is filled with, so that a read before any write shows
 constexpr bool kTsan = DEEP_EP_TSAN;
 constexpr bool kAsan = DEEP_EP_ASAN;
 

@@ -1,4 +1,4 @@
-// Who waits where, for what: the text of a DeadlockError.
+// Which thread waits where, and for what: the text of a DeadlockError.
 #pragma once
 
 #include <string>

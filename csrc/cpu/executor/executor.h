@@ -1,7 +1,7 @@
 // The executor as the host sees it: launches kernels, waits for them, runs ranks as threads of one process.
 //
 // There is one executor per process. Each CUDA thread is a fiber; fibers run only while some host thread waits in here:
-// whoever waits drives. Ranks of other processes are reached through shared memory alone.
+// the waiting thread drives them. Ranks of other processes are reached through shared memory alone.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace deep_ep::cpu {
 
-// Nothing can ever run again. The message lists who waits where, and for what.
+// Nothing can ever run again. The message lists which thread waits where, and for what.
 class DeadlockError : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -56,8 +56,8 @@ class Executor {
     static Executor& get();
 
     // Kernels. Launches of one (rank, stream) run one after the other, all others side by side with all blocks
-    // resident. A kernel sees what the launching thread wrote; who has waited for it sees what it wrote.
-    int new_stream();                           // a number that nobody else has
+    // resident. A kernel sees what the launching thread wrote; a thread that has waited for it sees what it wrote.
+    int new_stream();                           // a number that no other stream has
     void release_stream(int rank, int stream);  // after its last kernel; a world's end does it too
     uint64_t launch(const Launch& launch);      // -> serial number
     bool finished(uint64_t serial) const;
@@ -74,7 +74,7 @@ class Executor {
 
     uint64_t random();  // the schedule's stream; 0 when first come, first served. For agents, and ranks of a world
 
-    // A world: ranks as threads of one process. One of them runs at a time; who is next is drawn from the seed. Fibers
+    // A world: ranks as threads of one process. One of them runs at a time; the next is drawn from the seed. Fibers
     // run while all rank threads wait. The clock is virtual: it jumps to the next deadline when nothing can run.
     uint64_t world_begin(int ranks, Schedule schedule);  // -> the world's number
     // First call of each rank's thread: blocks until its turn comes. Given a number, throws unless that world is open.
@@ -93,7 +93,7 @@ class Executor {
     void set_schedule(Schedule schedule);  // outside a world; world_end restores it
     uint64_t now_ns();
     std::string last_stall() const;  // what the last jump of the clock found
-    std::string dump() const;        // who waits where now
+    std::string dump() const;        // which thread waits where now
 
     // Memory that others access: owner's rank, or -1 for all. The exact builds refuse narrower scopes than kSystem
     // there (unless the caller is the owner).

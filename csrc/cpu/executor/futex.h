@@ -23,8 +23,8 @@ inline void futex_wake(std::atomic<uint32_t>& word, int count) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
-// Guards the executor; the holder acts in the executor's own context. Who drives holds it for long and looks now and
-// then whether somebody knocks.
+// Guards the executor; the holder acts in the executor's own context. The driving thread holds it for long
+// stretches, and checks now and then whether another thread knocks.
 class Lock {
   public:
     void lock() {
@@ -49,7 +49,7 @@ class Lock {
     }
 
   private:
-    std::atomic<uint32_t> state_{0};  // 0 free, 1 held, 2 held and somebody may sleep
+    std::atomic<uint32_t> state_{0};  // 0 free, 1 held, 2 held and a thread may sleep
     std::atomic<uint32_t> knocking_{0};
 };
 

@@ -19,7 +19,7 @@ class MemoryMap {
   private:
     struct Range {
         u64 begin, end;
-        int owner;  // -1: everybody's
+        int owner;  // -1: every rank's
     };
     std::vector<Range> ranges_;  // by begin
 };

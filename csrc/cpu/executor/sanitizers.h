@@ -1,8 +1,8 @@
 // The hooks by which the sanitizers learn about fibers; no-ops in the builds without them.
 //
 // ThreadSanitizer sees one of its own fibers per CUDA thread and agent, and one for the executor itself, blind and
-// mute: what the scheduler does is nobody's access and orders nothing. Happens-before comes from exactly the SyncPoints
-// that the executor names, and from the atomics of the code under test.
+// mute: what the scheduler does is no thread's access and orders nothing. Happens-before comes from exactly the
+// SyncPoints that the executor names, and from the atomics of the code under test.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,9 @@ void __asan_unpoison_memory_region(const volatile void* address, size_t size);
 
 namespace deep_ep::cpu::tsan {
 
-// A point where clocks meet: who acquires comes after all who released. open() also forgets what the point knew: a
-// barrier's next round, perhaps joined by other threads, must not inherit the edges of the round before.
+// A point where clocks meet: a thread that acquires comes after all threads that released. open() also forgets what
+// the point knew: a barrier's next round, perhaps joined by other threads, must not inherit the edges of the round
+// before.
 // To be used in the context of the thread that is ordered, never in the executor's.
 struct SyncPoint {
 #if DEEP_EP_TSAN
@@ -57,7 +58,7 @@ inline void destroy_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
 inline void* current_fiber() { return __tsan_get_current_fiber(); }
 inline void switch_to(void* fiber) { __tsan_switch_to_fiber(fiber, 1); }  // 1: the switch itself orders nothing
 
-// The executor's own context. Memory that is allocated in it belongs to nobody.
+// The executor's own context. Memory that is allocated in it belongs to no thread.
 inline void* executor_fiber() {
     static void* const fiber = [] {
         void* const executor = create_fiber();

@@ -18,7 +18,7 @@ bool memory_switches = false;
 
 namespace {
 
-constexpr u64 kTurnsPerPoll = 64;  // those who are always ready must not starve those who poll
+constexpr u64 kTurnsPerPoll = 64;  // fibers that are always ready must not starve those that poll
 
 // What the kernel finds in threadIdx and its sisters.
 void show(const Fiber& fiber) {

@@ -1,4 +1,4 @@
-// Gives fibers their turns. Knows nothing of host threads: whoever holds the executor's lock calls step().
+// Gives fibers their turns. Knows nothing of host threads: the holder of the executor's lock calls run().
 #pragma once
 
 #include <memory>
@@ -46,7 +46,7 @@ class Scheduler {
     // Predicates are looked at once per change of the world; this says that something outside may have changed.
     void look_again() { progress_++; }
     bool kernels_running() const { return kernels_ != 0; }
-    // Only barriers and collectives are waited for: nobody can end that, in this process or another.
+    // Only barriers and collectives are waited for: no thread can end that, in this process or another.
     bool stuck() const { return kernels_ != 0 && polling_.empty(); }
     u64 earliest_deadline() const;
 

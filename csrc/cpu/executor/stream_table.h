@@ -10,7 +10,7 @@
 
 namespace deep_ep::cpu {
 
-// A stream that is released keeps its warm stacks for whoever comes next; it is never moved or dropped, since
+// A stream that is released keeps its warm stacks for its next user; it is never moved or dropped, since
 // finished() looks without a lock. Serial numbers carry the stream's index and only grow: one of an earlier life counts
 // as finished.
 class StreamTable {

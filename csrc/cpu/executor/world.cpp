@@ -53,7 +53,7 @@ void World::enter(int rank, u64 number) {
 
 void World::abort(u64 number, const std::string& why) {
     if (!open_ || number != number_) return;
-    if (entered_ == threads_.size()) return scheduler_.fail(false, why);  // whoever drives will tell
+    if (entered_ == threads_.size()) return scheduler_.fail(false, why);  // the driving thread will find it
     called_off_ = true;
     failure_ = Failure{false, why};
     for (auto& thread : threads_) thread->gate.open();
@@ -89,7 +89,7 @@ void World::take_baton(int rank) {
     lock_.lock();
 }
 
-// Decides who is next. The caller drives the fibers as long as nobody is.
+// Decides which thread is next. The caller drives the fibers until one can go on.
 void World::pass_baton() {
     std::vector<RankThread*> able;
     for (;;) {
@@ -138,13 +138,13 @@ void World::hold_back(RankThread& thread) {
 }
 
 bool World::drive() {
-    lock_.let_others_in();  // none of the ranks: somebody who wants a dump, or to end this
+    lock_.let_others_in();  // never a rank's thread: one that wants a dump, or to end this
     const bool ran = scheduler_.run(kTurnsPerLook) != 0;
     if (scheduler_.failure()) die();
     return ran;
 }
 
-// Nothing can run, nobody is able to go on: time passes, or it is over.
+// No fiber can run and no thread can go on: the clock jumps, or it is a deadlock.
 void World::stall() {
     const u64 first_fiber = scheduler_.earliest_deadline();
     u64 next = first_fiber;

@@ -1,6 +1,6 @@
 // What a warp does to whole rows. With DEEP_EP_COPY_PER_LANE every lane moves its own 16-byte pieces, so that schedules
 // can cut a copy between any two and ThreadSanitizer sees whose accesses they are. Else the first lane does it all as a
-// vector operation: legal, because a correct kernel has a barrier of the warp before anybody reads what the others
+// vector operation: legal, because a correct kernel has a barrier of the warp before any lane reads what the others
 // wrote.
 #pragma once
 

@@ -10,7 +10,7 @@
 #include "device/cuda/wait.h"
 #include "device/cuda/warp.h"
 
-// Said by whoever compiles a kernel, who also allots the shared memory.
+// Set by the code that compiles a kernel, which also allots its shared memory.
 #if DEEP_EP_BULK_COPIES
 #include "device/cuda/row_copies_bulk.h"
 #else

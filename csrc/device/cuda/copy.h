@@ -13,7 +13,7 @@ namespace detail {
 constexpr u32 kPieceBytes = 16;
 // Loads in flight per lane before their values are used.
 constexpr u32 kBatch = 4;
-// Rows whose pieces a lane has in flight while it sums: a token's, wherever it has gone to no more ranks than these.
+// Rows whose pieces a lane has in flight while it sums: a token's, if it has gone to at most so many ranks.
 constexpr u32 kMostSummed = 8;
 // Of so many ranks the next pieces are loaded before the last ones are summed; for more there are not enough registers.
 constexpr u32 kMostSummedAhead = 6;

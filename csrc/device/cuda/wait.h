@@ -16,7 +16,7 @@ DEEP_EP_DEVICE u64 now_ns() {
 }
 
 // Most waits end within a few polls. Later the poller steps back, so that it does not take issue slots and bandwidth
-// from those it waits for, and only then looks at the clock. Nobody on a GPU reads the note; a failed wait is recorded
+// from those it waits for, and only then looks at the clock. On a GPU nothing reads the note; a failed wait is recorded
 // by its caller. `ready` stands here once and is not unrolled: it is inlined into every wait of every kernel.
 template <class Ready, class Rarely>
 DEEP_EP_DEVICE bool spin_until(Ready&& ready, Rarely&& rarely, u64 deadline_ns, const WaitNote*) {

@@ -22,7 +22,7 @@ void find(void* library, const char* symbol, F& function) {
 }  // namespace
 
 Driver::Driver() {
-    // Never closed: the driver's threads outlive whoever asked for it.
+    // Never closed: the driver's threads outlive the object that asked for it.
     void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw CudaError(std::string("there is no CUDA driver: ") + dlerror());
 #define DEEP_EP_FIND(name, symbol, ...) find(library, #symbol, name);

@@ -20,7 +20,7 @@ class CudaError : public std::runtime_error {
 // The driver's functions, by the names of DEEP_EP_CUDA_FUNCTIONS.
 class Driver {
   public:
-    // Opens the library and initialises it; throws CudaError, each time anew, where that fails.
+    // Opens the library and initialises it; throws CudaError, at every call, where that fails.
     static const Driver& get();
 
 #define DEEP_EP_DECLARE(name, symbol, ...) Result (*name)(__VA_ARGS__) = nullptr;

@@ -135,7 +135,7 @@ std::string Gathering::who_came(const Round& round, const std::string& missing) 
         if (const std::optional<Part>& part = round.parts[rank]) {
             add(rank, " came with " + described(*part));
         } else {
-            add(rank, left_[rank] ? " will come no more" : missing);
+            add(rank, left_[rank] ? " will not come again" : missing);
         }
     }
     std::string text =

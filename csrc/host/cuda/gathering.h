@@ -1,6 +1,6 @@
 // Gathers the launches of ranks that are threads of this process: the GPU gets one, of all ranks' blocks, where they
 // would make one each. For tools that let no two launches run side by side, as compute-sanitizer may: ranks that launch
-// for themselves would wait for each other for ever.
+// for themselves would wait for each other forever.
 #pragma once
 
 #include <condition_variable>
@@ -40,9 +40,9 @@ class Gathering {
               uint32_t copies_bytes, bool cooperative);
 
     // Returns when all ranks have come and their launch is queued: its serial number, the same for all. Throws in all
-    // of them what that failed of; GatheringError, now and ever after, if some rank does not come within `timeout_ns`.
+    // of them what that failed of; GatheringError, also at later calls, if some rank does not come within `timeout_ns`.
     uint64_t launch(unsigned rank, Part part, uint64_t timeout_ns);
-    // This rank will not come any more: who waits for it is told so.
+    // This rank will not come again: the ranks that wait for it are told so.
     void leave(unsigned rank);
 
     // What the first rank loads serves all.

@@ -59,7 +59,7 @@ class Physical {
         driver.check(driver.memory_set_access(address, bytes_, &access, 1),
                      "letting " + context_->name() + " access a heap");
     }
-    // Whoever gets it closes it.
+    // The caller closes it.
     int descriptor() const {
         const Driver& driver = Driver::get();
         int descriptor = -1;
@@ -127,7 +127,7 @@ class Addresses {
     DevicePointer base() const { return base_; }
     size_t bytes() const { return bytes_; }
     size_t granularity() const { return granularity_; }
-    // Any thread may ask how much there is; who uses it has heard of it otherwise.
+    // Any thread may ask how much there is. Relaxed: a thread that uses the memory is ordered behind map() otherwise.
     size_t mapped() const { return mapped_.load(std::memory_order_relaxed); }
     const std::vector<std::unique_ptr<Physical>>& pieces() const { return pieces_; }
 

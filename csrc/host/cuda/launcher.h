@@ -17,12 +17,12 @@ class CudaLauncher final : public StreamLauncher {
   public:
     // `sharers`: ranks whose kernels are on this GPU at the same time, each with its share of it. `interrupt_check` may
     // throw, to end a wait. `copies_bytes`: Launcher's.
-    // `cooperative`: the driver, too, is told that all blocks of a launch must be resident at once. They are without,
-    // by the arithmetic of most_blocks(), unless somebody else's kernels take their room; and nothing documents that
-    // two cooperative launches run side by side.
+    // `cooperative`: the driver, too, is told that all blocks of a launch must be resident at once. They are even if
+    // it is not told, by the arithmetic of most_blocks(), unless kernels that are not this library's take their room;
+    // and nothing documents that two cooperative launches run side by side.
     CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
                  uint32_t copies_bytes, bool cooperative, std::function<void()> interrupt_check);
-    // Kernels that still run keep stream and code until they have ended: the driver sees to that.
+    // Kernels that still run keep stream and code until they have ended: the driver ensures this.
     ~CudaLauncher() override;
     CudaLauncher(const CudaLauncher&) = delete;
     CudaLauncher& operator=(const CudaLauncher&) = delete;

@@ -29,13 +29,13 @@ Segments& segments() {
 }
 
 // What peers have not mapped yet is memory like any other until they have: an output there is not offered, as
-// Arena::contains tells, and whoever asked for it takes another (P10). torch keeps what it is given here, and hands it
-// out again later: what peers will see by then.
+// Arena::contains tells, and the caller that asked for it takes another (P10). torch keeps what it is given here, and
+// hands it out again later, when peers have mapped it.
 //
-// So where there is none it is not given other memory instead, which peers never will see: for every later request of
-// that size torch would return that, whatever room the arena had. It is told that there is none. It then raises
-// OutOfMemoryError, without emptying its caches before: inside of use_mem_pool it does as in a capture. That costs a
-// call that is to go in rounds a question to the driver and an exception for each output.
+// So where the arena has no room, torch is not given other memory instead, which peers will never see: it would return
+// that for every later request of that size, whatever room the arena had. It is told that there is none, and raises
+// OutOfMemoryError, without emptying its caches before: inside use_mem_pool it behaves as in a capture. That costs a
+// call that is to go in rounds a query of the driver and an exception for each output.
 std::optional<uint64_t> allocate_in(Arena& arena, size_t bytes, bool grows) {
     return grows ? arena.allocate_ahead(bytes) : arena.allocate(bytes);
 }

@@ -100,7 +100,7 @@ inline void check_refusals() {
         {"immediate is 1", {false, [](Block& b) { b.control.immediate = mlx5::big(1u); }}},
         {"bytes is 0", {false, [](Block& b) { b.data.bytes = 0; }}},
         {"inline bytes is 12", {false, [](Block& b) { b.data.bytes = mlx5::big(12u | mlx5::kInline); }}},
-        {"local key 77 is nobody's", {false, [](Block& b) { b.data.key = mlx5::big(77u); }}},
+        {"local key 77 is not registered", {false, [](Block& b) { b.data.key = mlx5::big(77u); }}},
         {"local key 5 is of rank 1", {false, [](Block& b) { b.data.key = mlx5::big(kThereKey); }}},
         {"local address: 64 bytes at 4064", {false, [](Block& b) { b.data.address = mlx5::big(kHere + 4064); }}},
         {"local address: 64 bytes at -16", {false, [](Block& b) { b.data.address = mlx5::big(kHere - 16); }}},
