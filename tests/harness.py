@@ -171,7 +171,7 @@ class Trial:
         oracle.check_received(got, self.received[rank])
 
     def padded(self, rank: int, rows: int) -> dict[str, Tensor]:
-        """What the experts hand to the combine of such a dispatch: nobody may read the rows that nobody sent."""
+        """What the experts hand to the combine of such a dispatch: no rank may read the rows that no rank sent."""
         expert = self.expert
         unused = rows - len(expert.x[rank])
         x = torch.cat([expert.x[rank], expert.x[rank].new_full((unused, expert.x[rank].shape[1]), torch.nan)])
@@ -223,7 +223,7 @@ def barrier(group: Any) -> None:
 
 
 def left_out(trial: Trial, masked: Sequence[int]) -> Trial:
-    """What must come back where ranks are left out: as if they had no tokens, and nobody chose their experts."""
+    """What must come back where ranks are left out: as if they had no tokens, and no token chose their experts."""
     work = trial.work
     lost = torch.tensor(list(masked))
 

@@ -1,4 +1,4 @@
-"""Values that nobody means to pass: what they are made of is the right one."""
+"""Values that no caller means to pass, each made from the right one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _OF_TENSORS: dict[str, Odd] = {
     "thrice": lambda t: (t, t, t),
     "with_scales": lambda t: (t, torch.ones(len(t), 1)),
     "fp8_with_scales": lambda t: (t.to(torch.float8_e4m3fn), torch.ones(len(t), 1)),
-    "fp8_with_scales_of_nobody": lambda t: (t.to(torch.float8_e4m3fn), None),
+    "fp8_with_none_as_scales": lambda t: (t.to(torch.float8_e4m3fn), None),
     "reversed": lambda t: t.flip(0).contiguous(),
     "zeros": torch.zeros_like,
 }

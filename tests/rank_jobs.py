@@ -12,8 +12,8 @@ import torch.distributed as dist
 from deep_ep_py.bench.launch import RankContext
 
 
-def wait_for_ever(context: RankContext) -> None:
-    """Until somebody ends it."""
+def wait_forever(context: RankContext) -> None:
+    """Until the process is ended."""
     context.emit({"pid": os.getpid()})
     time.sleep(1000)
 

@@ -1,4 +1,4 @@
-"""How the project is built: variants, what is rebuilt when, what a wheel holds, who may include whom."""
+"""How the project is built: variants, what is rebuilt when, what a wheel holds, which part may include which."""
 
 from __future__ import annotations
 

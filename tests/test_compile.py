@@ -86,7 +86,7 @@ def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
     "launches", [("notify", "dispatch"), ("notify_cached", "dispatch"), ("notify_cached", "combine")]
 )
 def test_profilers_find_each_phase_once(launches: tuple[str, str], kernels: str) -> None:
-    """Whoever looks for a phase in the kernels' names, as profilers' users do, finds one kernel of an operation."""
+    """A search for a phase in the kernels' names, as users of profilers make it, finds one kernel of an operation."""
     symbols = "\n".join(compiled(name, "sm_90a", kernels).symbol for name in launches)
     names = subprocess.check_output(["c++filt"], input=symbols, text=True).splitlines()
     assert all(name.startswith(("deep_ep::", "void deep_ep::")) for name in names)

@@ -1,4 +1,4 @@
-"""What the ranks' private sockets carry: plain values, and descriptors without anybody waiting for anybody."""
+"""What the ranks' private sockets carry: plain values, and descriptors without one rank waiting for another."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def descriptor() -> Iterator[int]:
 
 
 @pytest.mark.timeout(60)
-def test_who_does_not_read_keeps_nobody_waiting(ranks: list[Connections], descriptor: int) -> None:
-    """A full socket: the piece is to be handed over once more, to that rank alone."""
+def test_a_rank_that_does_not_read_keeps_no_rank_waiting(ranks: list[Connections], descriptor: int) -> None:
+    """A full socket: the piece has to be handed over again, to that rank alone."""
     owner, reader, other = ranks
     handed = 0
     while owner.hand_over((handed * PIECE + PIECE, PIECE), descriptor):
@@ -105,7 +105,7 @@ def test_what_is_not_there_is_not_waited_for(ranks: list[Connections]) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_a_rank_that_is_gone_keeps_nobody_from_handing_over(ranks: list[Connections], descriptor: int) -> None:
+def test_a_rank_that_is_gone_does_not_stop_handing_over(ranks: list[Connections], descriptor: int) -> None:
     ranks[1].close()
     assert ranks[0].hand_over((PIECE, PIECE), descriptor)
     take(ranks[2], 0)

@@ -99,7 +99,7 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
 
 
 def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_path: Path) -> None:
-    """All of them say who did not come, or with what; and without this mode they would wait for each other."""
+    """All of them say which rank did not come, or with what; and without this mode they would wait for each other."""
     on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
 
 

@@ -1,4 +1,4 @@
-"""Heaps on a GPU against a stand-in for the driver: who has what of them when, and what is left."""
+"""Heaps on a GPU against a stand-in for the driver: which parts a process has mapped when, and what is left."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.once
 
 
 class Waited(EventHandle):
-    """An event that counts who waits for it."""
+    """An event that counts its waits."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ def words(count: int = 4) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int64)
 
 
-NEVER = words()  # nobody writes to it
+NEVER = words()  # no kernel writes to it
 
 
 @pytest.mark.parametrize("blocks, warps", [(1, 1), (3, 4), (16, 2)])
@@ -155,7 +155,7 @@ def test_an_agent_that_throws_is_an_error(native: ModuleType) -> None:
 
 
 def test_a_deadlock_at_barriers_needs_no_world(native: ModuleType, schedule: int) -> None:
-    """Nobody else can come to a block's barrier, so waiting for other processes makes no sense."""
+    """No thread of another process can come to a block's barrier, so waiting for other processes makes no sense."""
     native.launch("half_barrier", warps=2)
     dropped = words()
     native.launch("add", word=dropped.data_ptr())

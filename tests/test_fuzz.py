@@ -119,7 +119,7 @@ def check_combine(rank: int, arguments: list[dict[str, Any]], results: Any) -> N
     zeros = [torch.zeros(len(rows), CASE.topk) for rows in x]
     summed = [zero if given is None else given.detach() for given, zero in zip(weights, zeros, strict=True)]
     expected = oracle.combine(TRIAL.received, [CASE.tokens_of(r) for r in range(RANKS)], x, summed, biases)[rank]
-    # Not a number has many bit patterns: which of them comes of a sum is nobody's promise.
+    # NaN has many bit patterns: which of them a sum gives is not specified.
     got = results[0]
     assert torch.equal(got.isnan(), expected.x.isnan())
     assert torch.equal(got.nan_to_num(0.0), expected.x.nan_to_num(0.0))

@@ -28,7 +28,7 @@ def ranks() -> Iterator[list[Connections]]:
 
 
 class Impostor:
-    """A stranger inside this process, who knows the names but not the secret."""
+    """A stranger inside this process, which knows the names but not the secret."""
 
     def __init__(self, name: str) -> None:
         self.socket = handshake.make_socket()
@@ -41,7 +41,7 @@ class Impostor:
 
 
 def meet(secrets: list[bytes], meanwhile: Callable[[list[str]], Any]) -> list[Any]:
-    """Let two ranks meet, each with a secret, while somebody else does something; -> what each met or raised."""
+    """Let two ranks meet, each with a secret, while a stranger does something; -> what each met or raised."""
     listeners, names = zip(*(handshake.listen() for _ in secrets), strict=True)
     outcomes: list[Any] = [None] * len(secrets)
 

@@ -32,7 +32,7 @@ def nvrtc() -> None:
 
 
 class SlowCompiler:
-    """Stands in for NVRTC: writes down who compiles what, and takes its time."""
+    """Stands in for NVRTC: logs which process compiles what, and takes its time."""
 
     def __init__(self, log: Path, seconds: float = 0.3) -> None:
         self.log, self.seconds = log, seconds
@@ -171,7 +171,7 @@ def get_one(folder: Path, compiler: SlowCompiler) -> CompiledKernel:
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
 @pytest.mark.parametrize("which", ["folder", "above"])
 def test_a_folder_that_others_may_write_is_refused(tmp_path: Path, which: str, mode: int) -> None:
-    """Who may write there chooses what this process runs. A sticky folder will do above, as /tmp is."""
+    """A user that may write there chooses what this process runs. A folder above it may be sticky, as /tmp is."""
     above, folder = tmp_path / "above", tmp_path / "above" / "cache"
     folder.mkdir(parents=True)
     compiler = SlowCompiler(tmp_path / "log", seconds=0.0)

@@ -45,7 +45,7 @@ def survivors(trials: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[s
     return [(one, trial) for trial in trials for one in trial["survivors"].values()]
 
 
-def test_nobody_hangs(trials: list[dict[str, Any]]) -> None:
+def test_no_rank_hangs(trials: list[dict[str, Any]]) -> None:
     for trial in trials:
         assert not trial["hung"] and len(trial["survivors"]) == trial["ranks"] - 1, trial
 

@@ -41,7 +41,7 @@ def errors(nic: deep_ep.NicOptions, timeout: float = 100.0) -> tuple[list[str], 
 @pytest.mark.parametrize("after", [0, 3, 40, 200])
 @pytest.mark.parametrize("syndrome", [RETRIES_EXCEEDED, REMOTE_ACCESS])
 def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
-    """At once: nobody waits for a clock. The rank whose NIC it is says which request, to whom, and the syndrome."""
+    """At once: no rank waits for a clock. The rank whose NIC it is names the request, the peer and the syndrome."""
     said, clock_jumps = errors(failing(1, 2, after, syndrome))
     assert clock_jumps == 0
     for rank, message in enumerate(said):
@@ -54,7 +54,7 @@ def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
 
 
 def test_a_link_that_is_silent() -> None:
-    """Then a bounded wait runs out, somewhere; it says for what of whom, and the others hear of it."""
+    """Then some bounded wait runs out; its error says what it waited for from which rank, and the others are told."""
     said, _ = errors(failing(1, 2, 3, 0), timeout=2.0)
     ranks = TRIAL.case.ranks
     for begin in range(0, len(said), ranks):

@@ -68,7 +68,7 @@ def test_values_and_gradients(name: str, worst: bool) -> None:
         rows = max(received_rows) + 1 if worst else 0
         received = ops.dispatch(x, work.topk_idx[rank], weights, case.experts, name, rows)
         assert len(received.x) == (rows or received_rows[rank])
-        assert not received.x[received_rows[rank] :].any(), "rows that nobody sent are cleared"
+        assert not received.x[received_rows[rank] :].any(), "rows that no rank sent are cleared"
         out = ops.combine(rows_of_experts(received), received.routes, name)
         out.backward(grads[rank])
         for what, got, wanted in zip(("out", "x", "weights"), (out.detach(), x.grad, weights.grad), expected[rank]):

@@ -82,7 +82,7 @@ def test_open_ends_with_the_last_launch(fabric: str) -> None:
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_dropped_operation(fabric: str, kind: str) -> None:
     """One that is dropped without being finished runs its rest, or breaks the Buffer and says so. It does not leave
-    the peers waiting for rows that nobody will send."""
+    the peers waiting for rows that no rank will send."""
     trial = Trial.of(BY_NAME["uniform"])
 
     def on_each_rank(group: Any) -> bool:

@@ -1,4 +1,4 @@
-"""P4: nobody stores into a region before its owner has freed it from the use before; everyone frees exactly once."""
+"""P4: no rank stores into a region before its owner has freed it from the use before; each rank frees exactly once."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ def test_sources_with_no_rows(fabric: str, name: str) -> None:
 
 @pytest.mark.parametrize("arena_bytes", [None, 0], ids=["direct", "rounds"])
 @pytest.mark.parametrize("fabric", FABRICS)
-def test_an_offer_nobody_needs(fabric: str, arena_bytes: int | None) -> None:
+def test_an_offer_that_no_rank_needs(fabric: str, arena_bytes: int | None) -> None:
     """No rank sends a row, yet every receiver offers its (empty) output, and the offers must have arrived before the
-    region is freed. Otherwise one that is late lands in the region's next use, where it names an output that is long
+    region is freed. Otherwise one that is late lands in the region's next use, where it names an output that is
     gone."""
     empty, full = Trial.of(BY_NAME["nothing_routed"]), Trial.of(BY_NAME["all_to_one_rank"])
 

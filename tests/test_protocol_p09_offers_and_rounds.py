@@ -1,4 +1,4 @@
-"""P9: a receiver offers its output, or says that it takes rounds; nobody stores before the offer."""
+"""P9: a receiver offers its output, or says that it takes rounds; no rank stores before the offer."""
 
 from __future__ import annotations
 

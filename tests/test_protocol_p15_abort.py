@@ -18,7 +18,7 @@ TRIAL = Trial.of(BY_NAME["uniform"])
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_the_first_timeout_ends_all_waits(fabric: str) -> None:
-    """Rank 0 waits 1 s, the others a day. They learn of rank 0's failure, and whom it waited for."""
+    """Rank 0 waits 1 s, the others a day. They learn of rank 0's failure, and which rank it waited for."""
 
     def on_each_rank(group: Any) -> Any:
         rank = group.rank()
@@ -38,7 +38,7 @@ def test_the_first_timeout_ends_all_waits(fabric: str) -> None:
 
 
 def collect(ranks: int, on_each_rank: Any) -> list[list[deep_ep.DeepEPError]]:
-    """Run a body that returns what its rank has raised; checks that nobody sat out a timeout."""
+    """Run a body that returns what its rank has raised; checks that no rank sat out a timeout."""
     runs = under_schedules(ranks, on_each_rank)
     for errors in runs:
         for error in errors:
@@ -194,7 +194,7 @@ def test_who_has_been_told_tells_the_others(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_the_same_operation_with_other_arguments(fabric: str) -> None:
-    """One rank's rows have another size. All ranks raise, whoever finds it first."""
+    """One rank's rows have another size. All ranks raise, whichever finds it first."""
     narrow = Trial.of(Case("narrow", TRIAL.case.ranks, TRIAL.case.tokens, hidden=32))
 
     def on_each_rank(group: Any) -> Any:

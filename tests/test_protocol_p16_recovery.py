@@ -119,7 +119,7 @@ def test_different_masks_raise_on_all() -> None:
             return
         mask, other, theirs = ([0, LOST], 3, [LOST]) if rank == 1 else ([LOST], 1, [0, LOST])
         error = str(raised(lambda: buffer.recover(mask, timeout=5.0)))
-        # Rank 3 also misses rank 0; and who looks late finds the other one at its next attempt.
+        # Rank 3 also misses rank 0; and a rank that looks late finds the other one at its next attempt.
         told = (f"mask={mask}, expected the same on all ranks, rank {other} leaves out {theirs}", "given this recovery")
         assert any(text in error for text in told) or (rank == 3 and "rank 0 is gone too" in error), error
         assert "recover was called" in str(raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))))
@@ -160,7 +160,7 @@ def test_a_rank_that_does_not_come() -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_rank_that_is_well_calls_it(fabric: str) -> None:
-    """The others are in a dispatch, which raises; nobody sits out a timeout."""
+    """The others are in a dispatch, which raises; no rank sits out a timeout."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
@@ -174,8 +174,8 @@ def test_a_rank_that_is_well_calls_it(fabric: str) -> None:
 
 
 def test_outputs_are_withheld_until_then() -> None:
-    """Peers may still store into what an operation had offered before it broke, whoever has dropped it; afterwards it
-    is free again."""
+    """Peers may still store into what an operation had offered before it broke, even if the caller has dropped it;
+    afterwards it is free again."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer", timeout=30.0)

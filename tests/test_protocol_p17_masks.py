@@ -22,7 +22,7 @@ MASKABLE = [case for case in CASES if 2 <= case.ranks <= 8]
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_another_mask_is_found_before_a_row_is_sent(fabric: str) -> None:
-    """One rank leaves another out all by itself. Everyone it still sends counts to raises, or hears of it."""
+    """One rank leaves another out by itself. Every rank that it still sends counts to raises, or is told of it."""
 
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)

@@ -49,7 +49,7 @@ def test_ranks_end_with_their_parent_killed_at_random_moments(tmp_path: Path) ->
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and that nobody has asked for does not."""
+    """Whether a process runs; one that has ended but has not been waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def test_an_interrupt_ends_the_ranks(started: list[subprocess.Popen[bytes]]) -> 
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            launch(rank_jobs.wait_for_ever, 2, (), lambda event: None)
+            launch(rank_jobs.wait_forever, 2, (), lambda event: None)
     finally:
         signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 0.5 + SECONDS
@@ -131,7 +131,7 @@ def test_an_exception_of_the_caller_ends_the_ranks(started: list[subprocess.Pope
         raise RuntimeError(f"not today, {event['pid']}")
 
     with pytest.raises(RuntimeError, match=r"not today, \d+"):
-        launch(rank_jobs.wait_for_ever, 2, (), on_event)
+        launch(rank_jobs.wait_forever, 2, (), on_event)
     assert all(process.returncode == -signal.SIGKILL for process in started)
 
 
@@ -198,7 +198,7 @@ def test_a_rank_of_torchruns_ends_with_torchrun(monkeypatch: pytest.MonkeyPatch)
     parent = os.fork()
     if parent == 0:
         if os.fork() == 0:
-            launch(rank_jobs.wait_for_ever, 1, (), lambda event: os.write(writer, str(event["pid"]).encode()))
+            launch(rank_jobs.wait_forever, 1, (), lambda event: os.write(writer, str(event["pid"]).encode()))
         time.sleep(100)
         os._exit(0)
     os.close(writer)

@@ -60,7 +60,7 @@ def test_rates_are_kept(tmp_path: Path) -> None:
         Rates.load(file)
 
 
-def test_a_file_of_something_else_keeps_nobody_from_working(
+def test_a_file_that_cannot_be_read_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path))

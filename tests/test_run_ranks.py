@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: schedules replay, deadlocks are told, time is virtual, failures reach everybody."""
+"""Ranks as threads of one process: schedules replay, deadlocks are told, time is virtual, failures reach every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deep_ep_py.testing import PeerFailed, RankResults, run_ranks
 from native_programs import build_selftest
 
 SECOND = 1_000_000_000
-NEVER = torch.zeros(1, dtype=torch.int64)  # nobody writes to it
+NEVER = torch.zeros(1, dtype=torch.int64)  # no rank writes to it
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_collectives_of_the_group() -> None:
         assert group.size() == 4
         gathered = group.all_gather_object(things[group.rank()])
         assert all(a is b for a, b in zip(gathered, things)), "objects go by reference, sorted by rank"
-        gathered.clear()  # everybody has a list of their own
+        gathered.clear()  # every rank has a list of its own
         assert group.broadcast_object(things[group.rank()], 2) is things[2]
         group.barrier()
 

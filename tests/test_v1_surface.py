@@ -211,7 +211,7 @@ def test_low_latency_mode_makes_normal_calls(low_latency_mode: Any) -> None:
         for _ in range(2):
             results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
             TRIAL.check_dispatch(buffer.rank, results)
-            if buffer.rank == 0:  # whoever cleans, and when
+            if buffer.rank == 0:  # whichever rank cleans, and when
                 assert buffer.clean_low_latency_buffer(128, 64, num_experts=8) is None
             TRIAL.check_combine(buffer.rank, TRIAL.combine(buffer, buffer.rank, results[4]))
 

@@ -104,7 +104,7 @@ def _one_queue_pair(same: bool = True) -> Program:
 
 
 def _lock(take: str = "acquire", let_go: str = "release") -> Program:
-    """What is written under the lock is seen by who has it next."""
+    """What is written under the lock is seen by its next holder."""
     return Program(
         (
             thread(GPU0, 0, store("rung", 1), store("free", 1, let_go, GPU)),
@@ -131,7 +131,7 @@ def _last_look(
 LITMUS = (
     Litmus(
         "mp_release_acquire_sys",
-        "a thread's stores, for whoever acquires its signal on another GPU",
+        "a thread's stores, for a thread that acquires its signal on another GPU",
         _message(),
         lambda o: o["signal"] == 1 and o["data"] == 0,
         {
@@ -189,7 +189,7 @@ LITMUS = (
     ),
     Litmus(
         "nic_completion",
-        "a block that the NIC has read, for whoever writes it next",
+        "a block that the NIC has read, for the thread that writes it next",
         _completion(),
         lambda o: o["block"] == 2 and o["completed"] == 1 and o["tail"] == 1,
         {
@@ -220,7 +220,7 @@ LITMUS = (
     ),
     Litmus(
         "ring_lock",
-        "what is rung for, between those who ring",
+        "what is rung for, between threads that ring",
         _lock(),
         lambda o: o["free"] == 1 and o["rung"] == 0,
         {"taken without acquire": _lock(take="relaxed"), "let go without release": _lock(let_go="relaxed")},

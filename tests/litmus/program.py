@@ -51,7 +51,7 @@ class Litmus:
     name
         As comments in csrc/ cite it.
     what
-        Who tells whom, of what.
+        What it passes, between which threads.
     program
         The idiom.
     never

@@ -101,7 +101,7 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     assert buffer.stats()["arena_growths"] == 1 and buffer.stats()["arena_bytes"] == least + GRANULARITY
     handle = kept[0][1][4]
     assert how(buffer, lambda: trial.check_combine(rank, trial.combine(buffer, rank, handle))) == "rounds"
-    # None of these has a host that waits: nobody maps what is there.
+    # None of these has a host that waits: no rank maps what is there.
     again = trial.work.x[rank]
     assert how(buffer, lambda: trial.check_cached(rank, buffer.dispatch(again, handle=handle))) == "rounds"
     assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=most_rows)) == "rounds"
@@ -164,7 +164,7 @@ def announced_by_the_next(ranks: Ranks) -> None:
 
 
 def dropped(ranks: Ranks) -> None:
-    """Buffers that go with their last reference, with a piece that has been announced to nobody, or taken by nobody."""
+    """Buffers that go with their last reference, with a piece that has been announced to no rank, or taken by none."""
     for received in (False, True):
         buffer = ranks.make_buffer()
         dispatch(buffer, TRIALS[0])
@@ -224,7 +224,7 @@ def little_more_memory(ranks: Ranks) -> None:
         free(address, size, 0, None)
 
 
-def nobody_waits(ranks: Ranks) -> None:
+def no_host_waits(ranks: Ranks) -> None:
     """Calls whose host waits for no counts can announce nothing: no memory is added for them."""
     buffer, trial, rank = ranks.make_buffer(), TRIALS[0], ranks.rank
     for _ in range(2):
@@ -287,7 +287,7 @@ def cannot_be_mapped(ranks: Ranks) -> None:
     trial.check_combine(rank, trial.combine(buffer, rank, handles[0]))
 
 
-SCENARIOS = (grows, announced_by_the_next, dropped, no_more_memory, little_more_memory, nobody_waits)
+SCENARIOS = (grows, announced_by_the_next, dropped, no_more_memory, little_more_memory, no_host_waits)
 BETWEEN_PROCESSES = (all_at_once, cannot_be_handed_over, cannot_be_mapped)
 
 

@@ -166,14 +166,14 @@ class Soak:
     def fail(self, buffer: deep_ep.Buffer) -> None:
         """One rank fails in some way, with calls on their way. What has ended well is right; all recover."""
         trial = Trial.of(Case("failing", RANKS, 60, hidden=264, topk=4, experts=16), self.random.randrange(1 << 30))
-        rank, who = self.rank, self.random.randrange(RANKS)
+        rank, chosen = self.rank, self.random.randrange(RANKS)
         how = self.random.choice(("abort", "stall", "too few rows", "bad argument"))
         self.done[how] += 1
         arguments = dispatch_arguments(trial.work, rank)
         handle = buffer.dispatch(**arguments)[4]
         self.hub.allgather(None)  # one that aborts would end the others' dispatch
         if how == "bad argument":
-            if rank == who:
+            if rank == chosen:
                 try:
                     buffer.dispatch(**{**arguments, "topk_idx": arguments["topk_idx"][1:]})
                 except ValueError:
@@ -190,7 +190,7 @@ class Soak:
                     few = buffer.dispatch(**arguments, num_worst_tokens=trial.most_rows - 1, async_finish=True)
                     queued.append((few[5], lambda: self.refuse("too few rows")))
                 for index in range(3):
-                    if how != "too few rows" and rank == who and index == moment:
+                    if how != "too few rows" and rank == chosen and index == moment:
                         buffer.abort() if how == "abort" else time.sleep(2 * SHORT_TIMEOUT)
                     queued.append(self.cached(buffer, trial, handle, later=True))
             except deep_ep.DeepEPError as error:

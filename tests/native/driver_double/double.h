@@ -46,7 +46,7 @@ Result enter_in_context(const char* name);
 // A call that a capture of this thread forbids, unless it has said that it knows what it does.
 Result enter_outside_capture(const char* name);
 
-// The driver waits for the whole device, and meanwhile lets nobody else in.
+// The driver waits for the whole device, and meanwhile lets no other call in.
 void wait_for_kernels();
 
 #define RETURN_IF_FAILED(...)                                                \

@@ -111,7 +111,7 @@ size_t argument_bytes(const std::string& symbol) { return kArgumentBytes.at(name
 void share(const void* memory, size_t bytes) { Executor::get().share_memory(memory, bytes, -1); }
 void unshare(const void* memory) { Executor::get().unshare_memory(memory); }
 
-// Lets kernels run for a while: a GPU needs nobody for that.
+// Lets kernels run for a while: on a GPU they run by themselves.
 bool ended(uint64_t number) {
     if (number == 0) return true;
     std::unique_lock<std::mutex> lock(mutex);

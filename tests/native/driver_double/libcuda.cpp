@@ -4,7 +4,7 @@
 // Device memory is the host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a
 // launch does is execute_*.cpp's. Streams share as many queues as CUDA_DEVICE_MAX_CONNECTIONS said when it was
 // initialised, else 8: kernels of one queue run one after the other. A function whose code is not there when it is
-// launched waits for all kernels that run, and keeps everybody out meanwhile. It breaks on demand:
+// launched waits for all kernels that run, and no other call gets in meanwhile. It breaks on demand:
 //
 //   DOUBLE_LOG      a file that gets a line for every call
 //   DOUBLE_FAIL     "cuModuleLoadData=218": that call returns that error

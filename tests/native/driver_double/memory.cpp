@@ -62,7 +62,7 @@ void leave(int file, size_t bytes) {
     left.resize(read > 0 ? static_cast<size_t>(read) : 0);
 }
 
-// Copies and fills happen when somebody waits for their stream.
+// Copies and fills happen when their stream is waited for.
 std::map<const void*, std::vector<std::function<void()>>> queued;
 
 // Whether a location is a device that this process sees: peers' ordinals mean nothing here.

@@ -6,7 +6,7 @@
 
 namespace planted::ring {
 
-constexpr u32 kItems = 96, kSlots = 4, kWords = 64;  // the ring wraps often: who writes too early writes over something
+constexpr u32 kItems = 96, kSlots = 4, kWords = 64;  // the ring wraps often: a write that is too early hits a full slot
 
 struct Ring {
     u64 tail = 0;  // items written

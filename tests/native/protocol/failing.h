@@ -11,7 +11,7 @@
 namespace protocol::failing {
 
 constexpr u32 kCombines = 3, kWorlds = 24, kOrderedWorlds = 72;
-constexpr u64 kForEver = 1000 * kSecond;
+constexpr u64 kForever = 1000 * kSecond;
 
 struct Kind {
     // ThreadSanitizer is to judge the order of rows that are read and written over. So a user kernel behind a failure
@@ -114,7 +114,7 @@ struct Plan {
         plan.aborts = what != 0;
         plan.late = draw.below(kRanks);
         if (what < 2) {
-            u64 shortest = kForEver;
+            u64 shortest = kForever;
             for (u32 r = 0; r < kRanks; ++r) {
                 if (r != plan.late) shortest = std::min(shortest, plan.timeout_ns[r]);
             }

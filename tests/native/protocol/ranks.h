@@ -365,7 +365,7 @@ class Batch {
     void check_guards() const {
         for (const Output* output : {&recv_x, &recv_idx, &recv_weights, &recv_src}) output->check(whose());
     }
-    // Who owns these writes there again as soon as the calls have ended.
+    // Their owner writes to these again as soon as the calls have ended.
     void end() {
         check_guards();
         std::fill(x_.as<u16>(), x_.as<u16>() + tokens * kHidden, u16{0xffff});

@@ -111,13 +111,13 @@ DEEP_EP_KERNEL void barriers(const void* args) {
         barrier_sync(1 + pair, 2 * kWarpSize);
     }
     __syncthreads();
-    if (threadIdx.x % 2) return;  // __syncthreads is for those who are left
+    if (threadIdx.x % 2) return;  // __syncthreads is for those that are left
     __syncthreads();
     for (u32 p = 0; p < warps() / 2; p++) wrong += arrived[p] != 5 * 2 * kWarpSize;
     if (wrong) add_relaxed<Scope::kSystem>(as_args(args).word, wrong);
 }
 
-// Only the first warp comes to a barrier of all: nobody can ever go on.
+// Only the first warp comes to a barrier of all: no thread can ever go on.
 DEEP_EP_KERNEL void half_barrier(const void*) {
     if (warp() == 0) barrier_sync(1, blockDim.x);
 }
