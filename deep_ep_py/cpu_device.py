@@ -27,7 +27,7 @@ _DLPACK_CPU = (1, 0)
 
 
 class CpuDevice:
-    """The CPU: kernels run as fibers, in the thread that waits for them."""
+    """The CPU: kernels run as fibers, in a thread that waits for them: the caller's, or a Driver's."""
 
     torch_device = torch.device("cpu")
     asynchronous = False

@@ -26,12 +26,14 @@ class Driver:
 
     Parameters
     ----------
+    runtime : native.C.Runtime
+        What it waits for.
     give_up : callable
         Tells the peers that this rank does not go on. Called when the process ends with calls that do not.
     """
 
-    def __init__(self, give_up: Callable[[], None]) -> None:
-        self._runner = C.Runner()
+    def __init__(self, runtime: Any, give_up: Callable[[], None]) -> None:
+        self._runner = C.Runner(runtime)
         self._give_up = weakref.WeakMethod(give_up)
 
     @property
@@ -39,27 +41,19 @@ class Driver:
         """Whether it has something to do."""
         return not self._runner.rest(0)
 
-    def drive(self, runtime: Any, job: str, argument: Any) -> Any:
+    def drive(self, job: str, argument: Any) -> Any:
         """Have one of the runtime's waits done, named by its method; return the `native.C.Run`."""
         _drivers.add(self)
-        return self._runner.start(runtime, job, **_named(argument))
+        return self._runner.start(job, **_named(argument))
 
-    def run(self, runtime: Any, job: str, argument: Any) -> Any:
+    def run(self, job: str, argument: Any) -> Any:
         """Do one of the runtime's waits: in the thread if it is busy or the wait is long, else here.
 
         A long one has to look at signals, for which it needs the GIL. The thread runs the kernels meanwhile. An
         interrupt ends the wait there, too.
         """
-        if not self.busy:
-            result = self._runner.try_here(runtime, job, **_named(argument))
-            if result is not None:
-                return result
-        run = self.drive(runtime, job, argument)
-        try:
-            return run.result()
-        except BaseException:
-            run.cancel()
-            raise
+        _drivers.add(self)
+        return self._runner.run(job, **_named(argument))
 
     def rest(self, seconds: float) -> bool:
         """Wait until it has nothing to do, whatever came of it; -> whether it has nothing."""

@@ -110,12 +110,14 @@ class Engine:
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[_OnItsWay] = deque()
-        # In a world of ranks as threads, kernels run whenever all of them wait.
-        self._driver = None if bootstrap.in_process or device.asynchronous else Driver(self._end_with_process)
+        self._driver: Driver | None = None
+        if not bootstrap.in_process and not device.asynchronous:  # ranks as threads: kernels run while all of them wait
+            self._driver = Driver(self.runtime, self._end_with_process)
         self._layouts: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
+        self._results_told = False  # of a broken Buffer: the caller has heard what its calls failed of
         self.generation, self.mask = 1, 0
         self._attempts = 0
 
@@ -188,8 +190,8 @@ class Engine:
         """Have all kernels for these rows ready on all ranks. Collective."""
         for shape, kernels in (
             ((self.ranks, 0, topk), ("layout",)),
-            ((self.ranks, row_bytes, topk), ("notify", "dispatch", "notify_cached", "combine")),
-            ((self.ranks, row_bytes, 0), ("notify", "dispatch", "combine")),
+            ((self.ranks, row_bytes, topk), ("notify", "counts", "dispatch", "notify_cached", "combine")),
+            ((self.ranks, row_bytes, 0), ("notify", "counts", "dispatch", "combine")),
         ):
             self.device.prepare(kernels, shape, self._compiling)
         if self.mask == 0 or isinstance(self._bootstrap, Connections):  # others know of no mask
@@ -277,7 +279,7 @@ class Engine:
             return EventOverlap(event)
         if streams.async_finish:
             if self._driver is not None:
-                launched.driven = self._driver.drive(self.runtime, "wait", call)
+                launched.driven = self._driver.drive("wait", call)
             return EventOverlap(EventHandle(until=partial(self._await_end, launched)))
         self._await_end(launched)
         return EventOverlap(EventHandle())
@@ -314,7 +316,7 @@ class Engine:
         """Do one of the runtime's waits, named by its method."""
         if self._driver is None:
             return getattr(self.runtime, job)(argument)
-        return self._driver.run(self.runtime, job, argument)
+        return self._driver.run(job, argument)
 
     def _collect(self) -> None:
         """Retire the operations that have ended; raise what one has failed of."""
@@ -390,6 +392,7 @@ class Engine:
             return
         self.check_whole()
         call = self._where_it_began(call)
+        self._results_told = True
         self._broken = error_of(call, self.rank, self.runtime, self._pid)
         self.runtime.note_told()
         if call.failure.reason == C.ABORTED:
@@ -436,7 +439,6 @@ class Engine:
         self.check_process()
         if self.runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
-        untold = self._broken is None
         self.break_off("recover was called")
         # An interrupted recovery may have left this rank broken in a generation in which the others know of nothing.
         if not self.runtime.aborted():
@@ -444,7 +446,7 @@ class Engine:
         self._attempts += 1
         if not self._stop_kernels(int(seconds * 1e9)):
             raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
-        if untold:
+        if not self._results_told:
             self._warn_of_void_results()
         recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
         # Only now may memory of operations that broke be used again: no rank stores into it any longer (P16).
@@ -454,12 +456,13 @@ class Engine:
         self._on_their_way.clear()
         self._issued = 0
         self.generation, self.mask = self._attempts + 1, mask | self.mask
-        self._broken = None
+        self._broken, self._results_told = None, False
         if isinstance(self._bootstrap, Connections):
             self._bootstrap.drop(ranks_of(self.mask))
 
     def _warn_of_void_results(self) -> None:
         """Say what calls have failed of that have returned, on a rank on which none has raised it."""
+        self._results_told = True  # also where the recovery is tried again
         calls = [launched.call for launched in (*self._on_their_way, *self._captured)]
         for call in calls:
             if call.failure.reason != 0:
@@ -508,16 +511,17 @@ class Engine:
         runtime, well = self.runtime, not self._open and self._broken is None
         settled = False
         try:
-            # Operations that were begun and never ended, or failed: their kernels may still run on what is held here.
-            if self._open and self._broken is None:
-                runtime.abort(C.EXCEPTION)
-            if self._captured:  # replays are not the runtime's launches
-                self.device.synchronize()
-            settled = self._settle(self.timeout if well else _SETTLE_SECONDS)
-            if well:
-                self._collect()
-            if settled and well:
-                runtime.drain()
+            with self.telling_others("destroy"):
+                # Operations that were begun and never ended, or failed: their kernels may still run on what is held.
+                if self._open and self._broken is None:
+                    runtime.abort(C.EXCEPTION)
+                if self._captured:  # replays are not the runtime's launches
+                    self.device.synchronize()
+                settled = self._settle(self.timeout if well else _SETTLE_SECONDS)
+                if well:
+                    self._collect()
+                if settled and well:
+                    runtime.drain()
         finally:
             self.runtime = None
             self._driver = None  # its thread ends when it has nothing to do
@@ -532,7 +536,7 @@ class Engine:
                 self._abandon(runtime)
 
     def _settle(self, seconds: float) -> bool:
-        """Wait for all kernels; for a thread that does so first, so that this one can be interrupted."""
+        """Wait for all kernels, first for the thread that waits for some of them already."""
         rests = self._driver is None or self._driver.rest(seconds)
         return rests and bool(self.runtime.settle(int(seconds * 1e9)))
 

@@ -41,11 +41,11 @@ class _Pending:
         """Do the rest and wait for it."""
         if self.finished:
             raise DeepEPError(f"operation {self.operation}: it has been finished")
-        self.finished = True
         if self.generation != self.engine.generation:
             raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
         self.engine.check_whole()
         with self.engine.telling_others(self.call.kind):
+            self.finished = True  # here: an interrupt before would leave peers that are told by no one
             return self._finish()
 
     def _finish(self) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import time
 import traceback
 from collections import Counter
@@ -146,6 +147,21 @@ class World:
         sockets = [name for name in names if int(name.split("-")[1]) in self.pids]
         processes = [f"process {pid}" for pid in self.pids if Path(f"/proc/{pid}").exists()]
         return sockets + processes + sorted(_names_in_shm() - self._shared_before)
+
+
+def run_scenarios(ranks: int, *scenarios: Callable[[Hub], None], seconds: float = 20.0) -> None:
+    """Run functions of a Hub one after the other, each on ranks of its own, which end by telling their parent so."""
+    for scenario in scenarios:
+        until, ended = time.monotonic() + seconds, set()
+        world = World(ranks, scenario)
+        while len(ended) < ranks and time.monotonic() < until:
+            for rank, kind, value in world.messages(0.1):
+                if kind == "failed":
+                    sys.exit(f"{scenario.__name__}, rank {rank}: {value}")
+                ended.add(rank)
+        world.end()
+        if len(ended) < ranks:
+            sys.exit(f"{scenario.__name__}: ranks {sorted({*range(ranks)} - ended)} have not ended")
 
 
 def _names_in_shm() -> set[str]:

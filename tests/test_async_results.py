@@ -49,16 +49,17 @@ def test_an_error_of_the_simulation_is_raised_by_the_next_call() -> None:
         trial = Trial.of(BY_NAME["one_rank_alone"])
         arguments = dispatch_arguments(trial.work, 0)
 
-        def drive(runtime: Any, job: str, argument: Any) -> Any:
-            getattr(runtime, job)(argument)
+        def run(job: str, argument: Any) -> Any:
+            return getattr(buffer.runtime, job)(argument)
+
+        def drive(job: str, argument: Any) -> Any:
+            run(job, argument)
             return SimpleNamespace(done=True, failed=True, result=broken_rule)
 
         def broken_rule() -> None:
             raise SimtError("a rule of the SIMT machine")
 
-        buffer._engine._driver = SimpleNamespace(
-            drive=drive, run=lambda runtime, job, argument: getattr(runtime, job)(argument)
-        )
+        buffer._engine._driver = SimpleNamespace(drive=drive, run=run)
         buffer.dispatch(**arguments, async_finish=True)
         with pytest.raises(SimtError, match="a rule"):
             buffer.dispatch(**arguments)

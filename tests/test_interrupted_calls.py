@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases import BY_NAME
-from deep_ep_py.errors import DeepEPError
+from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 
@@ -47,6 +47,33 @@ def test_as_a_call_ends() -> None:
         gc.collect()
         assert x() is not None, "its kernels are queued, and read it"
         engine._open = {}
+
+    run_ranks(2, on_each_rank)
+
+
+def test_before_a_finish_has_begun() -> None:
+    """Nothing tells the peers of an interrupt there, until what was begun is dropped."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        engine, arguments = buffer._engine, dispatch_arguments(TRIAL.work, buffer.rank)
+        if buffer.rank == 1:
+            with pytest.raises(DeepEPError, match="rank 0") as raised:
+                buffer.dispatch(**arguments)
+            assert not isinstance(raised.value, DeepEPTimeout)
+            return
+        pending = buffer._begin_dispatch(**arguments)
+        engine.check_whole = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            pending.finish()
+        del engine.check_whole
+        del pending
+        gc.collect()
+        with pytest.raises(DeepEPError, match="begun and dropped"):
+            buffer.check()
 
     run_ranks(2, on_each_rank)
 

@@ -66,6 +66,12 @@ def test_handlers_and_collections() -> None:
     lines_of("handlers_and_collections.py", seconds=90)
 
 
+@pytest.mark.once
+def test_interrupted_waits() -> None:
+    """An interrupt ends a wait at once, beside other threads' calls, behind calls on their way, and in destroy."""
+    lines_of("interrupted_waits.py", seconds=90)
+
+
 def test_a_process_that_dies(workers: Path) -> None:
     before = shared_memory()
     done = torchrun(workers / "peer_dies.py", 3)

@@ -9,6 +9,7 @@ import pytest
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
+from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, dispatch_arguments, left_out, make_buffer, round_trip_without, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
@@ -210,6 +211,30 @@ def test_what_was_begun_before_cannot_be_finished() -> None:
         round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
 
     under_schedules(4, on_each_rank)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_results_that_a_recovery_voids(told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """What a call had returned before its kernels failed is void: each rank's caller hears so, once, by an exception or
+    by a warning, no matter which rank broke the Buffer."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        if buffer.rank != 1:
+            arguments = dispatch_arguments(TRIAL.work, buffer.rank, num_worst_tokens=TRIAL.most_rows)
+            results = buffer.dispatch(**arguments, async_finish=True)
+        barrier(group)
+        if told and buffer.rank != 1:
+            raised(results[5].current_stream_wait)
+        buffer.abort()
+        buffer.recover()
+        round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
+
+    with caplog.at_level("WARNING"):
+        run_ranks(4, on_each_rank)
+    warnings = [record.getMessage() for record in caplog.records if "are void" in record.getMessage()]
+    ranks = sorted(int(text.split()[1].rstrip(":")) for text in warnings)
+    assert ranks == ([] if told else [0, 2, 3]), warnings
 
 
 @pytest.mark.once

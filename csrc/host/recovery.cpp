@@ -2,8 +2,8 @@
 //
 // Ranks meet twice, by words in the headers of their heaps. Before the first meeting each one's kernels have left and
 // its network has been rebuilt; no rank goes on from it before it knows that every rank left out is gone. So after it
-// nothing of the old generation is on its way to any heap, and each rank clears the signal words of its other bank.
-// After the second meeting all have done so, and may be sent to.
+// nothing of the old generation is on its way to any heap, and each rank clears the signal words of the bank that comes
+// next. After the second meeting all have done so, and may be sent to.
 #include <stdexcept>
 
 #include "host/host_word.h"

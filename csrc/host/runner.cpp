@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 namespace deep_ep::host {
 
@@ -45,7 +46,8 @@ void Runner::Run::do_now() {
 }
 
 Runner::~Runner() {
-    if (!queue_) return;
+    // A forked child has a copy without the thread, and what that had locked stays locked.
+    if (!queue_ || getpid() != maker_) return;
     const std::lock_guard<std::mutex> guard(queue_->mutex);
     queue_->ending = true;
     queue_->changed.notify_all();
@@ -55,8 +57,10 @@ std::shared_ptr<Runner::Run> Runner::start(std::function<bool()> job) {
     auto run = std::make_shared<Run>();
     run->job_ = std::move(job);
     if (!queue_) {
-        queue_ = std::make_shared<Queue>();
-        std::thread(serve, queue_).detach();
+        auto queue = std::make_shared<Queue>();
+        std::thread(serve, queue).detach();  // or throws: then the next call tries again
+        queue_ = std::move(queue);
+        maker_ = getpid();
     }
     const std::lock_guard<std::mutex> guard(queue_->mutex);
     queue_->runs.push_back(run);

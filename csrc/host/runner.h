@@ -12,6 +12,8 @@
 #include <memory>
 #include <mutex>
 
+#include <unistd.h>
+
 namespace deep_ep::host {
 
 class Runner {
@@ -65,6 +67,7 @@ class Runner {
     static inline thread_local const std::atomic<bool>* cancelled_here_ = nullptr;
 
     std::shared_ptr<Queue> queue_;  // null before the first job
+    pid_t maker_ = 0;               // of the thread
 };
 
 }  // namespace deep_ep::host

@@ -177,7 +177,7 @@ class Runtime final : private FailureCount::Member {
     // Another Buffer of this rank has failed, and its caller has been told since this one last asked.
     bool others_have_failed() const { return forgiven_ != failures_->told(); }
     // Leaves these failures behind, when all of this rank's kernels have ended that were to leave; false where some
-    // Buffer's caller has not been told yet. This Buffer's own kernels have ended.
+    // of them have not in time, or some Buffer's caller has not been told yet. This Buffer's own kernels have ended.
     bool forgive(uint64_t nanoseconds);
 
     // A rank is known to store nothing any more.

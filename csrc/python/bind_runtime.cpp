@@ -162,61 +162,90 @@ void bind_call(py::module_& m) {
         .def_property_readonly("failure", &Call::failure);
 }
 
-// What a Runner does for a Buffer, by the names of the Runtime's methods.
-std::function<bool()> make_job(Runtime& runtime, const std::string& name, const std::shared_ptr<Call>& call,
-                               uint64_t number) {
-    if (name == "wait") return [&runtime, call] { return runtime.wait(*call), true; };
-    if (name == "wait_counts") return [&runtime, call] { return runtime.wait_counts(*call), true; };
-    if (name == "wait_launch") return [&runtime, number] { return runtime.wait_launch(number), true; };
-    if (name == "settle") return [&runtime, number] { return runtime.settle(number); };
-    if (name == "stop_all") return [&runtime, number] { return runtime.stop_all(number); };
-    if (name == "forgive") return [&runtime, number] { return runtime.forgive(number); };
-    throw std::invalid_argument(name + ": expected a method that waits");
-}
+constexpr uint64_t kLook = 50'000'000;  // ns, between looks at the caller's signals
 
-void bind_runner(py::module_& m) {
-    using host::Runner;
-    using Run = Runner::Run;
-    constexpr uint64_t kLook = 50'000'000;  // ns, between looks at the caller's signals
-    py::class_<Run, std::shared_ptr<Run>>(m, "Run", "A job that a Runner does.")
-        .def_property_readonly("done", &Run::done)
-        .def_property_readonly("failed", &Run::failed)
-        .def("wait", &Run::wait, py::arg("nanoseconds"), NoGil(), "Return whether it is done after so long.")
-        .def("cancel", &Run::cancel, "Have its wait end soon: its caller has gone on.")
-        .def(
-            "result",
-            [](const Run& run) {
-                for (py::gil_scoped_release no_gil; !run.wait(kLook);) check_signals();
-                return run.result();
-            },
-            "Wait for it; return what it has returned, or raise what it has thrown.");
-    // None where it would take long.
-    const auto try_here = [](Runner&, Runtime& runtime, const std::string& name, const std::shared_ptr<Call>& call,
-                             uint64_t number) -> std::optional<bool> {
+// The Runner of a Buffer, and what it does, by the names of the Runtime's methods.
+struct BufferRunner {
+    Runtime& runtime;  // lives as long as this
+    host::Runner runner{};
+
+    std::function<bool()> job(const std::string& name, const std::shared_ptr<Call>& call, uint64_t number) {
+        Runtime& buffer = runtime;  // not `this`: the thread may outlive it
+        if (name == "wait") return [&buffer, call] { return buffer.wait(*call), true; };
+        if (name == "wait_counts") return [&buffer, call] { return buffer.wait_counts(*call), true; };
+        if (name == "wait_launch") return [&buffer, number] { return buffer.wait_launch(number), true; };
+        if (name == "settle") return [&buffer, number] { return buffer.settle(number); };
+        if (name == "stop_all") return [&buffer, number] { return buffer.stop_all(number); };
+        if (name == "forgive") return [&buffer, number] { return buffer.forgive(number); };
+        throw std::invalid_argument(name + ": expected a method that waits");
+    }
+
+    std::shared_ptr<host::Runner::Run> start(const std::string& name, const std::shared_ptr<Call>& call,
+                                             uint64_t number) {
+        return runner.start(job(name, call, number));
+    }
+
+    // What the job has returned; nothing where it waits for long.
+    static std::optional<bool> try_here(const std::function<bool()>& job) {
         struct Stops {
             const bool before = std::exchange(stops_at_waits_long, true);
             ~Stops() { stops_at_waits_long = before; }
         } stops;
-        cpu::Executor::get().interrupts_are_checked();  // by the interpreter, between lines
+        cpu::Executor::interrupts_are_checked();  // by the interpreter, between lines
         try {
-            return make_job(runtime, name, call, number)();
+            return job();
         } catch (const WaitsLong&) {
             return std::nullopt;
         }
-    };
-    py::class_<Runner>(m, "Runner", "A thread that waits for a Buffer's kernels and needs no GIL.")
-        .def(py::init<>())
+    }
+
+    // No line of Python comes between the start and the wait: an interrupt there would leave a job that no caller
+    // waits for.
+    bool run(const std::string& name, const std::shared_ptr<Call>& call, uint64_t number) {
+        auto todo = job(name, call, number);
+        if (runner.rest(0)) {
+            if (const std::optional<bool> result = try_here(todo)) return *result;
+        }
+        const auto handed_over = runner.start(std::move(todo));
+        try {
+            while (!handed_over->wait(kLook)) check_signals();
+        } catch (...) {
+            handed_over->cancel();
+            throw;
+        }
+        return handed_over->result();
+    }
+
+    bool rest(uint64_t nanoseconds) const {
+        for (; nanoseconds > kLook; nanoseconds -= kLook) {
+            if (runner.rest(kLook)) return true;
+            check_signals();
+        }
+        return runner.rest(nanoseconds);
+    }
+};
+
+void bind_runner(py::module_& m) {
+    using Run = host::Runner::Run;
+    py::class_<Run, std::shared_ptr<Run>>(m, "Run", "A job that a Runner does.")
+        .def_property_readonly("done", &Run::done)
+        .def_property_readonly("failed", &Run::failed)
+        .def("wait", &Run::wait, py::arg("nanoseconds"), NoGil(), "Return whether it is done after so long.")
         .def(
-            "start",
-            [](Runner& runner, Runtime& runtime, const std::string& name, std::shared_ptr<Call> call, uint64_t number) {
-                return runner.start(make_job(runtime, name, call, number));
+            "result",
+            [](const Run& run) {
+                while (!run.wait(kLook)) check_signals();
+                return run.result();
             },
-            py::arg("runtime"), py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0,
-            py::keep_alive<1, 2>())
-        .def("try_here", try_here, py::arg("runtime"), py::arg("name"), py::arg("call") = nullptr,
-             py::arg("number") = 0, NoGil(),
-             "Do the same in the calling thread; return what it has returned, or None where it waits for long.")
-        .def("rest", &Runner::rest, py::arg("nanoseconds"), NoGil(), "Return whether it has nothing to do.");
+            NoGil(), "Wait for it; return what it has returned, or raise what it has thrown.");
+    py::class_<BufferRunner>(m, "Runner", "A thread that waits for a Buffer's kernels and needs no GIL.")
+        .def(py::init([](Runtime& runtime) { return std::unique_ptr<BufferRunner>(new BufferRunner{runtime}); }),
+             py::arg("runtime"), py::keep_alive<1, 2>())
+        .def("start", &BufferRunner::start, py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0,
+             "Have it do one of the runtime's waits, named by its method; return the Run.")
+        .def("run", &BufferRunner::run, py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0, NoGil(),
+             "Do it, in the calling thread unless it takes long or this one is busy; return what it has returned.")
+        .def("rest", &BufferRunner::rest, py::arg("nanoseconds"), NoGil(), "Return whether it has nothing to do.");
 }
 
 }  // namespace

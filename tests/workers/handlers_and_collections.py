@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 import time
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
-from forked_ranks import Hub, World
+from forked_ranks import Hub, run_scenarios
 from harness import Trial, dispatch_arguments, make_buffer
 
 TRIAL = Trial.of(Case("handlers", 2, 24, hidden=64, topk=2, experts=4, arena_bytes=1 << 20))
@@ -39,6 +38,27 @@ def a_handler_waits(hub: Hub) -> None:
     hub.tell("ended")
 
 
+def a_handler_waits_in_a_recovery(hub: Hub) -> None:
+    """The same where the wait is a meeting of a recovery, and the handler's is a long one for rank 1, too."""
+    buffer, other = (make_buffer(None, TRIAL.case, "peer", comm=hub, timeout=10.0) for _ in range(2))
+    arguments = dispatch_arguments(TRIAL.work, hub.rank)
+    seen = []
+
+    def handler(*_: Any) -> None:
+        seen.append(other.dispatch(**arguments))
+
+    if hub.rank == 0:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, LATE_SECONDS / 4)
+    else:
+        time.sleep(LATE_SECONDS)
+        handler()
+    buffer.recover()
+    TRIAL.check_dispatch(hub.rank, seen[0])
+    TRIAL.check_dispatch(hub.rank, buffer.dispatch(**arguments))
+    hub.tell("ended")
+
+
 def a_collected_buffer(hub: Hub) -> None:
     """Rank 1 drops a Buffer with a call on its way, in a cycle. Rank 0 comes later, and finds all that it needs."""
     buffer = make_buffer(None, TRIAL.case, "peer", comm=hub, timeout=10.0)
@@ -60,17 +80,7 @@ def a_collected_buffer(hub: Hub) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     assert deep_ep.__version__  # imported before the ranks are forked
-    for scenario in (a_handler_waits, a_collected_buffer):
-        until, ended = time.monotonic() + 20, set()
-        world = World(2, scenario)
-        while len(ended) < 2 and time.monotonic() < until:
-            for rank, kind, value in world.messages(0.1):
-                if kind == "failed":
-                    sys.exit(f"{scenario.__name__}, rank {rank}: {value}")
-                ended.add(rank)
-        world.end()
-        if len(ended) < 2:
-            sys.exit(f"{scenario.__name__}: ranks {sorted({0, 1} - ended)} have not ended")
+    run_scenarios(2, a_handler_waits, a_handler_waits_in_a_recovery, a_collected_buffer)
 
 
 if __name__ == "__main__":

@@ -185,10 +185,7 @@ void Executor::unshare_memory(const void* begin) {
     state_->scheduler.memory.remove(begin);
 }
 
-void Executor::interrupts_are_checked() {
-    Guard guard(state_->lock);
-    state_->free_threads.interrupts_are_checked();
-}
+void Executor::interrupts_are_checked() { FreeThreads::interrupts_are_checked(); }
 
 void Executor::set_interrupt_check(std::function<void()> check) {
     Guard guard(state_->lock);

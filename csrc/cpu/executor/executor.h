@@ -102,8 +102,8 @@ class Executor {
 
     // Called every 50 ms by a host thread that waits outside a world; what it throws leaves wait().
     void set_interrupt_check(std::function<void()> check);
-    // Signals have just been checked elsewhere: the next check is 50 ms from now.
-    void interrupts_are_checked();
+    // The calling thread has just checked signals elsewhere: its next check is 50 ms from now.
+    static void interrupts_are_checked();
 
     struct State;
 

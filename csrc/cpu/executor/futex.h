@@ -16,8 +16,9 @@
 
 namespace deep_ep::cpu {
 
-inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+// Sleeps while the word is as expected, at most until `limit` has passed, if there is one.
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, const timespec* limit = nullptr) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, limit, nullptr, 0);
 }
 inline void futex_wake(std::atomic<uint32_t>& word, int count) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
@@ -62,6 +63,14 @@ class Gate {
     }
     void pass() {
         while (open_.exchange(0, std::memory_order_acquire) == 0) futex_wait(open_, 0);
+    }
+    // The same, but goes on after so long, at the latest, and may do so earlier.
+    void pass_within(uint64_t nanoseconds) {
+        if (open_.exchange(0, std::memory_order_acquire) != 0) return;
+        const timespec limit = {static_cast<time_t>(nanoseconds / 1000000000u),
+                                static_cast<long>(nanoseconds % 1000000000u)};
+        futex_wait(open_, 0, &limit);
+        open_.exchange(0, std::memory_order_acquire);
     }
 
   private:

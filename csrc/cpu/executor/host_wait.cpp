@@ -16,6 +16,8 @@ constexpr u64 kInterruptCheckEvery = 50'000'000;  // ns
 
 }  // namespace
 
+thread_local u64 FreeThreads::last_interrupt_check_ = 0;
+
 bool FreeThreads::wait(const HostWait& wait) {
     Sleeper self{wait, {}, {}};
     waiting_.push_back(&self);
@@ -25,7 +27,7 @@ bool FreeThreads::wait(const HostWait& wait) {
         ~Leave() {
             auto& waiting = threads.waiting_;
             waiting.erase(std::find(waiting.begin(), waiting.end(), &self));
-            if (!threads.driving_ && !waiting.empty()) waiting.front()->gate.open();
+            threads.pass_on();
         }
     } leave{*this, self};
 
@@ -33,10 +35,10 @@ bool FreeThreads::wait(const HostWait& wait) {
         if (self.failure) self.failure->raise();
         if (wait.look()) return true;
         if (wait.deadline != kForever && scheduler_.clock.now() >= wait.deadline) return false;
-        if (driving_ && driver_ != std::this_thread::get_id()) {
-            lock_.unlock();
-            self.gate.pass();
-            lock_.lock();
+        if (check_is_due(monotonic_ns())) {
+            check_interrupts();
+        } else if (driving_) {
+            sleep(self);
         } else {
             drive(self);
         }
@@ -47,29 +49,60 @@ bool FreeThreads::wait(const HostWait& wait) {
 void FreeThreads::drive(Sleeper& self) {
     struct Driving {
         bool& flag;
-        const bool before;  // nested: by a handler, while this thread's outer wait rests
-        explicit Driving(bool& flag) : flag(flag), before(flag) { flag = true; }
-        ~Driving() { flag = before; }
+        explicit Driving(bool& flag) : flag(flag) { flag = true; }
+        ~Driving() { flag = false; }
     } driving(driving_);
-    driver_ = std::this_thread::get_id();
 
-    for (u64 idle_rounds = 0;;) {
+    for (;;) {
         lock_.let_others_in();
         const bool ran = scheduler_.run(kTurnsPerLook) != 0;
+        bool check = false;
         if (scheduler_.failure()) return fail_all();
         if (ran) {
-            idle_rounds = 0;
+            self.idle_rounds = 0;
         } else if (scheduler_.stuck()) {
             scheduler_.fail(true, "deadlock: no thread can ever run again\n" + dump_fibers(scheduler_));
             return fail_all();
         } else {
-            rest(idle_rounds++);
+            check = rest(self);
             scheduler_.look_again();
         }
-        if (self.wait.look()) return;
+        if (check || self.wait.look()) return;
         if (!ran && self.wait.deadline != kForever && scheduler_.clock.now() >= self.wait.deadline) return;
         if (waiting_.size() > 1) wake_ready(self);
     }
+}
+
+void FreeThreads::sleep(Sleeper& self) {
+    self.asleep = true;
+    lock_.unlock();
+    self.gate.pass_within(kInterruptCheckEvery);
+    lock_.lock();
+    self.asleep = false;
+}
+
+bool FreeThreads::check_is_due(u64 now) const {
+    return interrupt_check && now - last_interrupt_check_ >= kInterruptCheckEvery;
+}
+
+void FreeThreads::check_interrupts() {
+    interrupts_are_checked();
+    pass_on();
+    lock_.unlock();
+    struct Relock {
+        Lock& lock;
+        ~Relock() { lock.lock(); }
+    } relock{lock_};
+    interrupt_check();
+}
+
+// Has one of those that sleep drive. One that looks at signals may be long about it, and drives when it comes back.
+void FreeThreads::pass_on() {
+    if (driving_) return;
+    const auto next = std::find_if(waiting_.begin(), waiting_.end(), [](const Sleeper* one) { return one->asleep; });
+    if (next == waiting_.end()) return;
+    (*next)->asleep = false;
+    (*next)->gate.open();
 }
 
 void FreeThreads::wake_ready(const Sleeper& driver) {
@@ -90,25 +123,16 @@ void FreeThreads::fail_all() {
     }
 }
 
-void FreeThreads::rest(u64 idle_rounds) {
-    if (idle_rounds < kSpins) return cpu_relax();
+bool FreeThreads::rest(Sleeper& self) {
+    if (self.idle_rounds++ < kSpins) return cpu_relax(), false;
     const u64 now = monotonic_ns();
-    if (idle_rounds == kSpins) idle_since_ = now;
-    if (now - idle_since_ < kAwake) {
+    if (self.idle_rounds == kSpins + 1) self.idle_since = now;
+    if (now - self.idle_since < kAwake) {
         sched_yield();
     } else {
         nanosleep(&kNap, nullptr);
     }
-    if (!interrupt_check) return;
-    if (now - last_interrupt_check_ < kInterruptCheckEvery) return;
-    last_interrupt_check_ = now;
-    // The check may take the GIL, whose holder may want the lock.
-    lock_.unlock();
-    struct Relock {
-        Lock& lock;
-        ~Relock() { lock.lock(); }
-    } relock{lock_};
-    interrupt_check();
+    return check_is_due(now);
 }
 
 }  // namespace deep_ep::cpu

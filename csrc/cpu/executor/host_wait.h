@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "cpu/executor/futex.h"
@@ -25,7 +24,8 @@ struct HostWait {
 };
 
 // Outside a world the first thread that waits drives, the others sleep. Fibers of this process may also wait for memory
-// that other processes write, so when none can run the driver yields the core and looks again.
+// that other processes write, so when none can run the driver yields the core and looks again. A thread that looks at
+// signals does not drive meanwhile: it may have to wait for the GIL, and a signal's handler may wait in here itself.
 class FreeThreads {
   public:
     FreeThreads(Lock& lock, Scheduler& scheduler) : lock_(lock), scheduler_(scheduler) {}
@@ -34,27 +34,31 @@ class FreeThreads {
     bool wait(const HostWait& wait);
 
     std::function<void()> interrupt_check;
-    // Signals have just been checked elsewhere: the next check is a whole interval away. With the lock held.
-    void interrupts_are_checked() { last_interrupt_check_ = monotonic_ns(); }
+    // The calling thread has just checked signals elsewhere: its next check is a whole interval away.
+    static void interrupts_are_checked() { last_interrupt_check_ = monotonic_ns(); }
 
   private:
     struct Sleeper {
         const HostWait& wait;
         std::optional<Failure> failure;
         Gate gate;
+        bool asleep = false;
+        u64 idle_rounds = 0, idle_since = 0;  // while it drives
     };
     void drive(Sleeper& self);
+    void sleep(Sleeper& self);
+    void check_interrupts();
+    bool check_is_due(u64 now) const;
+    void pass_on();
     void wake_ready(const Sleeper& driver);
     void fail_all();
-    void rest(u64 idle_rounds);  // the more, the longer
+    bool rest(Sleeper& self);  // the longer, the more often it has; -> whether signals are to be checked
 
     Lock& lock_;
     Scheduler& scheduler_;
     std::vector<Sleeper*> waiting_;
     bool driving_ = false;
-    std::thread::id driver_;  // while it drives; a signal's handler may wait in it once more
-    u64 last_interrupt_check_ = 0;
-    u64 idle_since_ = 0;
+    static thread_local u64 last_interrupt_check_;
 };
 
 }  // namespace deep_ep::cpu
