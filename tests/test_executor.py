@@ -112,10 +112,11 @@ def test_host_threads_drive_by_turns(native: ModuleType) -> None:
     native.synchronize()
 
 
-def test_ctrl_c_ends_a_wait(native: ModuleType) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
+
+def test_ctrl_c_ends_a_wait(native: ModuleType) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
@@ -146,6 +147,20 @@ def test_an_agent_that_is_removed_finishes_its_work(native: ModuleType, schedule
     native.synchronize()
     native.remove_agent(agent)
     assert word[1] == native.WARP_SIZE
+
+
+def test_ctrl_c_comes_when_an_agent_has_been_removed(native: ModuleType) -> None:
+    """Not before: destructors remove agents, and nothing may be thrown there."""
+    word = words()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        agent = native.add_echo(0, word.data_ptr())
+        time.sleep(0.1)  # long enough that a wait would begin with a look at signals
+        with pytest.raises(KeyboardInterrupt):
+            native.remove_agent(agent, signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert "agent echo" not in native.executor.dump()
 
 
 def test_an_agent_that_throws_is_an_error(native: ModuleType) -> None:

@@ -19,8 +19,8 @@ struct Executor::State {
     World world{lock, scheduler};
     std::deque<bool> events;
 
-    bool wait(const std::function<bool()>& ready, const char* what, u64 deadline) {
-        const HostWait wait{ready, what, deadline};
+    bool wait(const std::function<bool()>& ready, const char* what, u64 deadline, bool interruptible = true) {
+        const HostWait wait{ready, what, deadline, interruptible};
         return world.open() ? world.wait(wait) : free_threads.wait(wait);
     }
 };
@@ -96,10 +96,10 @@ void Executor::remove_agent(int id) {
     };
     try {
         const auto idle = gone_or([&](const Agent& agent) { return scheduler.idle(agent); });
-        if (!idle()) state_->wait(idle, "agent to be idle", kForever);
+        if (!idle()) state_->wait(idle, "agent to be idle", kForever, false);
         if (Agent* agent = scheduler.agent(id)) scheduler.stop(*agent);
         const auto done = gone_or([](const Agent& agent) { return agent.done; });
-        if (!done()) state_->wait(done, "agent to end", kForever);
+        if (!done()) state_->wait(done, "agent to end", kForever, false);
     } catch (const DeadlockError&) {  // a failure drops all agents; other waits tell of it
     } catch (const SimtError&) {
     }

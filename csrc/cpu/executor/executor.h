@@ -68,7 +68,8 @@ class Executor {
     bool wait(const std::function<bool()>& ready, const char* what, uint64_t deadline_ns = UINT64_MAX);
 
     // Agents: daemon fibers that loop over cpu::wait_until. Removing one waits until it is idle, then unwinds it;
-    // a failure of the executor has dropped it already, which is not told here: destructors call this.
+    // a failure of the executor has dropped it already, which is not told here, and signals are left for later:
+    // destructors call this.
     int add_agent(int rank, std::string name, std::function<void()> body);
     void remove_agent(int id);
 

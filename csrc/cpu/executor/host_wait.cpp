@@ -35,7 +35,7 @@ bool FreeThreads::wait(const HostWait& wait) {
         if (self.failure) self.failure->raise();
         if (wait.look()) return true;
         if (wait.deadline != kForever && scheduler_.clock.now() >= wait.deadline) return false;
-        if (check_is_due(monotonic_ns())) {
+        if (check_is_due(wait, monotonic_ns())) {
             check_interrupts();
         } else if (driving_) {
             sleep(self);
@@ -81,8 +81,8 @@ void FreeThreads::sleep(Sleeper& self) {
     self.asleep = false;
 }
 
-bool FreeThreads::check_is_due(u64 now) const {
-    return interrupt_check && now - last_interrupt_check_ >= kInterruptCheckEvery;
+bool FreeThreads::check_is_due(const HostWait& wait, u64 now) const {
+    return wait.interruptible && interrupt_check && now - last_interrupt_check_ >= kInterruptCheckEvery;
 }
 
 void FreeThreads::check_interrupts() {
@@ -132,7 +132,7 @@ bool FreeThreads::rest(Sleeper& self) {
     } else {
         nanosleep(&kNap, nullptr);
     }
-    return check_is_due(now);
+    return check_is_due(self.wait, now);
 }
 
 }  // namespace deep_ep::cpu

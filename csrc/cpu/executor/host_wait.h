@@ -16,6 +16,7 @@ struct HostWait {
     const std::function<bool()>& ready;
     const char* what;
     u64 deadline;
+    bool interruptible;  // looks at signals, where it is not a world's
 
     // By the waiting thread itself, which learns what it acquires by looking.
     bool look() const { return tsan::as(tsan::host_fiber, ready); }
@@ -48,7 +49,7 @@ class FreeThreads {
     void drive(Sleeper& self);
     void sleep(Sleeper& self);
     void check_interrupts();
-    bool check_is_due(u64 now) const;
+    bool check_is_due(const HostWait& wait, u64 now) const;
     void pass_on();
     void wake_ready(const Sleeper& driver);
     void fail_all();

@@ -1,6 +1,7 @@
 // A Python module with the executor's bindings and kernels of a few lines, for tests of the executor itself.
 #include <pybind11/pybind11.h>
 
+#include <csignal>
 #include <map>
 #include <string>
 
@@ -46,6 +47,12 @@ int add_thrower(int rank) {
     return Executor::get().add_agent(rank, "thrower", [] { throw std::runtime_error("out of paper"); });
 }
 
+// `signal`, if any, comes just before.
+void remove_agent(int id, int signal) {
+    if (signal != 0) std::raise(signal);
+    Executor::get().remove_agent(id);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(selftest, m) {
@@ -61,5 +68,5 @@ PYBIND11_MODULE(selftest, m) {
     m.def("wait_word", wait_word, py::arg("word"), py::arg("value"), py::arg("deadline") = UINT64_MAX, NoGil());
     m.def("add_echo", add_echo, py::arg("rank"), py::arg("word"), NoGil());
     m.def("add_thrower", add_thrower, py::arg("rank"), NoGil());
-    m.def("remove_agent", [](int id) { Executor::get().remove_agent(id); }, NoGil());
+    m.def("remove_agent", remove_agent, py::arg("id"), py::arg("signal") = 0, NoGil());
 }
