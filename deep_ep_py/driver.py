@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from .native import C
@@ -61,10 +61,14 @@ class Driver:
 
     def end_with_process(self) -> None:
         """Wait a while for what is on its way, then tell the peers that this rank is gone."""
-        give_up = self._give_up()
-        if not self.rest(_EXIT_SECONDS) and give_up is not None:
-            with suppress(Exception):  # of a runtime that has failed: there is no caller left to be told
-                give_up()
+        give_up, rests = self._give_up(), False
+        try:
+            rests = self.rest(_EXIT_SECONDS)
+        finally:  # an interrupt ends this wait, too
+            if not rests and give_up is not None:
+                with suppress(Exception):  # of a runtime that has failed: there is no caller left to be told
+                    give_up()
+        if not rests:
             self.rest(_EXIT_SECONDS)  # its kernels have been told to leave
 
 
@@ -73,8 +77,9 @@ def _named(argument: Any) -> dict[str, Any]:
 
 
 def _end_all() -> None:
-    for driver in list(_drivers):
-        driver.end_with_process()
+    with ExitStack() as stack:  # also those behind one whose wait is interrupted
+        for driver in list(_drivers):
+            stack.callback(driver.end_with_process)
 
 
 # Before the interpreter ends its threads.

@@ -392,13 +392,13 @@ class Engine:
             return
         self.check_whole()
         call = self._where_it_began(call)
-        self._results_told = True
         self._broken = error_of(call, self.rank, self.runtime, self._pid)
         self.runtime.note_told()
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
             self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
+        self._results_told = True
         raise self._broken  # no local refers to it: what its frames hold would stay until a collection
 
     def _where_it_began(self, call: Any) -> Any:
@@ -449,26 +449,34 @@ class Engine:
         if not self._results_told:
             self._warn_of_void_results()
         recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
+        try:
+            self._begin_generation(mask | self.mask)
+        except BaseException:  # the others have begun it too
+            self.runtime.abort_generation(self._attempts + 1, C.EXCEPTION)
+            raise
+
+    def _begin_generation(self, mask: int) -> None:
+        """Leave behind what is of the generation before, when all ranks left have."""
         # Only now may memory of operations that broke be used again: no rank stores into it any longer (P16).
         self._note_ended(self.runtime)
         self._layouts.clear()
         self._open.clear()
         self._on_their_way.clear()
         self._issued = 0
-        self.generation, self.mask = self._attempts + 1, mask | self.mask
+        self.generation, self.mask = self._attempts + 1, mask
         self._broken, self._results_told = None, False
         if isinstance(self._bootstrap, Connections):
             self._bootstrap.drop(ranks_of(self.mask))
 
     def _warn_of_void_results(self) -> None:
         """Say what calls have failed of that have returned, on a rank on which none has raised it."""
-        self._results_told = True  # also where the recovery is tried again
         calls = [launched.call for launched in (*self._on_their_way, *self._captured)]
         for call in calls:
             if call.failure.reason != 0:
                 why = error_of(self._where_it_began(call), self.rank, self.runtime, self._pid)
                 _log.warning("rank %d: recover: results that no check has covered are void: %s", self.rank, why)
-                return
+                break
+        self._results_told = True
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
@@ -520,11 +528,10 @@ class Engine:
                 settled = self._settle(self.timeout if well else _SETTLE_SECONDS)
                 if well:
                     self._collect()
-                if settled and well:
-                    runtime.drain()
+            if settled and well:
+                runtime.drain()
         finally:
             self.runtime = None
-            self._driver = None  # its thread ends when it has nothing to do
             self._note_ended(runtime)
             if settled:
                 self._layouts.clear()
@@ -534,6 +541,7 @@ class Engine:
                 self._let_go()
             else:
                 self._abandon(runtime)
+            self._driver = None  # its thread ends when it has nothing to do
 
     def _settle(self, seconds: float) -> bool:
         """Wait for all kernels, first for the thread that waits for some of them already."""
@@ -561,7 +569,7 @@ class Engine:
             pass  # what a dead executor throws has been raised before
 
     def _abandon(self, runtime: Any) -> None:
-        _abandoned.append((runtime, self._open, self._on_their_way, self._layouts, self._bootstrap))
+        _abandoned.append((runtime, self._open, self._on_their_way, self._layouts, self._bootstrap, self._driver))
 
 
 _abandoned: list[tuple[Any, ...]] = []

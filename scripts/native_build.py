@@ -77,10 +77,10 @@ VARIANTS = {
     v.name: v
     for v in (
         Variant("fast", ("-O3", "-g1", "-DDEEP_EP_WARP=1"), bindings_flags=()),
-        Variant("exact", ("-O2", "-g", *EXACT_DEFINES)),
+        Variant("exact", ("-O2", "-g1", *EXACT_DEFINES)),
         Variant(
             "asan",
-            ("-O1", "-g", *EXACT_DEFINES, *ASAN_FLAGS),
+            ("-O1", "-g1", *EXACT_DEFINES, *ASAN_FLAGS),
             # Sanitized code confuses that warning: it finds some in pybind11.
             bindings_flags=(*CHECKED_BINDINGS_FLAGS, "-Wno-maybe-uninitialized"),
             link_flags=ASAN_FLAGS,

@@ -17,7 +17,7 @@ LOST = 2
 REST = left_out(TRIAL, [LOST])
 
 
-def raised(call: Any, kind: type[Exception] = deep_ep.DeepEPError) -> Exception:
+def raised(call: Any, kind: type[BaseException] = deep_ep.DeepEPError) -> BaseException:
     with pytest.raises(kind) as info:
         call()
     return info.value
@@ -235,6 +235,30 @@ def test_results_that_a_recovery_voids(told: bool, caplog: pytest.LogCaptureFixt
     warnings = [record.getMessage() for record in caplog.records if "are void" in record.getMessage()]
     ranks = sorted(int(text.split()[1].rstrip(":")) for text in warnings)
     assert ranks == ([] if told else [0, 2, 3]), warnings
+
+
+def test_an_interrupt_when_the_others_have_recovered() -> None:
+    """They hear of it at once, in the generation that they have begun."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer")
+        engine = buffer._engine
+        if buffer.rank == 0:
+            engine._note_ended = interrupt
+            raised(buffer.recover, KeyboardInterrupt)
+            del engine._note_ended
+        else:
+            buffer.recover()
+            error = raised(lambda: buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
+            assert "rank 0" in str(error) and not isinstance(error, deep_ep.DeepEPTimeout), error
+        barrier(group)  # else some would still be in the first recovery
+        buffer.recover()
+        round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
+
+    under_schedules(4, on_each_rank)
 
 
 @pytest.mark.once

@@ -47,7 +47,7 @@ void Runner::Run::do_now() {
 
 Runner::~Runner() {
     // A forked child has a copy without the thread, and what that had locked stays locked.
-    if (!queue_ || getpid() != maker_) return;
+    if (getpid() != queue_->maker) return;
     const std::lock_guard<std::mutex> guard(queue_->mutex);
     queue_->ending = true;
     queue_->changed.notify_all();
@@ -56,20 +56,17 @@ Runner::~Runner() {
 std::shared_ptr<Runner::Run> Runner::start(std::function<bool()> job) {
     auto run = std::make_shared<Run>();
     run->job_ = std::move(job);
-    if (!queue_) {
-        auto queue = std::make_shared<Queue>();
-        std::thread(serve, queue).detach();  // or throws: then the next call tries again
-        queue_ = std::move(queue);
-        maker_ = getpid();
-    }
     const std::lock_guard<std::mutex> guard(queue_->mutex);
+    if (!queue_->has_thread) {
+        std::thread(serve, queue_).detach();  // or throws: then the next call tries again
+        queue_->has_thread = true;
+    }
     queue_->runs.push_back(run);
     queue_->changed.notify_all();
     return run;
 }
 
 bool Runner::rest(uint64_t nanoseconds) const {
-    if (!queue_) return true;
     std::unique_lock<std::mutex> lock(queue_->mutex);
     return queue_->changed.wait_for(lock, std::chrono::nanoseconds(nanoseconds),
                                     [this] { return !queue_->working && queue_->runs.empty(); });

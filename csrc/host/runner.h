@@ -58,16 +58,16 @@ class Runner {
 
   private:
     struct Queue {
+        const pid_t maker = getpid();
         std::mutex mutex;
         std::condition_variable changed;
         std::deque<std::shared_ptr<Run>> runs;
-        bool working = false, ending = false;
+        bool has_thread = false, working = false, ending = false;
     };
     static void serve(const std::shared_ptr<Queue>& queue);
     static inline thread_local const std::atomic<bool>* cancelled_here_ = nullptr;
 
-    std::shared_ptr<Queue> queue_;  // null before the first job
-    pid_t maker_ = 0;               // of the thread
+    const std::shared_ptr<Queue> queue_ = std::make_shared<Queue>();
 };
 
 }  // namespace deep_ep::host

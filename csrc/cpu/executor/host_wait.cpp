@@ -86,7 +86,7 @@ bool FreeThreads::check_is_due(const HostWait& wait, u64 now) const {
 }
 
 void FreeThreads::check_interrupts() {
-    interrupts_are_checked();
+    interrupts_are_checked();  // a handler may wait in here itself
     pass_on();
     lock_.unlock();
     struct Relock {
@@ -94,6 +94,7 @@ void FreeThreads::check_interrupts() {
         ~Relock() { lock.lock(); }
     } relock{lock_};
     interrupt_check();
+    interrupts_are_checked();  // it may have taken long to get the GIL: next this thread drives
 }
 
 // Has one of those that sleep drive. One that looks at signals may be long about it, and drives when it comes back.
