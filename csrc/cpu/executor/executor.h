@@ -101,9 +101,9 @@ class Executor {
     void share_memory(const void* begin, size_t bytes, int owner);
     void unshare_memory(const void* begin);
 
-    // Called every 50 ms by a host thread that waits outside a world; what it throws leaves wait().
+    // Called every 200 ms by a host thread that waits outside a world; what it throws leaves wait().
     void set_interrupt_check(std::function<void()> check);
-    // The calling thread has just checked signals elsewhere: its next check is 50 ms from now.
+    // The calling thread has just checked signals elsewhere: its next check is 200 ms from now.
     static void interrupts_are_checked();
 
     struct State;

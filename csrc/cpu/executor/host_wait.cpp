@@ -9,10 +9,10 @@ namespace deep_ep::cpu {
 
 namespace {
 
-constexpr u64 kSpins = 16;                        // idle looks before the core is given to another process
-constexpr u64 kAwake = 20'000'000;                // ns of idle looks before this process sleeps between them,
-constexpr timespec kNap = {0, 100'000};           // for so long
-constexpr u64 kInterruptCheckEvery = 50'000'000;  // ns
+constexpr u64 kSpins = 16;                         // idle looks before the core is given to another process
+constexpr u64 kAwake = 20'000'000;                 // ns of idle looks before this process sleeps between them,
+constexpr timespec kNap = {0, 100'000};            // for so long
+constexpr u64 kInterruptCheckEvery = 200'000'000;  // ns
 
 }  // namespace
 
@@ -59,12 +59,12 @@ void FreeThreads::drive(Sleeper& self) {
         bool check = false;
         if (scheduler_.failure()) return fail_all();
         if (ran) {
-            self.idle_rounds = 0;
+            idle_rounds_ = 0;
         } else if (scheduler_.stuck()) {
             scheduler_.fail(true, "deadlock: no thread can ever run again\n" + dump_fibers(scheduler_));
             return fail_all();
         } else {
-            check = rest(self);
+            check = rest(self.wait);
             scheduler_.look_again();
         }
         if (check || self.wait.look()) return;
@@ -124,16 +124,16 @@ void FreeThreads::fail_all() {
     }
 }
 
-bool FreeThreads::rest(Sleeper& self) {
-    if (self.idle_rounds++ < kSpins) return cpu_relax(), false;
+bool FreeThreads::rest(const HostWait& wait) {
+    if (idle_rounds_++ < kSpins) return cpu_relax(), false;
     const u64 now = monotonic_ns();
-    if (self.idle_rounds == kSpins + 1) self.idle_since = now;
-    if (now - self.idle_since < kAwake) {
+    if (idle_rounds_ == kSpins + 1) idle_since_ = now;
+    if (now - idle_since_ < kAwake) {
         sched_yield();
     } else {
         nanosleep(&kNap, nullptr);
     }
-    return check_is_due(self.wait, now);
+    return check_is_due(wait, now);
 }
 
 }  // namespace deep_ep::cpu

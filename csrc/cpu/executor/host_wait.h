@@ -44,7 +44,6 @@ class FreeThreads {
         std::optional<Failure> failure;
         Gate gate;
         bool asleep = false;
-        u64 idle_rounds = 0, idle_since = 0;  // while it drives
     };
     void drive(Sleeper& self);
     void sleep(Sleeper& self);
@@ -53,12 +52,13 @@ class FreeThreads {
     void pass_on();
     void wake_ready(const Sleeper& driver);
     void fail_all();
-    bool rest(Sleeper& self);  // the longer, the more often it has; -> whether signals are to be checked
+    bool rest(const HostWait& wait);  // the longer, the longer nothing has run; -> whether signals are to be checked
 
     Lock& lock_;
     Scheduler& scheduler_;
     std::vector<Sleeper*> waiting_;
     bool driving_ = false;
+    u64 idle_rounds_ = 0, idle_since_ = 0;  // since a fiber has run, whichever thread drove
     static thread_local u64 last_interrupt_check_;
 };
 
