@@ -130,11 +130,11 @@ def test_ctrl_c_ends_a_wait(native: ModuleType) -> None:
 
 def test_kernels_run_beside_a_thread_that_holds_the_gil(native: ModuleType) -> None:
     """Again and again, for longer than the interval between two looks at signals."""
-    until = time.monotonic() + 3.0
+    until = time.monotonic() + 4.0
 
     def hold_the_gil() -> None:
         while time.monotonic() < until:
-            ctypes.PyDLL(None).usleep(300_000)
+            ctypes.PyDLL(None).usleep(600_000)
 
     word, thread = words(), threading.Thread(target=hold_the_gil)
     thread.start()
