@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import threading
 import time
@@ -126,23 +125,6 @@ def test_ctrl_c_ends_a_wait(native: ModuleType) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def test_kernels_run_beside_a_thread_that_holds_the_gil(native: ModuleType) -> None:
-    """Again and again, for longer than the interval between two looks at signals."""
-    until = time.monotonic() + 4.0
-
-    def hold_the_gil() -> None:
-        while time.monotonic() < until:
-            ctypes.PyDLL(None).usleep(600_000)
-
-    word, thread = words(), threading.Thread(target=hold_the_gil)
-    thread.start()
-    time.sleep(0.1)
-    native.launch("signal", word=word.data_ptr(), value=1)
-    native.wait_word(word.data_ptr(), 1)
-    assert time.monotonic() < until, "no kernel has run"
-    thread.join()
 
 
 def test_agents_serve_until_they_are_removed(native: ModuleType, schedule: int) -> None:
