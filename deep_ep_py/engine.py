@@ -117,7 +117,7 @@ class Engine:
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
-        self._results_told = False  # of a broken Buffer: the caller has heard what its calls failed of
+        self._results_told = False  # of a broken Buffer: its caller has been told what the calls failed of
         self.generation, self.mask = 1, 0
         self._attempts = 0
 
@@ -456,7 +456,7 @@ class Engine:
             raise
 
     def _begin_generation(self, mask: int) -> None:
-        """Leave behind what is of the generation before, when all ranks left have."""
+        """Forget what belongs to the previous generation, which all remaining ranks have left."""
         # Only now may memory of operations that broke be used again: no rank stores into it any longer (P16).
         self._note_ended(self.runtime)
         self._layouts.clear()

@@ -45,7 +45,7 @@ class _Pending:
             raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
         self.engine.check_whole()
         with self.engine.telling_others(self.call.kind):
-            self.finished = True  # here: an interrupt before would leave peers that are told by no one
+            self.finished = True  # not earlier: after an interrupt before the guard, __del__ tells the peers
             return self._finish()
 
     def _finish(self) -> tuple[Any, ...]:

@@ -230,7 +230,6 @@ void bind_runner(py::module_& m) {
     py::class_<Run, std::shared_ptr<Run>>(m, "Run", "A job that a Runner does.")
         .def_property_readonly("done", &Run::done)
         .def_property_readonly("failed", &Run::failed)
-        .def("wait", &Run::wait, py::arg("nanoseconds"), NoGil(), "Return whether it is done after so long.")
         .def(
             "result",
             [](const Run& run) {

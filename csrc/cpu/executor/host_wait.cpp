@@ -88,6 +88,7 @@ bool FreeThreads::check_is_due(const HostWait& wait, u64 now) const {
 void FreeThreads::check_interrupts() {
     interrupts_are_checked();  // a handler may wait in here itself
     pass_on();
+    // The check may take the GIL, whose holder may want the lock.
     lock_.unlock();
     struct Relock {
         Lock& lock;
@@ -97,7 +98,7 @@ void FreeThreads::check_interrupts() {
     interrupts_are_checked();  // it may have taken long to get the GIL: next this thread drives
 }
 
-// Has one of those that sleep drive. One that looks at signals may be long about it, and drives when it comes back.
+// Lets a sleeping thread drive. One that is looking at signals is not chosen: it may take long, and drives afterwards.
 void FreeThreads::pass_on() {
     if (driving_) return;
     const auto next = std::find_if(waiting_.begin(), waiting_.end(), [](const Sleeper* one) { return one->asleep; });

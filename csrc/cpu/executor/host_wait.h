@@ -52,7 +52,7 @@ class FreeThreads {
     void pass_on();
     void wake_ready(const Sleeper& driver);
     void fail_all();
-    bool rest(const HostWait& wait);  // the longer, the longer nothing has run; -> whether signals are to be checked
+    bool rest(const HostWait& wait);  // sleeps if nothing has run for long; -> whether a check is due
 
     Lock& lock_;
     Scheduler& scheduler_;
