@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from builds import BUILD, EXAMPLES
 from deep_ep_py.hardware_queues import needs_restart, restart_with_queues
 from native_programs import build_driver_double
+from places import WORKERS
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
 # found once stays found.
@@ -47,7 +48,7 @@ def build() -> str:
 @pytest.fixture(scope="session")
 def workers() -> Path:
     """Where the scripts lie that tests run under torchrun."""
-    return Path(__file__).parent / "workers"
+    return WORKERS
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,13 @@ HARSH_NIC = deep_ep.NicOptions(
 )
 MANY_RANKS = 16
 """From so many on one queue pair per peer must do: each is a fiber."""
+RETRIES_EXCEEDED = 0x15
+"""The syndrome of a completion whose request no one has acknowledged."""
+
+
+def failing(rank: int, peer: int, after: int, syndrome: int) -> deep_ep.NicOptions:
+    """NICs of which one rank's fails: its requests to `peer`, from the one after so many on."""
+    return replace(HARSH_NIC, fault_rank=rank, fault_peer=peer, fault_after=after, fault_syndrome=syndrome)
 
 
 def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.Buffer:

@@ -14,10 +14,9 @@ from types import ModuleType
 import pytest
 
 from builds import BUILD
+from places import NATIVE, SCRIPTS
 
-ROOT = Path(__file__).resolve().parent.parent
-NATIVE = ROOT / "tests" / "native"
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(SCRIPTS))
 
 import native_build  # noqa: E402
 import sanitizers  # noqa: E402

@@ -20,6 +20,7 @@ from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.oracle import Oracle
 from deep_ep_py.bench.results import report
 from deep_ep_py.bench.routing import limit_to_groups, route, tokens_in_rank
+from places import python_path
 
 pytestmark = pytest.mark.once
 
@@ -28,8 +29,7 @@ TIMED = {"layout_notify", "dispatch", "combine", "combine_private", "pair"}
 
 
 def bench(*arguments: str, launcher: tuple[str, ...] = (), cwd: Path) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parent.parent)
-    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": root}
+    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path()}
     start = [sys.executable, *launcher, "-m", "deep_ep_py", "bench", *arguments]
     return subprocess.run(start, env=environment, cwd=cwd, capture_output=True, text=True, timeout=300)
 

@@ -17,6 +17,7 @@ import measure
 import native_build
 import run_tests
 from deep_ep_py import native
+from places import CSRC, ROOT
 
 pytestmark = pytest.mark.once
 
@@ -186,16 +187,15 @@ def test_extension_needs_only_the_compiler_runtime() -> None:
 
 
 def test_wheel_carries_the_headers(tmp_path: Path) -> None:
-    root = Path(__file__).parent.parent
     for name in ("csrc", "deep_ep_py", "scripts"):
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
-        shutil.copy(root / name, tmp_path)
+        shutil.copy(ROOT / name, tmp_path)
     environment = {**os.environ, "DEEP_EP_BUILDS": "none"}
     subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tmp_path, env=environment, check=True)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    headers = {f"deep_ep_py/csrc/{p.relative_to(root / 'csrc').as_posix()}" for p in (root / "csrc").rglob("*.h")}
+    headers = {f"deep_ep_py/csrc/{p.relative_to(CSRC).as_posix()}" for p in CSRC.rglob("*.h")}
     assert headers
     assert headers <= names
     assert {"deep_ep_py/buffer.py", "deep_ep_py/py.typed"} <= names

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from deep_ep_py import cli_canary
 from deep_ep_py.canary import observe
+from places import python_path
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
@@ -43,10 +44,8 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def environment(double: Path, **variables: str) -> dict[str, str]:
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent)])
     queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "DOUBLE_MULTIPROCESSORS": "132"}
-    return {**os.environ, "LD_LIBRARY_PATH": str(double), "PYTHONPATH": paths, **queues, **variables}
+    return {**os.environ, "LD_LIBRARY_PATH": str(double), "PYTHONPATH": python_path(), **queues, **variables}
 
 
 def test_every_mode_of_the_driver(double: Path, workers: Path) -> None:

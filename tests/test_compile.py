@@ -31,13 +31,13 @@ from deep_ep_py.jit import (
 from deep_ep_py.jit.compiler import include_root, source_of
 from deep_ep_py.jit.report import Outcome, as_table
 from deep_ep_py.native import C
+from places import DATA
 
 pytestmark = pytest.mark.once
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 WITHOUT_SPILLS = ("sm_90a", "sm_100a")
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
-DATA = Path(__file__).parent / "data"
 WITH_DATA = (include_root(), DATA)
 
 SHARED = "(8 * 32 + deep_ep::device::RowCopies::kSharedBytes) * {warps}"

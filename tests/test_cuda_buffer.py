@@ -7,8 +7,6 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from rich.console import Console
 from cases import BY_NAME
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
-from test_processes import shared_memory, torchrun
+from launches import on_threads, shared_memory, torchrun
 
 RANKS, ROW_BYTES, TOPK = 4, 528, 4
 # By shape; a layout has no rows, a cached dispatch and its combine have no top-k.
@@ -69,18 +67,6 @@ def test_round_trip(
     # Of a turn with 5 blocks: dispatch and combine, twice, but not notify, in whose blocks a warp serves a rank.
     assert calls.count("launch grid=5,1,1 ") == 4 * 4
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
-
-
-def on_threads(double: Path, worker: Path, log: Path, *arguments: str, **variables: str) -> str:
-    """Runs a worker whose ranks are threads, and returns what it printed."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent)])
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(double), "DOUBLE_MULTIPROCESSORS": "132", "PYTHONPATH": paths}
-    environment |= {"DOUBLE_LOG": str(log), **variables}
-    command = [sys.executable, str(worker), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:

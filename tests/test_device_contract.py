@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from deep_ep_py.jit.compiler import include_root
+from places import DATA
 
 pytestmark = pytest.mark.once
-
-DATA = Path(__file__).parent / "data"
 
 
 @pytest.mark.parametrize("warp", [("-DDEEP_EP_WARP=1",), ("-DDEEP_EP_WARP=32", "-DDEEP_EP_COPY_PER_LANE=1")])

@@ -20,10 +20,18 @@ from deep_ep_py.cuda_device import CudaDevice
 from deep_ep_py.hardware_queues import provide_hardware_queues
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
+from gpu_ranks import (
+    BETWEEN_NODES,
+    check_what_a_failing_nic_says,
+    make_warm,
+    nic_that_fails,
+    on_each_node,
+    on_each_rank,
+)
 from graphs import Captured
-from harness import Trial, dispatch_arguments, make_buffer, round_trip
-from test_network_faults import RETRIES_EXCEEDED, failing
-from test_processes import torchrun
+from harness import Trial, dispatch_arguments, round_trip
+from launches import torchrun
+from places import python_path
 
 pytestmark = [
     pytest.mark.once,
@@ -35,83 +43,14 @@ pytestmark = [
 
 provide_hardware_queues()  # tests make tensors on the GPU before they run ranks
 
-BLOCKS = (1, 2, 5)
-# Run again as several nodes of so many ranks: requests to NICs, which threads of the host carry out in pinned memory.
-BETWEEN_NODES = [
-    (BY_NAME[name], ranks_per_node)
-    for name in ("two_ranks", "uniform", "uneven_tokens", "skewed", "rounds_without_arena", "topk_8_of_8_ranks")
-    for ranks_per_node in (1, 2)
-    if ranks_per_node < BY_NAME[name].ranks
-]
 WATCHED = ("one_rank_alone", "two_ranks", "uniform", "topk_8_of_8_ranks", "rounds_of_few_rows", "rounds_without_arena")
 WIDE = Case("wide", ranks=8, tokens=64, hidden=7168, topk=8, experts=64, num_nvl_bytes=64 << 20)
-
-
-def make_warm(group: Any, case: Case, fabric: str = "peer", **options: Any) -> deep_ep.Buffer:
-    """A Buffer that loads nothing any more: loading may wait for another rank's kernels."""
-    options = {"timeout": 20.0, **options}
-    buffer = make_buffer(group, case, fabric, device="cuda", **options)
-    buffer.warmup(case.hidden, case.topk)
-    return buffer
 
 
 def arguments_of(trial: Trial, rank: int, **options: Any) -> dict[str, Any]:
     """A dispatch's arguments, on the GPU."""
     given = dispatch_arguments(trial.work, rank)
     return {name: value.to("cuda") for name, value in given.items()} | options
-
-
-def on_each_rank(group: Any, trial: Trial, **options: Any) -> None:
-    buffer = make_warm(group, trial.case, **options)
-    for blocks in BLOCKS:
-        round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
-    buffer.destroy()
-
-
-def on_each_node(group: Any, trial: Trial, ranks_per_node: int) -> None:
-    """The same between nodes, and what the NICs have counted."""
-    buffer = make_warm(group, trial.case, "ibgda", ranks_per_node=ranks_per_node)
-    for blocks in BLOCKS:
-        round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
-    assert buffer.runtime.settle(int(20e9))
-    buffer.runtime.drain()
-    for peer, sent in enumerate(buffer.network_counters()):
-        far = peer // ranks_per_node != buffer.rank // ranks_per_node
-        assert bool(sent["writes"]) == bool(sent["atomics"]) == bool(sent["doorbells"]) == far, (peer, sent)
-        assert sent["doorbells"] <= sent["atomics"], (peer, sent)
-    buffer.destroy()
-
-
-def nic_that_fails(group: Any, trial: Trial) -> str:
-    """What the rank raises in some laps; its NIC to rank 2 fails on rank 1."""
-    buffer = make_warm(group, trial.case, "ibgda", nic=failing(1, 2, 40, RETRIES_EXCEEDED))
-    rank = buffer.rank
-    given = {name: value.to(buffer.device) for name, value in dispatch_arguments(trial.work, rank).items()}
-    expert = (trial.expert.x[rank].to(buffer.device), trial.expert.topk_weights[rank].to(buffer.device))
-
-    def ended_well() -> None:
-        assert buffer.runtime.settle(int(20e9))
-        buffer.stats()  # raises what the kernels have failed of
-
-    with pytest.raises(deep_ep.DeepEPError) as info:
-        for _ in range(20):
-            results = buffer.dispatch(**given)
-            ended_well()
-            trial.check_dispatch(rank, results)
-            combined = buffer.combine(expert[0], results[4], topk_weights=expert[1])
-            ended_well()
-            trial.check_combine(rank, combined)
-    with pytest.raises(deep_ep.DeepEPError, match="the Buffer is broken"):
-        buffer.dispatch(**given)
-    return str(info.value)
-
-
-def check_what_a_failing_nic_says(said: list[str]) -> None:
-    for rank, message in enumerate(said):
-        if rank == 1:
-            assert "the NIC reports an error of work request" in message and "to rank 2" in message, message
-        else:
-            assert "because rank 1 was told by its NIC that it cannot send to rank 2" in message, message
 
 
 @pytest.mark.parametrize(
@@ -401,5 +340,5 @@ def on_each_rank(group):
 run_ranks(2, on_each_rank)
 assert not torch.cuda.is_initialized()
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)

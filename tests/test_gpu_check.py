@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from places import SCRIPTS
+
 pytestmark = pytest.mark.once
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "gpu_check.py"
+SCRIPT = SCRIPTS / "gpu_check.py"
 
 
 def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from deep_ep_py.bench import gpu_ranks, rates
 from deep_ep_py.bench.cli import command
 from deep_ep_py.bench.gpu_ranks import choose_gpu, gpu_per_rank
 from deep_ep_py.bench.gpu_timing import EventTimer, LinkedTimer
-from test_processes import shared_memory, torchrun
+from launches import shared_memory, torchrun
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 

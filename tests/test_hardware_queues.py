@@ -12,10 +12,10 @@ import pytest
 
 from deep_ep_py import hardware_queues
 from deep_ep_py.__main__ import _ranks_share_a_gpu
+from places import ROOT, python_path
 
 pytestmark = [pytest.mark.once, pytest.mark.processes]
 
-HERE = Path(__file__).parent
 ENTRIES = {
     "rates": ["-m", "deep_ep_py", "rates", "--dry-run"],
     "pytest": ["-m", "pytest", "-q", "tests/test_gpu.py"],
@@ -31,8 +31,13 @@ def driver(idle_double: Path) -> Path:
 
 def environment_of(driver: Path, log: Path, *paths: Path, **variables: str) -> dict[str, str]:
     left = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    python = os.pathsep.join(map(str, [*paths, HERE.parent]))
-    return {**left, "LD_LIBRARY_PATH": str(driver), "DOUBLE_LOG": str(log), "PYTHONPATH": python, **variables}
+    return {
+        **left,
+        "LD_LIBRARY_PATH": str(driver),
+        "DOUBLE_LOG": str(log),
+        "PYTHONPATH": python_path(*paths),
+        **variables,
+    }
 
 
 def test_every_entry_asks_for_queues_before_cuda_is_used(driver: Path, workers: Path, tmp_path: Path) -> None:
@@ -47,7 +52,7 @@ def test_every_entry_asks_for_queues_before_cuda_is_used(driver: Path, workers: 
         environment = environment_of(driver, log, workers / "torch_with_cuda", **variables)
         arguments = [*ENTRIES[entry], *([f"--out={tmp_path / 'out'}"] if entry == "gpu_check" else [])]
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=HERE.parent, env=environment, capture_output=True, text=True, timeout=120
+            [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
         )
         assert log.exists(), (entry, done.stdout, done.stderr)
         return log.read_text().partition("\n")[0]

@@ -13,7 +13,7 @@ from builds import FABRICS
 from cases import BY_NAME
 from deep_ep_py.testing import run_ranks
 from harness import Trial, as_received, dispatch_arguments, make_buffer, round_trip, under_schedules
-from test_processes import shared_memory, torchrun
+from launches import shared_memory, torchrun
 
 TRIALS = [Trial.of(BY_NAME["uniform"], 1), Trial.of(BY_NAME["uneven_tokens"], 2)]
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from litmus.idioms import LITMUS
 from litmus.model import Executions
 from litmus.program import CTA, GPU, SYS, Litmus, Outcome, Program, add, barrier, load, store, thread
+from places import CSRC
 
 pytestmark = pytest.mark.once
 
-CSRC = Path(__file__).parent.parent / "csrc"
 BY_NAME = {litmus.name: litmus for litmus in LITMUS}
 
 

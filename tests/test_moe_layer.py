@@ -16,7 +16,7 @@ from cases import AMPLE, Case
 from deep_ep_py import moe, ops
 from deep_ep_py.examples.train_model import OneProcessMoE
 from harness import make_buffer, under_schedules
-from test_processes import torchrun
+from launches import torchrun
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOPK = 16, 8, 8, 3
 TOKENS = (5, 0, 11, 2)

@@ -9,14 +9,10 @@ import pytest
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME
-from harness import HARSH_NIC, Trial, dispatch_arguments, make_buffer, under_schedules
+from harness import HARSH_NIC, RETRIES_EXCEEDED, Trial, dispatch_arguments, failing, make_buffer, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
-RETRIES_EXCEEDED, REMOTE_ACCESS = 0x15, 0x13
-
-
-def failing(rank: int, peer: int, after: int, syndrome: int) -> deep_ep.NicOptions:
-    return replace(HARSH_NIC, fault_rank=rank, fault_peer=peer, fault_after=after, fault_syndrome=syndrome)
+REMOTE_ACCESS = 0x13
 
 
 def errors(nic: deep_ep.NicOptions, timeout: float = 100.0) -> tuple[list[str], int]:

@@ -12,8 +12,7 @@ import deep_ep_py as deep_ep
 from cases import BY_NAME
 from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
-from harness import HARSH_NIC, make_buffer, under_schedules
-from test_network_faults import RETRIES_EXCEEDED, failing
+from harness import HARSH_NIC, RETRIES_EXCEEDED, failing, make_buffer, under_schedules
 
 CASE = BY_NAME["two_ranks"]
 BLOCKS, POSTERS, PUTS, BYTES = 2, 2, 9, 96

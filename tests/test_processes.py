@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from builds import BUILD, SANITIZED
+from builds import SANITIZED
+from launches import shared_memory, torchrun
 from worker_runs import lines_of
 
 pytestmark = pytest.mark.processes
 
 SIZES = [2] if SANITIZED else [2, 4, 8]
-
-
-def shared_memory() -> set[str]:
-    """Name the shared memory that lies around; torchrun's own semaphores come and go."""
-    directory = Path("/dev/shm")
-    names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-    return {name for name in names if not name.startswith("sem.")}
-
-
-def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run a worker script on `ranks` processes of the build under test and return what became of it."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        str(script),
-        *arguments,
-    ]
-    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "DEEP_EP_BUILD": BUILD,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.mark.parametrize("ranks", SIZES)

@@ -17,8 +17,7 @@ import torch
 import deep_ep_py as deep_ep
 from cases import Case
 from harness import Trial, dispatch_arguments, make_buffer, under_schedules
-from test_cuda_buffer import on_threads
-from test_processes import shared_memory, torchrun
+from launches import on_threads, shared_memory, torchrun
 
 # Each rank receives 40 rows of 512 bytes.
 CASE = Case("arena", ranks=2, tokens=20, hidden=256, topk=2, experts=2)

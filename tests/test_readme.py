@@ -11,10 +11,11 @@ import pytest
 
 import deep_ep_py as deep_ep
 from deep_ep_py.testing import run_ranks
+from places import ROOT
 
 pytestmark = pytest.mark.once
 
-README = Path(__file__).parent.parent / "README.md"
+README = ROOT / "README.md"
 
 
 def snippet(marker: str) -> str:

@@ -13,10 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deep_ep_py.__main__ import main
+from places import ROOT
 
 pytestmark = pytest.mark.once
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture

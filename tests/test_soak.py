@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import statistics
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from builds import LONG
 from deep_ep_py.examples.picture import pyplot_for, save_picture
+from places import LONG_RESULTS
 from worker_runs import lines_of, show
 
 pytestmark = [
@@ -28,7 +28,6 @@ pytestmark = [
 ]
 
 SECONDS = float(os.environ.get("DEEP_EP_SOAK_SECONDS", 600))
-OUT = Path(__file__).parent.parent / "out" / "long"
 # By how much the median of the last quarter may exceed that of the second: fragments, for shapes are random.
 MORE_OF, MORE_MIB = 0.02, 8.0
 MEASURES = {"anonymous": "MiB", "private": "MiB", "descriptors": "", "threads": "", "mappings": ""}
@@ -89,7 +88,7 @@ def report(samples: Samples) -> None:
         axis.set_ylim(bottom=0)
     axes[0].set_title("what four ranks hold: lines with a Buffer, dots without")
     axes[-1].set_xlabel("seconds")
-    save_picture(figure, OUT / "soak.png", console)
+    save_picture(figure, LONG_RESULTS / "soak.png", console)
 
 
 def test_all_goes_well(lines: list[dict[str, Any]]) -> None:

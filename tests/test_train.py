@@ -16,6 +16,7 @@ from deep_ep_py.examples.text import read_repository
 from deep_ep_py.examples.train_model import Batches, ByteModel, OneProcessMoE, TrainConfig
 from deep_ep_py.examples.train_moe import main
 from deep_ep_py.examples.train_report import verdict
+from places import python_path
 
 pytestmark = pytest.mark.once
 
@@ -81,10 +82,9 @@ def test_options_that_do_not_fit(arguments: list[str], message: str) -> None:
 def test_a_short_training_under_torchrun(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     sizes = ["--steps=10", "--batch=2", "--length=32", "--hidden=32", "--experts=8", "--intermediate=32"]
-    root = str(Path(__file__).parent.parent)
     done = subprocess.run(
         [*launcher, "-m", "deep_ep_py.examples.train_moe", *sizes, "--plot=train.png"],
-        env={**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builds import BUILD, LONG
-
-_TESTS = Path(__file__).parent
+from places import LONG_RESULTS, WORKERS, python_path
 
 
 def lines_of(worker: str, *options: str, seconds: float) -> list[dict[str, Any]]:
@@ -23,14 +22,13 @@ def lines_of(worker: str, *options: str, seconds: float) -> list[dict[str, Any]]
 
     In a long suite its progress shows on the terminal, and `out/long` keeps what it has reported.
     """
-    paths = [str(_TESTS), str(_TESTS.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(_TESTS / "workers" / worker), *options]
+    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "PYTHONPATH": python_path()}
+    command = [sys.executable, str(WORKERS / worker), *options]
     shown = None if LONG else subprocess.PIPE
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=shown, text=True, timeout=seconds)
     if LONG:
-        (folder := _TESTS.parent / "out" / "long").mkdir(parents=True, exist_ok=True)
-        (folder / f"{Path(worker).stem}.jsonl").write_text(done.stdout)
+        LONG_RESULTS.mkdir(parents=True, exist_ok=True)
+        (LONG_RESULTS / f"{Path(worker).stem}.jsonl").write_text(done.stdout)
     assert done.returncode == 0, done.stdout + (done.stderr or "")
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -6,8 +6,8 @@ import argparse
 
 from cases import BY_NAME
 from deep_ep_py.testing import run_ranks
+from gpu_ranks import on_each_rank
 from harness import Trial
-from test_gpu import on_each_rank
 
 TIMEOUT = 60.0
 """Seconds: kernels that are watched are slow."""

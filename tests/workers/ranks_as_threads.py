@@ -20,9 +20,9 @@ from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
+from gpu_ranks import BETWEEN_NODES, check_what_a_failing_nic_says, nic_that_fails, on_each_node, on_each_rank
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
-from test_gpu import BETWEEN_NODES, check_what_a_failing_nic_says, nic_that_fails, on_each_node, on_each_rank
 
 MOST_RANKS = 16
 

@@ -13,8 +13,8 @@ import pretend_gpu
 from cases import BY_NAME, CASES
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 from deep_ep_py.testing import run_ranks
+from gpu_ranks import BETWEEN_NODES, on_each_node, on_each_rank
 from harness import Trial, dispatch_arguments, make_buffer
-from test_gpu import BETWEEN_NODES, on_each_node, on_each_rank
 
 MOST_RANKS = 8
 TRIAL = Trial.of(BY_NAME["three_ranks"])

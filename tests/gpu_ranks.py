@@ -1,0 +1,81 @@
+"""What each rank does on a GPU, or on what stands in for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import deep_ep_py as deep_ep
+from cases import BY_NAME, Case
+from harness import RETRIES_EXCEEDED, Trial, dispatch_arguments, failing, make_buffer, round_trip
+
+BLOCKS = (1, 2, 5)
+# Run again as several nodes of so many ranks: requests to NICs, which threads of the host carry out in pinned memory.
+BETWEEN_NODES = [
+    (BY_NAME[name], ranks_per_node)
+    for name in ("two_ranks", "uniform", "uneven_tokens", "skewed", "rounds_without_arena", "topk_8_of_8_ranks")
+    for ranks_per_node in (1, 2)
+    if ranks_per_node < BY_NAME[name].ranks
+]
+
+
+def make_warm(group: Any, case: Case, fabric: str = "peer", **options: Any) -> deep_ep.Buffer:
+    """A Buffer that loads nothing any more: loading may wait for another rank's kernels."""
+    options = {"timeout": 20.0, **options}
+    buffer = make_buffer(group, case, fabric, device="cuda", **options)
+    buffer.warmup(case.hidden, case.topk)
+    return buffer
+
+
+def on_each_rank(group: Any, trial: Trial, **options: Any) -> None:
+    buffer = make_warm(group, trial.case, **options)
+    for blocks in BLOCKS:
+        round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
+    buffer.destroy()
+
+
+def on_each_node(group: Any, trial: Trial, ranks_per_node: int) -> None:
+    """The same between nodes, and what the NICs have counted."""
+    buffer = make_warm(group, trial.case, "ibgda", ranks_per_node=ranks_per_node)
+    for blocks in BLOCKS:
+        round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
+    assert buffer.runtime.settle(int(20e9))
+    buffer.runtime.drain()
+    for peer, sent in enumerate(buffer.network_counters()):
+        far = peer // ranks_per_node != buffer.rank // ranks_per_node
+        assert bool(sent["writes"]) == bool(sent["atomics"]) == bool(sent["doorbells"]) == far, (peer, sent)
+        assert sent["doorbells"] <= sent["atomics"], (peer, sent)
+    buffer.destroy()
+
+
+def nic_that_fails(group: Any, trial: Trial) -> str:
+    """What the rank raises in some laps; its NIC to rank 2 fails on rank 1."""
+    buffer = make_warm(group, trial.case, "ibgda", nic=failing(1, 2, 40, RETRIES_EXCEEDED))
+    rank = buffer.rank
+    given = {name: value.to(buffer.device) for name, value in dispatch_arguments(trial.work, rank).items()}
+    expert = (trial.expert.x[rank].to(buffer.device), trial.expert.topk_weights[rank].to(buffer.device))
+
+    def ended_well() -> None:
+        assert buffer.runtime.settle(int(20e9))
+        buffer.stats()  # raises what the kernels have failed of
+
+    with pytest.raises(deep_ep.DeepEPError) as info:
+        for _ in range(20):
+            results = buffer.dispatch(**given)
+            ended_well()
+            trial.check_dispatch(rank, results)
+            combined = buffer.combine(expert[0], results[4], topk_weights=expert[1])
+            ended_well()
+            trial.check_combine(rank, combined)
+    with pytest.raises(deep_ep.DeepEPError, match="the Buffer is broken"):
+        buffer.dispatch(**given)
+    return str(info.value)
+
+
+def check_what_a_failing_nic_says(said: list[str]) -> None:
+    for rank, message in enumerate(said):
+        if rank == 1:
+            assert "the NIC reports an error of work request" in message and "to rank 2" in message, message
+        else:
+            assert "because rank 1 was told by its NIC that it cannot send to rank 2" in message, message
