@@ -18,6 +18,7 @@
 #include "host/network.h"
 #include "host/teller.h"
 #include "kernels/args.h"
+#include "kernels/measure_args.h"
 
 namespace deep_ep::host {
 

@@ -1,4 +1,4 @@
-// Arguments of the kernels: one plain struct each, copied at launch. Pointers are device pointers.
+// Arguments of normal mode's kernels: one plain struct each, copied at launch. Pointers are device pointers.
 #pragma once
 
 #include "kernels/context.h"
@@ -89,17 +89,6 @@ struct CombineArgs {
     u8* combined_x;           // [tokens, row_bytes]
     float* combined_weights;  // [tokens, topk]
     const u8* bias[2];        // [tokens, row_bytes] or null
-};
-
-struct PostArgs {
-    CallArgs call;
-    u32 to;
-    u32 posters;  // warps of each block
-    u32 puts;     // of each
-    u64 bytes;    // of each; a multiple of 16
-    u64 source;   // in this rank's heap
-    u64 target;   // in `to`'s heap: `bytes` for each poster
-    u64 words;    // in `to`'s heap: one for each poster
 };
 
 }  // namespace deep_ep

@@ -3,18 +3,9 @@
 #pragma once
 
 #include "device/device.h"
+#include "kernels/measure_args.h"
 
 namespace deep_ep {
-
-struct HandshakeArgs {
-    u64* own;        // the one before in the ring adds here
-    u64* next;       // this one adds here
-    u64 turns;       // how often
-    u64 timeout_ns;  // of all turns together
-    u64* outcome;    // polled by the host
-};
-
-enum class Handshake : u64 { kUnderWay = 0, kShaken = 1, kTimedOut = 2 };
 
 // One thread of the grid goes round: the others only take up their room.
 DEEP_EP_KERNEL void handshake(const HandshakeArgs args) {

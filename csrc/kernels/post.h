@@ -2,7 +2,7 @@
 // takes no number, and the words it adds to are its caller's.
 #pragma once
 
-#include "kernels/args.h"
+#include "kernels/measure_args.h"
 #include "kernels/operation.h"
 
 namespace deep_ep {
