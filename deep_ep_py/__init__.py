@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from . import absent
-from ._version import __version__
+from deep_ep_py import absent
+from deep_ep_py._version import __version__
 
 try:
     import torch
@@ -12,11 +12,11 @@ except ModuleNotFoundError as error:
         "deep_ep_py needs PyTorch, and does not choose a build of it for you: `pip install torch` first"
     ) from error
 
-from .buffer import Buffer
-from .config import Config
-from .errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
-from .events import EventHandle, EventOverlap
-from .nic import NicOptions
+from deep_ep_py.buffer import Buffer
+from deep_ep_py.core.config import Config
+from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
+from deep_ep_py.topology.nic import NicOptions
 
 __path__ += absent.__path__
 topk_idx_t = torch.int64

@@ -7,16 +7,16 @@ import sys
 
 import click
 
-from .hardware_queues import restart_with_queues
+from deep_ep_py.device.hardware_queues import restart_with_queues
 
 # A command's module is imported when it is called for: each needs packages that the others do not.
 _COMMANDS = {
     "bench": "deep_ep_py.bench.cli",
     "bench-posting": "deep_ep_py.bench.posting",
-    "canary": "deep_ep_py.cli_canary",
-    "compile": "deep_ep_py.cli_compile",
+    "canary": "deep_ep_py.cli.canary",
+    "compile": "deep_ep_py.cli.compile",
     "rates": "deep_ep_py.bench.rates",
-    "shim": "deep_ep_py.cli_shim",
+    "shim": "deep_ep_py.cli.shim",
 }
 
 

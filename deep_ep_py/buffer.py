@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from . import arguments
-from .bootstrap import make_bootstrap
-from .config import Config
-from .engine import Engine
-from .events import EventHandle, EventOverlap, Streams
-from .handles import Handle, tokens_in_nodes
-from .make_device import make_device
-from .native import C
-from .nic import NicOptions
-from .operations import PendingCombine, PendingDispatch
-from .paths import Paths
-from .recovery import mask_of, ranks_of
-from .v1 import V1Surface
-from .v1_runtime import Runtime
+from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.core import arguments
+from deep_ep_py.core.config import Config
+from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.core.native import C
+from deep_ep_py.device.make import make_device
+from deep_ep_py.modes.normal.handles import Handle, tokens_in_nodes
+from deep_ep_py.modes.normal.operations import PendingCombine, PendingDispatch
+from deep_ep_py.session.engine import Engine
+from deep_ep_py.session.recovery import mask_of, ranks_of
+from deep_ep_py.topology.nic import NicOptions
+from deep_ep_py.topology.paths import Paths
+from deep_ep_py.v1.runtime import Runtime
+from deep_ep_py.v1.surface import V1Surface
 
 
 class Buffer(V1Surface):
@@ -142,7 +142,7 @@ class Buffer(V1Surface):
 
     @property
     def runtime(self) -> Any:
-        """What V1 has under this name, a `deep_ep_py.v1_runtime.Runtime`; None once the Buffer is destroyed."""
+        """What V1 has under this name, a `deep_ep_py.v1.runtime.Runtime`; None once the Buffer is destroyed."""
         native = self._engine.runtime
         return None if native is None else Runtime(self, native)
 
@@ -442,7 +442,7 @@ class Buffer(V1Surface):
         Returns
         -------
         list of dict
-            `time_ns`, `source`, `destination`, `queue`, `opcode`, `bytes`; see `deep_ep_py.nic.save_trace`.
+            `time_ns`, `source`, `destination`, `queue`, `opcode`, `bytes`; see `deep_ep_py.topology.nic.save_trace`.
         """
         self._engine.check_usable()
         names = ("time_ns", "source", "destination", "queue", "opcode", "bytes")

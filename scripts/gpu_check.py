@@ -49,7 +49,7 @@ from rich.table import Table  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25
-# With 1, 2 and 4 ranks, and in rounds: of tests/cases.py.
+# With 1, 2 and 4 ranks, and in rounds: of tests/support/cases.py.
 SANITIZED_CASES = ("one_rank_alone", "two_ranks", "uniform", "rounds_of_few_rows")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
 # The benchmark's options, and what the environment chooses.
@@ -90,8 +90,8 @@ class Outcome:
 def steps(out: Path, quick: bool) -> list[Step]:
     """The steps in their order; what depends on nothing but the build comes in the order of its use."""
     python = sys.executable
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    tests = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts=", "tests/test_gpu.py"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
+    tests = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts=", "tests/gpu/test_gpu.py"]
     if quick:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure or nic or fp8"]
     bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8", "--num-sms=16"]

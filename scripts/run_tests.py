@@ -5,7 +5,7 @@
 A part is lint, processes (what starts some and looks at the time, in the fast build), the other tests of a build: fast,
 exact, asan, races, or mutants; if none is named, all of these run, the builds' tests two parts at a time. Others run
 where they are named: compile, the report of the GPU kernels, and long, hundreds of kills and stalls and a soak. With
-pytest arguments a part runs what they select: `run_tests.py races -- tests/test_layout.py -k empty`.
+pytest arguments a part runs what they select: `run_tests.py races -- tests/normal/test_layout.py -k empty`.
 """
 
 from __future__ import annotations

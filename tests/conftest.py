@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from builds import BUILD, EXAMPLES
-from deep_ep_py.hardware_queues import needs_restart, restart_with_queues
+from deep_ep_py.device.hardware_queues import needs_restart, restart_with_queues
 from native_programs import build_driver_double
 from places import WORKERS
 

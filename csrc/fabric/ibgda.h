@@ -3,9 +3,9 @@
 // order, and an atomic is never overtaken by data in front of it. Of other queue pairs nothing is assumed. Litmus:
 // nic_same_queue_pair.
 //
-// A NIC is a device on the bus, or a thread of the host (host/nic_thread.h): outside the GPU either way. What it shares
-// with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue pair's counts,
-// lies in their own memory and is accessed at device scope.
+// A NIC is a device on the bus, or a thread of the host (host/network/nic_thread.h): outside the GPU either way. What
+// it shares with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue
+// pair's counts, lies in their own memory and is accessed at device scope.
 //
 // A thread that posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them
 // valid in order (`filled`). If no thread has taken blocks behind them, it tells the NIC (`rung`). A thread that waits

@@ -9,10 +9,10 @@
 #include "host/cpu/nic_agents.h"
 #include "host/cpu/teller_agent.h"
 #include "host/cpu/weak_agent.h"
-#include "host/dlpack.h"
-#include "host/nic_thread.h"
-#include "host/runner.h"
-#include "host/runtime.h"
+#include "host/heap/dlpack.h"
+#include "host/launch/runner.h"
+#include "host/network/nic_thread.h"
+#include "host/session/runtime.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;

@@ -7,8 +7,8 @@
 #include <memory>
 #include <vector>
 
-#include "host/runner.h"
-#include "host/runtime.h"
+#include "host/launch/runner.h"
+#include "host/session/runtime.h"
 
 namespace deep_ep::python {
 

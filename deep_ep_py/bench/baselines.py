@@ -108,7 +108,7 @@ class Memcpy(Baseline):
         return self._ours.recv_x
 
     def _copy(self, destinations: torch.Tensor, sources: torch.Tensor, variant: str) -> None:
-        from deep_ep_py.native import C
+        from deep_ep_py.core.native import C
 
         streaming = variant == "streaming"
         row_bytes = self._config.row_bytes

@@ -17,7 +17,7 @@ from deep_ep_py.bench.gpu_ranks import gpu_per_rank
 from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.launch import require_torchrun_ranks, under_torchrun
 from deep_ep_py.bench.oracle import Oracle
-from deep_ep_py.bootstrap import make_bootstrap
+from deep_ep_py.bootstrap.groups import make_bootstrap
 
 OPS = {
     "layout_notify": "the kernels of get_dispatch_layout and of the count exchange",
@@ -62,7 +62,7 @@ def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> 
             sizes = _on_each_rank(group, config, on_event)
         gpus = config.ranks
     else:
-        from deep_ep_py.hardware_queues import provide_hardware_queues
+        from deep_ep_py.device.hardware_queues import provide_hardware_queues
         from deep_ep_py.testing import run_ranks
 
         provide_hardware_queues()

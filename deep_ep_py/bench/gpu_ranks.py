@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from deep_ep_py.bench.rank_process import be_killed_with_parent
-from deep_ep_py.bootstrap import make_bootstrap
+from deep_ep_py.bootstrap.groups import make_bootstrap
 
 
 def require_gpu() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.bootstrap import Bootstrap
+from deep_ep_py.bootstrap.groups import Bootstrap
 
 if TYPE_CHECKING:
     from deep_ep_py import Buffer, Config

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from deep_ep_py import choices
+from deep_ep_py.core import choices
 
 
 def describe_machine() -> dict[str, Any]:
@@ -31,7 +31,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any]:
-    from deep_ep_py.native import C
+    from deep_ep_py.core.native import C
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from deep_ep_py.bench.gpu_timing import EventTimer
 from deep_ep_py.bench.machine import describe_machine
-from deep_ep_py.native import C
+from deep_ep_py.core.native import C
 
 BOUNDARY = (
     "One kernel on one rank that only posts puts: for each an RDMA write of 64 bytes and a fetch-and-add, written into "

@@ -19,8 +19,8 @@ from rich.table import Table
 from deep_ep_py.bench.gpu_ranks import gpu_per_rank, require_gpu
 from deep_ep_py.bench.gpu_timing import EventTimer, make_aligner
 from deep_ep_py.bench.machine import describe_machine
-from deep_ep_py.bootstrap import make_bootstrap
-from deep_ep_py.rates import Rates, destinations, rates_file
+from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.device.rates import Rates, destinations, rates_file
 
 BOUNDARY = (
     "The kernels of a cached dispatch of BF16 rows, which writes each row to the ranks that it is for, by CUDA events: "

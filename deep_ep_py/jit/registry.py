@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..native import C
+from deep_ep_py.core.native import C
 
 _FIRST_WITH_BULK_COPIES = 90
 
@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def static(self) -> str:
-        """The shape as the C++ type of `kernels/shape.h`."""
+        """The shape as the C++ type of `kernels/common/shape.h`."""
         return f"deep_ep::StaticShape<{self.ranks}, {self.row_bytes}, {self.topk}>"
 
 
@@ -98,27 +98,27 @@ def _kernels(*kernels: Kernel) -> dict[str, Kernel]:
 KERNELS = _kernels(
     Kernel(
         "layout",
-        "kernels/layout.h",
+        "kernels/normal/layout.h",
         "deep_ep::layout<{static}>",
         "deep_ep::layout_shared_bytes({ranks}, {experts})",
     ),
-    Kernel("notify", "kernels/notify.h", "deep_ep::notify<{static}>"),
-    Kernel("counts", "kernels/notify.h", "deep_ep::counts<{static}>"),
-    Kernel("notify_cached", "kernels/notify.h", "deep_ep::notify_cached"),
+    Kernel("notify", "kernels/normal/notify.h", "deep_ep::notify<{static}>"),
+    Kernel("counts", "kernels/normal/notify.h", "deep_ep::counts<{static}>"),
+    Kernel("notify_cached", "kernels/normal/notify.h", "deep_ep::notify_cached"),
     Kernel(
         "dispatch",
-        "kernels/dispatch.h",
+        "kernels/normal/dispatch.h",
         "deep_ep::dispatch<{static}>",
         "deep_ep::dispatch_shared_bytes({ranks}, {warps}, deep_ep::device::RowCopies::kSharedBytes)",
     ),
     Kernel(
         "combine",
-        "kernels/combine.h",
+        "kernels/normal/combine.h",
         "deep_ep::combine<{static}>",
         "deep_ep::combine_shared_bytes({ranks}, {warps})",
     ),
-    Kernel("post", "kernels/post.h", "deep_ep::post"),
-    Kernel("handshake", "kernels/handshake.h", "deep_ep::handshake"),
+    Kernel("post", "kernels/measure/post.h", "deep_ep::post"),
+    Kernel("handshake", "kernels/measure/handshake.h", "deep_ep::handshake"),
 )
 """Every kernel by name, in the order in which an operation launches them; last what only measurements do."""
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deep_ep_py import ops
-from deep_ep_py.arguments import MAX_EXPERTS
+from deep_ep_py.core.arguments import MAX_EXPERTS
 from deep_ep_py.moe.grouped import grouped_linear
 from deep_ep_py.moe.permute import permute, sort_by_expert, unpermute
 

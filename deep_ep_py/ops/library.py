@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_ep_py.arguments import ROW_ALIGNMENT
+from deep_ep_py.core.arguments import ROW_ALIGNMENT
 from deep_ep_py.ops.registry import buffer_of
 from deep_ep_py.ops.routes import empty_routes, rows_of, to_handle, to_routes, tokens_of, zero_padding
 

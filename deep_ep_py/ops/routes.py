@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from deep_ep_py.arguments import tensor
 from deep_ep_py.buffer import Buffer
-from deep_ep_py.handles import DispatchHandle, Plan
+from deep_ep_py.core.arguments import tensor
+from deep_ep_py.modes.normal.handles import DispatchHandle, Plan
 from deep_ep_py.ops.registry import serial_of
 
 _NUMBERS, _TOKEN_ROW, _RANK_PREFIX = 0, 1, 3

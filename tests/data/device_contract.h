@@ -3,7 +3,7 @@
 
 #include "device/bf16.h"
 #include "device/device.h"
-#include "kernels/shape.h"
+#include "kernels/common/shape.h"
 
 namespace deep_ep::test {
 

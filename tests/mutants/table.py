@@ -251,7 +251,7 @@ MUTANTS = (
     ),
     _one(
         "ibgda: words of a source on one queue pair",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "region() * wire::kSignals + kind};",
         "rank()};",
         "fast",
@@ -291,10 +291,10 @@ MUTANTS = (
         "exact",
         "posters",
     ),
-    # --- kernels/operation.h
+    # --- kernels/common/operation.h
     _silent(
         "wait: relaxed",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "[&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });",
         "[&] { return device::load_relaxed<Scope::kSystem>(shown) >= expected; });",
         "peer",
@@ -302,7 +302,7 @@ MUTANTS = (
     ),
     _silent(
         "last block: relaxed count",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u)",
         "device::add_relaxed<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u)",
         "peer",
@@ -310,7 +310,7 @@ MUTANTS = (
     ),
     _one(
         "meeting: no second barrier",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "        __syncthreads();  // no thread gives up",
         "        // no thread gives up",
         "tsan",
@@ -318,7 +318,7 @@ MUTANTS = (
     ),
     _silent(
         "broadcast: a shuffle for a barrier",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "int value) {\n    __syncwarp();",
         "int value) {",
         "peer rounds",
@@ -327,7 +327,7 @@ MUTANTS = (
     ),
     _one(
         "region reused without free",
-        "kernels/combine.h",
+        "kernels/normal/combine.h",
         "if (!op.enter() || !op.await_free()) return;",
         "if (!op.enter()) return;",
         "tsan",
@@ -335,47 +335,47 @@ MUTANTS = (
     ),
     _one(
         "target without its base",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "return context_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;",
         "return puts * wire::kUnit;",
         "exact",
         *NORMAL,
     ),
-    # --- kernels/staging.h
+    # --- kernels/normal/staging.h
     _silent(
         "chunk: lanes' stores not joined",
-        "kernels/staging.h",
+        "kernels/normal/staging.h",
         "        __syncwarp();  // all lanes' stores",
         "        // all lanes' stores",
         "peer rounds",
     ),
     _silent(
         "chunk: slot given back while lanes read",
-        "kernels/staging.h",
+        "kernels/normal/staging.h",
         "    __syncwarp();  // all lanes have read",
         "    // all lanes have read",
         "peer rounds",
     ),
     _silent(
         "chunk: relaxed arrival",
-        "kernels/staging.h",
+        "kernels/normal/staging.h",
         "return device::load_acquire<Scope::kSystem>(word) >= expected;",
         "return device::load_relaxed<Scope::kSystem>(word) >= expected;",
         "peer rounds",
     ),
     _one(
         "chunk: slot reused before it is given back",
-        "kernels/staging.h",
+        "kernels/normal/staging.h",
         "stream.sending ? done : done + 1)",
         "stream.sending ? 0 : done + 1)",
         "exact",
         "peer rounds",
         "ibgda",
     ),
-    # --- kernels/dispatch.h, combine.h, notify.h
+    # --- kernels/normal/dispatch.h, combine.h, notify.h
     _one(
         "dispatch: signal before the copies are finished",
-        "kernels/dispatch.h",
+        "kernels/normal/dispatch.h",
         "    copies.finish();\n",
         "",
         "exact",
@@ -383,7 +383,7 @@ MUTANTS = (
     ),
     _one(
         "dispatch: signal before all blocks have stored",
-        "kernels/dispatch.h",
+        "kernels/normal/dispatch.h",
         "if (op.last_block(kStored)) {",
         "if (op.last_block(kStored), blockIdx.x == 0) {",
         "tsan",
@@ -391,7 +391,7 @@ MUTANTS = (
     ),
     _one(
         "dispatch: rows listed by lanes that do not meet",
-        "kernels/dispatch.h",
+        "kernels/normal/dispatch.h",
         "        __syncwarp();  // the list is complete",
         "        // the list is complete",
         "exact",
@@ -399,7 +399,7 @@ MUTANTS = (
     ),
     _silent(
         "combine: rows listed by lanes that do not meet",
-        "kernels/combine.h",
+        "kernels/normal/combine.h",
         "    __syncwarp();  // the list is complete",
         "    // the list is complete",
         "peer",
@@ -407,7 +407,7 @@ MUTANTS = (
     ),
     _one(
         "combine: read before all blocks have",
-        "kernels/combine.h",
+        "kernels/normal/combine.h",
         "if (!op.meet() || !op.last_block(kFinished)) return;",
         "if (!op.meet() || (op.last_block(kFinished), blockIdx.x != 0)) return;",
         "tsan",
@@ -416,14 +416,14 @@ MUTANTS = (
     ),
     _silent(
         "notify: relaxed counts",
-        "kernels/notify.h",
+        "kernels/normal/notify.h",
         "device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);",
         "device::store_relaxed<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);",
         "peer",
     ),
     _one(
         "notify: put before the block has written",
-        "kernels/notify.h",
+        "kernels/normal/notify.h",
         "    if (!op.meet()) return;  // the whole block's stores",
         "    // the whole block's stores",
         "tsan",
@@ -433,7 +433,7 @@ MUTANTS = (
     # --- host
     _one(
         "host: an offer of the wrong place",
-        "host/runtime.cpp",
+        "host/session/runtime.cpp",
         "offer.topk_weights = offset_of(weights);",
         "offer.topk_weights = offset_of(idx);",
         "fast",
@@ -441,7 +441,7 @@ MUTANTS = (
     ),
     _one(
         "host: a layout for fewer experts",
-        "host/runtime.cpp",
+        "host/session/runtime.cpp",
         "args.layout = region_layout(sizes.experts, dispatch_format(sizes, false));",
         "args.layout = region_layout(sizes.experts / 2, dispatch_format(sizes, false));",
         "fast",
@@ -451,7 +451,7 @@ MUTANTS = (
     # --- recovery
     _one(
         "recovery: words not cleared",
-        "host/recovery.cpp",
+        "host/session/recovery.cpp",
         "memory_->fill(bank + sizeof(wire::BankHeader), 0, heap.bank_bytes() - sizeof(wire::BankHeader));",
         "",
         "fast",
@@ -460,7 +460,7 @@ MUTANTS = (
     ),
     _one(
         "recovery: what was consumed is remembered",
-        "host/recovery.cpp",
+        "host/session/recovery.cpp",
         "memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));",
         "",
         "fast",
@@ -469,7 +469,7 @@ MUTANTS = (
     ),
     _one(
         "recovery: the old network goes on",
-        "host/recovery.cpp",
+        "host/session/recovery.cpp",
         "    network_.reset();\n    if (make_network_) network_ = make_network_();\n",
         "",
         "exact",
@@ -485,7 +485,7 @@ MUTANTS = (
     ),
     _one(
         "recovery: others are sent to before they are ready",
-        "host/recovery.cpp",
+        "host/session/recovery.cpp",
         "if (stage >= stage_of(attempt, again)) continue;",
         "if (stage >= stage_of(attempt, false)) continue;",
         "tsan",
@@ -494,7 +494,7 @@ MUTANTS = (
     ),
     _one(
         "recovery: the first bank alone is cleared",
-        "host/recovery.cpp",
+        "host/session/recovery.cpp",
         "heap.bank_offset(generation);",
         "heap.bank_offset(0);",
         "fast",
@@ -503,7 +503,7 @@ MUTANTS = (
     ),
     _one(
         "recovery: an old abort word counts",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "return wire::abort_generation(word) >= generation_ ? word : 0;",
         "return word;",
         "fast",
@@ -511,7 +511,7 @@ MUTANTS = (
     ),
     _one(
         "recovery: the host stays in its generation",
-        "host/recovery.cpp",
+        "host/session/recovery.cpp",
         "    generation_ = generation;",
         "",
         "fast",
@@ -519,7 +519,7 @@ MUTANTS = (
     ),
     _one(
         "recovery: a replay that failed has failed forever",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;",
         "return device::load_relaxed<Scope::kDevice>(&ticket_.failed) != 0 || aborted() != 0;",
         "fast",
@@ -528,7 +528,7 @@ MUTANTS = (
     # --- notify
     _one(
         "notify: a begin waits for the peers' counts",
-        "kernels/notify.h",
+        "kernels/normal/notify.h",
         "if (args.finish_later == 0) take_counts",
         "take_counts",
         "fast",
@@ -537,7 +537,7 @@ MUTANTS = (
     # --- failing
     _one(
         "failing: a told thread does not pass it on",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         _TELL,
         "if (told == 0) " + _TELL,
         "exact",
@@ -545,7 +545,7 @@ MUTANTS = (
     ),
     _one(
         "failing: the own heap alone",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "if (r == rank() || !mapped(r)) continue;",
         "continue;",
         "fast",
@@ -553,21 +553,21 @@ MUTANTS = (
     ),
     _silent(
         "failing: told by a plain store",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         _EXCHANGE,
         _SLOWLY + _EXCHANGE.replace("exchange_acq_rel", "store_release"),
         "failing, ordered",
     ),
     Mutant(
         "failing: the reason before the answers",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         ((_MARK, ""), (_TELL, _MARK + "\n" + _TELL)),
         "exact",
         ("failing, watched",),
     ),
     _one(
         "failing: no last look",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "        if (threadIdx.x == 0) look_last();\n",
         "",
         "fast",
@@ -575,7 +575,7 @@ MUTANTS = (
     ),
     Mutant(
         "failing: a relaxed last look",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         ((_LOOK, "aborted();"), (_EXCHANGE, _SLOWLY + _EXCHANGE)),
         "tsan",
         ("failing, ordered",),
@@ -583,7 +583,7 @@ MUTANTS = (
     ),
     _one(
         "failing: the teller tells no rank",
-        "host/teller.cpp",
+        "host/control/teller.cpp",
         "memory_->store_words(words_, told_);",
         "",
         "fast",
@@ -592,7 +592,7 @@ MUTANTS = (
     ),
     _one(
         "failing: other Buffers go on",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "} else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {",
         "} else if (false) {",
         "fast",
@@ -601,7 +601,7 @@ MUTANTS = (
     ),
     _one(
         "failing: other Buffers are not told",
-        "kernels/operation.h",
+        "kernels/common/operation.h",
         "device::add_release<Scope::kSystem>(context_.failures, 1ull);",
         "",
         "fast",
@@ -611,7 +611,7 @@ MUTANTS = (
     # --- bounds
     _one(
         "bounds: an offer of fewer rows",
-        "kernels/offers.h",
+        "kernels/normal/offers.h",
         "return static_cast<u64>(mine.first) + mine.rows <= offer.rows && offer.x",
         "return offer.x",
         "fast",
@@ -619,7 +619,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: an offer of what is not mapped",
-        "kernels/offers.h",
+        "kernels/normal/offers.h",
         "const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);",
         "const u64 mapped = ~0ull;",
         "fast",
@@ -627,7 +627,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: a chunk of other rows",
-        "kernels/staging.h",
+        "kernels/normal/staging.h",
         "if (ours && (header.first != due.first || header.rows != due.rows)) {",
         "if (false) {",
         "fast",
@@ -636,7 +636,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: a plan's rows",
-        "kernels/bounds.h",
+        "kernels/normal/bounds.h",
         "if (begin >= 0 && end >= begin && range.rows <= most) return true;",
         "return true;",
         "fast",
@@ -645,7 +645,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: rows of a chunk, by their tokens",
-        "kernels/combine.h",
+        "kernels/normal/combine.h",
         "if (range.rows <= args.layout.chunk_rows) return true;",
         "return true;",
         "fast",
@@ -654,7 +654,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: a token's row in dispatch",
-        "kernels/dispatch.h",
+        "kernels/normal/dispatch.h",
         "const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;",
         "const bool goes = row >= 0;",
         "fast",
@@ -662,7 +662,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: a row's token",
-        "kernels/dispatch.h",
+        "kernels/normal/dispatch.h",
         "if (token < args.tokens) return token;",
         "return token;",
         "fast",
@@ -670,7 +670,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: a token's row in combine",
-        "kernels/combine.h",
+        "kernels/normal/combine.h",
         "const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;",
         "const bool there = row >= 0;",
         "fast",
@@ -678,7 +678,7 @@ MUTANTS = (
     ),
     _one(
         "bounds: a source's tokens",
-        "kernels/combine.h",
+        "kernels/normal/combine.h",
         "if (tokens > wire::kMostTokens) {",
         "if (false) {",
         "fast",

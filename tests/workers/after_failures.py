@@ -12,8 +12,8 @@ import torch
 
 import pretend_gpu
 from cases import BY_NAME
+from deep_ep_py.core.events import EventHandle
 from deep_ep_py.errors import DeepEPError
-from deep_ep_py.events import EventHandle
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 

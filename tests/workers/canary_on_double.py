@@ -9,7 +9,7 @@ import os
 import sys
 
 import pretend_gpu
-from deep_ep_py import canary
+from deep_ep_py.device import canary
 
 
 def main() -> None:

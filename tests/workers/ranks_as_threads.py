@@ -16,8 +16,8 @@ import torch
 import pretend_gpu
 from cases import BY_NAME, CASES
 from deep_ep_py import Buffer
+from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
-from deep_ep_py.native import C
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from gpu_ranks import BETWEEN_NODES, check_what_a_failing_nic_says, nic_that_fails, on_each_node, on_each_rank

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import deep_ep_py as deep_ep
 import pretend_gpu
 from cases import Case
-from deep_ep_py.cuda_device import CudaDevice
+from deep_ep_py.device.cuda import CudaDevice
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
 PATHS: dict[str, dict[str, Any]] = {

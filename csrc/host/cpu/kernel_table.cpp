@@ -3,12 +3,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/combine.h"
-#include "kernels/dispatch.h"
-#include "kernels/handshake.h"
-#include "kernels/layout.h"
-#include "kernels/notify.h"
-#include "kernels/post.h"
+#include "kernels/measure/handshake.h"
+#include "kernels/measure/post.h"
+#include "kernels/normal/combine.h"
+#include "kernels/normal/dispatch.h"
+#include "kernels/normal/layout.h"
+#include "kernels/normal/notify.h"
 
 namespace deep_ep::host {
 namespace {

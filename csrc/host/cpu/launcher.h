@@ -1,7 +1,7 @@
 // Launches kernels on the executor.
 #pragma once
 
-#include "host/launcher.h"
+#include "host/launch/launcher.h"
 
 namespace deep_ep::host {
 

@@ -1,7 +1,7 @@
 // On a CPU all memory is plain, and kernels and host share it.
 #pragma once
 
-#include "host/memory.h"
+#include "host/heap/memory.h"
 
 namespace deep_ep::host {
 

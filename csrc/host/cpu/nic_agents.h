@@ -1,7 +1,7 @@
 // A rank's software NICs as agents of the executor, one for each queue pair: where all ranks live in this process.
 #pragma once
 
-#include "host/soft_nic.h"
+#include "host/network/soft_nic.h"
 
 namespace deep_ep::host {
 

@@ -1,7 +1,7 @@
 // The teller as an agent of the executor: where all ranks live in this process.
 #pragma once
 
-#include "host/teller.h"
+#include "host/control/teller.h"
 
 namespace deep_ep::host {
 

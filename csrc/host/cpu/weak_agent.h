@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "fabric/weak.h"
-#include "host/network.h"
+#include "host/network/network.h"
 
 namespace deep_ep::host {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "host/cuda/driver.h"
-#include "host/launcher.h"
+#include "host/launch/launcher.h"
 
 namespace deep_ep::host {
 

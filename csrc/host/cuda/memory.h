@@ -4,8 +4,8 @@
 #include <mutex>
 
 #include "host/cuda/driver.h"
-#include "host/heap.h"
-#include "host/memory.h"
+#include "host/heap/heap.h"
+#include "host/heap/memory.h"
 
 namespace deep_ep::host {
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "host/arena.h"
+#include "host/heap/arena.h"
 
 namespace deep_ep::host {
 

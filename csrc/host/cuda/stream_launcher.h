@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "host/cuda/driver.h"
-#include "host/launcher.h"
+#include "host/launch/launcher.h"
 
 namespace deep_ep::host {
 

@@ -11,7 +11,7 @@
 #include "host/cpu/nic_agents.h"
 #include "host/cpu/teller_agent.h"
 #include "host/cpu/weak_agent.h"
-#include "host/runtime.h"
+#include "host/session/runtime.h"
 
 namespace protocol {
 

@@ -1,0 +1,39 @@
+#include "host/control/teller.h"
+
+#include <chrono>
+
+namespace deep_ep::host {
+namespace {
+
+constexpr auto kNap = std::chrono::milliseconds(2);
+
+}  // namespace
+
+// Pairs with the claiming thread's release. What is told is the word alone.
+bool Teller::due() const { return __atomic_load_n(claimed_, __ATOMIC_ACQUIRE) != told_; }
+
+void Teller::tell() noexcept {
+    told_ = __atomic_load_n(claimed_, __ATOMIC_ACQUIRE);
+    try {
+        memory_->store_words(words_, told_);
+    } catch (...) {
+    }
+}
+
+TellerThread::TellerThread(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory)
+    : Teller(claimed, std::move(words), std::move(memory)), thread_([this] { serve(); }) {}
+
+TellerThread::~TellerThread() {
+    stopping_.store(true);
+    thread_.join();
+    if (due()) tell();  // claimed since the last look
+}
+
+void TellerThread::serve() {
+    while (!stopping_.load(std::memory_order_relaxed)) {
+        if (due()) tell();
+        std::this_thread::sleep_for(kNap);
+    }
+}
+
+}  // namespace deep_ep::host

@@ -1,0 +1,54 @@
+// Tells ranks that are not mapped of failures which this rank's kernels have claimed (P15). Kernels tell the mapped
+// ones themselves; never by a queue pair, which may be what has failed.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "host/heap/memory.h"
+
+namespace deep_ep::host {
+
+class Teller {
+  public:
+    virtual ~Teller() = default;
+    Teller(const Teller&) = delete;
+    Teller& operator=(const Teller&) = delete;
+
+  protected:
+    // `claimed`: Context::claimed. `words`: the abort words of the ranks to tell. `memory`: for this alone, so that
+    // what kernels are being launched or waited for with does not stand in the way.
+    Teller(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory)
+        : claimed_(claimed), words_(std::move(words)), memory_(std::move(memory)) {}
+
+    // Whether a kernel has claimed something that has not been told.
+    bool due() const;
+    // Never throws: a rank that cannot be told finds out by its timeout.
+    void tell() noexcept;
+
+  private:
+    const uint64_t* const claimed_;
+    const std::vector<uint64_t*> words_;
+    const std::unique_ptr<Memory> memory_;
+    uint64_t told_ = 0;
+};
+
+// A thread of the host, which looks every few milliseconds.
+class TellerThread final : public Teller {
+  public:
+    TellerThread(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory);
+    ~TellerThread() override;
+
+  private:
+    void serve();
+
+    std::atomic<bool> stopping_{false};
+    std::thread thread_;  // last: it uses the others
+};
+
+using MakeTeller = std::function<std::unique_ptr<Teller>(const uint64_t* claimed, std::vector<uint64_t*> words)>;
+
+}  // namespace deep_ep::host

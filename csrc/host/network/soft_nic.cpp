@@ -1,0 +1,157 @@
+#include "host/network/soft_nic.h"
+
+#include <cstring>
+
+namespace deep_ep::host {
+namespace {
+
+namespace mlx5 = wire::mlx5;
+
+// Addresses as NICs know them have nothing to do with this process's: a kernel that mixes them up is found out.
+u64 heap_address(int rank) { return (static_cast<u64>(rank) + 1) << 44; }
+u64 returned_address(u32 queue) { return 1ull << 60 | static_cast<u64>(queue) << 12; }
+// Odd: of heaps, the same on every rank; even: of a queue pair's word.
+u32 heap_key(u64 number) { return static_cast<u32>(number << 1 | 1); }
+u32 returned_key(u32 queue) { return queue << 1; }
+
+constexpr u64 kMostKeys = 1u << 24;
+
+}  // namespace
+
+SoftNic::SoftNic(const NicPlace& place, const nic::Options& options, nic::SendQueue::Random random,
+                 std::function<uint64_t()> now_ns)
+    : options_(options),
+      now_ns_(std::move(now_ns)),
+      ranks_(static_cast<u32>(place.heaps.size())),
+      allocator_(place.memory) {
+    fabric::Ibgda device{};
+    make_keys(place, device);
+    make_queues(place, random, device);
+    device_ = make_private<fabric::Ibgda>({device});
+}
+
+void SoftNic::make_keys(const NicPlace& place, fabric::Ibgda& device) {
+    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.heap_bytes;
+    const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
+    const u64 keys = u64{ranks_} * chunks * options_.nics;
+    if (keys > kMostKeys) {
+        throw std::invalid_argument("chunk_log2=" + std::to_string(options_.chunk_log2) + ": heaps of " +
+                                    std::to_string(heap_bytes) + " bytes would need " + std::to_string(keys) +
+                                    " memory keys, expected at most " + std::to_string(kMostKeys));
+    }
+    std::vector<u64> addresses;
+    std::vector<u32> by_chunk;
+    for (u32 r = 0; r < ranks_; ++r) {
+        addresses.push_back(heap_address(static_cast<int>(r)));
+        for (u32 c = 0; c < chunks; ++c) {
+            for (u32 n = 0; n < options_.nics; ++n) {
+                const u32 key = heap_key((u64{r} * chunks + c) * options_.nics + n);
+                const u64 offset = c * chunk;
+                memory_.add(key, {static_cast<int>(r), addresses[r] + offset, std::min(chunk, heap_bytes - offset),
+                                  place.heaps[r] + offset});
+                by_chunk.push_back(mlx5::big(key));
+            }
+        }
+    }
+    heap_addresses_ = make_private(addresses);
+    keys_ = make_private(by_chunk);
+    device.nics = options_.nics;
+    device.chunks = chunks;
+    device.chunk_log2 = options_.chunk_log2;
+    device.most_bytes = options_.most_bytes;
+    device.heap = addresses[static_cast<size_t>(place.rank)];
+    device.heaps = heap_addresses_.get();
+    // One key serves a chunk from here and from afar.
+    device.keys = keys_.get() + static_cast<size_t>(place.rank) * chunks * options_.nics;
+    device.remote_keys = keys_.get();
+}
+
+void SoftNic::make_queues(const NicPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device) {
+    const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
+    std::vector<fabric::QueuePair> queue_pairs(count);
+    queues_.resize(count);
+    meetings_ = std::static_pointer_cast<Meeting>(allocator_.make_polled(count * sizeof(Meeting)));
+    size_t blocks = 0;
+    for (const bool far : place.remote) blocks += far ? size_t{per_peer} * options_.blocks : 0;
+    rings_ = std::static_pointer_cast<mlx5::Block>(allocator_.make_shared(blocks * sizeof(mlx5::Block)));
+    std::memset(static_cast<void*>(rings_.get()), nic::kPoison, blocks * sizeof(mlx5::Block));
+    nic::SendQueue::Tell tell;
+    if (options_.traced) {
+        tell = [this](nic::Message message) {
+            message.time_ns = now_ns_();
+            const std::lock_guard<std::mutex> guard(mutex_);
+            messages_.push_back(message);
+        };
+    }
+    mlx5::Block* ring = rings_.get();
+    for (u32 i = 0; i < count; ++i) {
+        const u32 peer = i / per_peer;
+        fabric::QueuePair& qp = queue_pairs[i];
+        qp.peer = peer;
+        if (!place.remote[peer]) continue;
+        Meeting& meeting = meetings_.get()[i];
+        std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
+        // A number says nothing of where the queue pair is in the table.
+        const nic::Connection connection{place.rank, static_cast<int>(peer), 0x40 + 7 * i};
+        memory_.add(returned_key(i),
+                    {place.rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&meeting.returned)});
+        qp.ring = ring;
+        qp.record = &meeting.record.send;
+        qp.doorbell = &meeting.doorbell;
+        qp.cqe = &meeting.cqe;
+        qp.returned = returned_address(i);
+        qp.returned_key = mlx5::big(returned_key(i));
+        qp.number = connection.number;
+        qp.blocks = options_.blocks;
+        qp.nic = i % options_.nics;
+        qp.remote_nic = static_cast<u32>(place.rank) % options_.nics;
+        const nic::SharedQueue shared{ring, &meeting.record, &meeting.doorbell, &meeting.cqe};
+        queues_[i] = std::make_unique<nic::SendQueue>(connection, shared, memory_, options_, random, tell);
+        served_.push_back(queues_[i].get());
+        ring += options_.blocks;
+    }
+    queue_pairs_ = make_private(queue_pairs);
+    device.queue_pairs = queue_pairs_.get();
+    device.per_peer = per_peer;
+}
+
+// Its requests must fit into the ring at once: of each piece one for every `most_bytes` and two for every chunk, whose
+// ends lie elsewhere here and there, and three for what is left over; and the atomic.
+uint64_t SoftNic::most_put_bytes() const {
+    const u64 chunk = u64{1} << options_.chunk_log2, requests = options_.blocks - 1 - 3 * fabric::kMaxPieces;
+    const u64 most = std::min(options_.most_bytes, chunk);
+    return requests * (most * (chunk / wire::kPieceBytes) / (chunk + 2 * most)) * wire::kPieceBytes;
+}
+
+// One that kernels write; it stands for itself, or they have ended.
+uint64_t SoftNic::counted(size_t queue, u64 fabric::QueuePair::* counter) const {
+    return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(queue_pairs_.get()[queue].*counter)));
+}
+
+bool SoftNic::idle() const {
+    for (size_t i = 0; i < queues_.size(); ++i) {
+        if (queues_[i] && !queues_[i]->idle(counted(i, &fabric::QueuePair::rung))) return false;
+    }
+    return true;
+}
+
+std::vector<nic::Counters> SoftNic::counters() const {
+    std::vector<nic::Counters> by_peer(ranks_);
+    for (size_t i = 0; i < queues_.size(); ++i) {
+        if (!queues_[i]) continue;
+        const nic::Counters one = queues_[i]->counters();
+        nic::Counters& sum = by_peer[static_cast<size_t>(queues_[i]->connection().peer)];
+        sum.writes += one.writes;
+        sum.atomics += one.atomics;
+        sum.bytes += one.bytes;
+        sum.doorbells += counted(i, &fabric::QueuePair::rings);
+    }
+    return by_peer;
+}
+
+std::vector<nic::Message> SoftNic::trace() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return messages_;
+}
+
+}  // namespace deep_ep::host

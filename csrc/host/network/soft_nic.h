@@ -1,0 +1,88 @@
+// A rank's software NICs: the queue pairs that fabric/ibgda.h posts to. All that kernels and the NIC share comes
+// from a Memory: on a GPU it is host memory that the GPU has mapped, and so are the heaps then. Requests are carried
+// out by a thread (nic_thread.h), or by agents of the executor (cpu/nic_agents.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "fabric/ibgda.h"
+#include "host/heap/memory.h"
+#include "host/network/network.h"
+#include "nic/send_queue.h"
+
+namespace deep_ep::host {
+
+// What the NICs of a rank reach.
+struct NicPlace {
+    int rank;
+    std::vector<uint8_t*> heaps;  // every rank's, as the host of this process reaches it
+    uint64_t heap_bytes;
+    std::vector<bool> remote;  // per rank: reached through here
+    Memory& memory;            // outlives the NICs
+};
+
+class SoftNic : public Network {
+  public:
+    SoftNic(const SoftNic&) = delete;
+    SoftNic& operator=(const SoftNic&) = delete;
+
+    fabric::Ibgda* ibgda() override { return device_.get(); }
+    uint64_t most_put_bytes() const override;
+    bool idle() const override;
+    std::vector<nic::Counters> counters() const override;
+    std::vector<nic::Message> trace() const override;
+
+  protected:
+    // `now_ns`: the time for traces.
+    SoftNic(const NicPlace& place, const nic::Options& options, nic::SendQueue::Random random,
+            std::function<uint64_t()> now_ns);
+    const nic::Options& options() const { return options_; }
+    // Those that are used.
+    const std::vector<nic::SendQueue*>& served() const { return served_; }
+
+  private:
+    // What kernels and the NIC share for one queue pair, apart from its ring. Each has a cache line of its own:
+    // kernels write some of them, the NIC others.
+    struct alignas(64) Meeting {
+        wire::mlx5::Cqe cqe;
+        alignas(64) wire::mlx5::DoorbellRecord record;
+        alignas(64) u64 doorbell;
+        alignas(64) u64 returned;
+    };
+
+    // What kernels alone use, filled in once.
+    template <class T>
+    std::shared_ptr<T> make_private(const std::vector<T>& values) {
+        const size_t bytes = values.size() * sizeof(T);
+        auto made = std::static_pointer_cast<T>(allocator_.make_private(bytes));
+        allocator_.write(made.get(), values.data(), bytes);
+        return made;
+    }
+
+    void make_keys(const NicPlace& place, fabric::Ibgda& device);
+    void make_queues(const NicPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device);
+    uint64_t counted(size_t queue, u64 fabric::QueuePair::* counter) const;
+
+    const nic::Options options_;
+    const std::function<uint64_t()> now_ns_;
+    const u32 ranks_;
+    Memory& allocator_;
+    nic::MemoryTable memory_;
+    // The kernels' own.
+    std::shared_ptr<u64> heap_addresses_;
+    std::shared_ptr<u32> keys_;  // [ranks, chunks, nics]
+    std::shared_ptr<fabric::QueuePair> queue_pairs_;
+    std::shared_ptr<fabric::Ibgda> device_;
+    // Shared with the kernels.
+    std::shared_ptr<Meeting> meetings_;
+    std::shared_ptr<wire::mlx5::Block> rings_;
+    std::vector<std::unique_ptr<nic::SendQueue>> queues_;  // by queue pair; null for those that are not used
+    std::vector<nic::SendQueue*> served_;
+    mutable std::mutex mutex_;  // of the messages
+    std::vector<nic::Message> messages_;
+};
+
+}  // namespace deep_ep::host

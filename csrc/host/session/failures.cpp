@@ -1,0 +1,141 @@
+// What a Runtime does about failures: its own kernels', its peers', and those of its rank's other Buffers (P15).
+#include "host/control/host_word.h"
+#include "host/session/runtime.h"
+
+namespace deep_ep::host {
+
+wire::Failure Call::failure() const {
+    const wire::Failure& record = report->outcome.failure;
+    // Pairs with the claiming thread's release: the record is whole. Of another generation: a captured call's, from
+    // before a recovery.
+    const u64 mark = __atomic_load_n(&record.mark, __ATOMIC_ACQUIRE);
+    if (wire::mark_generation(mark) != generation) return {};
+    wire::Failure failure = record;
+    failure.mark = mark;
+    return failure;
+}
+
+uint64_t* Runtime::abort_word(int rank, uint32_t generation) const {
+    const uint64_t bank = heap_base(rank) + heap_layout(options_).bank_offset(generation);
+    return host_word(reinterpret_cast<wire::BankHeader*>(bank)->abort);
+}
+
+void Runtime::abort(uint32_t reason, int peer) {
+    told_ = true;
+    failures_->note_told();
+    store_abort_word(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer), generation_);
+}
+
+bool Runtime::aborted() const {
+    return wire::abort_generation(memory_->load_word(abort_word(options_.rank))) >= generation_;
+}
+
+void Runtime::abort_generation(uint32_t generation, uint32_t reason) {
+    store_abort_word(wire::abort_word(generation, reason, static_cast<uint32_t>(options_.rank), -1), generation);
+}
+
+void Runtime::pass_abort_on() {
+    // Some rank has stored it here, or this rank would not have given up.
+    store_abort_word(memory_->load_word(abort_word(options_.rank)), generation_);
+}
+
+void Runtime::store_abort_word(uint64_t word, uint32_t generation) {
+    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. A kernel that
+    // reads what this rank's user writes into published rows from now on, and then looks, finds the word: every rank
+    // has it before this one's caller goes on (P12, Operation::look_last).
+    std::vector<uint64_t*> words;
+    for (int rank = 0; rank < options_.ranks; ++rank) words.push_back(abort_word(rank, generation));
+    memory_->store_words(words, word);
+}
+
+// Null where kernels reach all ranks.
+std::unique_ptr<Teller> Runtime::teller() const {
+    std::vector<uint64_t*> words;
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+        if (present(rank) && !options_.mapped[static_cast<size_t>(rank)]) words.push_back(abort_word(rank));
+    }
+    return words.empty() ? nullptr : make_teller_(host_word(*claimed_), std::move(words));
+}
+
+void Runtime::note_told() {
+    told_ = true;
+    failures_->note_told();
+}
+
+bool Runtime::untold() const {
+    // Pairs with the claiming thread's release, as the teller's look does.
+    return !told_ && __atomic_load_n(claimed_.get(), __ATOMIC_ACQUIRE) != 0;
+}
+
+std::function<bool(uint64_t)> Runtime::leaving() const {
+    if (!told_) return nullptr;
+    return [launcher = launcher_, latest = latest_.load(), in_graphs = in_graphs_.load()](uint64_t nanoseconds) {
+        const auto finished = [&] { return latest == 0 || launcher->finished(latest); };
+        if (nanoseconds == 0) return finished() && !in_graphs;
+        if (!finished() && !launcher->wait_for(finished, "kernels of a Buffer", nanoseconds)) return false;
+        return !in_graphs || launcher->wait_for_device(nanoseconds);  // replays are not its launches
+    };
+}
+
+bool Runtime::forgive(uint64_t nanoseconds) {
+    const uint64_t told = failures_->told();
+    const auto count = failures_->settled(*memory_, nanoseconds);
+    if (!count) return false;
+    memory_->store_words({host_word(context_->failures_known)}, *count);
+    forgiven_ = told;
+    return true;
+}
+
+// How many operations of this generation a peer has finished, as this rank has heard (P4).
+uint64_t Runtime::operations_of(int peer) const {
+    const wire::HeapLayout heap = heap_layout(options_);
+    uint64_t uses = 0;
+    for (u32 region = 0; region < heap.regions; ++region) {
+        const uint64_t offset =
+            heap.bank_offset(generation_) + heap.word_in_bank(region, wire::kFree, static_cast<u32>(peer));
+        uses += memory_->load_word(reinterpret_cast<const uint64_t*>(heap_base(options_.rank) + offset));
+    }
+    return uses / wire::kUnit;
+}
+
+// A peer that is gone and had not finished the operation this rank is in, so that it never will; -1: none. A peer that
+// has finished it may go. `left`: looks for one that has left, whose process need not have ended.
+int Runtime::find_lost(bool left) const {
+    const uint64_t own = announcement(options_.rank);
+    for (int peer = 0; own != 0 && peer < options_.ranks; ++peer) {
+        if (peer == options_.rank || !present(peer)) continue;
+        // Acquired, so that its words are read below after its end: none is added later.
+        if ((memory_->acquire_word(host_word(header(peer)->left)) != 0) != left) continue;
+        // A peer that has left in between has closed its sockets, but its process lives: it is no loss of a process.
+        if (!left && (!lifelines_.ended(peer) || memory_->acquire_word(host_word(header(peer)->left)) != 0)) continue;
+        if (operations_of(peer) <= wire::announced_operation(own)) return peer;
+    }
+    return -1;
+}
+
+bool Runtime::abort_if_lost() {
+    // One that has left may have done so for a reason that it has told, or because a process has died.
+    for (const bool left : {false, true}) {
+        const int peer = find_lost(left);
+        if (peer < 0) continue;
+        if (!aborted()) abort(left ? wire::kLeft : wire::kDied, peer);
+        return true;
+    }
+    return false;
+}
+
+// A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
+bool Runtime::compare_with_peers(Call& call) {
+    const uint64_t own = announcement(options_.rank);
+    for (int peer = 0; peer < options_.ranks; ++peer) {
+        const uint64_t theirs = present(peer) ? announcement(peer) : 0;
+        if (theirs == own || theirs == 0 || own == 0) continue;
+        if (wire::announced_operation(theirs) != wire::announced_operation(own)) continue;
+        call.mismatch = {peer, wire::announced_kind(theirs)};
+        abort(wire::kMismatch, peer);
+        return true;
+    }
+    return false;
+}
+
+}  // namespace deep_ep::host

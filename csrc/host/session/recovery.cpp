@@ -1,0 +1,115 @@
+// A Runtime goes on after a failure (P16).
+//
+// Ranks meet twice, by words in the headers of their heaps. Before the first meeting each one's kernels have left and
+// its network has been rebuilt; no rank goes on from it before it knows that every rank left out is gone. So after it
+// nothing of the old generation is on its way to any heap, and each rank clears the signal words of the bank that comes
+// next. After the second meeting all have done so, and may be sent to.
+#include <stdexcept>
+
+#include "host/control/host_word.h"
+#include "host/session/runtime.h"
+
+namespace deep_ep::host {
+namespace {
+
+constexpr uint64_t stage_of(uint64_t attempt, bool again) { return attempt << 1 | (again ? 1 : 0); }
+
+}  // namespace
+
+bool Runtime::stop_all(uint64_t nanoseconds) {
+    // Nothing is told any more of this generation, whose words others are about to leave.
+    teller_.reset();
+    const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
+    memory_->store_words({abort_word(options_.rank)}, word);
+    if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
+    network_.reset();
+    if (make_network_) network_ = make_network_();
+    return true;
+}
+
+bool Runtime::gone(int rank) const {
+    // A rank that was left out was known to be gone, and stays so: what told of it is closed since, and its
+    // descriptors' numbers may be other files' by now.
+    if (!present(rank)) return true;
+    // Either says that its stores are over, and shows them.
+    return memory_->acquire_word(host_word(header(rank)->left)) != 0 || lifelines_.gone(rank);
+}
+
+int Runtime::wait_gone(uint64_t mask, uint64_t nanoseconds) {
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+        if ((mask >> rank & 1) == 0) continue;
+        const auto ended = [this, rank] { return gone(rank); };
+        if (!ended() && !launcher_->wait_for(ended, "the end of a rank", nanoseconds)) return rank;
+    }
+    return -1;
+}
+
+Meeting Runtime::meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nanoseconds) {
+    const auto me = static_cast<size_t>(options_.rank);
+    std::vector<uint64_t*> masks, stages;
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+        masks.push_back(host_word(header(rank)->recovery[me].mask));
+        stages.push_back(host_word(header(rank)->recovery[me].stage));
+    }
+    memory_->store_words(masks, mask);
+    memory_->release_words(stages, stage_of(attempt, again));
+
+    Meeting meeting;
+    const auto over = [&] {
+        meeting = {};
+        for (int peer = 0; peer < options_.ranks; ++peer) {
+            if (peer == options_.rank || (mask >> peer & 1) != 0) continue;
+            wire::RecoveryWord& word = header(options_.rank)->recovery[peer];
+            const uint64_t stage = memory_->acquire_word(host_word(word.stage));
+            const uint64_t theirs = memory_->acquire_word(host_word(word.mask));
+            // It has stored that mask for this attempt if it is in no other yet.
+            const bool same = memory_->acquire_word(host_word(word.stage)) >> 1 == attempt;
+            if (stage >> 1 == attempt && same && theirs != mask) {
+                meeting = {Meeting::kOtherMask, peer, theirs};
+                return true;
+            }
+            if (stage >> 1 > attempt || (stage >> 1 == attempt && !same)) {
+                meeting = {Meeting::kGivenUp, peer, 0};
+                return true;
+            }
+            if (stage >= stage_of(attempt, again)) continue;
+            if (meeting.result == Meeting::kMet) meeting = {Meeting::kLate, peer, 0};
+            if (!gone(peer)) continue;
+            meeting = {Meeting::kGone, peer, 0};
+            return true;
+        }
+        return meeting.result == Meeting::kMet;
+    };
+    if (!over()) launcher_->wait_for(over, "ranks that recover", nanoseconds);
+    return meeting;
+}
+
+void Runtime::clear_words(uint32_t generation) {
+    if (generation >= kMostGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^24 times");
+    const wire::HeapLayout heap = heap_layout(options_);
+    u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
+    // Not the abort word: it is of an older generation, which is as good as clear, or of this one already.
+    memory_->fill(bank + sizeof(wire::BankHeader), 0, heap.bank_bytes() - sizeof(wire::BankHeader));
+    memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
+    memory_->store_words({host_word(header(options_.rank)->announcement)}, 0);
+    *farewell_ = {};
+    // Calls of graphs will run again: what they leave is of their own generation alone.
+    std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });
+    // A peer may have failed before it mapped what this rank took for mapped: it is announced again (P10).
+    arena_->share_first_only();
+}
+
+void Runtime::publish(uint32_t generation, uint64_t mask) {
+    mask_ = mask;
+    __atomic_store_n(claimed_.get(), 0, __ATOMIC_RELAXED);  // no kernel runs
+    told_ = false;
+    failures_->note_told();
+    // Under the old generation, in which every kernel leaves at once; then the one store that begins the new one.
+    write_context(sequence(generation_, 0));
+    memory_->store_words({host_word(context_->sequence)}, sequence(generation, 0));
+    generation_ = generation;
+    for (const auto& call : calls_) call->generation = generation;
+    teller_ = teller();
+}
+
+}  // namespace deep_ep::host

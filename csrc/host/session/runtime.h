@@ -1,0 +1,284 @@
+// The host's half of a Buffer: device state, and the launches of each operation. No tensors: addresses and sizes.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "host/control/lifelines.h"
+#include "host/control/teller.h"
+#include "host/heap/arena.h"
+#include "host/heap/heap.h"
+#include "host/heap/memory.h"
+#include "host/launch/launcher.h"
+#include "host/network/network.h"
+#include "host/session/failure_count.h"
+#include "kernels/measure/args.h"
+#include "kernels/normal/args.h"
+
+namespace deep_ep::host {
+
+struct BufferOptions {
+    int rank;
+    int ranks;
+    int regions;
+    uint64_t region_bytes;
+    uint64_t arena_bytes;
+    uint64_t timeout_ns;
+    int calls;                 // how many may be on their way at once before more records are made
+    bool poison;               // fill outputs with a pattern before they are written
+    bool has_remote;           // some pair of ranks of the Buffer is not mapped
+    std::vector<bool> mapped;  // per peer: reached by loads and stores, else through a network
+    uint64_t rank_key;         // FailureCount::of
+};
+
+// What a call's kernels tell the host while they run.
+struct Report {
+    static constexpr uint32_t kMostExperts = 2048;  // of a rank
+    wire::Outcome outcome;
+    int32_t rows_per_expert[kMostExperts];
+    u64 heap_bytes[wire::kMostRanks];  // of each rank's heap: what it announces (P10)
+};
+
+// One call of a collective: what its kernels share, and what they tell the host.
+struct Call {
+    wire::Kind kind;
+    std::shared_ptr<Ticket> ticket;
+    std::shared_ptr<Report> report;
+    uint32_t experts = 0;  // of this rank, whose rows notify counts
+    struct Mismatch {
+        int peer = -1;  // -1: none
+        wire::Kind kind = wire::Kind::kNone;
+    } mismatch;                        // a peer found to be in another call than this
+    std::optional<NotifyArgs> counts;  // of a dispatch whose counts are still to be taken
+    uint64_t serial = 0;               // of its latest launch; 0: it is a part of a graph
+    uint64_t timeout_ns = 0;
+    uint32_t generation = 0;
+    GraphGone graph_gone;  // of the graph that it is a part of
+
+    // What its kernels have failed of in this generation; reason 0: nothing.
+    wire::Failure failure() const;
+    uint32_t reason() const { return wire::mark_reason(failure().mark); }
+};
+
+// What has come of a meeting of ranks that recover (P16).
+struct Meeting {
+    enum Result { kMet, kLate, kGone, kOtherMask, kGivenUp };
+    Result result = kMet;
+    int peer = -1;      // the rank that it is about
+    uint64_t mask = 0;  // which that one has
+};
+
+// Addresses of what a call reads and writes; 0 where a tensor is not given. In combine recv_x and recv_topk_weights are
+// the combined rows and weights, and recv_src_idx is read. See kernels/normal/args.h for the shapes.
+struct Tensors {
+    uint64_t x = 0, scales = 0, topk_idx = 0, topk_weights = 0;
+    std::array<int64_t, 2> scales_stride{};  // from token to token, from scale to scale, in scales
+    uint64_t recv_x = 0, recv_scales = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
+    uint64_t bias0 = 0, bias1 = 0;
+};
+
+// Sizes that kernels specialise on, the tokens of this call, and what is the same on all ranks besides.
+struct Sizes {
+    uint32_t tokens;
+    uint32_t row_bytes;
+    uint32_t topk;                    // 0: no top-k
+    uint32_t experts;                 // 0: not known here
+    uint32_t id_bytes = sizeof(i64);  // of an expert id
+    uint32_t scales = 0;              // per row, 4 bytes each
+    uint32_t types = 0;               // of rows and scales: the caller's code, compared among ranks
+};
+
+class Runtime final : private FailureCount::Member {
+  public:
+    // `make_teller`: for ranks that are not mapped; never called where there are none.
+    Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
+            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network,
+            MakeTeller make_teller);
+    ~Runtime() override;
+    Runtime(const Runtime&) = delete;
+    Runtime& operator=(const Runtime&) = delete;
+
+    static wire::HeapLayout heap_layout(const BufferOptions& options);
+    // Bytes of one region that a dispatch or combine of these sizes needs at the least.
+    uint64_t least_region_bytes(const Sizes& sizes) const;
+    // Bytes of the largest message that they need at the least, and of the largest that the network takes.
+    std::pair<uint64_t, uint64_t> put_bytes(const Sizes& sizes) const;
+
+    // -> the launch's serial number. No operation: it has to do with no other rank.
+    uint64_t layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
+                    uint64_t is_token_in_rank, unsigned blocks);
+    // An id that a layout has met which is no expert's, once; -1: none.
+    int64_t take_wrong_id();
+    // `most_rows`: that any rank may receive, 0: as many as there are. `finish_later`: other operations may begin or be
+    // finished before this one is; counts() comes first then.
+    std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
+                                 const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, bool finish_later,
+                                 unsigned blocks);
+    void counts(Call& call);
+    // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
+    std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle);
+    // -> whether every mapped rank stores its rows straight into this rank's output (dispatch), or reads this rank's
+    // rows in place (combine).
+    bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
+                  unsigned blocks);
+    // `publish`: let owners read this rank's rows where they are, if they can; else they are sent.
+    bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool publish,
+                 unsigned blocks);
+
+    // Puts `posts.puts` times `posts.bytes`, as kernels/measure/post.h says: to time it. No operation; `posts.call` is
+    // filled in here. The offsets lie in arenas, whose owners use them for nothing else.
+    std::shared_ptr<Call> post(PostArgs posts, unsigned blocks);
+
+    // Until the counts of a dispatch are there, or the call has ended without.
+    void wait_counts(Call& call);
+
+    // Heaps that grow (P10). What peers have been handed of this rank's heap: the next notify that a host waits for
+    // announces it.
+    void announce(uint64_t heap_bytes) { announced_ = heap_bytes; }
+    // After wait_counts: ranks that have announced more of their heap than is mapped here, and how much.
+    std::vector<std::pair<int, uint64_t>> behind(const Call& call) const;
+    // When nothing is behind: outputs of this and later calls may lie in what this rank has announced with it.
+    void share(const Call& call);
+    // Until all launched kernels of the call have ended.
+    void wait(Call& call);
+    // Until a launch that is no operation's has ended.
+    void wait_launch(uint64_t serial);
+    bool finished(const Call& call) const { return launcher_->finished(call.serial); }
+
+    // A call whose kernels have ended well, and will not run again.
+    void retire(const std::shared_ptr<Call>& call);
+    // Until all kernels launched here have ended, or so long: -> whether they have. After abort() they leave by
+    // themselves.
+    bool settle(uint64_t nanoseconds);
+    // Until the puts that no operation waits for have left; before a rank goes away in good order.
+    void drain();
+    // This rank's kernels have ended and none will be launched, and its network is gone: it says so in its heap.
+    void leave();
+
+    // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
+    void watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes) {
+        lifelines_ = Lifelines(sockets, processes);
+    }
+
+    // Tells every rank, this one included, that this rank has failed (P15). When it returns all of them have the word.
+    void abort(uint32_t reason, int peer = -1);
+    // This rank has the abort word, of its generation or a newer one.
+    bool aborted() const;
+    // The same as abort() in a generation that others may have begun.
+    void abort_generation(uint32_t generation, uint32_t reason);
+    // Tells every rank what this one has been told: the rank that told it may not have come to all of them yet.
+    void pass_abort_on();
+    // This rank's caller is about to learn that the Buffer has failed.
+    void note_told();
+    // Another Buffer of this rank has failed, and its caller has been told since this one last asked.
+    bool others_have_failed() const { return forgiven_ != failures_->told(); }
+    // Leaves these failures behind, when all of this rank's kernels have ended that were to leave; false where some
+    // of them have not in time, or some Buffer's caller has not been told yet. This Buffer's own kernels have ended.
+    bool forgive(uint64_t nanoseconds);
+
+    // A rank is known to store nothing any more.
+    bool gone(int rank) const;
+    // Recovery, in this order (P16); the ranks' attempts are numbered alike. First: what this rank has launched or
+    // posted in this generation is over, or never will be.
+    bool stop_all(uint64_t nanoseconds);
+    // The ranks of `mask` are known to store nothing any more: -> one that may after so long, or -1.
+    int wait_gone(uint64_t mask, uint64_t nanoseconds);
+    // All ranks but those of `mask` have come so far too.
+    Meeting meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nanoseconds);
+    // Fresh signal words; between the two meetings.
+    void clear_words(uint32_t generation);
+    // After the second: generation, number and bank, in one store.
+    void publish(uint32_t generation, uint64_t mask);
+    void on_renew_network(std::function<std::unique_ptr<Network>()> make) { make_network_ = std::move(make); }
+
+    // Of calls from now on.
+    void set_timeout(uint64_t nanoseconds) { timeout_ns_ = nanoseconds; }
+
+    // This rank makes kernels ready, or has done so: others may wait for it meanwhile.
+    void set_compiling(bool compiling);
+    std::vector<int> compiling_peers() const;
+    // Called once for each peer that is found compiling by a long wait of this rank's, in that wait.
+    void on_compiling_peer(std::function<void(const Call&, int peer)> tell) { tell_ = std::move(tell); }
+
+    const std::shared_ptr<Arena>& arena() const { return arena_; }
+    const Network* network() const { return network_.get(); }
+    const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
+    const BufferOptions& options() const { return options_; }
+    uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
+    // Address of a rank's abort word in this generation.
+    uint64_t* abort_word(int rank) const { return abort_word(rank, generation_); }
+
+  private:
+    bool untold() const override;
+    std::function<bool(uint64_t)> leaving() const override;
+    uint64_t* abort_word(int rank, uint32_t generation) const;
+    std::unique_ptr<Teller> teller() const;
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+                    const void* args, size_t bytes);
+    uint64_t most_put_bytes() const;
+    wire::RegionLayout least_layout(uint32_t experts, const wire::ChunkFormat& format) const;
+    wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
+    wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
+    uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
+    CallArgs call_args(Call& call) {
+        return {context_.get(), call.ticket.get(), &call.report->outcome, call.timeout_ns};
+    }
+    template <class T>
+    std::shared_ptr<T> make_private(size_t count = 1) {
+        return std::static_pointer_cast<T>(memory_->make_private(count * sizeof(T)));
+    }
+    wire::HeapHeader* header(int rank) const { return reinterpret_cast<wire::HeapHeader*>(heap_base(rank)); }
+
+    std::shared_ptr<Call> open(wire::Kind kind);
+    void make_spare(size_t count);
+    void note_graph(Call& call);
+    void wait_until(Call& call, const std::function<bool()>& ready);
+    bool compare_with_peers(Call& call);
+    bool abort_if_lost();
+    int find_lost(bool left) const;
+    uint64_t operations_of(int peer) const;
+    bool present(int rank) const { return (mask_ >> rank & 1) == 0; }
+    void write_context(uint64_t sequence);
+    void store_abort_word(uint64_t word, uint32_t generation);
+    uint64_t announcement(int rank) const;
+    void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
+
+    const BufferOptions options_;
+    const std::vector<std::shared_ptr<Heap>> heaps_;
+    const std::shared_ptr<Arena> arena_;
+    const std::unique_ptr<Memory> memory_;
+    const std::shared_ptr<Launcher> launcher_;
+    std::atomic<uint64_t> latest_{0};                     // serial of the latest launch
+    std::atomic<bool> in_graphs_{false};                  // some of its calls are parts of graphs
+    const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
+    const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
+    const std::shared_ptr<u64> base_;                     // Context::base
+    const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
+    const std::shared_ptr<i64> wrong_id_;                 // LayoutArgs::wrong_id
+    const std::shared_ptr<u64> claimed_;                  // Context::claimed
+    const std::shared_ptr<FailureCount> failures_;
+    const std::shared_ptr<Context> context_;
+    uint64_t timeout_ns_;
+    uint64_t announced_ = 0;
+    std::vector<u64> told_mapped_;  // what mapped_bytes_ holds
+    uint32_t generation_ = 1;       // of Context::sequence
+    uint64_t mask_ = 0;             // Context::mask
+    // Kept until retired: a failed one forever, since agents may still hold its addresses; a graph's likewise.
+    std::vector<std::shared_ptr<Call>> calls_;
+    std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
+    std::function<void(const Call&, int)> tell_;
+    Lifelines lifelines_;
+    std::function<std::unique_ptr<Network>()> make_network_;
+    std::atomic<bool> told_{false};  // its caller knows that this generation has failed
+    uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
+    const MakeTeller make_teller_;
+    std::unique_ptr<Network> network_;  // these last, so that they stop first
+    std::unique_ptr<Teller> teller_;
+};
+
+}  // namespace deep_ep::host

@@ -1,0 +1,358 @@
+// A call in progress, as one block sees it: its number, its words, bounded waits, giving up together (PROTOCOL P1 to
+// P8, P14, P15).
+#pragma once
+
+#include "fabric/fabric.h"
+#include "kernels/common/context.h"
+#include "wire/messages.h"
+
+namespace deep_ep {
+
+using wire::Phase;
+
+// Shared memory of a block. `groups` are sets of warps with a barrier of their own; group 0 is the whole block.
+struct BlockState {
+    static constexpr u32 kGroups = 2;
+    u32 gave_up;            // some thread of this block gave up: all leave at the next meeting
+    u32 decision[kGroups];  // what a group agreed on at its last meeting
+    u32 is_last;
+};
+
+// One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders
+// nothing).
+DEEP_EP_DEVICE int broadcast(int value) {
+    __syncwarp();
+    return __shfl_sync(device::kFullMask, value, 0);
+}
+
+class Operation {
+  public:
+    DEEP_EP_DEVICE Operation(const CallArgs& call, BlockState* block)
+        : context_(*call.context),
+          ticket_(*call.ticket),
+          outcome_(*call.outcome),
+          block_(*block),
+          timeout_ns_(call.timeout_ns),
+          // The host stores it while no kernel of this Buffer runs; kernels before and after are ordered by their
+          // launches.
+          generation_(sequence_generation(call.context->sequence)),
+          bank_(call.context->peers.heap.bank_offset(generation_)) {}
+
+    // The whole block, first of all. A kernel that starts with the abort word set leaves at once (P14), and so does one
+    // that was queued behind a failure of another of this rank's Buffers, whose results it may have been given.
+    DEEP_EP_DEVICE bool enter() {
+        if (threadIdx.x == 0) {
+            block_.gave_up = 0;
+            renew_ticket();
+            if (must_leave()) {
+                give_up(Phase::kNone, -1, 0, 0);
+            } else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {
+                // Added by kernels that ended before this one was launched, if their results are what it works on.
+                fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
+            }
+        }
+        read_number();
+        return meet();
+    }
+
+    // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
+    // after by their launches, so plain accesses suffice.
+    DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
+        ticket_.operation = sequence_operation(context_.sequence);
+        ticket_.use = ticket_.operation / heap().regions;
+        ticket_.region = static_cast<u32>(ticket_.operation % heap().regions);
+        ticket_.arguments = arguments;
+        context_.sequence = sequence(generation_, ticket_.operation + 1);
+        outcome_.operation = ticket_.operation;
+        // Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
+        device::store_relaxed<Scope::kSystem>(&reinterpret_cast<wire::HeapHeader*>(peers().local)->announcement,
+                                              wire::announcement(ticket_.operation, kind, arguments));
+    }
+    // All threads, after the barrier that follows take_number().
+    DEEP_EP_DEVICE void read_number() {
+        number_ = ticket_.operation;
+        region_ = ticket_.region;
+        arguments_ = ticket_.arguments;
+    }
+
+    DEEP_EP_DEVICE u32 generation() const { return generation_; }
+    DEEP_EP_DEVICE u64 number() const { return number_; }
+    DEEP_EP_DEVICE u64 arguments() const { return arguments_; }
+    DEEP_EP_DEVICE const fabric::Peers& peers() const { return context_.peers; }
+    DEEP_EP_DEVICE u32 rank() const { return context_.peers.rank; }
+    DEEP_EP_DEVICE u32 ranks() const { return context_.peers.ranks; }
+    DEEP_EP_DEVICE const Context& context() const { return context_; }
+    // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
+    DEEP_EP_DEVICE bool present(u32 rank) const { return (context_.mask >> rank & 1) == 0; }
+    // Present, and reached by loads and stores.
+    DEEP_EP_DEVICE bool mapped(u32 rank) const { return present(rank) && fabric::mapped(peers(), rank); }
+
+    // --- places
+    // -----------------------------------------------------------------------------------------------------------------
+    DEEP_EP_DEVICE u32 region() const { return region_; }
+    DEEP_EP_DEVICE u64 region_offset() const { return heap().region_offset(region()); }
+    DEEP_EP_DEVICE u8* local_region() const { return peers().local + region_offset(); }
+    DEEP_EP_DEVICE const u64* word(u32 kind, u32 source) const {
+        return reinterpret_cast<const u64*>(peers().local + word_offset(kind, source));
+    }
+    // The value of a word once `puts` puts of this operation have arrived (P7).
+    DEEP_EP_DEVICE u64 target(u32 kind, u32 source, u64 puts) const {
+        return context_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;
+    }
+    // Ends this operation's use of a word. Only after every block has finished waiting on it.
+    DEEP_EP_DEVICE void consume(u32 kind, u32 source, u64 puts) {
+        context_.base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
+    }
+
+    // --- failing
+    // ----------------------------------------------------------------------------------------------------------------
+    // True once this block has given up: from then on nothing is stored, signalled, offered or freed (P14).
+    DEEP_EP_DEVICE bool failed() const { return device::load_relaxed<Scope::kBlock>(&block_.gave_up) != 0; }
+
+    // One thread: gives up. `told`: the abort word, where that is the reason.
+    //
+    // The first thread of the call to give up claims the failure. Told of it or not, it passes the abort word on before
+    // it stores the reason that the host acts on, and its block leaves only after that: what is queued behind this
+    // kernel, the user's own kernels too, runs when every mapped rank has the word. A rank left without it could sum
+    // rows that a user kernel here overwrites, and end well (P12, P15).
+    DEEP_EP_DEVICE_CALL void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
+        if (claim()) {
+            tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));
+            outcome_.failure.phase = static_cast<u32>(phase);
+            outcome_.failure.peer = peer;
+            outcome_.failure.expected = expected;
+            outcome_.failure.seen = seen;
+            outcome_.failure.cause_rank = known_rank(static_cast<i32>(wire::abort_rank(told)));
+            outcome_.failure.cause = wire::abort_reason(told);
+            outcome_.failure.cause_peer = known_rank(wire::abort_peer(told));
+            // The host reads the record after the kernel has ended, or once it acquires the mark.
+            device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));
+        }
+        // Hints that end waits early; what follows from them is decided at a meeting, so no order is needed.
+        device::store_relaxed<Scope::kDevice>(&ticket_.failed, generation_);
+        device::store_relaxed<Scope::kBlock>(&block_.gave_up, 1u);
+    }
+
+    // --- waiting
+    // ----------------------------------------------------------------------------------------------------------------
+    // One thread: refuses a message that is not of this very operation, before anything it says is used.
+    DEEP_EP_DEVICE bool check_message(Phase phase, u32 source, u64 operation, u64 arguments) {
+        if (operation == number_ && arguments == arguments_) return true;
+        const bool other = operation != number_;
+        fail(wire::kMismatch, other ? phase : Phase::kHeader, static_cast<i32>(source), other ? number_ : arguments_,
+             other ? operation : arguments);
+        return false;
+    }
+
+    // One thread: waits until `ready()` returns true. Bounded: false once the operation has to be given up.
+    template <class Ready>
+    DEEP_EP_DEVICE bool wait(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
+        if (failed()) return false;
+        if (ready()) return true;
+        const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
+        bool arrived = false;
+        const fabric::QueuePair* broken = nullptr;
+        device::spin_until(
+            [&] {
+                arrived = ready();
+                return arrived || failed() || must_leave();
+            },
+            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; },
+            device::now_ns() + wire::patience_ns(phase, timeout_ns_), &note);
+        if (arrived) return true;
+        if (broken != nullptr) {
+            fail_for(*broken, phase);
+            return false;
+        }
+        give_up(phase, peer, expected, device::load_relaxed<Scope::kSystem>(shown));
+        return false;
+    }
+
+    // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release
+    // of the side that adds to it (a peer's kernel, an agent or a NIC): what that side ordered before its signal is
+    // visible afterwards.
+    DEEP_EP_DEVICE_CALL bool wait_word(Phase phase, i32 peer, const u64* shown, u64 expected) {
+        return wait(phase, peer, shown, expected,
+                    [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });
+    }
+    DEEP_EP_DEVICE bool wait_signal(Phase phase, u32 kind, u32 source, u64 puts) {
+        return wait_word(phase, static_cast<i32>(source), word(kind, source), target(kind, source, puts));
+    }
+
+    // The whole block: every rank has given back its region's use before this one, so it may be stored into (P4).
+    DEEP_EP_DEVICE bool await_free() {
+        const u64 uses = ticket_.use;
+        for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
+            if (present(r)) wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), uses * wire::kUnit);
+        }
+        return meet();
+    }
+
+    // --- meeting
+    // ----------------------------------------------------------------------------------------------------------------
+    // The whole block: a barrier, which all leave with the same answer to whether to go on (P14).
+    DEEP_EP_DEVICE bool meet() {
+        __syncthreads();
+        if (threadIdx.x == 0) block_.decision[0] = failed();
+        __syncthreads();  // no thread gives up in between: only one that waits can, and waits come after
+        return block_.decision[0] == 0;
+    }
+
+    // The same for the first or last `threads` threads of the block; `leader` is one of them. Another group may give up
+    // at any time, so one thread decides for all.
+    DEEP_EP_DEVICE bool meet_group(u32 threads, bool leader) {
+        device::barrier_sync(1, threads);
+        if (leader) block_.decision[1] = failed();
+        device::barrier_sync(1, threads);
+        return block_.decision[1] == 0;
+    }
+
+    // The whole block: true in the last block of the kernel to come here, which then sees what the others stored before
+    // (the acquire of the last arrival reads from their releases). A block that has given up does not come: the counter
+    // is never completed (P14). Litmus: count_by_atomics.
+    DEEP_EP_DEVICE bool last_block(Meeting meeting) {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            block_.is_last = device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u) == gridDim.x - 1;
+        }
+        __syncthreads();
+        return block_.is_last != 0;
+    }
+
+    // --- sending
+    // ----------------------------------------------------------------------------------------------------------------
+    // One thread: adds one unit to this rank's word of `kind` at `to`.
+    DEEP_EP_DEVICE bool signal(u32 to, u32 kind) {
+        return !failed() && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
+    }
+    // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
+    DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {
+        // Another warp may give up at any time: one lane decides, or the rest would wait for those that left.
+        if (!broadcast(!failed())) return false;
+        return fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count, word_at_peer(kind));
+    }
+
+    // The last block, when every word of the operation has been waited for and consumed: gives the region back to
+    // all ranks (P4).
+    DEEP_EP_DEVICE void finish() {
+        fabric::quiet(peers(), *this, ticket_.completion);
+        if (threadIdx.x == 0) look_last();
+        // Some threads may have given up, others not: the meeting decides for all, and joins what they waited for. It
+        // also orders the consume() of all threads before the release below.
+        if (!meet()) return;
+        // All other blocks have come to their last meeting: no block of this call adds to the counts any longer.
+        for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
+        for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
+            if (!present(r)) continue;
+            fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
+        }
+    }
+
+  private:
+    DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
+
+    // In this rank's heap.
+    DEEP_EP_DEVICE u64 word_offset(u32 kind, u32 source) const {
+        return bank_ + heap().word_in_bank(region(), kind, source);
+    }
+    // This rank's own word in a peer's heap. A queue pair is one kind's, with its slot, so that a peer's words are
+    // spread over those that lead there.
+    DEEP_EP_DEVICE fabric::Word word_at_peer(u32 kind) const {
+        return {word_offset(kind, rank()), region() * wire::kSignals + kind};
+    }
+    // A rank as memory says, or -1 for what is none.
+    DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }
+
+    // One thread of each block. Marks of another generation count as clear (P16): of the blocks that find such, one
+    // resets them while the others wait for it. It waits for nothing.
+    DEEP_EP_DEVICE void renew_ticket() {
+        constexpr u32 kRenewing = ~0u;
+        // Acquire: what the block that has stored this generation had reset before.
+        const u32 seen = device::load_acquire<Scope::kDevice>(&ticket_.generation);
+        if (seen == generation_) return;
+        if (seen != kRenewing && device::cas_acq_rel<Scope::kDevice>(&ticket_.generation, seen, kRenewing) == seen) {
+            for (u32 i = 0; i < kMeetings; ++i) ticket_.blocks_met[i] = 0;
+            ticket_.completion = {};
+            device::store_release<Scope::kDevice>(&ticket_.generation, generation_);
+            return;
+        }
+        device::spin_until([&] { return device::load_acquire<Scope::kDevice>(&ticket_.generation) == generation_; },
+                           ~0ull, nullptr);
+    }
+
+    // Another block of this call has given up, or some rank has failed in this generation. Relaxed: it only ends a
+    // wait.
+    DEEP_EP_DEVICE bool must_leave() const {
+        return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;
+    }
+    DEEP_EP_DEVICE static u64* abort_word(u8* heap, u64 bank) { return reinterpret_cast<u64*>(heap + bank); }
+    DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) >= generation_ ? word : 0; }
+    // The abort word, if it is of this generation, or of a newer one that others have begun; else 0.
+    DEEP_EP_DEVICE u64 aborted() const {
+        return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local, bank_)));
+    }
+
+    // One thread of the last block, behind the meetings that join all loads of rows. A producer that gave up has let
+    // its user write over the rows it had published; before that it has exchanged the abort word into this heap. So
+    // what was summed counts only if the word is clear now. A read-modify-write: either it reads the word that the
+    // exchange has left, or the exchange acquires from it, and the rows are overwritten after they were loaded (P12).
+    // Litmus: last_look.
+    DEEP_EP_DEVICE void look_last() {
+        const u64 word = if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), 0ull));
+        if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
+    }
+
+    // One thread: whether it is the first of this call to give up. A mark of another generation is none.
+    DEEP_EP_DEVICE bool claim() {
+        const u32 seen = device::load_relaxed<Scope::kDevice>(&ticket_.claimed);
+        return seen != generation_ && device::cas_acq_rel<Scope::kDevice>(&ticket_.claimed, seen, generation_) == seen;
+    }
+    // The thread that has claimed a failure: has every mapped rank's answer when it returns. Exchanges, since the
+    // returned value is what says that the word is in place, and since an owner's last look pairs with it (look_last).
+    // A link without atomics is not mapped: signals need them too. Ranks that are not mapped are told by the host
+    // (Teller).
+    DEEP_EP_DEVICE_CALL void tell(u64 word) {
+        device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), word);
+#pragma unroll 1
+        for (u32 r = 0; r < ranks(); ++r) {
+            if (r == rank() || !mapped(r)) continue;
+            // A peer that has gone on to another generation may have a failure of its own there, not to be erased.
+            // Relaxed: its owner and other ranks exchange it; the exchange below is what orders anything.
+            u64* const theirs = abort_word(fabric::address(peers(), r, 0), bank_);
+            if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
+            device::exchange_acq_rel<Scope::kSystem>(theirs, word);
+        }
+        // The host's thread acquires it and tells the others; what it tells is the word alone.
+        device::store_release<Scope::kSystem>(context_.claimed, word);
+        // Later kernels of this rank's other Buffers load it at their entry; hosts once they have seen `claimed`.
+        const u32 counted = device::load_relaxed<Scope::kDevice>(&context_.counted);
+        if (counted != generation_ &&
+            device::cas_acq_rel<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
+            device::add_release<Scope::kSystem>(context_.failures, 1ull);
+        }
+    }
+    // The record says which request it was, and what the NIC said of it.
+    DEEP_EP_DEVICE_CALL void fail_for(const fabric::QueuePair& qp, Phase phase) {
+        // The NIC has written these before the tail, which `failed` has acquired; what it writes later are errors too.
+        const u32 error = qp.cqe->vendor << 8 | qp.cqe->syndrome;
+        const u32 tail = device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);
+        fail(wire::kNetwork, phase, static_cast<i32>(qp.peer), wire::mlx5::cqe_index(tail), error);
+    }
+    DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
+        const u64 word = aborted();
+        fail(word != 0 ? wire::kAborted : wire::kTimeout, phase, peer, expected, seen, word);
+    }
+
+    Context& context_;
+    Ticket& ticket_;
+    wire::Outcome& outcome_;
+    BlockState& block_;
+    const u64 timeout_ns_;
+    const u32 generation_;
+    const u64 bank_;  // offset of this generation's words in every heap
+    u64 number_ = 0;
+    u32 region_ = 0;
+    u64 arguments_ = 0;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,28 @@
+// Kernels that wait for each other and do nothing else: for finding out what a GPU lets run side by side before
+// anything depends on it. No operation: it knows no Buffer.
+#pragma once
+
+#include "device/device.h"
+#include "kernels/measure/args.h"
+
+namespace deep_ep {
+
+// One thread of the grid goes round: the others only take up their room.
+DEEP_EP_KERNEL void handshake(const HandshakeArgs args) {
+    using device::Scope;
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    const u64 deadline = device::now_ns() + args.timeout_ns;
+    Handshake outcome = Handshake::kShaken;
+    for (u64 turn = 1; turn <= args.turns && outcome == Handshake::kShaken; ++turn) {
+        // The next kernel of the ring polls this word, or the host counts in it too: both outside this GPU's order.
+        device::add_release<Scope::kSystem>(args.next, u64{1});
+        const device::WaitNote note{"handshake", -1, turn, args.own};
+        // Added to by the kernel before in the ring, or stored by the host; nothing else is read after it.
+        const auto shaken = [&] { return device::load_acquire<Scope::kSystem>(args.own) >= turn; };
+        if (!device::spin_until(shaken, deadline, &note)) outcome = Handshake::kTimedOut;
+    }
+    // The host polls it, and then counts what was added: released after all of that.
+    device::store_release<Scope::kSystem>(args.outcome, static_cast<u64>(outcome));
+}
+
+}  // namespace deep_ep

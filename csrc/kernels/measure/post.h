@@ -1,0 +1,31 @@
+// Posts many puts, and does nothing else: for timing what the fabric's half of a put costs a kernel. No operation: it
+// takes no number, and the words it adds to are its caller's.
+#pragma once
+
+#include "kernels/common/operation.h"
+#include "kernels/measure/args.h"
+
+namespace deep_ep {
+
+// Each of the first `posters` warps of every block puts the same bytes again and again, to a place and a word of its
+// own: so posters spread over the queue pairs, and each stays on one.
+DEEP_EP_KERNEL void post(const PostArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call, &block);
+    if (!op.enter()) return;
+    if (device::warp() < args.posters) {
+        const u64 poster = u64{blockIdx.x} * args.posters + device::warp();
+        const fabric::Piece piece{args.source, args.target + poster * args.bytes, args.bytes};
+        for (u32 put = 0; put < args.puts; ++put) {
+            // Another warp may give up at any time: one lane decides.
+            if (!broadcast(!op.failed())) break;
+            if (!fabric::put_signal(op.peers(), op, args.call.ticket->completion, args.to, &piece, 1,
+                                    {args.words + poster * sizeof(u64), static_cast<u32>(poster)})) {
+                break;
+            }
+        }
+    }
+    op.meet();  // a block leaves together (P14)
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,271 @@
+// combine: every rank's rows come back to the ranks that own the tokens, which sum them.
+//
+// A producer whose rows peers can see publishes them and the owners load them (pull, P12). Else it sends them in
+// chunks: chunk k of a stream holds the rows of the owner's tokens [kW, (k+1)W), W being the rows of a chunk, so that
+// an owner can sum a round once chunk k of every such producer is there. In each block some warps send, the others sum:
+// neither ever waits behind the other (P11).
+//
+// The order of summation is fixed: ((0 + row of the lowest rank) + next rank ...) + bias 0 + bias 1, in fp32, rounded
+// once.
+#pragma once
+
+#include "kernels/common/operation.h"
+#include "kernels/normal/args.h"
+#include "kernels/normal/offers.h"
+#include "kernels/normal/staging.h"
+
+namespace deep_ep {
+
+// Where a source's rows for this owner lie: the address of the row with index 0 among them. For a producer that sends
+// chunks it is set for every round and may point outside the slot.
+struct CombineSource {
+    const u8* x;
+    const float* weights;
+    u32 pulled;      // read where they are, else
+    u32 staged;      // they come in chunks; neither: the rank is left out
+    RowRange there;  // which of this owner's rows there are: all that the rank has, or those of a round
+    u32 rows;        // this owner's rows that the rank has
+    RowRange here;   // the rank's rows, as an owner, among those received here
+    u32 rounds;      // in which the rank, as an owner, takes rows that come in chunks
+};
+
+// Per warp: the rows of one token.
+struct CombineRows {
+    const u8** x;           // [ranks]
+    const float** weights;  // [ranks]
+};
+
+constexpr u32 combine_shared_bytes(u32 ranks, u32 warps) {
+    return ranks * static_cast<u32>(sizeof(CombineSource)) + 2 * warps * ranks * static_cast<u32>(sizeof(u8*)) +
+           stream_progress_bytes(ranks);
+}
+
+// The same on all ranks: a rank without rows has null addresses for them.
+DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.format.topk_weights_bytes != 0; }
+
+// Fills the chunks that a producer sends.
+template <class Shape>
+struct CombineChunks {
+    static constexpr bool kReceives = false;  // the summing warps take them
+    const CombineArgs& args;
+    Operation& op;
+    const CombineSource* sources;
+    Shape shape;
+
+    DEEP_EP_DEVICE u32 rounds(u32 owner) const { return sources[owner].rounds; }
+    DEEP_EP_DEVICE u32 sent_chunks(u32 owner) const { return rounds(owner); }
+
+    // Rows received from `owner` begin here among all received rows.
+    DEEP_EP_DEVICE u32 start(u32 owner) const { return sources[owner].here.first; }
+    // The first of owner's rows whose token is not before `token`, counted among them; rows are sorted by token.
+    DEEP_EP_DEVICE u32 first_row(u32 owner, u32 token) const {
+        u32 low = start(owner), high = low + sources[owner].here.rows;
+        while (low < high) {
+            const u32 middle = (low + high) / 2;
+            if (static_cast<u32>(args.src_idx[middle]) < token)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        return low - start(owner);
+    }
+    // One thread: the rows of a chunk, among owner's. A token has one row at most; indices that say otherwise are not
+    // of this handle, and the operation fails.
+    DEEP_EP_DEVICE bool rows_to_send(u32 owner, u32 chunk, RowRange& range) const {
+        const u32 first = first_row(owner, chunk * args.layout.chunk_rows);
+        range = {first, first_row(owner, (chunk + 1) * args.layout.chunk_rows) - first};
+        if (range.rows <= args.layout.chunk_rows) return true;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), args.layout.chunk_rows, range.rows);
+        return false;
+    }
+    // A warp: the rows are neighbours already.
+    DEEP_EP_DEVICE void fill(u8* message, u32 owner, u32 first, u32 rows) const {
+        const u64 row = start(owner) + first;
+        device::warp_copy(message + args.layout.format.x_offset(), args.x + row * shape.row_bytes(),
+                          static_cast<u64>(rows) * shape.row_bytes());
+        auto* weights = reinterpret_cast<float*>(message + args.layout.format.topk_weights_offset(rows));
+        for (u32 i = device::lane(); carries_weights(args) && i < rows * shape.topk(); i += device::kWarpSize) {
+            weights[i] = args.topk_weights[row * shape.topk() + i];
+        }
+    }
+};
+
+// The block: which producers publish, and where.
+template <class Shape>
+DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const Shape& shape, CombineSource* sources) {
+    const u32 ranks = shape.ranks();
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        CombineSource source{};
+        RowRange mine;
+        const bool planned = planned_rows(op, args.plan, op.rank(), r, args.tokens, mine) &&
+                             planned_rows(op, args.plan, r, op.rank(), args.rows, source.here);
+        source.rows = mine.rows;
+        if (!op.present(r) && (mine.rows | source.here.rows) != 0) {
+            // A plan of a generation in which that rank took part: a captured call's.
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, 0);
+        }
+        wire::Offer offer;
+        if (planned && await_offer(args.layout, op, r, mine, offer)) {
+            const u64 start = mine.first;
+            const u8* heap = fabric::address(op.peers(), r, 0);
+            source.x = heap + offer.x + start * shape.row_bytes();
+            source.weights = reinterpret_cast<const float*>(heap + offer.topk_weights) + start * shape.topk();
+            source.pulled = 1;
+            source.there = {0, mine.rows};
+        }
+        source.staged = source.pulled == 0 && op.present(r);
+        const u32 tokens = static_cast<u32>(args.plan.source_tokens[r]);
+        if (tokens > wire::kMostTokens) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, tokens);
+        }
+        source.rounds = tokens == 0 ? 1 : wire::ceil_div(tokens, args.layout.chunk_rows);
+        if (source.here.first + u64{source.here.rows} > args.rows) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), args.rows,
+                    source.here.first + u64{source.here.rows});
+        }
+        sources[r] = source;
+    }
+    return op.meet();
+}
+
+// The summing warps of a block, `threads` in all: waits for the chunks of one round.
+template <class Shape>
+DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Shape& shape, u32 round, u32 threads,
+                                CombineSource* sources) {
+    const u32 slot = round % wire::kSlots;
+    for (u32 r = threadIdx.x; r < shape.ranks(); r += threads) {
+        if (sources[r].staged == 0) continue;
+        if (!op.wait_signal(Phase::kChunk, wire::kChunk + slot, r, round / wire::kSlots + 1)) continue;
+        const u8* message = op.local_region() + args.layout.chunk(r, slot);
+        const auto header = copy_once<wire::ChunkHeader>(message);
+        if (!op.check_message(Phase::kChunk, r, header.operation, header.arguments)) continue;
+        if (header.rows > args.layout.chunk_rows || u64{header.first} + header.rows > sources[r].rows) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows,
+                    u64{header.first} + header.rows);
+            continue;
+        }
+        const u64 first = header.first;
+        sources[r].there = {header.first, header.rows};
+        sources[r].x = message + args.layout.format.x_offset() - first * shape.row_bytes();
+        const auto* weights =
+            reinterpret_cast<const float*>(message + args.layout.format.topk_weights_offset(header.rows));
+        sources[r].weights = weights - first * shape.topk();
+    }
+    return op.meet_group(threads, threadIdx.x == 0);
+}
+
+// A warp: sums one token's rows, in rank order.
+template <class Shape>
+DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shape& shape, const CombineSource* sources,
+                              CombineRows rows, u32 token) {
+    const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
+    const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
+    const u32 lanes_below = (1u << device::lane()) - 1;
+    u32 count = 0;
+    for (u32 base = 0; base < ranks; base += device::kWarpSize) {
+        const u32 r = base + device::lane();
+        const i32 row = r < ranks ? token_row[r] : -1;
+        const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;
+        if (row >= 0 && !there) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows, static_cast<u32>(row));
+        }
+        const u32 mask = __ballot_sync(device::kFullMask, there);
+        if (there) {
+            const u32 slot = count + __popc(mask & lanes_below);
+            rows.x[slot] = sources[r].x + static_cast<u64>(row) * row_bytes;
+            rows.weights[slot] = sources[r].weights + static_cast<u64>(row) * topk;
+        }
+        count += __popc(mask);
+    }
+    __syncwarp();  // the list is complete
+    const u64 offset = static_cast<u64>(token) * row_bytes;
+    device::warp_sum_bf16(
+        args.combined_x + offset, rows.x, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
+        args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
+    for (u32 k = device::lane(); carries_weights(args) && k < topk; k += device::kWarpSize) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < count; ++i) sum += rows.weights[i][k];
+        args.combined_weights[static_cast<u64>(token) * topk + k] = sum;
+    }
+    __syncwarp();  // the list has been read
+}
+
+// The summing warps of a block, `threads` in all: sums this block's share of the tokens, round by round.
+template <class Shape>
+DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Shape& shape,
+                               const CombineChunks<Shape>& chunks, CombineSource* sources, CombineRows rows,
+                               u32 threads) {
+    const u32 ranks = shape.ranks();
+    bool staged = false;
+    for (u32 r = 0; r < ranks; ++r) staged = staged || sources[r].staged != 0;
+    // Without chunks there are no rounds to wait for: each block takes one share.
+    const u32 share = wire::ceil_div(args.tokens, gridDim.x);
+    const u32 window = staged ? args.layout.chunk_rows : (share != 0 ? share : 1);
+    const u32 rounds = staged ? chunks.rounds(op.rank()) : wire::ceil_div(args.tokens, window);
+    for (u32 round = blockIdx.x; round < rounds; round += gridDim.x) {
+        if (staged && !await_round(args, op, shape, round, threads, sources)) return;
+        const u32 end = (round + 1) * window < args.tokens ? (round + 1) * window : args.tokens;
+        for (u32 token = round * window + device::warp(); token < end; token += threads / device::kWarpSize) {
+            sum_token(args, op, shape, sources, rows, token);
+        }
+        if (!staged) continue;
+        // All warps have read the round's slots; then each is given back to its writer.
+        if (!op.meet_group(threads, threadIdx.x == 0)) return;
+        for (u32 r = threadIdx.x; r < ranks && round + wire::kSlots < rounds; r += threads) {
+            if (sources[r].staged != 0) op.signal(r, wire::kNext + round % wire::kSlots);
+        }
+    }
+}
+
+// Any grid of at least two warps per block.
+template <class Shape>
+DEEP_EP_KERNEL void combine(const CombineArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    Operation op(args.call, &block);
+    if (!op.enter() || !op.await_free()) return;
+    const auto shape = Shape::of(args.shape);
+    const u32 ranks = shape.ranks(), warps = device::warps();
+
+    auto* sources = reinterpret_cast<CombineSource*>(shared);
+    auto* row_x = reinterpret_cast<const u8**>(sources + ranks);
+    auto* row_weights = reinterpret_cast<const float**>(row_x + warps * ranks);
+    auto* progress = reinterpret_cast<u32*>(row_weights + warps * ranks);
+
+    if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
+    if (!find_sources(args, op, shape, sources)) return;
+
+    const CombineChunks<Shape> chunks{args, op, sources, shape};
+    // The owners that read this rank's rows in place, and those that get them in chunks.
+    const auto publishes = [&](u32 owner) { return args.offer.visible != 0 && op.mapped(owner); };
+    const auto sends = [&](u32 owner) { return op.present(owner) && !publishes(owner); };
+    bool sending = false;
+    for (u32 r = 0; r < ranks; ++r) sending = sending || sends(r);
+    const u32 senders = sending ? warps / 2 : 0, summers = warps - senders;
+    if (device::warp() < summers) {
+        const CombineRows rows{row_x + device::warp() * ranks, row_weights + device::warp() * ranks};
+        sum_rounds(args, op, shape, chunks, sources, rows, summers * device::kWarpSize);
+    } else {
+        serve_streams(
+            op, args.layout, chunks, sends, [](u32) { return false; }, progress,
+            blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
+    }
+    if (!op.meet() || !op.last_block(kFinished)) return;
+
+    // All blocks have read what was published for this owner.
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (sources[r].pulled != 0) op.signal(r, wire::kRead);
+    }
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (publishes(r)) op.wait_signal(Phase::kRead, wire::kRead, r, 1);
+    }
+    if (!op.meet()) return;
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (op.mapped(r)) op.consume(wire::kOffer, r, 1);
+        if (publishes(r)) op.consume(wire::kRead, r, 1);
+        consume_stream(op, r, sends(r) ? chunks.rounds(r) : 0, sources[r].staged != 0 ? chunks.rounds(op.rank()) : 0);
+    }
+    op.finish();
+}
+
+}  // namespace deep_ep

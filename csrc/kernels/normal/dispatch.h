@@ -1,0 +1,308 @@
+// dispatch: every token's row goes to every rank that holds one of its experts.
+//
+// Where the receiver has offered its output, rows are stored straight into their final places. Else they go in chunks
+// through the receiver's region, and the receiver places them. Waits, in this order, so that no cycle can form (P11):
+//
+//   free of every rank      given at the end of an earlier operation
+//   offers of mapped ranks  sent right after `free`, behind no other wait
+//   chunk, next             polled by warps that serve many streams and block on none
+//   data                    behind the senders' direct stores, which wait for nothing but offers
+#pragma once
+
+#include "kernels/common/operation.h"
+#include "kernels/normal/args.h"
+#include "kernels/normal/offers.h"
+#include "kernels/normal/staging.h"
+
+namespace deep_ep {
+
+// What a block keeps in dynamic shared memory about each rank.
+struct DispatchTarget {
+    u8* x;  // where this rank's first row goes, null where rows go in chunks
+    u32* scales;
+    u8* topk_idx;
+    float* topk_weights;
+    i32* src_idx;
+    u32 sent_rows;      // to that rank
+    RowRange received;  // rows from it, among this rank's
+};
+
+// Per warp: the rows one token goes to.
+struct DispatchRows {
+    u8** x;     // [ranks]
+    u32* rank;  // [ranks]
+    u32* row;   // [ranks] index among this rank's rows there
+};
+
+// `copies_bytes`: device::RowCopies::kSharedBytes of the target that runs the kernel.
+constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps, u32 copies_bytes) {
+    return warps * copies_bytes + ranks * static_cast<u32>(sizeof(DispatchTarget)) +
+           warps * ranks * static_cast<u32>(sizeof(u8*) + 2 * sizeof(u32)) + stream_progress_bytes(ranks);
+}
+
+// What rows carry, the same on all ranks: a rank without rows of its own has null addresses for them.
+DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
+DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
+DEEP_EP_DEVICE u32 scales_per_row(const DispatchArgs& args) {
+    return args.layout.format.scales_bytes / static_cast<u32>(sizeof(u32));
+}
+
+// A warp: gathers a token's scales, however the caller has laid them out.
+DEEP_EP_DEVICE void store_scales(const DispatchArgs& args, u32 token, u32* scales) {
+    const u32* from = args.scales + static_cast<i64>(token) * args.scales_stride[0];
+    if (args.scales_in_pieces != 0) {
+        device::warp_copy(scales, from, args.layout.format.scales_bytes);
+        return;
+    }
+    for (u32 i = device::lane(); i < scales_per_row(args); i += device::kWarpSize) {
+        scales[i] = from[static_cast<i64>(i) * args.scales_stride[1]];
+    }
+}
+
+// A warp: localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
+DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, ExpertIds idx,
+                               float* weights) {
+    const ExpertIds from_idx = args.topk_idx.from(static_cast<u64>(token) * topk);
+    const float* from_weights = args.topk_weights + static_cast<u64>(token) * topk;
+    const i64 first = static_cast<i64>(destination) * args.experts_per_rank;
+    for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
+        const i64 local = from_idx.get(k) - first;
+        const bool here = static_cast<u64>(local) < args.experts_per_rank;
+        idx.set(k, here ? local : -1);
+        weights[k] = here ? from_weights[k] : 0.0f;
+    }
+}
+
+// The block: where this rank's rows begin at each destination.
+template <class Shape>
+DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Shape& shape, DispatchTarget* targets) {
+    const u32 ranks = shape.ranks(), topk = shape.topk();
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        DispatchTarget target{};
+        RowRange sent;
+        const bool planned = planned_rows(op, args.plan, op.rank(), r, args.tokens, sent) &&
+                             planned_rows(op, args.plan, r, op.rank(), args.rows, target.received);
+        target.sent_rows = sent.rows;
+        if (!op.present(r) && (sent.rows | target.received.rows) != 0) {
+            // A plan of a generation in which that rank took part: a captured call's.
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, 0);
+        }
+        wire::Offer offer;
+        if (planned && await_offer(args.layout, op, r, sent, offer)) {
+            const u64 start = sent.first;
+            u8* heap = fabric::address(op.peers(), r, 0);
+            target.x = heap + offer.x + start * shape.row_bytes();
+            target.scales = reinterpret_cast<u32*>(heap + offer.scales) + start * scales_per_row(args);
+            target.topk_idx = heap + offer.topk_idx + start * args.layout.format.topk_idx_bytes;
+            target.topk_weights = reinterpret_cast<float*>(heap + offer.topk_weights) + start * topk;
+            target.src_idx = reinterpret_cast<i32*>(heap + offer.src_idx) + start;
+        }
+        if (target.received.first + u64{target.received.rows} > args.rows) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), args.rows,
+                    target.received.first + u64{target.received.rows});
+        }
+        targets[r] = target;
+    }
+    return op.meet();
+}
+
+// A warp: stores a share of the tokens straight into the outputs. Walks tokens, not destinations: a row is read once
+// while all its copies are written. `copies_memory`: the warp's, for RowCopies.
+template <class Shape>
+DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const Shape& shape,
+                                 const DispatchTarget* targets, DispatchRows rows, u8* copies_memory) {
+    const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
+    const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
+    const u32 first = static_cast<u32>(static_cast<u64>(args.tokens) * warp / warps);
+    const u32 end = static_cast<u32>(static_cast<u64>(args.tokens) * (warp + 1) / warps);
+    const u32 lanes_below = (1u << device::lane()) - 1;
+    device::RowCopies copies(copies_memory);
+    for (u32 token = first; token < end; ++token) {
+        const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
+        u32 count = 0;
+        for (u32 base = 0; base < ranks; base += device::kWarpSize) {
+            const u32 r = base + device::lane();
+            const i32 row = r < ranks && targets[r].x != nullptr ? token_row[r] : -1;
+            const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;
+            if (row >= 0 && !goes) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), targets[r].sent_rows,
+                        static_cast<u32>(row));
+            }
+            const u32 mask = __ballot_sync(device::kFullMask, goes);
+            if (goes) {
+                const u32 slot = count + __popc(mask & lanes_below);
+                rows.x[slot] = targets[r].x + static_cast<u64>(row) * row_bytes;
+                rows.rank[slot] = r;
+                rows.row[slot] = static_cast<u32>(row);
+            }
+            count += __popc(mask);
+        }
+        __syncwarp();  // the list is complete
+        copies.to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
+        for (u32 i = 0; scales_per_row(args) != 0 && i < count; ++i) {
+            const u64 to = static_cast<u64>(rows.row[i]) * scales_per_row(args);
+            store_scales(args, token, targets[rows.rank[i]].scales + to);
+        }
+        for (u32 i = 0; carries_topk(args) && i < count; ++i) {
+            const DispatchTarget& target = targets[rows.rank[i]];
+            const u64 to = static_cast<u64>(rows.row[i]) * topk;
+            store_topk(args, topk, token, rows.rank[i], ExpertIds::at(target.topk_idx, args.topk_idx.id_bytes).from(to),
+                       target.topk_weights + to);
+        }
+        for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
+            targets[rows.rank[i]].src_idx[rows.row[i]] = static_cast<i32>(token);
+        }
+        __syncwarp();  // the list has been read
+    }
+    copies.finish();
+}
+
+// All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
+template <class Shape>
+DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Operation& op, const Shape& shape) {
+    if (args.recv_topk_idx.data == nullptr) return;
+    const u64 used = static_cast<u64>(args.plan.rank_prefix[(shape.ranks() - 1) * shape.ranks() + op.rank()]);
+    const u64 end = static_cast<u64>(args.rows) * shape.topk(), step = static_cast<u64>(gridDim.x) * blockDim.x;
+    for (u64 i = used * shape.topk() + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
+        args.recv_topk_idx.set(i, -1);
+        args.recv_topk_weights[i] = 0.0f;
+    }
+}
+
+// Fills and places the chunks of dispatch. See staging.h for the traffic.
+template <class Shape>
+struct DispatchChunks {
+    static constexpr bool kReceives = true;
+    const DispatchArgs& args;
+    Operation& op;
+    const DispatchTarget* targets;
+    Shape shape;
+
+    // A stream without rows still sends one chunk, its header (P7).
+    DEEP_EP_DEVICE u32 chunks(u32 rows) const {
+        const u32 chunks = wire::ceil_div(rows, args.layout.chunk_rows);
+        return chunks != 0 ? chunks : 1;
+    }
+    DEEP_EP_DEVICE u32 sent_chunks(u32 to) const { return chunks(targets[to].sent_rows); }
+    DEEP_EP_DEVICE u32 received_chunks(u32 from) const { return chunks(targets[from].received.rows); }
+
+    // A chunk of a stream of so many rows.
+    DEEP_EP_DEVICE RowRange part(u32 chunk, u32 rows) const {
+        const u32 first = chunk * args.layout.chunk_rows, left = rows - first;
+        return {first, left < args.layout.chunk_rows ? left : args.layout.chunk_rows};
+    }
+    // One thread: the rows that a chunk is to have, among this rank's rows for `to`, and among those from `from`.
+    DEEP_EP_DEVICE bool rows_to_send(u32 to, u32 chunk, RowRange& range) const {
+        range = part(chunk, targets[to].sent_rows);
+        return true;
+    }
+    DEEP_EP_DEVICE RowRange rows_to_receive(u32 from, u32 chunk) const {
+        return part(chunk, targets[from].received.rows);
+    }
+
+    // The token whose row is the i-th of `tokens`. None that there is not is read.
+    DEEP_EP_DEVICE u32 token_at(const i32* tokens, u32 i, u32 to) const {
+        const u32 token = static_cast<u32>(*const_cast<const volatile i32*>(tokens + i));
+        if (token < args.tokens) return token;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(to), args.tokens, token);
+        return 0;
+    }
+
+    // A warp: writes the rows behind the header at `message`.
+    DEEP_EP_DEVICE void fill(u8* message, u32 to, u32 first, u32 rows) const {
+        const wire::ChunkFormat& format = args.layout.format;
+        const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
+        const i32* tokens = args.plan.row_token + static_cast<u64>(to) * args.tokens + first;
+        auto* scales = reinterpret_cast<u32*>(message + format.scales_offset(rows));
+        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.topk_idx.id_bytes);
+        auto* weights = reinterpret_cast<float*>(message + format.topk_weights_offset(rows));
+        auto* src_idx = reinterpret_cast<i32*>(message + format.src_idx_offset(rows));
+        for (u32 i = 0; i < rows; ++i) {
+            device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
+                              args.x + static_cast<u64>(token_at(tokens, i, to)) * row_bytes, row_bytes);
+        }
+        for (u32 i = 0; scales_per_row(args) != 0 && i < rows; ++i) {
+            store_scales(args, token_at(tokens, i, to), scales + i * scales_per_row(args));
+        }
+        for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
+            store_topk(args, topk, token_at(tokens, i, to), to, idx.from(i * topk), weights + i * topk);
+        }
+        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
+    }
+
+    // A warp: places a chunk's rows in this rank's output.
+    DEEP_EP_DEVICE void place(const u8* message, u32 from, u32 first, u32 rows) const {
+        const wire::ChunkFormat& format = args.layout.format;
+        const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
+        const u64 start = u64{first} + targets[from].received.first;
+        const auto* scales = reinterpret_cast<const u32*>(message + format.scales_offset(rows));
+        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.topk_idx.id_bytes);
+        const auto* weights = reinterpret_cast<const float*>(message + format.topk_weights_offset(rows));
+        const auto* src_idx = reinterpret_cast<const i32*>(message + format.src_idx_offset(rows));
+        device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(),
+                          static_cast<u64>(rows) * row_bytes);
+        for (u32 i = device::lane(); i < rows * scales_per_row(args); i += device::kWarpSize) {
+            args.recv_scales[start * scales_per_row(args) + i] = scales[i];
+        }
+        for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
+            args.recv_topk_idx.set(start * topk + i, idx.get(i));
+            args.recv_topk_weights[start * topk + i] = weights[i];
+        }
+        for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) {
+            args.recv_src_idx[start + i] = src_idx[i];
+        }
+    }
+};
+
+// Any grid of whole warps.
+template <class Shape>
+DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    Operation op(args.call, &block);
+    if (!op.enter() || !op.await_free()) return;
+    const auto shape = Shape::of(args.shape);
+    const u32 ranks = shape.ranks(), warps = device::warps();
+
+    auto* targets = reinterpret_cast<DispatchTarget*>(shared + warps * device::RowCopies::kSharedBytes);
+    auto* row_addresses = reinterpret_cast<u8**>(targets + ranks);
+    auto* row_ranks = reinterpret_cast<u32*>(row_addresses + warps * ranks);
+    auto* row_numbers = row_ranks + warps * ranks;
+    auto* progress = row_numbers + warps * ranks;
+    const u32 own_rows = device::warp() * ranks;
+
+    if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
+    if (!find_targets(args, op, shape, targets)) return;
+    blank_unused_rows(args, op, shape);
+    store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
+                 shared + device::warp() * device::RowCopies::kSharedBytes);
+
+    // All blocks' rows are stored: one signal per mapped receiver, rows or none.
+    if (op.last_block(kStored)) {
+        for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+            if (targets[r].x != nullptr) op.signal(r, wire::kData);
+        }
+    }
+
+    const DispatchChunks<Shape> chunks{args, op, targets, shape};
+    const auto sends = [&](u32 to) { return op.present(to) && targets[to].x == nullptr; };
+    // The ranks whose rows come straight into the output, and those whose rows come in chunks.
+    const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };
+    const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
+    serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
+                  gridDim.x * warps);
+    if (!op.meet() || !op.last_block(kFinished)) return;
+
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (stores(r)) op.wait_signal(Phase::kData, wire::kData, r, 1);
+    }
+    if (!op.meet()) return;
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (op.mapped(r)) op.consume(wire::kOffer, r, 1);
+        if (stores(r)) op.consume(wire::kData, r, 1);
+        consume_stream(op, r, sends(r) ? chunks.sent_chunks(r) : 0, receives(r) ? chunks.received_chunks(r) : 0);
+    }
+    op.finish();
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,189 @@
+// notify: the first kernel of an operation. Takes its number; in a dispatch that is not cached, also finds each token's
+// row at each destination and exchanges counts, so that every rank knows where every source's rows begin in every
+// receiver. Where a dispatch is begun now and finished later, `counts` takes the other half of that exchange.
+#pragma once
+
+#include "kernels/common/operation.h"
+#include "kernels/normal/args.h"
+#include "kernels/normal/bounds.h"
+
+namespace deep_ep {
+
+// A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. No
+// atomics: the same result on every run. It runs as one warp and each token's number depends on those before, so the
+// flags of a batch of tokens are all loaded before the first of them is counted: one memory latency for the batch.
+DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination, bool present) {
+    constexpr u32 kSteps = 16;
+    const u32 lanes_below = (1u << device::lane()) - 1;
+    u32 count = 0;
+    for (u32 batch = 0; batch < args.tokens; batch += kSteps * device::kWarpSize) {
+        bool flags[kSteps];
+#pragma unroll
+        for (u32 s = 0; s < kSteps; ++s) {
+            const u32 token = batch + s * device::kWarpSize + device::lane();
+            flags[s] = token < args.tokens && args.is_token_in_rank[static_cast<u64>(token) * ranks + destination] != 0;
+        }
+#pragma unroll
+        for (u32 s = 0; s < kSteps; ++s) {
+            const u32 first = batch + s * device::kWarpSize, token = first + device::lane();
+            if (first >= args.tokens) break;
+            const bool goes = present && flags[s];
+            const u32 mask = __ballot_sync(device::kFullMask, goes);
+            const u32 row = count + __popc(mask & lanes_below);
+            const u64 entry = static_cast<u64>(token) * ranks + destination;
+            if (token < args.tokens) args.plan.token_row[entry] = goes ? static_cast<i32>(row) : -1;
+            if (goes) args.plan.row_token[static_cast<u64>(destination) * args.tokens + row] = static_cast<i32>(token);
+            count += __popc(mask);
+        }
+    }
+    return count;
+}
+
+// The block: builds this rank's message in its own region and puts it to every rank.
+DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    const wire::RegionLayout& layout = args.layout;
+    const u32 experts_per_rank = layout.experts / ranks;
+    u8* message = op.local_region() + layout.notify_send();
+    if (threadIdx.x == 0) {
+        wire::NotifyHeader header{};
+        header.operation = op.number();
+        header.arguments = op.arguments();
+        header.generation = op.generation();
+        header.tokens = args.tokens;
+        header.mask = op.context().mask;
+        header.heap_bytes = args.heap_bytes;
+        *reinterpret_cast<wire::NotifyHeader*>(message) = header;
+    }
+    i32* rows_to_rank = reinterpret_cast<i32*>(message + sizeof(wire::NotifyHeader));
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) rows_to_rank[r] = args.rows_to_rank[r];
+    for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < layout.experts; e += blockDim.x) {
+        u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
+        reinterpret_cast<i32*>(slice)[e % experts_per_rank] = args.tokens_per_expert[e];
+    }
+    if (!op.meet()) return;  // the whole block's stores come before each warp's put
+
+    const u64 source = op.region_offset() + layout.notify_send();
+    const u64 target = op.region_offset() + layout.notify_row(op.rank());
+    const u64 common = layout.notify_common_bytes(), slice = layout.expert_counts_bytes();
+    for (u32 r = device::warp(); r < ranks; r += device::warps()) {
+        if (!op.present(r)) continue;
+        const fabric::Piece pieces[] = {{source, target, common},
+                                        {source + common + r * slice, target + common, slice}};
+        op.put_signal(r, wire::kNotify, pieces, slice != 0 ? 2 : 1);
+    }
+}
+
+// The block: waits for all ranks' messages and checks that they are of this very operation.
+DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (!op.present(r)) {
+            args.plan.source_tokens[r] = 0;
+            if (args.heaps != nullptr) args.heaps[r] = 0;
+            continue;
+        }
+        if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
+        const auto header = copy_once<wire::NotifyHeader>(op.local_region() + args.layout.notify_row(r));
+        if (!op.check_message(Phase::kNotify, r, header.operation, header.arguments)) continue;
+        if (header.generation != op.generation()) {
+            op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.generation(), header.generation);
+        } else if (header.mask != op.context().mask) {
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, header.mask);
+        } else if (header.tokens > wire::kMostTokens) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, header.tokens);
+        }
+        args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
+        if (args.heaps != nullptr) args.heaps[r] = header.heap_bytes;  // the host reads it after `counts_ready`
+        op.consume(wire::kNotify, r, 1);
+    }
+    return op.meet();
+}
+
+// One thread: one of a source's counts, read once. More than `most`: the operation fails, and it counts as none.
+DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, const u8* counts, u32 index, u32 most) {
+    const u32 count = reinterpret_cast<const volatile u32*>(counts)[index];
+    if (count <= most) return static_cast<i32>(count);
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), most, count);
+    return 0;
+}
+
+// The block: where every source's rows end in every receiver, and what this rank receives. All ranks see the same
+// counts, so all refuse what is too much for one of them.
+DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) {
+    static_assert(u64{wire::kMostTokens} * wire::kMostRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
+    const u8* rows = op.local_region();
+    for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
+        i32 sum = 0;
+        for (u32 from = 0; from < ranks; ++from) {
+            const u8* row = rows + args.layout.notify_row(from) + sizeof(wire::NotifyHeader);
+            const u32 tokens = static_cast<u32>(args.plan.source_tokens[from]);
+            if (op.present(from)) sum += bounded_count(op, from, row, to, tokens);
+            args.plan.rank_prefix[from * ranks + to] = sum;
+        }
+        if (to == op.rank()) args.call.outcome->total_rows = sum;
+        if (args.most_rows != 0 && static_cast<u32>(sum) > args.most_rows) {
+            op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(to), args.most_rows, static_cast<u64>(sum));
+        }
+    }
+    for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < args.layout.experts / ranks; e += blockDim.x) {
+        i32 sum = 0;
+        for (u32 from = 0; from < ranks; ++from) {
+            const u8* row = rows + args.layout.notify_row(from) + args.layout.notify_common_bytes();
+            const u32 most = 0x7fffffffu - static_cast<u32>(sum);
+            if (op.present(from)) sum += bounded_count(op, from, row, e, most);
+        }
+        args.rows_per_expert[e] = sum;
+    }
+}
+
+// The block: the half of the exchange that waits for the peers' first kernels.
+DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
+    if (!receive_counts(args, op, ranks)) return;
+    make_plan(args, op, ranks);
+    if (!op.meet()) return;
+    // The host polls this flag; with it come the counts. Litmus: host_flag.
+    if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
+}
+
+// Any grid; the last block to finish scanning exchanges the counts, or sends this rank's alone.
+template <class Shape>
+DEEP_EP_KERNEL void notify(const NotifyArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call, &block);
+    if (!op.enter()) return;
+    const u32 ranks = Shape::of(args.shape).ranks();
+
+    const u32 first = blockIdx.x * device::warps() + device::warp();
+    for (u32 r = first; r < ranks; r += gridDim.x * device::warps()) {
+        const u32 rows = scan_destination(args, ranks, r, op.present(r));
+        if (device::lane() == 0) args.rows_to_rank[r] = static_cast<i32>(rows);
+    }
+    if (!op.last_block(kCounted)) return;
+
+    if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
+    __syncthreads();
+    op.read_number();
+    if (!op.await_free()) return;
+    send_counts(args, op, ranks);
+    if (args.finish_later == 0) take_counts(args, op, ranks);
+}
+
+// Launched when a dispatch is finished that was begun earlier. One block. On a stream a wait for peers holds up what is
+// queued behind it; so what a begin launches waits for no peer's begin, and ranks may order begins among finishes as
+// each likes (P1).
+template <class Shape>
+DEEP_EP_KERNEL void counts(const NotifyArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call, &block);
+    if (!op.enter()) return;
+    take_counts(args, op, Shape::of(args.shape).ranks());
+}
+
+// First kernel of an operation whose counts are known. One block.
+DEEP_EP_KERNEL void notify_cached(const NotifyCachedArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call, &block);
+    if (!op.enter()) return;
+    if (threadIdx.x == 0) op.take_number(args.kind, args.arguments);
+}
+
+}  // namespace deep_ep

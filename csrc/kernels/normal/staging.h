@@ -1,0 +1,177 @@
+// Rows that go through the receiver's region: chunks, each in one of the kSlots slots of its stream (a source and a
+// destination), each with a signal word of its own, so that chunks may arrive in any order.
+//
+// A stream's chunk c takes slot c mod kSlots. The k-th chunk of a slot may be sent once the receiver has given back the
+// one before
+// (`next`, P6); the last one is not given back. Every (stream, slot) is served by one warp, which polls all it serves
+// and blocks on none (P11), so any number of warps will do.
+#pragma once
+
+#include "kernels/common/operation.h"
+#include "kernels/normal/bounds.h"
+
+namespace deep_ep {
+
+// Per block: the next chunk of each (stream, slot). Each warp uses its own entries only.
+constexpr u32 stream_progress_bytes(u32 ranks) { return 2 * ranks * wire::kSlots * static_cast<u32>(sizeof(u32)); }
+
+// Chunks of a stream of `chunks` that take `slot`.
+constexpr u32 chunks_in_slot(u32 chunks, u32 slot) {
+    return chunks > slot ? (chunks - slot - 1) / wire::kSlots + 1 : 0;
+}
+static_assert(chunks_in_slot(1, 0) == 1 && chunks_in_slot(1, 1) == 0 && chunks_in_slot(wire::kSlots + 1, 0) == 2,
+              "chunks per slot");
+
+// One direction of a rank's traffic with one peer in one slot.
+struct StreamSlot {
+    u32 peer;
+    u32 slot;
+    bool sending;
+
+    // Entries [0, ranks * kSlots) send, the rest receive.
+    DEEP_EP_DEVICE static StreamSlot at(u32 index, u32 ranks) {
+        const u32 sends = ranks * wire::kSlots;
+        const u32 local = index < sends ? index : index - sends;
+        return {local / wire::kSlots, local % wire::kSlots, index < sends};
+    }
+};
+
+// One thread: may the chunk `done` (counted within the slot) be handled now? Sending waits for `next`, but not for a
+// slot's first chunk; receiving waits for the chunk itself.
+struct StreamWait {
+    Phase phase;
+    const u64* word;
+    u64 expected;
+
+    DEEP_EP_DEVICE static StreamWait of(const Operation& op, const StreamSlot& stream, u32 done) {
+        const u32 kind = (stream.sending ? wire::kNext : wire::kChunk) + stream.slot;
+        return {stream.sending ? Phase::kNext : Phase::kChunk, op.word(kind, stream.peer),
+                op.target(kind, stream.peer, stream.sending ? done : done + 1)};
+    }
+    // The acquire pairs with the peer's release: of a slot it has read (next), or of a chunk it has written (chunk).
+    DEEP_EP_DEVICE bool over() const { return device::load_acquire<Scope::kSystem>(word) >= expected; }
+};
+
+// A warp: builds chunk `chunk` for `to` where the peer's slot is mapped, else in this rank's own region, and sends it.
+template <class Chunks>
+DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 to,
+                               u32 chunk) {
+    const u32 slot = chunk % wire::kSlots;
+    const u64 source = op.region_offset() + layout.chunk_send(to, slot);
+    const u64 target = op.region_offset() + layout.chunk(op.rank(), slot);
+    u8* message = fabric::mapped(op.peers(), to) ? fabric::address(op.peers(), to, target) : op.peers().local + source;
+    RowRange range{};
+    int fits = 1;
+    if (device::lane() == 0) fits = chunks.rows_to_send(to, chunk, range);
+    if (!broadcast(fits)) return;
+    const u32 first = __shfl_sync(device::kFullMask, range.first, 0);
+    const u32 rows = __shfl_sync(device::kFullMask, range.rows, 0);
+    if (device::lane() == 0) {
+        wire::ChunkHeader header{};
+        header.operation = op.number();
+        header.arguments = op.arguments();
+        header.first = first;
+        header.rows = rows;
+        *reinterpret_cast<wire::ChunkHeader*>(message) = header;
+    }
+    chunks.fill(message, to, first, rows);
+    if (fabric::mapped(op.peers(), to)) {
+        __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
+        if (device::lane() == 0) op.signal(to, wire::kChunk + slot);
+    } else {
+        const fabric::Piece piece{source, target, layout.format.bytes(rows)};
+        op.put_signal(to, wire::kChunk + slot, &piece, 1);
+    }
+}
+
+// A warp: places chunk `chunk` of `from` and gives its slot back if another chunk will come.
+template <class Chunks>
+DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 from,
+                                  u32 chunk) {
+    const u32 slot = chunk % wire::kSlots;
+    const u8* message = op.local_region() + layout.chunk(from, slot);
+    const RowRange due = chunks.rows_to_receive(from, chunk);
+    int ours = 1;
+    if (device::lane() == 0) {
+        const auto header = copy_once<wire::ChunkHeader>(message);
+        ours = op.check_message(Phase::kChunk, from, header.operation, header.arguments);
+        if (ours && (header.first != due.first || header.rows != due.rows)) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{due.first} << 32 | due.rows,
+                    u64{header.first} << 32 | header.rows);
+            ours = 0;
+        }
+    }
+    if (!broadcast(ours)) return;
+    chunks.place(message, from, due.first, due.rows);
+    __syncwarp();  // all lanes have read the slot before lane 0 releases it to its writer. Litmus: slot_given_back
+    if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);
+}
+
+// A warp, the `worker`-th of `workers`: serves its share of this rank's streams to their ends. `sends(r)` and
+// `receives(r)` say with which ranks there are any.
+template <class Chunks, class Sends, class Receives>
+DEEP_EP_DEVICE void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, Sends sends,
+                                  Receives receives, u32* progress, u32 worker, u32 workers) {
+    const u32 ranks = op.ranks(), entries = 2 * ranks * wire::kSlots;
+    const auto total = [&](const StreamSlot& stream) -> u32 {
+        if (stream.sending)
+            return sends(stream.peer) ? chunks_in_slot(chunks.sent_chunks(stream.peer), stream.slot) : 0;
+        if constexpr (Chunks::kReceives) {
+            return receives(stream.peer) ? chunks_in_slot(chunks.received_chunks(stream.peer), stream.slot) : 0;
+        }
+        return 0;
+    };
+    for (u32 i = worker + device::lane() * workers; i < entries; i += workers * device::kWarpSize) progress[i] = 0;
+    __syncwarp();
+
+    for (;;) {
+        bool moved = false;
+        StreamWait pending{Phase::kNone, nullptr, 0};
+        i32 pending_peer = -1;
+        for (u32 i = worker; i < entries; i += workers) {
+            const StreamSlot stream = StreamSlot::at(i, ranks);
+            if (progress[i] >= total(stream)) continue;
+            const u32 done = progress[i];
+            const StreamWait wait = StreamWait::of(op, stream, done);
+            if (!broadcast(device::lane() == 0 && !op.failed() && wait.over())) {
+                pending = wait;
+                pending_peer = static_cast<i32>(stream.peer);
+                continue;
+            }
+            const u32 chunk = stream.slot + done * wire::kSlots;
+            if (stream.sending) {
+                send_chunk(op, layout, chunks, stream.peer, chunk);
+            } else if constexpr (Chunks::kReceives) {
+                receive_chunk(op, layout, chunks, stream.peer, chunk);
+            }
+            if (device::lane() == 0) progress[i] = done + 1;
+            __syncwarp();
+            moved = true;
+        }
+        if (broadcast(op.failed())) return;
+        if (moved) continue;
+        if (pending.word == nullptr) return;  // every stream of this warp has ended
+        int goes_on = 1;
+        if (device::lane() == 0) {
+            goes_on = op.wait(pending.phase, pending_peer, pending.word, pending.expected, [&] {
+                for (u32 i = worker; i < entries; i += workers) {
+                    const StreamSlot stream = StreamSlot::at(i, ranks);
+                    if (progress[i] < total(stream) && StreamWait::of(op, stream, progress[i]).over()) return true;
+                }
+                return false;
+            });
+        }
+        if (!broadcast(goes_on)) return;
+    }
+}
+
+// One thread: ends this operation's use of the words of the streams with `peer`.
+DEEP_EP_DEVICE void consume_stream(Operation& op, u32 peer, u32 sent, u32 received) {
+    for (u32 slot = 0; slot < wire::kSlots; ++slot) {
+        const u32 sends = chunks_in_slot(sent, slot);
+        op.consume(wire::kNext + slot, peer, sends != 0 ? sends - 1 : 0);
+        op.consume(wire::kChunk + slot, peer, chunks_in_slot(received, slot));
+    }
+}
+
+}  // namespace deep_ep

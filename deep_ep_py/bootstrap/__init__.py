@@ -1,0 +1,1 @@
+"""How the processes of a Buffer find each other, know each other, and talk."""

@@ -1,0 +1,390 @@
+"""Private sockets between the processes of a Buffer: what they exchange once they have met, and how they notice that
+one has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from deep_ep_py.bootstrap.handshake import SECRET_BYTES, Meeting, PeerGone, PeersLate, listen, secret_of
+from deep_ep_py.errors import CudaError, DeepEPError
+
+if TYPE_CHECKING:
+    from deep_ep_py.bootstrap.groups import Bootstrap
+
+EXCHANGE_SECONDS = 1800.0
+"""How long ranks wait for others that live: as process groups do. That one has died they hear at once."""
+
+Piece = tuple[int, int]
+"""A part of a rank's heap: offset and bytes."""
+
+_MOST_BYTES = 1 << 16
+_PIECE, _PIECE_FORMAT = b"piece", "=5sQQ"
+"""What a message about a piece begins with, as no JSON does."""
+_DYING_MS = 50
+"""How long after its sockets a process may still seem to live."""
+
+
+class Connections:
+    """Of one rank to all others. It does what a `Bootstrap` does, and hears at once when a process ends.
+
+    Each rank connects to each other, as `handshake` says: it sends on its own connections and receives on the others'.
+    Their addresses are in the abstract namespace and gone once all have met, so a crash leaves nothing behind. Of each
+    process there is also a descriptor (pidfd) that tells of its end even where another one keeps its sockets open.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    pids : list of int
+        The ranks' processes.
+    """
+
+    in_process = False
+
+    def __init__(self, rank: int, size: int, pids: list[int]) -> None:
+        self.rank, self.size, self.pids = rank, size, pids
+        self._outgoing: dict[int, socket.socket] = {}
+        self._incoming: dict[int, socket.socket] = {}
+        self._processes: dict[int, int] = {}
+        self._pieces: dict[int, deque[tuple[Piece, int]]] = defaultdict(deque)
+        self._handed: dict[int, int] = defaultdict(int)  # the end of what each has got of this rank's heap
+        _all.add(self)
+
+    def close(self) -> None:
+        """Let go of all of them. The others take it that this rank has left. Closed once, it does nothing more."""
+        _all.discard(self)
+        self.drop({*self._outgoing, *self._incoming, *self._processes, *self._pieces})
+
+    def drop(self, ranks: Iterable[int]) -> None:
+        """Let go of some ranks: from now on the others exchange without them."""
+        for rank in ranks:
+            for sockets in (self._outgoing, self._incoming):
+                if rank in sockets:
+                    sockets.pop(rank).close()
+            if rank in self._processes:
+                os.close(self._processes.pop(rank))
+            for _, descriptor in self._pieces.pop(rank, ()):
+                os.close(descriptor)
+
+    def watched(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Return pairs of a rank and a descriptor: of sockets, which become readable when that rank ends or lets go,
+        and of processes, readable when these have ended.
+        """
+        sockets = [(rank, connection.fileno()) for rank, connection in self._outgoing.items()]
+        return sockets, list(self._processes.items())
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank: what JSON can say, in 64 KiB. Nothing that comes from a socket is code.
+
+        Raises
+        ------
+        TypeError, ValueError
+            The value is something else, or too large. Nothing has been sent.
+        DeepEPError
+            If a process has ended, or its rank has given up, or did not come in time.
+        """
+        message = json.dumps(value, allow_nan=False).encode()
+        if len(message) > _MOST_BYTES:
+            raise ValueError(f"value: expected at most {_MOST_BYTES} bytes as JSON, not {len(message)}")
+        values: list[Any] = [None] * self.size
+        values[self.rank] = json.loads(message)
+        self._send(message)
+        for rank, message, _ in self._receive():
+            try:
+                values[rank] = json.loads(message)
+            except ValueError:
+                raise DeepEPError(f"rank {self.rank}: rank {rank} is in another exchange: it sent no value") from None
+        return values
+
+    def exchange_descriptors(self, descriptor: int) -> dict[int, int]:
+        """Give every other rank a descriptor; return theirs, the caller's to close."""
+        self._send(b"descriptor", [descriptor])
+        theirs: dict[int, int] = {}
+        try:
+            for rank, _, descriptors in self._receive():
+                theirs[rank] = self._received(rank, descriptors)
+        except BaseException:
+            for received in theirs.values():
+                os.close(received)
+            raise
+        return theirs
+
+    def hand_over(self, piece: Piece, descriptor: int) -> bool:
+        """Give every other rank a descriptor of a piece of this rank's heap, for its `next_piece`; pieces in their
+        order. It never waits: false where it would have to, and then the caller repeats it later, for the ranks that
+        have not got it.
+        """
+        message, end = struct.pack(_PIECE_FORMAT, _PIECE, *piece), sum(piece)
+        missing = [rank for rank in self._outgoing if self._handed[rank] < end]
+        for rank in missing:
+            try:
+                if _send_to(self._outgoing[rank], message, [descriptor]):
+                    self._handed[rank] = end
+            except ConnectionError:
+                self._handed[rank] = end  # its rank has ended: a rank that waits for it will be told
+            except OSError:  # too many descriptors of this user are on their way, say
+                pass
+        return all(self._handed[rank] >= end for rank in missing)
+
+    def next_piece(self, rank: int) -> tuple[Piece, int]:
+        """Return the next piece that a rank has handed over, and its descriptor, until `drop_piece`.
+
+        Raises
+        ------
+        DeepEPError
+            If there is none.
+        """
+        if not self._pieces[rank]:
+            try:
+                received = _receive_from(self._incoming[rank])
+            except OSError:
+                received = b"", []
+            if not self._keep_piece(rank, *received):
+                raise DeepEPError(f"rank {self.rank}: rank {rank} has announced memory that it has not handed over")
+        return self._pieces[rank][0]
+
+    def drop_piece(self, rank: int) -> None:
+        """Close what `next_piece` has returned, and go on to the next."""
+        os.close(self._pieces[rank].popleft()[1])
+
+    def _keep_piece(self, rank: int, message: bytes, descriptors: list[int]) -> bool:
+        if not message.startswith(_PIECE):
+            return False
+        _, offset, size = struct.unpack(_PIECE_FORMAT, message)
+        self._pieces[rank].append(((offset, size), self._received(rank, descriptors)))
+        return True
+
+    def _received(self, rank: int, descriptors: list[int]) -> int:
+        if not descriptors:  # the kernel has left it out
+            raise DeepEPError(f"rank {self.rank}: memory of rank {rank} cannot be mapped: too many files are open")
+        return descriptors[0]
+
+    def _send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        deadline = time.monotonic() + EXCHANGE_SECONDS
+        for rank, connection in self._outgoing.items():
+            try:
+                while not _send_to(connection, message, descriptors):
+                    # A process that has ended leaves no room, though another one may hold its sockets.
+                    if _is_readable(self._processes.get(rank)):
+                        self._raise_gone(rank)
+                    self._poll({rank: connection}, deadline, select.POLLOUT)
+            except OSError:
+                self._raise_gone(rank)
+
+    def _receive(self) -> Iterator[tuple[int, bytes, list[int]]]:
+        """One message of each other rank, as they come."""
+        missing = dict(self._incoming)
+        deadline = time.monotonic() + EXCHANGE_SECONDS
+        while missing:
+            for rank in self._poll(missing, deadline, select.POLLIN):
+                try:
+                    message, descriptors = _receive_from(missing[rank])
+                except (BlockingIOError, ConnectionError):  # its process has ended, and that was its last message
+                    message, descriptors = b"", []
+                if not message:
+                    self._raise_gone(rank)
+                if self._keep_piece(rank, message, descriptors):
+                    continue  # the message that is waited for is behind it
+                del missing[rank]
+                yield rank, message, descriptors
+
+    def meet(self, listener: socket.socket, names: list[str], secret: bytes) -> None:
+        """Connect to all others, which listen at these names, and wait until they have.
+
+        Raises
+        ------
+        DeepEPError
+            As `all_gather`.
+        """
+        meeting = Meeting(self.rank, listener, names, secret, self._outgoing, self._incoming, self._processes)
+        try:
+            meeting.run(EXCHANGE_SECONDS)
+        except PeerGone as gone:
+            self._raise_gone(gone.rank)
+        except PeersLate as late:
+            self._raise_late(late.ranks)
+        except OSError as error:  # of this machine: too many open files, say
+            raise DeepEPError(f"rank {self.rank}: the other ranks cannot be connected to: {error}") from error
+
+    def _poll(self, connections: dict[int, socket.socket], deadline: float, events: int) -> list[int]:
+        """Wait for some ranks' connections, or for the end of their processes, even if another process still holds one
+        of their sockets; -> the ranks with news.
+        """
+        owners = {connection.fileno(): rank for rank, connection in connections.items()}
+        poller = select.poll()
+        for descriptor in owners:
+            poller.register(descriptor, events)
+        for rank in connections:
+            if rank in self._processes:
+                owners[self._processes[rank]] = rank
+                poller.register(self._processes[rank], select.POLLIN)
+        left = max(0.0, deadline - time.monotonic())
+        ready = {owners[descriptor] for descriptor, _ in poller.poll(left * 1e3)}
+        if not ready:
+            self._raise_late(connections)
+        return sorted(ready)
+
+    def _raise_late(self, ranks: Iterable[int]) -> NoReturn:
+        raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
+
+    def _raise_gone(self, rank: int) -> NoReturn:
+        """Say why. A rank that has let go may have done so because another's process has died."""
+        poller = select.poll()
+        owners = {descriptor: owner for owner, descriptor in self._processes.items()}
+        for descriptor in owners:
+            poller.register(descriptor, select.POLLIN)
+        died = sorted(owners[descriptor] for descriptor, _ in poller.poll(_DYING_MS))
+        if not died and rank not in self._processes:
+            died = [rank]
+        if died:
+            deaths = (f"rank {one}'s process (pid {self.pids[one]}) has died" for one in died)
+            raise DeepEPError(f"rank {self.rank}: {'; '.join(deaths)}")
+        raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer")
+
+
+def connect(bootstrap: Bootstrap) -> Bootstrap:
+    """Let the processes of a Buffer meet, by one exchange of the bootstrap; what they exchange next needs no other.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks.
+
+    Returns
+    -------
+    Bootstrap
+        `Connections`; inside one process the bootstrap itself.
+
+    Raises
+    ------
+    ValueError
+        If the ranks are on several machines.
+    DeepEPError
+        If one's process ends meanwhile.
+    """
+    if bootstrap.in_process:
+        return bootstrap
+    listener, name = listen()
+    with listener:
+        # The same machine, whatever its containers call themselves. A socket's name is a network namespace's.
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            machine = (file.read().strip(), os.readlink("/proc/self/ns/net"))
+        # The secret travels here alone: what connects is a rank if it has it.
+        addresses = bootstrap.all_gather((machine, name, os.getpid(), secrets.token_bytes(SECRET_BYTES)))
+        strangers = [rank for rank, (other, *_) in enumerate(addresses) if other != machine]
+        if strangers:
+            raise ValueError(
+                f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}, or in other network "
+                "namespaces; expected one machine"
+            )
+        _, names, pids, parts = zip(*addresses, strict=True)
+        connections = Connections(bootstrap.rank, bootstrap.size, list(pids))
+        try:
+            connections.meet(listener, list(names), secret_of(parts))
+        except BaseException:
+            connections.close()
+            raise
+    return connections
+
+
+def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int, int], Any]) -> list[Any]:
+    """Give every rank every rank's heap.
+
+    Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
+    nameless memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks, as `connect` has returned them.
+    heap : native.C.Heap
+        This rank's heap; the same size on all ranks.
+    map_heap : callable
+        Makes a peer's heap of its descriptor, its size, and how much of it there is.
+
+    Returns
+    -------
+    list of native.C.Heap
+        By rank, this rank's own included.
+
+    Raises
+    ------
+    DeepEPError
+        If a rank's process ends meanwhile.
+    """
+    if not isinstance(bootstrap, Connections):
+        return bootstrap.all_gather(heap)
+    heaps: list[Any] = [heap] * bootstrap.size
+    descriptors = bootstrap.exchange_descriptors(heap.descriptor)
+    try:
+        for rank, descriptor in descriptors.items():
+            try:
+                heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
+            except CudaError:
+                raise
+            except RuntimeError as error:
+                raise DeepEPError(f"rank {bootstrap.rank}: memory of rank {rank} cannot be mapped: {error}") from error
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    bootstrap.all_gather(None)  # every rank has mapped every heap
+    heap.close_descriptor()
+    return heaps
+
+
+# Sockets of ranks that have met never block: a caller that wants to wait polls. `socket.send_fds` and `socket.recv_fds`
+# do not work here: CPython's ignore their flags.
+
+
+def _send_to(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> bool:
+    """Send a message with descriptors; false, and nothing sent, if there is no room for it."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+    try:
+        connection.sendmsg([message], rights)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _receive_from(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a message and what descriptors came with it, which no program started from here gets."""
+    descriptors = array("i")
+    room = socket.CMSG_LEN(descriptors.itemsize)
+    message, ancillary, _, _ = connection.recvmsg(_MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return message, list(descriptors)
+
+
+def _is_readable(descriptor: int | None) -> bool:
+    if descriptor is None:
+        return False
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+_all: set[Connections] = set()
+"""Those that are open. They close when their owner says so, never by a collection: the others would take it that this
+rank's kernels have ended. A process that just ends is told of by its end."""
+
+
+def _let_go_in_child() -> None:
+    """Close a forked child's copies, which would keep the others from hearing that its parent has let go."""
+    for connections in list(_all):
+        connections.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

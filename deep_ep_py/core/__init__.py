@@ -1,0 +1,1 @@
+"""What everything else stands on: the extension, checked arguments, settings, events."""

@@ -1,0 +1,182 @@
+"""Checks what callers pass, before anything is launched.
+
+Every error names the argument, its value and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+ROW_ALIGNMENT = 16
+"""Bytes: rows are moved in pieces of one vector access."""
+MAX_TOPK = 32
+MAX_EXPERTS = 2048
+MAX_RANKS = 64
+MAX_ROWS = 2**31 - 1
+"""Of a rank: rows are counted in 32 bits."""
+MAX_TOKENS = MAX_ROWS // MAX_RANKS
+MAX_ROW_BYTES = 1 << 24
+MAX_BLOCKS = 256
+"""All blocks of a kernel are resident at once."""
+MAX_BYTES = 1 << 44
+"""Of a Buffer: more is a mistake."""
+
+
+def describe(value: Any) -> str:
+    """Say in an error what a value is: a tensor by its type and shape."""
+    if isinstance(value, torch.Tensor):
+        layout = "" if value.is_contiguous() else ", not contiguous"
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}{layout}"
+    return repr(value)
+
+
+def tensor(
+    name: str,
+    value: Any,
+    dtype: torch.dtype,
+    shape: tuple[int | None, ...],
+    device: torch.device,
+    *or_dtypes: torch.dtype,
+) -> torch.Tensor:
+    """Check a tensor; None in `shape` stands for any extent."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in (dtype, *or_dtypes) or value.device != device:
+        raise TypeError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
+    extents_fit = len(value.shape) == len(shape) and all(
+        want is None or want == have for want, have in zip(shape, value.shape, strict=True)
+    )
+    if not extents_fit or not value.is_contiguous():
+        raise ValueError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
+    return value
+
+
+def _unlike(
+    name: str, value: Any, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...], device: torch.device
+) -> str:
+    """Say what is wrong with a tensor. Not made for every tensor that is right: a call checks a dozen of them."""
+    extents = ", ".join("any" if n is None else str(n) for n in shape)
+    types = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
+    return f"{name}={describe(value)}: expected {types}[{extents}], contiguous, on {device}"
+
+
+def _aligned(name: str, value: torch.Tensor) -> torch.Tensor:
+    if value.numel() and value.data_ptr() % ROW_ALIGNMENT:
+        raise ValueError(
+            f"{name}={describe(value)} at address {value.data_ptr():#x}: expected a multiple of {ROW_ALIGNMENT} bytes"
+        )
+    return value
+
+
+def seconds(name: str, value: Any) -> float:
+    """Check a bound of waits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}={value!r}: expected seconds")
+    if not 0 < value < 1e6:
+        raise ValueError(f"{name}={value!r}: expected more than 0 and less than 1e6 seconds")
+    return float(value)
+
+
+def rows(
+    name: str, value: Any, dtypes: Sequence[torch.dtype], device: torch.device, count: int | None = None
+) -> torch.Tensor:
+    """Check a tensor of rows."""
+    value = tensor(name, value, dtypes[0], (count, None), device, *dtypes[1:])
+    row_bytes = value.shape[1] * value.element_size()
+    if row_bytes == 0 or row_bytes % ROW_ALIGNMENT or row_bytes > MAX_ROW_BYTES:
+        raise ValueError(
+            f"{name}={describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes "
+            f"up to {MAX_ROW_BYTES}, got {row_bytes}"
+        )
+    if count is None and value.shape[0] > MAX_TOKENS:
+        raise ValueError(f"{name}={describe(value)}: expected at most {MAX_TOKENS} tokens")
+    return _aligned(name, value)
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """Check an int within [low, high]."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r}: expected an int")
+    if not low <= value <= high:
+        raise ValueError(f"{name}={value}: expected {low} to {high}")
+    return value
+
+
+def device(value: Any) -> torch.device:
+    """Check a device; None is the CPU."""
+    if value is not None and not isinstance(value, str | torch.device):
+        raise TypeError(f"device={value!r}: expected cpu or cuda")
+    try:
+        chosen = torch.device("cpu" if value is None else value)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device={value!r}: expected cpu or cuda") from None
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={chosen}: expected cpu or cuda")
+    return chosen
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check a bool, which many callers write as 0 or 1."""
+    if not isinstance(value, int) or value not in (0, 1):
+        raise TypeError(f"{name}={value!r}: expected a bool")
+    return bool(value)
+
+
+def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
+    """Check a number of experts against the ranks they are spread over."""
+    num_experts = integer(name, num_experts, 1, MAX_EXPERTS)
+    if num_experts % ranks:
+        raise ValueError(f"{name}={num_experts}: expected a multiple of the {ranks} ranks")
+    return num_experts
+
+
+def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | None = None) -> torch.Tensor:
+    """Check expert ids: int64 or int32 [tokens, top-k], -1 or below `num_experts`.
+
+    Ids on a GPU are not looked at: that would wait for it. There the layout finds what is wrong with them.
+    """
+    value = tensor("topk_idx", value, torch.int64, (tokens, None), device, torch.int32)
+    if not 1 <= value.shape[1] <= MAX_TOPK:
+        raise ValueError(f"topk_idx={describe(value)}: expected 1 to {MAX_TOPK} experts per token")
+    if value.numel() and not value.is_cuda:
+        low, high = (int(bound) for bound in torch.aminmax(value))
+        if low < -1 or high >= num_experts:
+            raise ValueError(
+                f"topk_idx: ids from {low} to {high}, expected -1 to {num_experts - 1} with {num_experts} experts"
+            )
+    return value
+
+
+def config(value: Any) -> int | None:
+    """Check a Config, and return the blocks it asks for; None without one."""
+    from deep_ep_py.core.config import Config
+
+    if value is None:
+        return None
+    if not isinstance(value, Config):
+        raise TypeError(f"config={value!r}: expected a Config")
+    return integer("config.num_sms", value.num_sms, 1, MAX_BLOCKS)
+
+
+def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Check combine's bias: None, a tensor or two."""
+    if value is None:
+        return ()
+    given = value if isinstance(value, tuple) else (value,)
+    if len(given) > 2:
+        raise ValueError(f"bias=a tuple of {len(given)}: expected at most 2 tensors")
+    return tuple(
+        _aligned("bias", tensor("bias", bias, torch.bfloat16, shape, device)) for bias in given if bias is not None
+    )
+
+
+def overlap(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> None:
+    """Check V1's stream arguments; `previous_event` may also be what V2 passes."""
+    from deep_ep_py.core.events import EventHandle, EventOverlap
+
+    if previous_event is not None and not isinstance(previous_event, EventOverlap | EventHandle):
+        raise TypeError(f"previous_event={previous_event!r}: expected an EventOverlap or an EventHandle")
+    flag("async_finish", async_finish)
+    if flag("allocate_on_comm_stream", allocate_on_comm_stream) and (previous_event is None or not async_finish):
+        raise ValueError("allocate_on_comm_stream=True: expected together with previous_event and async_finish=True")

@@ -1,0 +1,1 @@
+"""Where kernels run and tensors live: a CPU or a GPU."""

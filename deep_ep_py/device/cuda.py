@@ -1,0 +1,263 @@
+"""A GPU. Kernels run on a stream of their own, ordered with the caller's by events as DeepEP orders them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, cached_property, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from deep_ep_py.core import arguments, choices
+from deep_ep_py.core.events import EventHandle
+from deep_ep_py.core.native import C
+from deep_ep_py.device.device import Compiling, MakeLauncher, Shape
+from deep_ep_py.device.rates import Rates, rates_file
+from deep_ep_py.errors import CudaError
+
+_log = logging.getLogger("deep_ep_py")
+
+_UNMEASURED_BLOCKS = 24
+_PINNED_ARENA_BYTES = 64 << 20
+_OF_ANY_SHAPE = ("notify_cached", "post")
+
+
+class CudaDevice:
+    """A GPU. Kernels are compiled for the shapes in use, or come from the cache, and are launched through the driver.
+
+    Parameters
+    ----------
+    device
+        `torch.device("cuda", n)`.
+    sharers
+        Ranks of the Buffer that are on this GPU.
+    linked
+        Whether the ranks are several processes, which as a rule have a GPU each.
+    make_launcher
+        Makes what launches for all of them at once, kernels `of_each_rank`. Default: each launches for itself.
+
+    Raises
+    ------
+    CudaError
+        There is no driver, or no such GPU; or torch is too old.
+    """
+
+    asynchronous = True
+    warps: int = C.cuda.BLOCK_WARPS
+    calls = 64
+    fabrics: tuple[str, ...] = ("peer", "ibgda")
+    poison = False
+    fresh_memory_is_slow = False
+    first_arena_bytes = 64 << 20
+    _pool_refused = False
+
+    def __init__(
+        self,
+        device: torch.device,
+        sharers: int = 1,
+        linked: bool = False,
+        make_launcher: MakeLauncher | None = None,
+    ) -> None:
+        self.torch_device = device
+        self._sharers, self._linked = sharers, linked
+        if not hasattr(torch.cuda, "use_mem_pool"):
+            raise CudaError(
+                f"device={device}: expected a torch with torch.cuda.use_mem_pool, this is {torch.__version__}"
+            )
+        self._context = C.cuda.Context(device.index)
+        self._bulk_copies = bulk_copies(self._context.architecture)
+        self.name, self.copies = self._context.name, "bulk" if self._bulk_copies else "vector"
+        self._gathered = make_launcher is not None
+        make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
+        cooperative = choices.chosen(choices.LAUNCH) == "cooperative"
+        self._launcher = make_launcher(
+            self._context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
+        )
+        self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self._context.multiprocessors // sharers))
+        self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
+
+    @cached_property
+    def _rates(self) -> Rates | None:
+        from deep_ep_py.jit.cache import default_folder
+
+        try:
+            return Rates.load(rates_file(default_folder(), self.name, self.copies, self._linked))
+        except (OSError, ValueError) as error:  # rates that cannot be read must not fail the caller
+            _log.warning("the rates of this GPU are not used: %s", error)
+            return None
+
+    def blocks_for(self, moved: float) -> int:
+        """By the rates that `python -m deep_ep_py rates` has measured on such a GPU; else a fixed number.
+
+        Where ranks launch together it is fixed too: by the rates each would take its own.
+        """
+        if self._gathered or self._rates is None:
+            return self.blocks
+        return self._rates.blocks_for(moved, self.most_blocks, self._sharers)
+
+    @cached_property
+    def comm_stream(self) -> torch.cuda.Stream:
+        """Where kernels run."""
+        return torch.cuda.ExternalStream(self._launcher.stream, device=self.torch_device)
+
+    @cached_property
+    def _pool(self) -> torch.cuda.MemPool:
+        # torch's allocator deals out the arena, so that tensors there are reused in the order of streams, as all are.
+        return torch.cuda.MemPool(_pool_allocator().allocator())
+
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        """A little at first, at most this rank's share of an eighth of the GPU's memory; a little of the host's, all at
+        once, where NICs must know of it.
+        """
+        del ranks
+        if by_nics:
+            return _PINNED_ARENA_BYTES, _PINNED_ARENA_BYTES
+        most = torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
+        return min(most, self.first_arena_bytes), most
+
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+        """Physical memory, mapped, with a descriptor where other processes need one. The host's, pinned, where threads
+        of the host stand for NICs: its new pages are zero.
+        """
+        if by_nics:
+            return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
+        return C.cuda.make_heap(self._context, size, first, cleared, not in_process)
+
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
+        """Map the same physical memory."""
+        if by_nics:
+            return self._pinned(C.Heap.map(descriptor, size))
+        return C.cuda.map_heap(self._context, descriptor, size, first)
+
+    def _pinned(self, heap: Any) -> Any:
+        C.cuda.pin_heap(self._context, heap)
+        return heap
+
+    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+        """Make one over this device's launcher."""
+        return C.cuda.make_runtime(options, heaps, network, self._context, self._launcher)
+
+    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
+        """From a pool over the arena, which may grow for the next calls where it has no room.
+
+        None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool. None, too,
+        where torch's allocator is configured so that it serves no such pool.
+        """
+        if self._pool_refused or self.capturing():
+            return None
+        try:
+            with C.cuda.pool_over(runtime, grows):
+                tensor = self._empty_in_pool(shape, dtype)
+        except torch.cuda.OutOfMemoryError:
+            return None
+        except RuntimeError as error:
+            if _is_of_the_gpu(error):
+                raise
+            self._pool_refused = True
+            _warn_of_refused_pool(str(error).partition("\n")[0])
+            return None
+        return tensor if runtime.arena_contains(tensor.data_ptr(), tensor.nbytes) else None
+
+    def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        with torch.cuda.use_mem_pool(self._pool, device=self.torch_device):
+            return torch.empty(shape, dtype=dtype, device=self.torch_device)
+
+    def view(self, address: int, size: int) -> torch.Tensor:
+        """By the interface that CUDA libraries exchange arrays by."""
+        interface = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+        return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device=self.torch_device)
+
+    def prepare(self, kernels: Iterable[str], shape: Shape, compiling: Compiling) -> None:
+        """Compile or find, and load, what is not loaded yet."""
+        missing = [name for name in kernels if not self._launcher.loaded(name, self._key(name, shape))]
+        if missing:
+            with compiling():
+                self._load(missing, shape)
+
+    def _load(self, missing: list[str], shape: Shape) -> None:
+        from deep_ep_py.jit import GATHERED, KERNELS, KernelCache
+        from deep_ep_py.jit import Shape as StaticShape
+
+        wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
+        static = StaticShape(*shape, bulk_copies=self._bulk_copies)
+        # Processes that start together begin with different kernels.
+        found = KernelCache().get_all(wanted, static, self._context.architecture, start=os.getpid())
+        for name, kernel in zip(missing, found, strict=True):
+            self._launcher.load(name, self._key(name, shape), kernel.cubin, kernel.symbol)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, ranks: int) -> None:
+        """Copy on the current stream."""
+        del ranks
+        target.copy_(source)
+
+    def capturing(self) -> bool:
+        """Tell whether the device's current stream is being captured."""
+        with torch.cuda.device(self.torch_device):
+            return torch.cuda.is_current_stream_capturing()
+
+    def synchronize(self) -> None:
+        """Wait for all of its streams."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
+        """Make tensors on the communication stream, or on the current one."""
+        return torch.cuda.stream(self.comm_stream) if on_comm_stream else nullcontext()
+
+    def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
+        """Make the communication stream wait."""
+        if event is not None:
+            event.wait_on(self.comm_stream)
+        if not on_comm_stream:
+            self.comm_stream.wait_stream(torch.cuda.current_stream(self.torch_device))
+
+    def order_caller_after(
+        self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
+    ) -> EventHandle:
+        """Make the current stream wait, or return an event on the communication stream."""
+        current = torch.cuda.current_stream(self.torch_device)
+        if not async_finish:
+            current.wait_stream(self.comm_stream)
+            return EventHandle()
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self.comm_stream)
+                if on_comm_stream:
+                    tensor.record_stream(current)
+        return EventHandle(self.comm_stream)
+
+    @staticmethod
+    def _key(name: str, shape: Shape) -> Shape:
+        return (0, 0, 0) if name in _OF_ANY_SHAPE else shape
+
+
+def bulk_copies(architecture: str) -> bool:
+    """Tell whether kernels copy rows by bulk copies: where there are such, unless the environment says otherwise."""
+    from deep_ep_py.jit import has_bulk_copies
+
+    return choices.chosen(choices.COPIES) == "bulk" and has_bulk_copies(architecture)
+
+
+def _is_of_the_gpu(error: RuntimeError) -> bool:
+    """Tell what a kernel or the driver has failed of from what torch's allocator will not do."""
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or str(error).startswith("CUDA error")
+
+
+@cache
+def _warn_of_refused_pool(why: str) -> None:
+    """Once in a process: all Buffers will meet the same."""
+    _log.warning(
+        "torch does not take memory for outputs from a pool (%s), so rows go in rounds, which is slower; "
+        "PYTORCH_CUDA_ALLOC_CONF=%s: expected without expandable_segments:True",
+        why,
+        os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+    )
+
+
+@cache
+def _pool_allocator() -> torch.cuda.memory.CUDAPluggableAllocator:
+    """One for all pools, never freed: tensors outlive Buffers."""
+    return torch.cuda.memory.CUDAPluggableAllocator(str(C.__file__), "deep_ep_pool_allocate", "deep_ep_pool_free")

@@ -1,0 +1,1 @@
+"""The ways to dispatch and combine, a folder each."""

@@ -1,0 +1,1 @@
+"""Normal mode: counts first, then rows straight to their places."""

@@ -1,0 +1,351 @@
+"""A dispatch and a combine, from checked arguments to results, in the steps that the host takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.core import arguments
+from deep_ep_py.core.events import Streams
+from deep_ep_py.core.native import C
+from deep_ep_py.device.rates import destinations
+from deep_ep_py.errors import DeepEPError
+from deep_ep_py.modes.normal.handles import DispatchHandle, Handle, Plan, handle_of
+from deep_ep_py.modes.normal.rows import Rows
+from deep_ep_py.session.recovery import ranks_of
+
+if TYPE_CHECKING:
+    from deep_ep_py.core.config import Config
+    from deep_ep_py.core.events import EventHandle, EventOverlap
+    from deep_ep_py.session.engine import Engine
+
+
+@dataclass
+class _Pending:
+    """An operation that has taken its number: peers count on its end."""
+
+    engine: Engine
+    call: Any
+    operation: int
+    blocks: int
+    streams: Streams
+    finished: bool = field(default=False, init=False)
+    generation: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.generation = self.engine.generation
+
+    def finish(self) -> tuple[Any, ...]:
+        """Do the rest and wait for it."""
+        if self.finished:
+            raise DeepEPError(f"operation {self.operation}: it has been finished")
+        if self.generation != self.engine.generation:
+            raise DeepEPError(f"operation {self.operation}: begun before the Buffer recovered, it cannot be finished")
+        self.engine.check_whole()
+        with self.engine.telling_others(self.call.kind):
+            self.finished = True  # not earlier: after an interrupt before the guard, __del__ tells the peers
+            return self._finish()
+
+    def _finish(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def __del__(self) -> None:
+        # The peers wait for rows that will never come: better that they hear it now.
+        if not self.finished and self.generation == self.engine.generation:
+            self.engine.break_off(f"operation {self.operation} was begun and dropped")
+
+
+@dataclass
+class PendingDispatch(_Pending):
+    """A dispatch whose counts are on their way."""
+
+    sizes: Any
+    rows: Rows
+    topk_idx: torch.Tensor | None
+    topk_weights: torch.Tensor | None
+    plan: Plan
+    handle: DispatchHandle | None
+    is_token_in_rank: torch.Tensor
+    expert_alignment: int
+    worst_rows: int
+    finish_later: bool = False
+
+    @staticmethod
+    def begin(
+        engine: Engine,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        handle: Handle | None = None,
+        num_tokens_per_rank: torch.Tensor | None = None,
+        num_tokens_per_rdma_rank: torch.Tensor | None = None,
+        is_token_in_rank: torch.Tensor | None = None,
+        num_tokens_per_expert: torch.Tensor | None = None,
+        topk_idx: torch.Tensor | None = None,
+        topk_weights: torch.Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: EventOverlap | EventHandle | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        finish_later: bool = False,
+    ) -> PendingDispatch:
+        """Check the arguments and launch the first kernel.
+
+        With `finish_later` other operations may begin or be finished before this one is, on each rank as it likes, as
+        long as all ranks begin them in one order and finish them in one order (P1). Without it `finish` comes next: one
+        kernel then sends this rank's counts and waits for the others'.
+        """
+        ranks, device = engine.ranks, engine.device.torch_device
+        arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
+        streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
+        arguments.integer("expert_alignment", expert_alignment, 1, 1 << 20)
+        arguments.integer("num_worst_tokens", num_worst_tokens, 0, arguments.MAX_ROWS)
+        blocks = arguments.config(config)
+        if handle is not None:
+            return PendingDispatch._begin_cached(engine, x, handle, blocks, topk_idx, topk_weights, streams)
+        if num_worst_tokens == 0 and engine.device.capturing():
+            raise ValueError(
+                "num_worst_tokens=0: expected the most rows that a rank may receive, or a handle, where a graph is "
+                "captured: sizes cannot depend on what arrives"
+            )
+
+        rows = Rows.of("x", x, device)
+        tokens = rows.x.shape[0]
+        arguments.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
+        in_rank = arguments.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
+        per_expert = arguments.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,), device)
+        experts = arguments.experts(per_expert.shape[0], ranks, "len(num_tokens_per_expert)")
+        if (topk_idx is None) != (topk_weights is None):
+            raise ValueError("topk_idx and topk_weights: expected both or neither")
+        topk, id_bytes = 0, torch.int64.itemsize
+        if topk_idx is not None:
+            topk_idx = arguments.topk_idx(topk_idx, experts, device, tokens)
+            topk, id_bytes = topk_idx.shape[1], topk_idx.element_size()
+            arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
+        sizes = _sizes(rows, topk, experts, id_bytes)
+        engine.check_room(sizes)
+        stored = tokens * (destinations(topk, ranks) if topk else ranks)
+        blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
+        engine.prepare(sizes, "notify", *(("counts",) if finish_later else ()), "dispatch")
+
+        with engine.device.allocating(streams.allocate_on_comm):
+            plan = Plan.empty(tokens, ranks, device)
+        tensors = (*rows.tensors(), in_rank, per_expert, topk_idx, topk_weights, *plan.tensors())
+        with engine.opening("dispatch", *tensors) as operation:
+            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
+            engine.growth.announce(engine.runtime, host_waits=not num_worst_tokens)
+            call = engine.runtime.notify(
+                sizes,
+                in_rank.data_ptr(),
+                per_expert.data_ptr(),
+                plan.native(),
+                plan.rows_to_rank.data_ptr(),
+                num_worst_tokens,
+                finish_later,
+                blocks,
+            )
+            pending = PendingDispatch(
+                engine,
+                call,
+                operation,
+                blocks,
+                streams,
+                sizes,
+                rows,
+                topk_idx,
+                topk_weights,
+                plan,
+                None,
+                in_rank,
+                expert_alignment,
+                num_worst_tokens,
+                finish_later,
+            )
+        return pending
+
+    @staticmethod
+    def _begin_cached(
+        engine: Engine,
+        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+        given: Handle,
+        blocks: int | None,
+        topk_idx: Any,
+        topk_weights: Any,
+        streams: Streams,
+    ) -> PendingDispatch:
+        handle = check_handle(engine, given)
+        if topk_idx is not None or topk_weights is not None:
+            raise ValueError(
+                "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
+            )
+        rows = Rows.of("x", x, engine.device.torch_device, handle.tokens)
+        sizes = _sizes(rows)
+        engine.check_room(sizes)
+        blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
+        engine.prepare(sizes, "notify_cached", "dispatch")
+        in_rank = handle.is_token_in_rank
+        with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
+            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
+            call = engine.runtime.notify_cached(False, sizes, handle.number)
+            pending = PendingDispatch(
+                engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, in_rank, 1, 0
+            )
+        return pending
+
+    def _finish(self) -> tuple[Any, ...]:
+        """Wait for the counts, make the outputs, move the rows."""
+        engine, call, cached = self.engine, self.call, self.handle is not None
+        count = self._count()
+        recv_topk_idx = recv_topk_weights = recv_src_idx = None
+        with engine.device.allocating(self.streams.allocate_on_comm):
+            received = self.rows.received(count, engine.empty)
+            if self.topk_idx is not None:
+                recv_topk_idx = engine.empty((count, self.topk_idx.shape[1]), self.topk_idx.dtype)
+                recv_topk_weights = engine.empty((count, self.topk_idx.shape[1]), torch.float32)
+            if not cached:
+                recv_src_idx = engine.empty((count,), torch.int32)
+
+        tensors = C.Tensors()
+        tensors.x, tensors.recv_x = self.rows.x.data_ptr(), received.x.data_ptr()
+        if self.rows.scales is not None and received.scales is not None:
+            tensors.scales, tensors.recv_scales = self.rows.scales.data_ptr(), received.scales.data_ptr()
+            tensors.scales_stride = self.rows.strides
+        if self.topk_idx is not None and self.topk_weights is not None:
+            tensors.topk_idx, tensors.topk_weights = self.topk_idx.data_ptr(), self.topk_weights.data_ptr()
+        if recv_topk_idx is not None and recv_topk_weights is not None:
+            tensors.recv_topk_idx, tensors.recv_topk_weights = recv_topk_idx.data_ptr(), recv_topk_weights.data_ptr()
+        if recv_src_idx is not None:
+            tensors.recv_src_idx = recv_src_idx.data_ptr()
+        engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_src_idx)
+        # What the outputs' memory was used for before must be over before a peer is told where it is (P9).
+        engine.device.order_after_caller(None, self.streams.allocate_on_comm)
+        direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), count, cached, self.blocks)
+        align = self.expert_alignment
+        counts = [] if self.worst_rows else [(rows + align - 1) // align * align for rows in call.rows_per_expert]
+        kept = () if self.handle is None else self.handle.tensors()
+        event = engine.end_operation(call, self.operation, direct, self.streams, kept)
+        engine.stats["cached_dispatches" if cached else "dispatches"] += 1
+        if recv_src_idx is None:
+            return received.given(), None, None, None, None, event
+        topk = 0 if self.topk_idx is None else self.topk_idx.shape[1]
+        handle = DispatchHandle(
+            engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation, self.generation
+        )
+        return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
+
+    def _count(self) -> int:
+        """How many rows the outputs have, as soon as that is known."""
+        if self.finish_later:
+            self.engine.runtime.counts(self.call)
+        if self.handle is not None:
+            return self.handle.rows
+        if self.worst_rows:
+            return self.worst_rows
+        self.engine.wait_counts(self.call)
+        return int(self.call.total_rows)
+
+
+@dataclass
+class PendingCombine(_Pending):
+    """A combine that has taken its number."""
+
+    sizes: Any
+    x: torch.Tensor
+    topk_weights: torch.Tensor | None
+    biases: tuple[torch.Tensor, ...]
+    handle: DispatchHandle
+
+    @staticmethod
+    def begin(
+        engine: Engine,
+        x: torch.Tensor,
+        given: Handle,
+        topk_weights: torch.Tensor | None,
+        bias: Any,
+        config: Config | None,
+        streams: Streams = Streams(),  # noqa: B008 - it is frozen
+    ) -> PendingCombine:
+        """Check the arguments and launch the first kernel."""
+        handle = check_handle(engine, given)
+        blocks = arguments.config(config)
+        device = engine.device.torch_device
+        x = arguments.rows("x", x, (torch.bfloat16,), device, handle.rows)
+        topk = 0
+        if topk_weights is not None:
+            topk_weights = arguments.tensor(
+                "topk_weights", topk_weights, torch.float32, (handle.rows, handle.topk or None), device
+            )
+            topk = topk_weights.shape[1]
+            if not 1 <= topk <= arguments.MAX_TOPK:
+                raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
+        biases = arguments.biases(bias, (handle.tokens, x.shape[1]), device)
+        sizes = C.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
+        engine.check_room(sizes)
+        blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
+        engine.prepare(sizes, "notify_cached", "combine")
+        with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
+            engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
+            call = engine.runtime.notify_cached(True, sizes, handle.number)
+            pending = PendingCombine(engine, call, operation, blocks, streams, sizes, x, topk_weights, biases, handle)
+        return pending
+
+    def _finish(self) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
+        """Move and sum the rows."""
+        engine, handle = self.engine, self.handle
+        # Owners read the rows where they are. One copy to where they can costs less than the handshakes of chunks.
+        combined_weights = None
+        with engine.device.allocating(self.streams.allocate_on_comm):
+            x, weights = engine.visible(self.x, self.topk_weights) if engine.pulls else (self.x, self.topk_weights)
+            combined_x = engine.empty_private((handle.tokens, self.x.shape[1]), self.x.dtype)
+            if weights is not None:
+                combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
+        assert x is not None
+        tensors = C.Tensors()
+        tensors.x = x.data_ptr()
+        tensors.recv_x = combined_x.data_ptr()
+        tensors.recv_src_idx = handle.recv_src_idx.data_ptr()
+        if weights is not None and combined_weights is not None:
+            tensors.topk_weights, tensors.recv_topk_weights = weights.data_ptr(), combined_weights.data_ptr()
+        for slot, bias in zip(("bias0", "bias1"), self.biases, strict=False):
+            setattr(tensors, slot, bias.data_ptr())
+        engine.hold(self.operation, x, weights, combined_x, combined_weights)
+        engine.device.order_after_caller(None, self.streams.allocate_on_comm)
+        direct = engine.runtime.combine(
+            self.call, self.sizes, tensors, handle.plan.native(), handle.rows, engine.pulls, self.blocks
+        )
+        event = engine.end_operation(self.call, self.operation, direct, self.streams, handle.tensors())
+        engine.stats["combines"] += 1
+        engine.stats["copied"] += x is not self.x
+        return combined_x, combined_weights, event
+
+
+def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.int64.itemsize) -> Any:
+    tokens, scales = rows.x.shape[0], rows.scales_per_row
+    return C.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
+
+
+def check_handle(engine: Engine, given: Any) -> DispatchHandle:
+    """Check that a handle is of this Buffer, or of another one of the same ranks."""
+    handle = handle_of(given)
+    owner = handle.owner
+    if handle.generation != owner.generation:
+        raise ValueError("handle: expected one of a dispatch since the Buffer recovered, this is of one before")
+    if owner is engine:
+        return handle
+    if owner.membership.members != engine.membership.members:
+        raise ValueError("handle: expected one of a Buffer with the same ranks, this is another Buffer's")
+    if owner.device.torch_device != engine.device.torch_device:
+        raise ValueError(
+            f"handle: expected one of a Buffer on {engine.device.torch_device}, this is of one on "
+            f"{owner.device.torch_device}"
+        )
+    if owner.mask != engine.mask:
+        raise ValueError(
+            f"handle: expected one of a Buffer that leaves out the same ranks, {ranks_of(engine.mask)}, this is of one "
+            f"that leaves out {ranks_of(owner.mask)}"
+        )
+    if owner.broken is not None:
+        raise ValueError(f"handle: expected one of a Buffer that has not failed, this one's has: {owner.broken}")
+    return handle

@@ -1,0 +1,112 @@
+"""What a token's row is: elements of one or two bytes, and perhaps scales that travel beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deep_ep_py.core import arguments
+
+ONE_BYTE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
+TWO_BYTES = (torch.bfloat16, torch.float16, torch.int16)
+_TYPES = (*TWO_BYTES, *ONE_BYTE)
+"""Their places are part of what ranks compare."""
+_SCALES = (torch.float32, torch.int32)
+_MAX_SCALES = 4096
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to send, or received ones.
+
+    Attributes
+    ----------
+    x : torch.Tensor
+        [tokens, hidden], of one of `TWO_BYTES` or `ONE_BYTE`.
+    scales : torch.Tensor or None
+        Beside elements of one byte: float32, or int32 (four UE8M0 exponents each), [tokens] or [tokens, scales], with
+        any strides.
+
+    Neither is looked at: their bytes are moved.
+    """
+
+    x: torch.Tensor
+    scales: torch.Tensor | None = None
+
+    @staticmethod
+    def of(name: str, value: Any, device: torch.device, count: int | None = None) -> Rows:
+        """Check what a caller passes: a tensor of rows, or a tuple of rows and scales.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        if not isinstance(value, tuple):
+            return Rows(arguments.rows(name, value, _TYPES, device, count))
+        if len(value) != 2:
+            raise TypeError(f"{name}=a tuple of {len(value)}: expected a tensor, or a tuple of FP8 rows and scales")
+        x = arguments.rows(f"{name}[0]", value[0], ONE_BYTE, device, count)
+        scales = value[1]
+        if not isinstance(scales, torch.Tensor) or scales.dtype not in _SCALES or scales.device != device:
+            raise TypeError(
+                f"{name}[1]={arguments.describe(scales)}: expected the scales, float32 or int32 on {device}"
+            )
+        fits = scales.dim() in (1, 2) and scales.shape[0] == x.shape[0] and 1 <= _per_row(scales) <= _MAX_SCALES
+        if not fits:
+            raise ValueError(
+                f"{name}[1]={arguments.describe(scales)}: expected [{x.shape[0]}] or [{x.shape[0]}, scales], "
+                f"1 to {_MAX_SCALES} scales per row"
+            )
+        return Rows(x, scales)
+
+    @property
+    def hidden(self) -> int:
+        """Elements of a row."""
+        return self.x.shape[1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's elements."""
+        return self.x.shape[1] * self.x.element_size()
+
+    @property
+    def scales_per_row(self) -> int:
+        """How many scales a row has."""
+        return 0 if self.scales is None else _per_row(self.scales)
+
+    @property
+    def types(self) -> int:
+        """What the ranks must agree on besides sizes, as a number: 0 for BF16."""
+        of_scales = 0
+        if self.scales is not None:
+            of_scales = 1 + 2 * _SCALES.index(self.scales.dtype) + self.scales.dim() - 1
+        return len(_TYPES) * of_scales + _TYPES.index(self.x.dtype)
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """From one token's scales to the next's, and from a scale to the next, in scales."""
+        if self.scales is None:
+            return 0, 0
+        strides = self.scales.stride()
+        return strides[0], strides[1] if len(strides) == 2 else 1
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """Return what kernels read or write."""
+        return self.x, self.scales
+
+    def received(self, rows: int, empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]) -> Rows:
+        """Make outputs for so many rows of the same kind."""
+        scales = None if self.scales is None else empty((rows, *self.scales.shape[1:]), self.scales.dtype)
+        return Rows(empty((rows, self.hidden), self.x.dtype), scales)
+
+    def given(self) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Return them in the form in which callers pass them."""
+        return self.x if self.scales is None else (self.x, self.scales)
+
+
+def _per_row(scales: torch.Tensor) -> int:
+    return 1 if scales.dim() == 1 else scales.shape[1]

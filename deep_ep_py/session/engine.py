@@ -1,0 +1,576 @@
+"""What a Buffer and its operations share: the native runtime, which operations are open, and what has failed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from deep_ep_py.bootstrap.connections import Connections, connect
+from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.core import choices
+from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.core.native import C
+from deep_ep_py.device.device import Device
+from deep_ep_py.errors import DeepEPError
+from deep_ep_py.session.driver import Driver
+from deep_ep_py.session.failures import error_of
+from deep_ep_py.session.growth import Growth
+from deep_ep_py.session.recovery import ranks_of, recover
+from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT, MemoryPlan, make_runtime
+from deep_ep_py.topology.membership import Membership, name_of
+from deep_ep_py.topology.paths import Paths
+
+_log = logging.getLogger("deep_ep_py")
+
+_STATS = ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied")
+_SETTLE_SECONDS = 5.0
+"""How long kernels that have been told to leave are waited for."""
+
+
+@dataclass(eq=False)
+class _OnItsWay:
+    """An operation whose launches are all queued. On a CPU, with what its kernels touch."""
+
+    call: Any
+    tensors: list[torch.Tensor | None]
+    driven: Any = None
+    ended: bool = False
+
+
+class Engine:
+    """The state of a Buffer, without its interface.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks.
+    device : Device
+        Where they compute.
+    num_nvl_bytes, arena_bytes, timeout, regions
+        As `Buffer` takes them, checked.
+    paths : Paths
+        How they reach each other.
+
+    Attributes
+    ----------
+    rank, ranks : int
+        This rank, and how many there are.
+    membership : Membership
+        Which ranks they are.
+    growth : Growth
+        Of the heaps.
+    generation : int
+        Of operations: one more, or some more, with each recovery. The same on all ranks.
+    mask : int
+        Ranks that are left out, a bit each.
+    runtime : native.C.Runtime or None
+        None once destroyed.
+    stats : dict
+        Counts for `Buffer.stats`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        device: Device,
+        num_nvl_bytes: int,
+        arena_bytes: int | None,
+        paths: Paths,
+        timeout: float,
+        regions: int,
+    ) -> None:
+        self._process = os.getpid()
+        self.pulls = choices.chosen(choices.COMBINE) == "pull"
+        self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
+        self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
+        by_nics = paths.has_remote(self.ranks)
+        memory = MemoryPlan.of(device, self.ranks, by_nics, num_nvl_bytes, regions, arena_bytes)
+        self._region_bytes = memory.region_bytes
+        self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
+        name = name_of(bootstrap)
+        self._bootstrap = bootstrap = connect(bootstrap)
+        try:
+            self.membership = Membership.agree(bootstrap, name)
+            self.runtime, self._regions_offset = make_runtime(bootstrap, device, paths, memory, timeout)
+            self.growth = Growth(bootstrap, self.runtime)
+        except BaseException:
+            self._let_go()
+            raise
+        self.stats = dict.fromkeys(_STATS, 0)
+        others = [peer for peer in range(self.ranks) if peer != self.rank]
+        self._publishes_rows = not others or any(paths.mapped(self.rank, peer) for peer in others)
+        self._issued = 0
+        self._open: dict[int, list[torch.Tensor | None]] = {}
+        self._on_their_way: deque[_OnItsWay] = deque()
+        self._driver: Driver | None = None
+        if not bootstrap.in_process and not device.asynchronous:  # ranks as threads: kernels run while all of them wait
+            self._driver = Driver(self.runtime, self._end_with_process)
+        self._layouts: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
+        self._captured: list[_OnItsWay] = []
+        self._in_capture = False  # the open operations
+        self._broken: DeepEPError | None = None
+        self._results_told = False  # of a broken Buffer: its caller has been told what the calls failed of
+        self.generation, self.mask = 1, 0
+        self._attempts = 0
+
+    def _pid(self, rank: int) -> int:
+        """Return a rank's process."""
+        return self._bootstrap.pids[rank] if isinstance(self._bootstrap, Connections) else os.getpid()
+
+    def _let_go(self) -> None:
+        """Close the connections to other processes: they take it that this rank has left."""
+        if isinstance(self._bootstrap, Connections):
+            self._bootstrap.close()
+
+    @property
+    def _inherited(self) -> bool:
+        """Whether this process is a child of the one that made the Buffer: it must not act as its parent's rank."""
+        return os.getpid() != self._process
+
+    def check_process(self) -> None:
+        """Raise in a forked child."""
+        if self._inherited:
+            raise DeepEPError(
+                f"rank {self.rank}: this Buffer belongs to process {self._process}; it cannot be used in a forked child"
+            )
+
+    def check_usable(self) -> None:
+        """Raise in a forked child, or if the Buffer is destroyed or broken, or if an earlier operation has failed."""
+        self.check_process()
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        if self._broken is None:
+            self._collect()
+            # A captured call looks for itself, whenever it is replayed.
+            if self.runtime.others_have_failed() and not self.device.capturing():
+                self._leave_behind()
+        self.check_whole()
+        wrong_id = self.runtime.take_wrong_id()
+        if wrong_id != -1:
+            raise ValueError(
+                f"topk_idx: an earlier get_dispatch_layout met the id {wrong_id}, expected -1 or an expert's; it has "
+                "counted it as none"
+            )
+
+    def check_whole(self) -> None:
+        """Raise if the Buffer is broken, naming what failed first."""
+        if self._broken is not None:
+            raise DeepEPError(
+                f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; what broke it: {self._broken}"
+            ) from self._broken
+
+    def _leave_behind(self) -> None:
+        """Another Buffer of this rank has failed: what was queued here meanwhile fails too; later calls do not."""
+        nanoseconds = int(self.timeout * 1e9)
+        if self._captured:  # replays are not the runtime's launches
+            self.device.synchronize()
+        if not self._run("settle", nanoseconds):
+            return  # what still waits here may have been queued behind the failure
+        self._collect()
+        self._run("forgive", nanoseconds)
+
+    @property
+    def broken(self) -> DeepEPError | None:
+        """What has failed since the Buffer was made, or last recovered."""
+        return self._broken
+
+    def prepare(self, sizes: Any, *kernels: str) -> None:
+        """Have an operation's kernels ready, before it takes its number."""
+        self.device.prepare(kernels, (self.ranks, sizes.row_bytes, sizes.topk), self._compiling)
+
+    def warmup(self, row_bytes: int, topk: int) -> None:
+        """Have all kernels for these rows ready on all ranks. Collective."""
+        for shape, kernels in (
+            ((self.ranks, 0, topk), ("layout",)),
+            ((self.ranks, row_bytes, topk), ("notify", "counts", "dispatch", "notify_cached", "combine")),
+            ((self.ranks, row_bytes, 0), ("notify", "counts", "dispatch", "combine")),
+        ):
+            self.device.prepare(kernels, shape, self._compiling)
+        if self.mask == 0 or isinstance(self._bootstrap, Connections):  # others know of no mask
+            self._bootstrap.all_gather(None)
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Let peers that wait for this rank know what it does."""
+        self.runtime.set_compiling(True)
+        try:
+            yield
+        finally:
+            self.runtime.set_compiling(False)
+
+    def check_room(self, sizes: Any) -> None:
+        """Raise if a call of these sizes does not fit even in rounds."""
+        needed = self.runtime.least_region_bytes(sizes)
+        if needed > self._region_bytes:
+            needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * self.regions
+            raise ValueError(
+                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {sizes.row_bytes} bytes "
+                f"among {self.ranks} ranks"
+            )
+        message, most = self.runtime.put_bytes(sizes)
+        if message > most:
+            raise ValueError(
+                f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "
+                f"of {sizes.row_bytes} bytes; raise blocks or most_bytes"
+            )
+
+    @contextmanager
+    def opening(self, kind: str, *tensors: torch.Tensor | None) -> Iterator[int]:
+        """Count a new operation; refuse it where the last use of its region is still open.
+
+        The body launches its first kernel. `tensors`, what its kernels read and write, are held as long as the
+        operation is open.
+        """
+        operation, before = self._issued, self._issued - self.regions
+        if before in self._open:
+            raise DeepEPError(
+                f"rank {self.rank}: operation {operation} needs the region of operation {before}, which is still open; "
+                f"finish that one first, or make the Buffer with regions={self.regions + 1} or more"
+            )
+        capturing = self.device.capturing()
+        if self._open and capturing != self._in_capture:
+            inside, outside = ("in", "outside") if capturing else ("outside", "in")
+            raise DeepEPError(
+                f"rank {self.rank}: {kind} {inside} a capture while operation {min(self._open)}, begun {outside} it, "
+                "is open; finish that one first"
+            )
+        self._in_capture = capturing
+        with self.telling_others(kind):
+            self._issued += 1
+            self._open[operation] = [*tensors]
+            self.stats["operations"] += 1
+            yield operation
+
+    def hold(self, operation: int, *tensors: torch.Tensor | None) -> None:
+        """Keep tensors as long as an operation is open, even if its caller leaves it by an exception."""
+        self._open[operation] += tensors
+
+    def end_operation(
+        self, call: Any, operation: int, direct: bool, streams: Streams, handle: Iterable[torch.Tensor | None] = ()
+    ) -> EventOverlap:
+        """End a call whose kernels are all launched: on a CPU wait for them, unless `async_finish`; on a GPU they end
+        when they do. What they fail of later is raised by the wait for the event, or by the Buffer's next call.
+
+        An interrupt may come between any two lines: at each of them something holds what the kernels use. `handle`: the
+        tensors of one that was made before the call, which a graph does not keep.
+        """
+        self.stats["direct" if direct else "rounds"] += 1
+        tensors = self._open[operation]
+        event = None
+        if self.device.asynchronous:
+            event = self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm)
+        # A GPU's memory is given away in the order of its streams; a CPU's at once.
+        launched = _OnItsWay(call, [] if self.device.asynchronous else tensors)
+        if call.captured:
+            launched.tensors = [*handle]
+            self._captured.append(launched)
+        else:
+            self._on_their_way.append(launched)
+        del self._open[operation]
+        if event is not None:
+            return EventOverlap(event)
+        if streams.async_finish:
+            if self._driver is not None:
+                launched.driven = self._driver.drive("wait", call)
+            return EventOverlap(EventHandle(until=partial(self._await_end, launched)))
+        self._await_end(launched)
+        return EventOverlap(EventHandle())
+
+    def _await_end(self, launched: _OnItsWay) -> None:
+        """Wait for a call's kernels on a CPU; raise unless they have ended well."""
+        if not launched.ended:
+            self.check_process()
+        if not launched.ended and self.runtime is not None and self._broken is None and launched in self._on_their_way:
+            if launched.driven is not None:
+                launched.driven.result()
+            else:
+                self._run("wait", launched.call)
+            self._collect()
+        self._note_ended(self.runtime)
+        if not launched.ended:
+            why = self._broken or "the Buffer has been destroyed, or has recovered, before it ended"
+            raise DeepEPError(f"rank {self.rank}: what a {launched.call.kind} returned is not complete: {why}")
+
+    def _note_ended(self, runtime: Any) -> None:
+        """What calls have returned that ended well is complete, whatever has become of the Buffer since."""
+        for launched in self._on_their_way if runtime is not None else ():
+            driven = launched.driven
+            if runtime.finished(launched.call) and launched.call.failure.reason == 0:
+                launched.ended = driven is None or (driven.done and not driven.failed)
+
+    def wait_counts(self, call: Any) -> None:
+        """Wait until a dispatch's counts are there; raise if it has failed."""
+        self._run("wait_counts", call)
+        self.check_failure(call)
+        self.growth.follow(self.runtime, call)
+
+    def _run(self, job: str, argument: Any) -> Any:
+        """Do one of the runtime's waits, named by its method."""
+        if self._driver is None:
+            return getattr(self.runtime, job)(argument)
+        return self._driver.run(job, argument)
+
+    def _collect(self) -> None:
+        """Retire the operations that have ended; raise what one has failed of."""
+        while self._on_their_way and self.runtime.finished(self._on_their_way[0].call):
+            launched = self._on_their_way[0]
+            self.check_failure(launched.call)  # the tensors of one that has failed stay: peers may still store there
+            if launched.driven is not None:  # of kernels that the executor has dropped, this alone says so
+                self._end_well(launched.driven)
+            launched.ended = True
+            self._on_their_way.popleft()
+            self.runtime.retire(launched.call)
+        for captured in [*self._captured]:  # calls of graphs, which may have been replayed
+            gone = captured.call.graph_gone  # before its last failure is looked for
+            self.check_failure(captured.call)
+            if gone:
+                self._captured.remove(captured)
+                self.runtime.retire(captured.call)
+
+    def _end_well(self, driven: Any) -> None:
+        """Break the Buffer with what the thread that waited for a call's kernels has thrown, if it has."""
+        with self.telling_others("a call's kernels"):
+            driven.result()
+
+    def launch_layout(self, sizes: Any, topk_idx: torch.Tensor, outputs: tuple[torch.Tensor, ...]) -> None:
+        """Launch the one kernel that has to do with no other rank."""
+        tensors = (topk_idx, *outputs)
+        # An interrupt may come before the kernel's end, and then it still uses them: until a later one has ended.
+        self._layouts.append(tensors)
+        serial = self.runtime.layout(sizes, *(tensor.data_ptr() for tensor in tensors), self.device.blocks)
+        if not self.device.asynchronous:
+            self._run("wait_launch", serial)
+        self._layouts.clear()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
+        tensor = self._shared(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.device.torch_device) if tensor is None else tensor
+
+    def empty_private(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Make an output that no peer uses."""
+        if self.device.fresh_memory_is_slow:
+            return self.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.device.torch_device)
+
+    def region_memory(self) -> torch.Tensor:
+        """Return this rank's regions as bytes. Not to be used after the runtime."""
+        address = self.runtime.peer_base(self.rank) + self._regions_offset
+        return self.device.view(address, self.regions * self._region_bytes)
+
+    def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Return the tensors, or copies, where peers can read them; as they are if no peer can or there is no room."""
+        if not self._publishes_rows:
+            return tensors
+        copies = [None if tensor is None else self._copy_if_private(tensor) for tensor in tensors]
+        if any(copy is None and tensor is not None for copy, tensor in zip(copies, tensors, strict=True)):
+            return tensors
+        return tuple(copies)
+
+    def _copy_if_private(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if tensor.nbytes == 0 or self.runtime.arena_contains(tensor.data_ptr(), tensor.nbytes):
+            return tensor
+        copy = self._shared(tuple(tensor.shape), tensor.dtype)
+        if copy is not None:
+            self.device.copy(copy, tensor, self.ranks)
+        return copy
+
+    def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype, self.growth.helps)
+
+    def check_failure(self, call: Any) -> None:
+        """Raise what a call failed of, and tell the other ranks."""
+        if call.failure.reason == 0:
+            return
+        self.check_whole()
+        call = self._where_it_began(call)
+        self._broken = error_of(call, self.rank, self.runtime, self._pid)
+        self.runtime.note_told()
+        if call.failure.reason == C.ABORTED:
+            self.runtime.pass_abort_on()
+        else:
+            self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
+        self._results_told = True
+        raise self._broken  # no local refers to it: what its frames hold would stay until a collection
+
+    def _where_it_began(self, call: Any) -> Any:
+        """Of a call that has failed and those before it, the one that gave up by itself, else the first: what is queued
+        behind a failure only hears of it, and must not hide what was waited for.
+        """
+        on_their_way = [launched.call for launched in self._on_their_way if self.runtime.finished(launched.call)]
+        failed = [one for one in on_their_way if one.failure.reason != 0] + [call]
+        return next((one for one in failed if one.failure.reason != C.ABORTED), failed[0])
+
+    def break_off(self, why: str) -> None:
+        """Break the Buffer, and tell the other ranks. Nothing where it is broken or destroyed already, and nothing in a
+        forked child, whose failures are not this rank's.
+        """
+        if self._inherited:
+            return
+        if self.runtime is not None and self._broken is None:
+            self._broken = DeepEPError(f"rank {self.rank}: {why}")
+            self.runtime.abort(C.EXCEPTION)
+
+    def _end_with_process(self) -> None:
+        self.break_off("the process ends with calls on their way")
+
+    def _stop_kernels(self, nanoseconds: int) -> bool:
+        """Have this rank's kernels leave, and the driver's thread stop waiting for them; -> whether both have."""
+        stopped = bool(self._run("stop_all", nanoseconds))
+        return stopped and (self._driver is None or self._driver.rest(nanoseconds / 1e9))
+
+    def lost_ranks(self) -> list[int]:
+        """Return the other ranks that are known to store nothing any more."""
+        self.check_process()
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        return [rank for rank in range(self.ranks) if rank != self.rank and self.runtime.gone(rank)]
+
+    def recover(self, mask: int, seconds: float) -> None:
+        """Go on without the ranks of `mask` and those left out before. Collective among the others."""
+        self.check_process()
+        if self.runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        self.break_off("recover was called")
+        # An interrupted recovery may have left this rank broken in a generation in which the others know of nothing.
+        if not self.runtime.aborted():
+            self.runtime.abort(C.EXCEPTION)
+        self._attempts += 1
+        if not self._stop_kernels(int(seconds * 1e9)):
+            raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
+        if not self._results_told:
+            self._warn_of_void_results()
+        recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
+        try:
+            self._begin_generation(mask | self.mask)
+        except BaseException:  # the others have begun it too
+            self.runtime.abort_generation(self._attempts + 1, C.EXCEPTION)
+            raise
+
+    def _begin_generation(self, mask: int) -> None:
+        """Forget what belongs to the previous generation, which all remaining ranks have left."""
+        # Only now may memory of operations that broke be used again: no rank stores into it any longer (P16).
+        self._note_ended(self.runtime)
+        self._layouts.clear()
+        self._open.clear()
+        self._on_their_way.clear()
+        self._issued = 0
+        self.generation, self.mask = self._attempts + 1, mask
+        self._broken, self._results_told = None, False
+        if isinstance(self._bootstrap, Connections):
+            self._bootstrap.drop(ranks_of(self.mask))
+
+    def _warn_of_void_results(self) -> None:
+        """Say what calls have failed of that have returned, on a rank on which none has raised it."""
+        calls = [launched.call for launched in (*self._on_their_way, *self._captured)]
+        for call in calls:
+            if call.failure.reason != 0:
+                why = error_of(self._where_it_began(call), self.rank, self.runtime, self._pid)
+                _log.warning("rank %d: recover: results that no check has covered are void: %s", self.rank, why)
+                break
+        self._results_told = True
+
+    @contextmanager
+    def timeout_of(self, seconds: float) -> Iterator[None]:
+        """Give the waits of the calls begun in the body another bound."""
+        self.check_process()
+        before, self.timeout = self.timeout, seconds
+        self._set_timeout()
+        try:
+            yield
+        finally:
+            self.timeout = before
+            self._set_timeout()
+
+    def _set_timeout(self) -> None:
+        if self.runtime is not None:
+            self.runtime.set_timeout(int(self.timeout * 1e9))
+
+    @contextmanager
+    def telling_others(self, kind: str) -> Iterator[None]:
+        """Break the Buffer if the body raises: peers would wait for what this rank will not do."""
+        self.check_process()
+        try:
+            yield
+        except BaseException as error:
+            self.break_off(f"{kind} raised {error!r}")
+            raise
+
+    def destroy(self) -> None:
+        """Let go of the runtime, after what peers still wait for has left. Captured graphs cannot be replayed then.
+
+        Nothing in a forked child: the Buffer is its parent's.
+
+        Raises
+        ------
+        DeepEPError
+            What an operation has failed of that no call has raised yet.
+        """
+        if self.runtime is None or self._inherited:
+            return
+        runtime, well = self.runtime, not self._open and self._broken is None
+        settled = False
+        try:
+            with self.telling_others("destroy"):
+                # Operations that were begun and never ended, or failed: their kernels may still run on what is held.
+                if self._open and self._broken is None:
+                    runtime.abort(C.EXCEPTION)
+                if self._captured:  # replays are not the runtime's launches
+                    self.device.synchronize()
+                settled = self._settle(self.timeout if well else _SETTLE_SECONDS)
+                if well:
+                    self._collect()
+            if settled and well:
+                runtime.drain()
+        finally:
+            self.runtime = None
+            self._note_ended(runtime)
+            if settled:
+                self._layouts.clear()
+                self._open.clear()
+                self._on_their_way.clear()
+                runtime.leave()
+                self._let_go()
+            else:
+                self._abandon(runtime)
+            self._driver = None  # its thread ends when it has nothing to do
+
+    def _settle(self, seconds: float) -> bool:
+        """Wait for all kernels, first for the thread that waits for some of them already."""
+        rests = self._driver is None or self._driver.rest(seconds)
+        return rests and bool(self.runtime.settle(int(seconds * 1e9)))
+
+    def __del__(self) -> None:
+        if getattr(self, "runtime", None) is None or self._inherited:
+            return
+        try:
+            if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
+                self._abandon(self.runtime)
+            elif self._open or self._on_their_way or self._layouts or (self._driver is not None and self._driver.busy):
+                # Kernels may still be about.
+                self.destroy()
+            else:
+                # What peers still wait for. A world of threads may have ended, and its NICs with it.
+                if self._broken is None and isinstance(self._bootstrap, Connections):
+                    self.runtime.drain()
+                self.runtime.leave()
+                self._let_go()
+        except DeepEPError as error:
+            _log.error("a Buffer was dropped, and no caller is told that %s", error)
+        except RuntimeError:
+            pass  # what a dead executor throws has been raised before
+
+    def _abandon(self, runtime: Any) -> None:
+        _abandoned.append((runtime, self._open, self._on_their_way, self._layouts, self._bootstrap, self._driver))
+
+
+_abandoned: list[tuple[Any, ...]] = []
+"""Runtimes whose kernels never left, with what those may still touch, and what tells others of this process's end."""

@@ -1,0 +1,91 @@
+"""From what a call's kernels have left behind to the exception that says it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import DeepEPError, DeepEPTimeout
+
+
+def error_of(call: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> DeepEPError:
+    """Return what a call that failed on this rank is to raise.
+
+    Parameters
+    ----------
+    call : native.C.Call
+        The call; its `failure` has a reason.
+    rank : int
+        This rank.
+    runtime : native.C.Runtime
+        Knows what NICs have refused and which peers are compiling.
+    pid : callable
+        Tells a rank's process.
+    """
+    failure = call.failure
+    if failure.reason == C.TIMEOUT:
+        # Words count in units, so that a put may be cut into pieces; people count signals.
+        unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
+        expected, seen = failure.expected // unit, failure.seen // unit
+        compiling = runtime.compiling_peers()
+        return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.waited, compiling)
+    error = DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, pid)}")
+    if failure.reason == C.ABORTED:
+        error.told_by = failure.peer
+    return error
+
+
+def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> str:
+    if failure.reason == C.OVERFLOW:
+        return (
+            f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "
+            "receives"
+        )
+    if failure.reason == C.ELSEWHERE:
+        return (
+            f"{call.kind} was queued behind an operation of another Buffer of this rank, which has failed: this call "
+            "may have been given its results"
+        )
+    if failure.reason == C.NETWORK:
+        return f"{call.kind}: {_network_text(failure, runtime)}"
+    if call.mismatch[0] >= 0:
+        peer, kind = call.mismatch
+        return (
+            f"{call.kind} does not match rank {peer}, which is in {kind} as its operation {call.operation}, or has "
+            "other sizes"
+        )
+    if failure.reason == C.ABORTED:
+        whose = f" of rank {failure.peer}" if failure.peer >= 0 else ""
+        waiting = f"; rank {rank} was waiting for: {failure.phase}{whose}" if failure.phase else ""
+        return f"{call.kind} ended because {_cause(failure, pid)}{waiting}"
+    if failure.phase == C.BOUNDS_PHASE:
+        return (
+            f"{call.kind} does not match rank {failure.peer}: a size or offset of its rows, or of those for it, is "
+            f"{failure.seen:#x}, expected at most {failure.expected:#x}"
+        )
+    return (
+        f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k or "
+        f"types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
+    )
+
+
+def _cause(failure: Any, pid: Callable[[int], int]) -> str:
+    """What the abort word says: of the rank that wrote it, or of one that cannot write any more."""
+    if failure.cause_reason == C.DIED:
+        return f"rank {failure.cause_peer}'s process (pid {pid(failure.cause_peer)}) has died"
+    if failure.cause_reason == C.LEFT:
+        return f"rank {failure.cause_peer} has destroyed its Buffer, or dropped it"
+    blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
+    return f"rank {failure.cause_rank} {failure.cause}{blamed}"
+
+
+def _network_text(failure: Any, runtime: Any) -> str:
+    if refusal := runtime.network_refusal:
+        return f"a NIC refused what a kernel had written: {refusal}"
+    syndrome, vendor = failure.seen & 0xFF, failure.seen >> 8
+    waiting = f", while it waited for: {failure.phase}" if failure.phase else ""
+    return (
+        f"the NIC reports an error of work request {failure.expected} to rank {failure.peer}: "
+        f"{C.syndrome_name(syndrome)} (syndrome {syndrome:#04x}, vendor {vendor:#04x}){waiting}"
+    )

@@ -1,0 +1,94 @@
+"""How the ranks that are left go on with a Buffer after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from deep_ep_py.core import arguments
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import DeepEPError
+
+_GONE_SECONDS = 5.0
+"""How long a rank that is to be left out may take to be gone."""
+_Result = C.Meeting.Result
+
+
+def mask_of(ranks: Iterable[int], own: int, size: int) -> int:
+    """Return ranks as the bits of a number.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    try:
+        given = list(ranks)
+    except TypeError:
+        raise TypeError(f"mask={ranks!r}: expected the ranks to leave out, as [3]") from None
+    mask = 0
+    for rank in given:
+        if arguments.integer("a rank of mask", rank, 0, size - 1) == own:
+            raise ValueError(f"mask={given}: expected other ranks than the caller's own, {own}")
+        mask |= 1 << rank
+    return mask
+
+
+def ranks_of(mask: int) -> list[int]:
+    """Return the ranks whose bits are set."""
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+
+
+def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) -> None:
+    """Agree with the remaining ranks on which they are, and start a generation without what was before (P16).
+
+    Parameters
+    ----------
+    runtime : native.C.Runtime
+        A broken one, whose kernels have left.
+    rank : int
+        The caller.
+    mask : int
+        Ranks that are left out, a bit each.
+    attempt : int
+        How often this has been tried; the same on all ranks, and the number of the generation less one.
+    seconds : float
+        How long the others are waited for.
+
+    Raises
+    ------
+    DeepEPError
+        The Buffer stays broken.
+    """
+    prefix, nanoseconds = f"rank {rank}: recover", int(seconds * 1e9)
+    # The others learn the mask even if this rank refuses it.
+    runtime.meet(mask, attempt, False, 0)
+    alive = runtime.wait_gone(mask, int(min(seconds, _GONE_SECONDS) * 1e9))
+    if alive >= 0:
+        raise DeepEPError(
+            f"{prefix}: rank {alive} is to be left out, but might still store into this rank's memory: expected its "
+            "process to have ended, or its Buffer to be destroyed"
+        )
+    _check(runtime.meet(mask, attempt, False, nanoseconds), mask, prefix, seconds)
+    runtime.clear_words(attempt + 1)
+    try:
+        _check(runtime.meet(mask, attempt, True, nanoseconds), mask, prefix, seconds)
+        runtime.publish(attempt + 1, mask)
+    except BaseException:  # an interrupt too: some may have gone on, and their next wait is to end at once
+        runtime.abort_generation(attempt + 1, C.EXCEPTION)
+        raise
+
+
+def _check(meeting: Any, mask: int, prefix: str, seconds: float) -> None:
+    peer = meeting.peer
+    if meeting.result == _Result.OTHER_MASK:
+        raise DeepEPError(
+            f"{prefix}: mask={ranks_of(mask)}, expected the same on all ranks, rank {peer} leaves out "
+            f"{ranks_of(meeting.mask)}"
+        )
+    if meeting.result == _Result.GONE:
+        raise DeepEPError(f"{prefix}: rank {peer} is gone too, expected it among the ranks to leave out")
+    if meeting.result == _Result.GIVEN_UP:
+        raise DeepEPError(f"{prefix}: rank {peer} has given this recovery up and begun another")
+    if meeting.result == _Result.LATE:
+        raise DeepEPError(f"{prefix}: rank {peer} did not come within {seconds:g} s")

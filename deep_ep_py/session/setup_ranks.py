@@ -1,0 +1,139 @@
+"""How the ranks of a Buffer come by each other's memory: agree on its sizes, make heaps, exchange and map them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from deep_ep_py._version import __version__
+from deep_ep_py.bootstrap.connections import Connections, exchange_heaps
+from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.core.native import BUILD, C
+from deep_ep_py.device.device import Device
+from deep_ep_py.topology.membership import name_of
+from deep_ep_py.topology.paths import Paths
+
+_log = logging.getLogger("deep_ep_py")
+
+REGION_ALIGNMENT = 128
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a rank's heap is cut into.
+
+    Parameters
+    ----------
+    num_nvl_bytes
+        For rows and counts in transit, shared out among `regions`.
+    regions
+        How many operations may be open at once.
+    first_arena_bytes, arena_bytes
+        For outputs: at first, and at most.
+    """
+
+    num_nvl_bytes: int
+    regions: int
+    first_arena_bytes: int
+    arena_bytes: int
+
+    @staticmethod
+    def of(
+        device: Device, ranks: int, by_nics: bool, num_nvl_bytes: int, regions: int, arena_bytes: int | None
+    ) -> MemoryPlan:
+        """Plan with whole pages for outputs: what is named, all of it at once, else what suits the device."""
+        first, most = (arena_bytes,) * 2 if arena_bytes is not None else device.default_arena_bytes(ranks, by_nics)
+        return MemoryPlan(num_nvl_bytes, regions, first // _PAGE * _PAGE, most // _PAGE * _PAGE)
+
+    @property
+    def region_bytes(self) -> int:
+        """Bytes of one region."""
+        return self.num_nvl_bytes // self.regions // REGION_ALIGNMENT * REGION_ALIGNMENT
+
+
+def make_runtime(
+    bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPlan, timeout: float
+) -> tuple[Any, int]:
+    """Make what launches kernels, with every rank's heap. Collective.
+
+    Parameters
+    ----------
+    bootstrap
+        As `connect` has returned it.
+    device, paths, memory
+        Where ranks compute, how they reach each other, what their heaps are cut into.
+    timeout
+        Seconds: of waits.
+
+    Returns
+    -------
+    runtime : native.C.Runtime
+    regions_offset : int
+        Where in a heap the regions begin.
+
+    Raises
+    ------
+    ValueError
+        The ranks were started differently.
+    """
+    _agree(bootstrap, device, paths, memory)
+    rank, ranks, by_nics = bootstrap.rank, bootstrap.size, paths.has_remote(bootstrap.size)
+    options = C.BufferOptions(
+        rank=rank,
+        ranks=ranks,
+        regions=memory.regions,
+        region_bytes=memory.region_bytes,
+        arena_bytes=memory.arena_bytes,
+        timeout_ns=int(timeout * 1e9),
+        calls=max(memory.regions, device.calls),
+        poison=bootstrap.in_process and device.poison,
+        has_remote=by_nics,
+        mapped=[paths.mapped(rank, peer) for peer in range(ranks)],
+        rank_key=_rank_key(bootstrap, device),
+    )
+    weak = paths.fabric != "ibgda"
+    network = C.NetworkOptions(nic=paths.nic.native(), weak=weak, in_process=bootstrap.in_process)
+    heap_bytes = C.heap_bytes(options)
+    arena_offset = heap_bytes - memory.arena_bytes
+    regions_offset = arena_offset - memory.regions * memory.region_bytes
+    first = arena_offset + memory.first_arena_bytes
+    heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
+    heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics))
+    runtime = device.make_runtime(options, heaps, network)
+    waits = "rank %d waits in %s: rank %d is still compiling its kernels"
+    runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, rank, call.kind, peer))
+    if isinstance(bootstrap, Connections):
+        runtime.watch(*bootstrap.watched())
+    bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
+    return runtime, regions_offset
+
+
+def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
+    """Return a number that the Buffers of one rank on one device have in common, and no others of this process."""
+    return hash((name_of(bootstrap), str(device.torch_device))) & (1 << 64) - 1
+
+
+def _agree(bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPlan) -> None:
+    """Refuse ranks that were started differently before they share memory."""
+    mine = {
+        "version": __version__,
+        "build": BUILD,
+        "device": device.torch_device.type,
+        "num_nvl_bytes": memory.num_nvl_bytes,
+        "arena_bytes": memory.arena_bytes,
+        "arena_bytes at first": memory.first_arena_bytes,
+        "fabric": paths.fabric,
+        "ranks_per_node": paths.ranks_per_node,
+        "regions": memory.regions,
+        **{f"nic.{name}": value for name, value in asdict(paths.nic).items()},
+    }
+    for peer, theirs in enumerate(bootstrap.all_gather(mine)):
+        for name, value in mine.items():
+            if theirs[name] != value:
+                raise ValueError(
+                    f"{name}={value!r} on rank {bootstrap.rank}: expected the same on all ranks, "
+                    f"rank {peer} has {theirs[name]!r}"
+                )

@@ -1,0 +1,107 @@
+"""The software NICs of a Buffer: how they misbehave, and what they have seen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deep_ep_py.core.native import C
+
+_MOST_BLOCKS = 1 << 15
+
+
+@dataclass(frozen=True)
+class NicOptions:
+    """What a rank's software NICs are like. They execute the very work requests that kernels write for a ConnectX.
+
+    Parameters
+    ----------
+    blocks : int
+        Requests that a send queue holds, a power of two: when it is full, kernels wait.
+    queues_per_peer : int
+        Queue pairs to each peer. Requests on different ones overtake each other.
+    nics : int
+        NICs of each rank; queue pairs take turns among them.
+    chunk_log2 : int
+        Each 2 ** chunk_log2 bytes of a heap have keys of their own; requests end with them.
+    most_bytes : int
+        The most one request carries.
+    mtu : int
+        Bytes that arrive at once.
+    in_flight : int
+        Requests of a queue pair that are under way at once.
+    most_delay : int
+        Turns that others get before each step of a queue pair, drawn at random up to this. Only under
+        `deep_ep_py.testing.run_ranks` on a CPU: elsewhere one thread serves a rank's queue pairs as fast as it can.
+    relaxed : bool
+        Data may overtake data on a queue pair too; an atomic never overtakes data.
+    fault_rank, fault_peer : int
+        The queue pairs from one rank to another (-1: to all) that fail.
+    fault_after : int
+        From which request on.
+    fault_syndrome : int
+        What their completion says, as 0x15: retries exceeded. 0: there is none, ever.
+    traced : bool
+        Keep every request for `Buffer.network_trace`.
+    """
+
+    blocks: int = 256
+    queues_per_peer: int = 1
+    nics: int = 1
+    chunk_log2: int = 30
+    most_bytes: int = 1 << 20
+    mtu: int = 4096
+    in_flight: int = 4
+    most_delay: int = 0
+    relaxed: bool = False
+    fault_rank: int = -1
+    fault_peer: int = -1
+    fault_after: int = 0
+    fault_syndrome: int = 0
+    traced: bool = False
+
+    def __post_init__(self) -> None:
+        limits = {
+            "blocks": (8, _MOST_BLOCKS),
+            "queues_per_peer": (1, 64),
+            "nics": (1, 8),
+            "chunk_log2": (12, 40),
+            "most_bytes": (16, 1 << 30),
+            "mtu": (16, 1 << 30),
+            "in_flight": (1, 1024),
+            "most_delay": (0, 1 << 16),
+            "fault_after": (0, 1 << 40),
+            "fault_syndrome": (0, 255),
+        }
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)}: expected {least} to {most}")
+        if self.blocks & (self.blocks - 1):
+            raise ValueError(f"blocks={self.blocks}: expected a power of two")
+        for name in ("most_bytes", "mtu"):
+            if getattr(self, name) % 16:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a multiple of 16")
+
+    def native(self) -> Any:
+        """Return them as the extension takes them."""
+        options = C.NicOptions()
+        for name, value in asdict(self).items():
+            setattr(options, name, value)
+        return options
+
+
+def save_trace(messages: list[dict[str, int]], path: Path | str) -> None:
+    """Write a trace as JSON lines, one request each.
+
+    Parameters
+    ----------
+    messages
+        What `Buffer.network_trace` returned; of several ranks, one behind the other.
+    path
+        The file.
+    """
+    with Path(path).open("w") as file:
+        for message in sorted(messages, key=lambda one: one["time_ns"]):
+            file.write(json.dumps(message) + "\n")

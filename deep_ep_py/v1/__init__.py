@@ -1,0 +1,1 @@
+"""What callers of DeepEP's V1 expect of a Buffer besides its modes."""

@@ -1,0 +1,75 @@
+"""What callers read from `buffer.runtime`, which in DeepEP 1.2 is an object of its extension."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.core import arguments
+
+if TYPE_CHECKING:
+    from deep_ep_py.buffer import Buffer
+
+
+class Runtime:
+    """A Buffer as V1's `deep_ep_cpp.Buffer`; what V1 does not know is this library's native runtime.
+
+    It comes from `Buffer.runtime`.
+    """
+
+    def __init__(self, buffer: Buffer, native: Any) -> None:
+        self._buffer, self._native = buffer, native
+
+    def is_available(self) -> bool:
+        """Tell whether operations may be called: until the Buffer is destroyed."""
+        return self._buffer._engine.runtime is not None
+
+    def is_internode_available(self) -> bool:
+        """Tell whether they may be, and the ranks are on several nodes."""
+        return self.is_available() and self.get_num_rdma_ranks() > 1
+
+    def get_num_rdma_ranks(self) -> int:
+        """Return how many nodes there are."""
+        return self._buffer._engine.nodes
+
+    def get_rdma_rank(self) -> int:
+        """Return the number of this rank's node."""
+        return self._buffer.rank // self._ranks_per_node()
+
+    def get_root_rdma_rank(self, is_global: bool) -> int:
+        """Return the rank on the first node that has this rank's place there; 0 where not `is_global`."""
+        return self._buffer.rank % self._ranks_per_node() if arguments.flag("is_global", is_global) else 0
+
+    def get_local_device_id(self) -> int:
+        """Return the number of the GPU; -1 on a CPU."""
+        index = self._buffer.device.index
+        return -1 if index is None else index
+
+    def get_local_buffer_tensor(
+        self, dtype: torch.dtype, offset: int = 0, use_rdma_buffer: bool = False
+    ) -> torch.Tensor:
+        """Call the Buffer's method of this name."""
+        return self._buffer.get_local_buffer_tensor(dtype, offset=offset, use_rdma_buffer=use_rdma_buffer)
+
+    def get_comm_stream(self) -> Any:
+        """Call the Buffer's method of this name."""
+        return self._buffer.get_comm_stream()
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Call the Buffer's method of this name."""
+        self._buffer.clean_low_latency_buffer(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    def destroy(self) -> None:
+        """Call the Buffer's method of this name."""
+        self._buffer.destroy()
+
+    def _ranks_per_node(self) -> int:
+        return self._buffer.group_size // self.get_num_rdma_ranks()
+
+    if not TYPE_CHECKING:  # to a type checker it would make every name an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # of an object that is only being made, say
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            return getattr(self._native, name)

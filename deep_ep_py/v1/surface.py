@@ -1,0 +1,233 @@
+"""What `deep_ep.Buffer` of DeepEP 1.2 has besides its life, dispatch and combine: defaults, sizes, second names."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.core import arguments
+from deep_ep_py.core.config import Config
+from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.errors import NotOfferedError
+
+# By ranks, for dispatch and combine: tokens per chunk and per queue inside a node, then between nodes.
+_CHUNKS = {
+    2: ((24, 256, 6, 128), (10, 256, 6, 128)),
+    4: ((6, 256, 6, 128), (9, 256, 6, 128)),
+    8: ((6, 256, 6, 128), (4, 256, 6, 128)),
+    16: ((36, 288, 20, 128), (4, 288, 12, 128)),
+    64: ((32, 288, 8, 128), (1, 288, 8, 128)),
+    96: ((20, 480, 12, 128), (1, 480, 8, 128)),
+    128: ((20, 560, 12, 128), (1, 560, 8, 128)),
+    144: ((32, 720, 12, 128), (2, 720, 8, 128)),
+    160: ((28, 720, 12, 128), (2, 720, 8, 128)),
+}
+_DISPATCH, _COMBINE = 0, 1
+_V1_SMS = 20
+_BEFORE_WORST_TOKENS = 9
+"""Arguments of dispatch before that one."""
+
+_LOW_LATENCY = (
+    "get_next_low_latency_combine_buffer",
+    "low_latency_clean_mask_buffer",
+    "low_latency_combine",
+    "low_latency_dispatch",
+    "low_latency_query_mask_buffer",
+    "low_latency_update_mask_buffer",
+)
+
+
+class V1Surface:
+    """The part of a Buffer that is there because DeepEP's has it."""
+
+    num_sms: int = _V1_SMS
+    _num_sms_is_set = False
+
+    _engine: Any
+    dispatch: Any
+    combine: Any
+
+    @classmethod
+    def set_num_sms(cls, new_num_sms: int) -> None:
+        """Set the blocks of calls without a Config, of `get_dispatch_config` and of `get_combine_config`.
+
+        Parameters
+        ----------
+        new_num_sms : int
+            An even number. Until it is set, the device decides for calls without a Config.
+        """
+        if arguments.integer("new_num_sms", new_num_sms, 2, arguments.MAX_BLOCKS) % 2:
+            raise ValueError(f"new_num_sms={new_num_sms}: expected an even number")
+        cls.num_sms, cls._num_sms_is_set = new_num_sms, True
+
+    def _config(self, given: Config | None) -> Config | None:
+        # Some callers assign it.
+        is_set = self._num_sms_is_set or self.num_sms != _V1_SMS
+        return Config(self.num_sms) if given is None and is_set else given
+
+    @staticmethod
+    def is_sm90_compiled() -> bool:
+        """Tell whether FP8 rows are supported: always."""
+        return True
+
+    @staticmethod
+    def capture() -> EventOverlap:
+        """Record an event on the current stream."""
+        return EventOverlap(EventHandle())
+
+    @classmethod
+    def get_dispatch_config(cls, num_ranks: int) -> Config:
+        """Return V1's default Config of a dispatch among `num_ranks` ranks, at most 160.
+
+        For a number of ranks that V1 does not know, that of the next it knows.
+        """
+        return cls._default_config(num_ranks, _DISPATCH)
+
+    @classmethod
+    def get_combine_config(cls, num_ranks: int) -> Config:
+        """Return V1's default Config of a combine; else as `get_dispatch_config`."""
+        return cls._default_config(num_ranks, _COMBINE)
+
+    @classmethod
+    def _default_config(cls, num_ranks: int, which: int) -> Config:
+        arguments.integer("num_ranks", num_ranks, 1, max(_CHUNKS))
+        known = min(ranks for ranks in _CHUNKS if ranks >= num_ranks)
+        return Config(cls.num_sms, *_CHUNKS[known][which])
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode, by V1's formula. The mode does not exist yet.
+
+        Parameters
+        ----------
+        num_max_dispatch_tokens_per_rank : int
+            Tokens of a rank, at most.
+        hidden : int
+            Elements of a row.
+        num_ranks : int
+            Ranks of the group; of no influence.
+        num_experts : int
+            Experts of all ranks.
+
+        Returns
+        -------
+        int
+            A multiple of 128.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
+        """
+        arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_ROWS)
+        _check_low_latency_sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        scale_bytes = hidden // 128 * 4
+        dispatch_row = 16 + max(2 * hidden, hidden + scale_bytes)
+        combine_row = 2 * hidden + scale_bytes
+        rows = num_experts * num_max_dispatch_tokens_per_rank
+        send = max(num_max_dispatch_tokens_per_rank * dispatch_row, rows * combine_row)
+        receive = rows * max(dispatch_row, combine_row)
+        signals = -(-4 * num_experts // 128) * 128
+        return (2 * (send + receive + signals) + 128) // 128 * 128
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Do nothing: an operation of any mode lays out its region itself, so nothing left there needs cleaning.
+
+        Callers of V1 do this before its low-latency mode, after any normal-mode call.
+
+        Parameters
+        ----------
+        num_max_dispatch_tokens_per_rank : int
+            Tokens of a rank, at most.
+        hidden : int
+            Elements of a row.
+        num_experts : int
+            Experts of all ranks.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
+        """
+        self._engine.check_usable()
+        _check_low_latency_sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    @property
+    def nvshmem_qp_depth(self) -> int:
+        """The environment's NVSHMEM_QP_DEPTH, which V1's callers compare with their tokens; 1024 without one."""
+        return int(os.environ.get("NVSHMEM_QP_DEPTH", 1024))
+
+    def get_local_buffer_tensor(
+        self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
+    ) -> torch.Tensor:
+        """Return the memory that rows and counts go through. Writing to it breaks operations that are open.
+
+        Parameters
+        ----------
+        dtype : torch.dtype
+            How to read it.
+        size : torch.Size, optional
+            Shape, a part of it; else all of it, flat.
+        offset : int
+            Bytes to leave out at its beginning, a multiple of the dtype's.
+        use_rdma_buffer : bool
+            Must be False: there is one memory for all paths.
+
+        Returns
+        -------
+        torch.Tensor
+            Not to be used after the Buffer.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
+        """
+        self._engine.check_usable()
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype={dtype!r}: expected a torch.dtype")
+        if arguments.flag("use_rdma_buffer", use_rdma_buffer):
+            raise ValueError("use_rdma_buffer=True: expected False, low-latency mode does not exist yet")
+        memory: torch.Tensor = self._engine.region_memory()
+        if arguments.integer("offset", offset, 0, len(memory)) % dtype.itemsize:
+            raise ValueError(f"offset={offset}: expected a multiple of the {dtype.itemsize} bytes of {dtype}")
+        end = offset + (len(memory) - offset) // dtype.itemsize * dtype.itemsize
+        tensor = memory[offset:end].view(dtype)
+        if size is None:
+            return tensor
+        elements = torch.Size(size).numel()
+        if elements > len(tensor):
+            raise ValueError(f"size={tuple(size)}: expected at most {len(tensor)} elements")
+        return tensor[:elements].view(size)
+
+    def internode_dispatch(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Call `dispatch`, which serves any number of nodes; there is no `num_worst_tokens` among these arguments."""
+        before, after = arguments[:_BEFORE_WORST_TOKENS], arguments[_BEFORE_WORST_TOKENS:]
+        result: tuple[Any, ...] = self.dispatch(*before, *((0, *after) if after else ()), **options)
+        return result
+
+    def internode_combine(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Call `combine`, which serves any number of nodes."""
+        result: tuple[Any, ...] = self.combine(*arguments, **options)
+        return result
+
+    if not TYPE_CHECKING:  # to a type checker it would make every name an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _LOW_LATENCY:
+                raise NotOfferedError(f"{missing}: low-latency mode does not exist yet", name=name, obj=self)
+            raise AttributeError(missing, name=name, obj=self)
+
+
+def _check_low_latency_sizes(num_max_dispatch_tokens_per_rank: Any, hidden: Any, num_experts: Any) -> None:
+    for name, value in (
+        ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
+        ("hidden", hidden),
+        ("num_experts", num_experts),
+    ):
+        arguments.integer(name, value, 1, arguments.MAX_ROWS)

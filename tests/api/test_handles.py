@@ -1,0 +1,376 @@
+"""A handle is V1's tuple: its elements, by index and unpacked, serve as it does, on any Buffer of the same ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import deep_ep_py as deep_ep
+import oracle
+from cases import BY_NAME, Case
+from deep_ep_py.modes.normal.handles import DispatchHandle
+from deep_ep_py.testing import run_ranks
+from harness import Trial, dispatch_arguments, make_buffer
+
+NAMES = ("uniform", "uneven_tokens", "ranks_that_send_nothing", "unrouted_selections", "three_ranks", "two_ranks")
+
+
+def same(name: str, got: torch.Tensor, expected: torch.Tensor) -> None:
+    wrong = oracle.difference(name, got, expected)
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_elements_on_one_node(name: str) -> None:
+    trial = Trial.of(BY_NAME[name])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, "peer")
+        arguments = dispatch_arguments(trial.work, buffer.rank)
+        handle = buffer.dispatch(**arguments)[4]
+        expected = trial.received[buffer.rank]
+        assert isinstance(handle, tuple) and len(handle) == 6
+        prefix, channel, recv_channel, src_idx, in_rank, send_head = handle
+        same("rank_prefix_matrix", prefix, expected.rank_prefix_matrix)
+        same("channel_prefix_matrix", channel, expected.channel_prefix_matrix)
+        same("recv_channel_prefix_matrix", recv_channel, expected.recv_channel_prefix_matrix)
+        same("recv_src_idx", src_idx, expected.src_idx)
+        same("is_token_in_rank", in_rank, arguments["is_token_in_rank"])
+        same("send_head", send_head, expected.send_head)
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+@pytest.mark.parametrize("name", ["uniform", "uneven_tokens", "ranks_that_send_nothing", "unrouted_selections"])
+def test_elements_on_several_nodes(name: str, ranks_per_node: int) -> None:
+    trial = Trial.of(BY_NAME[name])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, "ibgda", ranks_per_node=ranks_per_node)
+        arguments = dispatch_arguments(trial.work, buffer.rank)
+        handle = buffer.dispatch(**arguments)[4]
+        received = trial.received[buffer.rank]
+        expected = oracle.internode(trial.work, received, buffer.rank, ranks_per_node)
+        in_rank, rdma_channel, gbl_channel, *_, recv_gbl_channel, recv_gbl_rank, meta, rdma_head, nvl_head = handle
+        assert isinstance(handle, tuple) and len(handle) == 10
+        same("is_token_in_rank", in_rank, arguments["is_token_in_rank"])
+        same("rdma_channel_prefix_matrix", rdma_channel, expected.rdma_channel_prefix_matrix)
+        same("gbl_channel_prefix_matrix", gbl_channel, received.channel_prefix_matrix)
+        same("recv_gbl_channel_prefix_matrix", recv_gbl_channel, expected.recv_gbl_channel_prefix_matrix)
+        same("recv_gbl_rank_prefix_sum", recv_gbl_rank, expected.recv_gbl_rank_prefix_sum)
+        same("handle[-4]", handle[-4], expected.recv_gbl_rank_prefix_sum)
+        same("send_rdma_head", rdma_head, expected.send_rdma_head)
+        assert handle[3] is handle[4] is meta is nvl_head is None, "how V1 forwards inside a node is not done here"
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)
+
+
+def test_ways_to_read_it() -> None:
+    trial = Trial.of(BY_NAME["two_ranks"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, "peer")
+        first, second = (buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))[4] for _ in range(2))
+        shapes = [element.shape for element in first]
+        for elements in (tuple(first), list(first), [*first], first[:], (lambda *each: each)(*first)):
+            assert [element.shape for element in elements] == shapes
+        assert [element.shape for element in first[-3:]] == shapes[-3:]
+        assert [element.shape for element in reversed(first)] == shapes[::-1]
+        assert first[-1].shape == shapes[5]
+        with pytest.raises(IndexError):
+            first[6]
+        assert first == first and first != second and len({first, second, first}) == 2
+        assert f"rank={buffer.rank} of 2" in repr(first) and f"operation={first.operation}" in repr(first)
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)
+
+
+def test_nothing_is_computed_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial.of(BY_NAME["uniform"])
+
+    def never(handle: DispatchHandle) -> tuple[Any, ...]:
+        raise AssertionError("the library reads the elements of its own handle")
+
+    monkeypatch.setattr(DispatchHandle, "_elements", never)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, "ibgda")
+        handle = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))[4]
+        trial.check_cached(buffer.rank, buffer.dispatch(trial.work.x[buffer.rank], handle=handle))
+        trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, handle))
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)
+
+
+CASE = Case("handles", ranks=2, tokens=6, hidden=64, topk=2, experts=8)
+
+
+def test_what_is_no_handle_of_this_buffer_is_refused() -> None:
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        first, second = (make_buffer(group, CASE, "peer") for _ in range(2))
+        rank = first.rank
+        handle = first.dispatch(**dispatch_arguments(trial.work, rank))[4]
+        uses = (
+            lambda buffer, handle: buffer.dispatch(trial.work.x[rank], handle=handle),
+            lambda buffer, handle: trial.combine(buffer, rank, handle),
+        )
+        elements = tuple(handle)
+        others = tuple(second.dispatch(**dispatch_arguments(trial.work, rank))[4])
+        copies = tuple(element.clone() for element in elements)
+        copied = "a tuple of 6: expected the elements of a dispatch's handle, not copies of them nor other tensors"
+        for use in uses:
+            for given, message in (
+                (copies, copied),
+                (tuple(torch.zeros_like(element) for element in elements), copied),
+                ((*elements[:2], copies[2], *elements[3:]), copied),
+                ((copies[0], *elements[1:]), "element 0 is not that of DispatchHandle"),
+                ((*elements[:2], others[2], *elements[3:]), "element 0 is not that of DispatchHandle"),
+                ((*elements[:5], others[5]), "element 5 is not that of DispatchHandle"),
+                (elements[::-1], "element 0 is not that of DispatchHandle"),
+                ((*elements[:5], None), "element 5 is not that of DispatchHandle"),
+                (elements[:5], "a tuple of 5: .*of which there are 6"),
+                ([elements[2].to_sparse()], "a list of 1: .*other tensors"),
+            ):
+                with pytest.raises(ValueError, match=message):
+                    use(first, given)
+            for given in ((), (None,) * 6, (1, 2, 3), elements[0]):
+                with pytest.raises(TypeError, match="expected the handle that dispatch returned, or the tuple of its"):
+                    use(first, given)
+        with pytest.raises(TypeError):
+            type(handle)(element for element in handle)  # as code does that maps over the tuples it is given
+        with pytest.raises(TypeError, match="handle"):
+            pickle.dumps(handle)
+        trial.check_combine(rank, trial.combine(first, rank, handle))
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+# --- as tensors -----------------------------------------------------------------------------------------------------
+
+
+class Keeper(torch.autograd.Function):
+    """Gives its backward's caller what autograd has kept of a handle's elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, handle: Any, then: Callable[[Any], None]) -> torch.Tensor:
+        ctx.save_for_backward(*handle)
+        ctx.then = then
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        ctx.then(ctx.saved_tensors)
+        return grad, None, None
+
+
+@pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_what_autograd_has_kept_serves_as_the_handle(fabric: str, checkpointed: bool) -> None:
+    trial = Trial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, fabric)
+        rank = buffer.rank
+        used: list[Any] = []
+
+        def then(elements: Any) -> None:
+            assert type(elements) in (tuple, list)
+            trial.check_cached(rank, buffer.dispatch(trial.work.x[rank], handle=elements))
+            trial.check_combine(rank, trial.combine(buffer, rank, list(elements)))
+            trial.check_combine(rank, buffer.internode_combine(trial.expert.x[rank], elements, weights(trial, rank)))
+            used.append(elements)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return Keeper.apply(x, buffer.dispatch(**dispatch_arguments(trial.work, rank))[4], then)
+
+        x = torch.ones(1, requires_grad=True)
+        (checkpoint(forward, x, use_reentrant=False) if checkpointed else forward(x)).backward()
+        assert len(used) == 1
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)
+
+
+def weights(trial: Trial, rank: int) -> torch.Tensor:
+    return trial.expert.topk_weights[rank]
+
+
+def test_elements_that_were_made_for_other_places() -> None:
+    """On several nodes many are made when they are asked for: known by what they were made for."""
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "ibgda")
+        rank = buffer.rank
+        handle, other = (buffer.dispatch(**dispatch_arguments(trial.work, rank))[4] for _ in range(2))
+        elements, others = tuple(handle), tuple(other)
+        for place in range(10):
+            for wrong in (others[place], elements[place - 1], None, 0):
+                if wrong is elements[place]:  # None in both
+                    continue
+                with pytest.raises(ValueError, match=r"a tuple of 10: .*element \d is not that of"):
+                    trial.combine(buffer, rank, (*elements[:place], wrong, *elements[place + 1 :]))
+        trial.check_combine(rank, trial.combine(buffer, rank, (*handle[:5], *elements[5:])))
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+def test_memory_that_a_handle_once_had() -> None:
+    """Another tensor where an element was: the address alone is no handle."""
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer")
+        handle = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))[4]
+        elements = tuple(handle)
+        trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, elements))
+        array = (ctypes.c_int32 * 2).from_address(elements[2].data_ptr())
+        again = torch.frombuffer(array, dtype=torch.int32).view(2, 1)
+        assert again.data_ptr() == elements[2].data_ptr()
+        with pytest.raises(ValueError, match="not copies of them nor other tensors"):
+            trial.combine(buffer, buffer.rank, (*elements[:2], again, *elements[3:]))
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+def test_a_handle_lives_as_long_as_its_elements() -> None:
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, CASE, "peer")
+        handle = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))[4]
+        plan = weakref.ref(handle.plan)
+        elements = tuple(handle)
+        del handle
+        trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, elements))
+        assert plan() is not None
+        del elements
+        assert plan() is None, "at once: no cycle keeps it"
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+# --- of another Buffer of the same ranks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["kept", "destroyed", "dropped"])
+@pytest.mark.parametrize(("fabric", "then"), [("peer", "peer"), ("peer", "ibgda"), ("ibgda", "peer")])
+def test_a_handle_of_an_older_buffer(fabric: str, then: str, end: str) -> None:
+    trial = Trial.of(BY_NAME["uniform"])
+
+    def on_each_rank(group: Any) -> None:
+        older: Any = make_buffer(group, trial.case, fabric)
+        rank = older.rank
+        results = older.dispatch(**dispatch_arguments(trial.work, rank))
+        recv_x, handle = results[0], results[4]
+        newer = make_buffer(group, trial.case, then, num_nvl_bytes=2 * trial.case.num_nvl_bytes)
+        if end == "destroyed":
+            older.destroy()
+        elif end == "dropped":
+            group.barrier()
+            del older
+        for given in (handle, tuple(handle)):
+            trial.check_cached(rank, newer.dispatch(trial.work.x[rank], handle=given))
+            trial.check_combine(rank, trial.combine(newer, rank, given))
+        # Rows where the older one keeps its outputs.
+        copied = newer.stats()["copied"]
+        recv_x.copy_(trial.expert.x[rank])
+        combined = newer.combine(recv_x, handle, topk_weights=weights(trial, rank))
+        trial.check_combine(rank, combined)
+        assert newer.stats()["copied"] == copied + (len(recv_x) > 0 and trial.case.ranks > 1 and then == "peer")
+        if end == "kept":
+            trial.check_combine(rank, trial.combine(older, rank, handle))
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("recovered", [False, True])
+def test_ranks_that_mean_different_operations(recovered: bool) -> None:
+    """Each of its own Buffer's first dispatch, or of the first since recovering: all of them are told."""
+    trial = Trial.of(CASE)
+
+    def on_each_rank(group: Any) -> None:
+        first, second = (make_buffer(group, CASE, "peer") for _ in range(2))
+        if recovered:
+            second.recover()
+        handles = [one.dispatch(**dispatch_arguments(trial.work, one.rank))[4] for one in (first, second)]
+        assert handles[0].operation == handles[1].operation == 0
+        third = make_buffer(group, CASE, "peer")
+        with pytest.raises(deep_ep.DeepEPError, match="does not match rank"):
+            trial.combine(third, first.rank, handles[first.rank])
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+class Turned:
+    """The same ranks, counted from the other end."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.group_name = group, group.group_name
+
+    def rank(self) -> int:
+        return self.size() - 1 - self.group.rank()
+
+    def size(self) -> int:
+        return self.group.size()
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return self.group.all_gather_object(value)[::-1]
+
+
+def test_handles_of_buffers_that_no_other_can_use() -> None:
+    trial = Trial.of(CASE)
+
+    def refused(buffer: deep_ep.Buffer, handle: Any, message: str) -> None:
+        for given in (handle, tuple(handle)):
+            with pytest.raises(ValueError, match=f"handle: expected one of {message}"):
+                trial.combine(buffer, buffer.rank, given)
+            with pytest.raises(ValueError, match=f"handle: expected one of {message}"):
+                buffer.dispatch(trial.work.x[buffer.rank], handle=given)
+
+    def on_each_rank(group: Any) -> None:
+        older, newer = (make_buffer(group, CASE, "peer") for _ in range(2))
+        turned = make_buffer(Turned(group), CASE, "peer")
+        rank = older.rank
+        handle = older.dispatch(**dispatch_arguments(trial.work, rank))[4]
+        refused(turned, handle, "a Buffer with the same ranks, this is another Buffer's")
+        group.barrier()  # a recovery ends what others are in
+        older.recover()
+        refused(older, handle, "a dispatch since the Buffer recovered")
+        refused(newer, handle, "a dispatch since the Buffer recovered")
+        handle = older.dispatch(**dispatch_arguments(trial.work, rank))[4]
+        trial.check_combine(rank, trial.combine(newer, rank, handle))
+        group.barrier()
+        older.abort()
+        refused(newer, handle, "a Buffer that has not failed, this one's has: .*aborted")
+        trial.check_dispatch(rank, newer.dispatch(**dispatch_arguments(trial.work, rank)))
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+def test_a_handle_of_a_buffer_that_leaves_out_others() -> None:
+    trial = Trial.of(BY_NAME["uniform"])
+    lost = trial.case.ranks - 1
+
+    def on_each_rank(group: Any) -> None:
+        older, newer = (make_buffer(group, trial.case, "peer") for _ in range(2))
+        group.barrier()
+        if older.rank == lost:
+            older.destroy()
+        else:
+            older.recover([lost])
+            handle = older.dispatch(**dispatch_arguments(trial.work, older.rank))[4]
+            with pytest.raises(ValueError, match=rf"leaves out the same ranks, \[\], .* leaves out \[{lost}\]"):
+                trial.combine(newer, newer.rank, handle)
+        group.barrier()
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)

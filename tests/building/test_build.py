@@ -1,0 +1,253 @@
+"""How the project is built: variants, what is rebuilt when, what a wheel holds, which part may include which."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import measure
+import native_build
+import run_tests
+from deep_ep_py.core import native
+from places import CSRC, ROOT
+
+pytestmark = pytest.mark.once
+
+MODULE = """\
+#include <Python.h>
+#include "host/answer.h"
+#define CONCAT_(a, b) a##b
+#define CONCAT(a, b) CONCAT_(a, b)
+#define NAME_(a) #a
+#define NAME(a) NAME_(a)
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAME(DEEP_EP_MODULE), nullptr, -1, nullptr,
+                                 nullptr, nullptr, nullptr, nullptr};
+PyMODINIT_FUNC CONCAT(PyInit_, DEEP_EP_MODULE)() {
+    PyObject* module = PyModule_Create(&definition);
+    PyModule_AddIntConstant(module, "answer", answer());
+    return module;
+}
+"""
+
+
+class Tree:
+    """A project of two files and a header, built as the real one is."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.target = root / f"_C_fast{native_build.extension_suffix()}"
+        self.write("python/module.cpp", MODULE)
+        self.write("host/answer.h", "int answer();\n")
+        self.write("host/answer.cpp", '#include "host/answer.h"\nint answer() { return 41; }\n')
+        self.write("cpu/executor/other.cpp", "int other = 0;\n")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.root / "csrc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def build(self) -> bool:
+        return native_build.build_extension(native_build.VARIANTS["fast"], self.target)
+
+    def answer(self) -> int:
+        code = f"import sys; sys.path.insert(0, {str(self.root)!r}); import _C_fast; print(_C_fast.answer)"
+        return int(subprocess.check_output([sys.executable, "-c", code]))
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+    monkeypatch.setattr(native_build, "ROOT", tmp_path)
+    monkeypatch.setattr(native_build, "SOURCE_ROOT", tmp_path / "csrc")
+    return Tree(tmp_path)
+
+
+def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[str]) -> None:
+    assert tree.build()
+    assert tree.answer() == 41
+    assert not tree.build()
+
+    capfd.readouterr()
+    time.sleep(0.01)
+    tree.write("host/answer.h", "int answer();  // a header that two of three files include\n")
+    assert tree.build()
+    assert sorted(re.findall(r"\S+\.cpp", capfd.readouterr().out)) == ["csrc/host/answer.cpp", "csrc/python/module.cpp"]
+
+    tree.write("host/answer.cpp", '#include "host/answer.h"\nint answer() { return 42; }\n')
+    assert tree.build()
+    assert tree.answer() == 42
+
+    (tree.root / "csrc/cpu/executor/other.cpp").unlink()
+    assert tree.build(), "a source that is gone must leave the library"
+
+
+def test_program_links_all_but_the_bindings(tree: Tree) -> None:
+    main = tree.root / "tests/main.cpp"
+    main.parent.mkdir()
+    main.write_text('#include "host/answer.h"\nint main() { return answer(); }\n')
+    program = tree.root / "build/program"
+    native_build.build_program(native_build.VARIANTS["exact"], [main], program)
+    assert subprocess.run([program]).returncode == 41
+
+
+def test_build_follows_flags(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tree.build()
+    monkeypatch.setattr(native_build, "COMMON_FLAGS", (*native_build.COMMON_FLAGS, "-DNEW"))
+    assert tree.build()
+
+
+def test_build_restores_a_lost_or_foreign_library(tree: Tree) -> None:
+    tree.build()
+    tree.target.write_bytes(b"not a library")
+    tree.build()
+    assert tree.answer() == 41
+
+
+def test_build_refuses_warnings_and_keeps_the_old_library(tree: Tree) -> None:
+    tree.build()
+    tree.write("host/answer.cpp", '#include "host/answer.h"\nint answer() { int unused; return 43; }\n')
+    with pytest.raises(native_build.BuildError, match="unused"):
+        tree.build()
+    assert tree.answer() == 41
+
+
+def test_variants_from_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(value: str) -> list[str]:
+        monkeypatch.setenv("DEEP_EP_BUILDS", value)
+        return [variant.name for variant in native_build.variants_from_env()]
+
+    assert names("") == ["fast"]
+    assert names("exact, fast,exact") == ["exact", "fast"]
+    assert names("all") == ["fast", "exact", "asan", "tsan"]
+    assert names("none") == []
+    with pytest.raises(native_build.BuildError, match="quick"):
+        names("fast,quick")
+    assert set(native.BUILDS) == set(native_build.VARIANTS)
+
+
+def test_executor_is_not_instrumented_for_threads() -> None:
+    tsan = native_build.VARIANTS["tsan"]
+    for source, instrumented in (("cpu/executor/executor.cpp", False), ("host/cpu/kernel_table.cpp", True)):
+        flags = native_build.compile_flags(tsan, native_build.SOURCE_ROOT / source, "module")
+        assert ("-fsanitize=thread" in flags) == instrumented
+        assert "-DDEEP_EP_TSAN=1" in flags
+
+
+KERNELS = ("kernels/common", "kernels/normal", "kernels/measure")
+EXECUTOR = ("cpu/executor", "cpu/vector")
+HOST = ("host/heap", "host/control", "host/launch", "host/network")
+# Arrows point down: a folder may include those named here, and itself. Longer names go first.
+LAYERS = {
+    "wire": set(),
+    "device/cpu": {"device", "wire", "cpu/executor", "cpu/vector"},
+    "device": {"device/cpu", "wire"},  # device.h includes the body of its target
+    "fabric": {"device", "wire"},
+    "kernels/common": {"fabric", "device", "wire"},
+    "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
+    "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
+    "nic": {"wire"},
+    "cpu/executor": {"device", "wire"},
+    "cpu/vector": {"device", "wire"},
+    "host/heap": {"wire"},
+    "host/control": {"host/heap", "wire"},
+    "host/launch": {"kernels/common"},
+    "host/network": {"host/heap", "nic", "fabric", "wire"},
+    "host/session": {*HOST, *KERNELS, "fabric", "wire"},
+    "host/cuda": {"host/heap", "host/launch"},
+    "host/cpu": {*HOST, *EXECUTOR, *KERNELS, "nic", "fabric", "device"},
+    "python": {*HOST, "host/session", "host/cpu", "host/cuda", *EXECUTOR, *KERNELS, "nic", "fabric", "device", "wire"},
+}
+# NVRTC ships no headers, so what it compiles includes none.
+FOR_GPUS = {"wire", "device", "fabric", *KERNELS}
+
+
+def test_includes_point_down() -> None:
+    def layer_of(name: str) -> str | None:
+        return next((layer for layer in LAYERS if name.startswith(layer + "/")), None)
+
+    wrong = []
+    for path in sorted(native_build.SOURCE_ROOT.rglob("*.*")):
+        name = path.relative_to(native_build.SOURCE_ROOT).as_posix()
+        layer = layer_of(name)
+        assert layer is not None, f"{name} belongs to no layer"
+        for system, own in re.findall(r'^#\s*include (?:<(.+)>|"(.+)")', path.read_text(), re.MULTILINE):
+            allowed = {layer, *LAYERS[layer]}
+            if (system and layer in FOR_GPUS) or (own and layer_of(own) not in allowed):
+                wrong.append(f"{name} includes {system or own}")
+    assert not wrong
+
+
+def test_extension_needs_only_the_compiler_runtime() -> None:
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf is not installed")
+    text = subprocess.check_output(["readelf", "--dynamic", "--wide", native.C.__file__], text=True)
+    needed = {re.split(r"[.-]", name)[0] for name in re.findall(r"NEEDED.*\[(.+)\]", text)}
+    assert needed <= {"libstdc++", "libm", "libgcc_s", "libc", "libpthread", "libdl", "librt", "ld"}
+
+
+def test_wheel_carries_the_headers(tmp_path: Path) -> None:
+    for name in ("csrc", "deep_ep_py", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    environment = {**os.environ, "DEEP_EP_BUILDS": "none"}
+    subprocess.run([sys.executable, "setup.py", "-q", "bdist_wheel"], cwd=tmp_path, env=environment, check=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    headers = {f"deep_ep_py/csrc/{p.relative_to(CSRC).as_posix()}" for p in CSRC.rglob("*.h")}
+    assert headers
+    assert headers <= names
+    assert {"deep_ep_py/buffer.py", "deep_ep_py/py.typed"} <= names
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys; sys.modules['torch'] = None; import deep_ep_py", "pip install torch"),
+        ("import os; os.environ['DEEP_EP_BUILD'] = 'quick'; import deep_ep_py", "expected one of fast"),
+    ],
+)
+def test_import_says_what_is_missing(code: str, message: str) -> None:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "ImportError" in result.stderr
+    assert message in result.stderr
+
+
+def test_measure_sees_memory_and_death(tmp_path: Path) -> None:
+    measured = measure.run([sys.executable, "-c", "import time; x = bytearray(300 << 20); time.sleep(2.5)"], tmp_path)
+    assert measured.exit_code == 0
+    assert 300 << 20 < measured.peak_bytes < 600 << 20
+    assert measure.run([sys.executable, "-c", "import os; os.abort()"], tmp_path).exit_code == 128 + 6
+
+
+def test_a_reported_race_fails_its_test(tmp_path: Path) -> None:
+    (tmp_path / "test_race.py").write_text(
+        "import os\ndef test_race(): os.write(2, b'WARNING: ThreadSanitizer: data race')\ndef test_fine(): pass\n"
+    )
+    junit = tmp_path / "report.xml"
+    command = [*run_tests.PYTEST, f"--junitxml={junit}", "--rootdir", str(tmp_path), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(native_build.ROOT / "scripts")}
+    subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+    result = run_tests.Result("races")
+    assert run_tests.read_junit(junit, result)
+    assert (result.passed, result.failed) == (1, 1)
+
+
+def test_summary_closes_with_the_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    fine = run_tests.Result("fast", passed=3)
+    fine.skipped["no GPU"] += 2
+    assert run_tests.summarize([fine], 0.0) == 0
+    bad = run_tests.Result("exact", passed=1, failed=1, notes=["pytest ended with exit code 134"])
+    assert run_tests.summarize([fine, bad], 0.0) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "4 passed, 1 failed, 2 skipped"
+    assert any("no GPU" in line for line in lines)
+    assert any("134" in line for line in lines)

@@ -1,0 +1,251 @@
+"""Every kernel compiles for GPUs, from csrc/ alone, without spilling registers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from deep_ep_py.cli.compile import command
+from deep_ep_py.core.native import C
+from deep_ep_py.device.cuda import bulk_copies
+from deep_ep_py.jit import (
+    GATHERED,
+    KERNELS,
+    CompiledKernel,
+    CompileError,
+    Kernel,
+    KernelCache,
+    NvrtcUnavailableError,
+    Shape,
+    compile_kernel,
+    has_bulk_copies,
+    require_nvrtc,
+)
+from deep_ep_py.jit.compiler import include_root, source_of
+from deep_ep_py.jit.report import Outcome, as_table
+from places import DATA
+
+pytestmark = pytest.mark.once
+
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
+WITHOUT_SPILLS = ("sm_90a", "sm_100a")
+SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
+WITH_DATA = (include_root(), DATA)
+
+SHARED = "(8 * 32 + deep_ep::device::RowCopies::kSharedBytes) * {warps}"
+CONTRACT = Kernel("contract", "device_contract.h", "deep_ep::test::contract<{static}>", SHARED)
+SPILLING = Kernel("spilling", "spilling.h", "deep_ep::test::spilling<{static}>")
+
+
+@pytest.fixture(autouse=True)
+def nvrtc(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "kernels"))
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@functools.cache
+def compiled(name: str, architecture: str, kernels: str = "KERNELS") -> CompiledKernel:
+    return compile_kernel({"KERNELS": KERNELS, "GATHERED": GATHERED}[kernels][name], SHAPE, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_compiles(name: str, architecture: str) -> None:
+    kernel = compiled(name, architecture)
+    assert name.encode() in kernel.symbol.encode()
+    assert kernel.resources.code > 0
+    assert 0 < kernel.resources.registers <= 65536 // (32 * SHAPE.warps), "a multiprocessor holds a block"
+    if architecture in WITHOUT_SPILLS:
+        assert (kernel.resources.spill_stores, kernel.resources.spill_loads) == (0, 0)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a"])
+@pytest.mark.parametrize("name", GATHERED)
+def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
+    """One that finds each rank's arguments in an array: for tools that watch kernels, so it may spill."""
+    alone, together = compiled(name, architecture), compiled(name, architecture, "GATHERED")
+    assert "of_each_rank" in together.symbol and "of_each_rank" not in alone.symbol
+    assert 0 < together.resources.registers <= 65536 // (32 * SHAPE.warps), "a multiprocessor holds a block"
+    shared = [(each.resources.static_shared, each.resources.dynamic_shared) for each in (alone, together)]
+    assert shared[0] == shared[1]
+
+
+@pytest.mark.parametrize("kernels", ["KERNELS", "GATHERED"])
+@pytest.mark.parametrize(
+    "launches", [("notify", "dispatch"), ("notify_cached", "dispatch"), ("notify_cached", "combine")]
+)
+def test_profilers_find_each_phase_once(launches: tuple[str, str], kernels: str) -> None:
+    """A search for a phase in the kernels' names, as users of profilers make it, finds one kernel of an operation."""
+    symbols = "\n".join(compiled(name, "sm_90a", kernels).symbol for name in launches)
+    names = subprocess.check_output(["c++filt"], input=symbols, text=True).splitlines()
+    assert all(name.startswith(("deep_ep::", "void deep_ep::")) for name in names)
+    found = {phase: sum(phase in name for name in names) for phase in ("notify", "dispatch", "combine")}
+    assert found == {phase: int(any(name.startswith(phase) for name in launches)) for phase in found}
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """Shows the report in the tests' output."""
+    outcomes = [Outcome(name, arch, compiled(name, arch)) for arch in ARCHITECTURES for name in KERNELS]
+    with capsys.disabled():
+        Console(width=120).print("", as_table(outcomes, SHAPE))
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 16, 1, 1), Shape(64, 2 * 8192, 32, 2048)], ids=["least", "most"])
+@pytest.mark.parametrize("name", ["dispatch", "combine"])
+def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
+    resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
+    # Bytes. With 64 ranks a register or two may not fit, as small changes of the source decide.
+    most_spilled = 16 if shape.ranks == 64 else 0
+    assert max(resources.spill_stores, resources.spill_loads) <= most_spilled
+    assert resources.static_shared + resources.dynamic_shared <= 99 * 1024, "a block of sm_120 gets no more"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_device_contract_compiles(architecture: str) -> None:
+    resources = compile_kernel(CONTRACT, SHAPE, architecture, WITH_DATA).resources
+    if architecture in WITHOUT_SPILLS:
+        assert (resources.spill_stores, resources.spill_loads) == (0, 0)
+    assert resources.static_shared >= 16
+    per_warp = 8 * 32 + (C.cuda.COPY_STAGE_BYTES if has_bulk_copies(architecture) else 0)
+    assert resources.dynamic_shared == per_warp * SHAPE.warps
+
+
+def test_the_environment_chooses_how_rows_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bulk_copies("sm_90a") and bulk_copies("sm_100a") and not bulk_copies("sm_80")
+    monkeypatch.setenv("DEEP_EP_COPIES", "vector")
+    assert not bulk_copies("sm_90a")
+    monkeypatch.setenv("DEEP_EP_COPIES", "fast")
+    with pytest.raises(ValueError, match="DEEP_EP_COPIES='fast': expected 'bulk' or 'vector'"):
+        bulk_copies("sm_90a")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "vector"])
+def test_rows_are_copied_as_asked_where_the_architecture_can(architecture: str, bulk: bool) -> None:
+    """Seen by the memory that bulk copies pass through: the class that copies says how much it is."""
+    shape = dataclasses.replace(SHAPE, bulk_copies=bulk)
+    kernel = compile_kernel(KERNELS["dispatch"], shape, architecture)
+    expected = bulk and has_bulk_copies(architecture)
+    without = compiled("dispatch", "sm_80").resources.dynamic_shared
+    # What the host allots besides, where it says that the kernels copy so.
+    assert kernel.resources.dynamic_shared - without == SHAPE.warps * C.cuda.COPY_STAGE_BYTES * expected
+    assert kernel.resources.spill_stores == kernel.resources.spill_loads == 0
+
+
+def ptx_of(name: str) -> str:
+    """A kernel's PTX, in which loads and stores stand in the order of the source. By NVRTC itself: `cuda.core` asks for
+    a driver that could load it."""
+    from cuda.bindings import nvrtc
+
+    source = source_of(KERNELS[name], SHAPE, "sm_90a").encode()
+    made, program = nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], [])
+    nvrtc.nvrtcAddNameExpression(program, KERNELS[name].expression_for(SHAPE).encode())
+    options = ["--gpu-architecture=compute_90a", "--std=c++17", "--device-as-default-execution-space"]
+    options.append(f"--include-path={include_root()}")
+    (compiled_well,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    assert made == compiled_well == nvrtc.nvrtcResult.NVRTC_SUCCESS
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = b" " * size
+    nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    return text.decode()
+
+
+def test_notify_loads_a_batch_of_flags_before_it_counts() -> None:
+    """Its scan is one warp's, so the latencies of its loads show unless they overlap."""
+    before, vote, _ = ptx_of("notify").partition("vote.sync.ballot")
+    assert vote and len(re.findall(r"\bld\.\S*[bu]8\b", before)) >= 16
+
+
+def test_combine_loads_the_next_pieces_before_it_stores_a_sum() -> None:
+    """From as many ranks as registers allow: else a warp waits out the latency of each step's loads."""
+    steps = ptx_of("combine").split("st.global.v4.b32")[:-1]
+    letters = {"ld.": "L", "add": "A"}
+    work = r"ld\.global\.L1::no_allocate\.v4|add\.f32|add\.rn\.f32"
+    order = ["".join(letters[found[:3]] for found in re.findall(work, step)) for step in steps]
+    for sources in range(2, 7):
+        pattern = rf"(?<!A)A{{{8 * sources}}}L{{{sources},}}"  # eight elements of each, then the next of each
+        assert any(re.search(pattern, step) for step in order), (sources, order)
+
+
+def test_spills_are_reported() -> None:
+    resources = compile_kernel(SPILLING, SHAPE, "sm_90a", WITH_DATA).resources
+    assert resources.registers <= 32
+    assert resources.spill_stores > 0
+    assert resources.spill_loads > 0
+
+
+def test_search_path_holds_only_our_sources(tmp_path: Path) -> None:
+    (tmp_path / "outsider.h").write_text("#include <stdint.h>\n")
+    with pytest.raises(CompileError, match='cannot open source file "stdint.h"'):
+        compile_kernel(Kernel("outsider", "outsider.h", "none"), SHAPE, "sm_90a", (include_root(), tmp_path))
+
+
+def test_failure_shows_the_log(tmp_path: Path) -> None:
+    (tmp_path / "broken.h").write_text("__global__ void broken() { no_such_name = 1; }\n")
+    with pytest.raises(CompileError, match=r"broken for sm_90a(.|\n)*no_such_name"):
+        compile_kernel(Kernel("broken", "broken.h", "broken"), SHAPE, "sm_90a", (tmp_path,))
+
+
+def test_command_writes_a_report(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    arguments = [
+        "--kernel",
+        "layout",
+        "--kernel",
+        "notify_cached_of_each_rank",
+        "--arch",
+        "sm_90a",
+        "--json",
+        str(report),
+    ]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert "registers" in result.output
+    entries = json.loads(report.read_text())["kernels"]
+    assert [(entry["kernel"], entry["arch"], entry["compiled"]) for entry in entries] == [
+        ("layout", "sm_90a", True),
+        ("notify_cached_of_each_rank", "sm_90a", True),
+    ]
+    for entry in entries:
+        assert {"registers", "static_shared", "dynamic_shared", "local", "code", "seconds"} <= entry.keys()
+        assert entry["spill_stores"] == entry["spill_loads"] == 0
+
+
+def test_command_fills_the_cache(tmp_path: Path) -> None:
+    for _ in range(2):
+        result = CliRunner().invoke(command, ["--kernel", "layout", "--hidden", "64", "--cache", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+        (made,) = tmp_path.glob("*.kernel")
+    assert made == KernelCache(tmp_path).path(KERNELS["layout"], Shape(row_bytes=128), "sm_90a")
+    before = made.stat().st_mtime_ns
+    result = CliRunner().invoke(command, ["--kernel", "notify", "--fresh", "--cache", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert list(tmp_path.glob("*.kernel")) == [made] and made.stat().st_mtime_ns == before
+
+
+def test_command_fails_when_a_kernel_does(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    result = CliRunner().invoke(command, ["--kernel", "layout", "--arch", "sm_42", "--json", str(report)])
+    assert result.exit_code == 1
+    assert "invalid value for --gpu-architecture" in result.output
+    (entry,) = json.loads(report.read_text())["kernels"]
+    assert entry["compiled"] is False
+    assert "--gpu-architecture" in entry["error"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "--kernel", "layout"], ["--all", "--hidden", "7"]])
+def test_command_refuses(arguments: list[str]) -> None:
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2, result.output

@@ -1,0 +1,163 @@
+"""Buffers the CUDA way, over a stand-in for the driver that runs their kernels on a CPU: what is not torch's or the
+GPU's own is as on a GPU. Not a word about what only a GPU can tell."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cases import BY_NAME
+from deep_ep_py.bench.tables import print_report
+from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
+from launches import on_threads, shared_memory, torchrun
+
+RANKS, ROW_BYTES, TOPK = 4, 528, 4
+# By shape; a layout has no rows, a cached dispatch and its combine have no top-k.
+KERNELS_OF = {
+    (RANKS, 0, TOPK): ["layout"],
+    (RANKS, ROW_BYTES, TOPK): ["notify", "dispatch", "notify_cached", "combine"],
+    (RANKS, ROW_BYTES, 0): ["dispatch", "combine"],
+}
+
+pytestmark = [pytest.mark.once, pytest.mark.processes]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with what the worker's calls need: NVRTC looks for the driver, and must not find the stand-in."""
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+    cache = KernelCache(tmp_path_factory.mktemp("kernels"))
+    for shape, names in KERNELS_OF.items():
+        cache.get_all([KERNELS[name] for name in names], Shape(*shape), "sm_90a")
+    return cache.folder
+
+
+@pytest.mark.parametrize("arguments", [(), ("--path=rounds",), ("--path=ibgda",)], ids=["direct", "rounds", "nodes"])
+def test_round_trip(
+    double: Path,
+    compiled: Path,
+    workers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+) -> None:
+    """Layout, dispatch, cached dispatch and combine of 4 processes, against the oracle, with the kernels' code found by
+    shape, in heaps that the driver made."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
+    monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
+    before = shared_memory()
+    done = torchrun(workers / "round_trip.py", RANKS, "--pretend-gpu", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() <= before
+    calls = (tmp_path / "log").read_text()
+    # Each rank maps its peers' heaps; where a NIC reaches them they are the host's.
+    through_nics = "--path=ibgda" in arguments
+    assert calls.count("cuMemImportFromShareableHandle") == (0 if through_nics else 4 * 3)
+    assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if through_nics else 0)
+    # Of a turn with 5 blocks: dispatch and combine, twice, but not notify, in whose blocks a warp serves a rank.
+    assert calls.count("launch grid=5,1,1 ") == 4 * 4
+    assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
+
+
+def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
+    """All of them, with ranks as threads, and what else tests/gpu/test_gpu.py does on a GPU."""
+    assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
+    assert "cuMemExportToShareableHandle" not in (tmp_path / "log").read_text(), "no other process maps heaps"
+
+
+def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
+    """With 1 to 8 ranks, and as several nodes, where no two kernels run side by side: each launch is all ranks'."""
+    printed = on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", DOUBLE_SERIAL="1")
+    names = {name.partition("-")[0] for name in printed.split()}
+    assert len(names) > 20 and {BY_NAME[name].ranks for name in names} >= {1, 2, 4, 8}
+    launches = re.findall(r"^launch grid=\d+,(\d+),1 .* cooperative=1 ", (tmp_path / "log").read_text(), re.MULTILINE)
+    assert {int(ranks) for ranks in launches} == {BY_NAME[name].ranks for name in names}
+
+
+def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_path: Path) -> None:
+    """All of them say which rank did not come, or with what; and without this mode they would wait for each other."""
+    on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "corrupt"), [("bf16", None), ("bf16", "dispatch"), ("bf16", "combine"), ("fp8", None)]
+)
+def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None) -> None:
+    """Everything but the clock: its figures here mean nothing."""
+    arguments = [dtype] if corrupt is None else [dtype, corrupt]
+    report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
+    assert report["verified"] == (corrupt is None), report["checks"]
+    checked = {"dispatch", "dispatch_cached"}
+    if dtype == "bf16":
+        checked |= {"combine", "combine_private", "pair"}
+    assert set(report["checks"]) == checked
+    for size in report["sizes"]:
+        rows, tokens = size["rows"], 4 * size["tokens"]
+        moved = (rows + tokens) * {"bf16": 2 * 128, "fp8": 128 + 4}[dtype]
+        for name, op in size["ops"].items():
+            if name == "layout_notify":
+                continue
+            assert op["moved_bytes"] == pytest.approx(moved * (2 if name == "pair" else 1), rel=1e-2)
+            assert op["of_copy"] == pytest.approx(op["moved_bytes"] / op["ms"]["median"] / 1e6 / 100)
+    console = Console(width=120, record=True, file=io.StringIO())
+    report["config"]["machine"]["gpu"] = "Double"
+    print_report(report, console)
+    assert "of copy" in console.export_text()
+
+
+def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the times; and calls take the blocks that follow from what is kept."""
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(tmp_path / "kernels"))
+    report = json.loads(on_threads(double, workers / "rates_on_threads.py", tmp_path / "log"))
+    moved = 2 * 256 * 64 * 2  # each row is read once and written once
+    assert report["moved_bytes"] == moved
+    assert [point["blocks"] for point in report["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 132]
+    assert report["points"][0]["gb_per_s"] == pytest.approx(moved / 1.01e-3 / 1e9)
+    expected = {"per_block": moved / 1e-3, "most": 20 * moved / 1e-3, "startup": 1e-5}
+    assert report["rates"] == pytest.approx(expected)
+    assert report["kept"] == str(tmp_path / "kernels" / "rates-double-bulk-alone.json")
+    assert "us by the rates" in report["table"]
+    # For one token, for many, and where a Config says.
+    assert report["unmeasured"] == [2, 2, 3]
+    assert report["one"] == [1, 1, 3]
+    assert report["more"] == [2, 2, 3]
+
+
+def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Everything but the clock: every request is counted, and has arrived."""
+    report = json.loads(on_threads(double, workers / "posting_on_threads.py", tmp_path / "log"))
+    assert report["verified"]
+    one, many = report["patterns"]
+    assert (one["posting_warps"], one["queue_pairs"], one["requests"]) == (1, 1, 64)
+    assert (many["posting_warps"], many["queue_pairs"], many["requests"]) == (8, 2, 128)
+    assert one["doorbells"] == dict.fromkeys(("median", "min", "max"), 32), "one warp alone rings for every put"
+    assert 0 < many["doorbells"]["min"] <= many["doorbells"]["max"] <= 64
+    for posted in report["patterns"]:
+        times, rates = posted["ns_per_request"], posted["doorbells_per_s"]
+        assert 0 < times["min"] <= times["median"] <= times["max"]
+        assert 0 < rates["min"] <= rates["median"] <= rates["max"]
+    assert "many warps" in report["table"]
+
+
+@pytest.mark.parametrize("which", ["", "waiting"])
+def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path: Path, which: str) -> None:
+    """Other Buffers, graphs, and recoveries that fail half way: nothing ends well that had a failure's results."""
+    assert "ended" in on_threads(double, workers / "after_failures.py", tmp_path / "log", *filter(None, [which]))
+
+
+@pytest.mark.parametrize(
+    "scenarios", [("serial_cooperative_launches", "a_driver_that_is_shut_down"), ("too_few_queues",)], ids="+".join
+)
+def test_bad_drivers(double: Path, workers: Path, tmp_path: Path, scenarios: tuple[str, ...]) -> None:
+    """What a driver may do: calls work all the same, or name the cause within their timeout."""
+    assert on_threads(double, workers / "bad_drivers.py", tmp_path / "log", *scenarios).split() == list(scenarios)

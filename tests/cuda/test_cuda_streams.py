@@ -1,0 +1,108 @@
+"""How calls on a GPU are ordered with their caller's work, on streams that only know what has come before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.device.cuda import CudaDevice
+
+pytestmark = pytest.mark.once
+
+
+class FakeStream:
+    """`seen`: all work that is over when what is queued next begins."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def work(self, name: str) -> None:
+        self.seen.add(name)
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.seen |= other.seen
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.seen |= event.seen
+
+
+class FakeEvent:
+    def record(self, stream: FakeStream) -> None:
+        self.seen = set(stream.seen)
+
+
+class FakeTensor:
+    def __init__(self) -> None:
+        self.streams: list[FakeStream] = []
+
+    def record_stream(self, stream: FakeStream) -> None:
+        self.streams.append(stream)
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    stream = FakeStream()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    return stream
+
+
+@pytest.fixture
+def device() -> Any:
+    device = CudaDevice.__new__(CudaDevice)
+    device.torch_device = torch.device("cuda", 0)
+    device.__dict__["comm_stream"] = FakeStream()
+    return device
+
+
+def test_kernels_come_after_the_callers_work(device: Any, current: FakeStream) -> None:
+    current.work("experts")
+    device.order_after_caller(None, on_comm_stream=False)
+    assert device.comm_stream.seen == {"experts"}
+
+
+def test_an_event_and_the_outputs_memory(device: Any, current: FakeStream) -> None:
+    """Outputs made on the current stream may lie where its earlier work still writes."""
+    event = EventHandle()
+    current.work("later")
+    device.order_after_caller(event, on_comm_stream=False)
+    assert device.comm_stream.seen == {"later"}
+
+
+def test_an_event_alone(device: Any, current: FakeStream) -> None:
+    current.work("experts")
+    event = EventHandle()
+    current.work("later")
+    device.order_after_caller(event, on_comm_stream=True)
+    assert device.comm_stream.seen == {"experts"}
+
+
+def test_the_caller_waits(device: Any, current: FakeStream) -> None:
+    tensor = FakeTensor()
+    device.comm_stream.work("dispatch")
+    device.order_caller_after([tensor, None], async_finish=False, on_comm_stream=False)
+    assert current.seen == {"dispatch"}
+    assert tensor.streams == [], "whatever reuses its memory comes after the kernels anyway"
+
+
+@pytest.mark.parametrize("on_comm_stream", [False, True])
+def test_the_caller_waits_later(device: Any, current: FakeStream, on_comm_stream: bool) -> None:
+    tensor = FakeTensor()
+    device.comm_stream.work("dispatch")
+    overlap = EventOverlap(device.order_caller_after([tensor, None], True, on_comm_stream))
+    device.comm_stream.work("next")
+    assert current.seen == set()
+    overlap.current_stream_wait()
+    assert current.seen == {"dispatch"}
+    assert tensor.streams == ([device.comm_stream, current] if on_comm_stream else [device.comm_stream])
+
+
+def test_without_cuda_an_event_has_happened() -> None:
+    handle = EventHandle()
+    handle.current_stream_wait()
+    handle.wait_on(None)
+    assert not torch.cuda.is_initialized()

@@ -1,0 +1,86 @@
+"""FP8 rows with their scales, and expert ids of 32 bits: moved as they are, whatever their strides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import deep_ep_py as deep_ep
+from builds import FABRICS
+from cases import BY_NAME
+from deep_ep_py.core.native import C
+from deep_ep_py.testing import run_ranks
+from fp8 import KINDS, Fp8Trial
+from harness import make_buffer, under_schedules
+
+CASES = ("uniform", "uneven_tokens", "ranks_that_send_nothing", "rounds_of_few_rows", "no_tokens_at_all")
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CASES)
+def test_round_trip(name: str, kind: str, fabric: str) -> None:
+    # Chunks of FP8 rows with scales are a little longer than those of the case.
+    case = replace(BY_NAME[name], num_nvl_bytes=BY_NAME[name].num_nvl_bytes * 2)
+    trial = Fp8Trial.of(case, kind, (torch.int32, torch.int64)[KINDS.index(kind) % 2])
+
+    def on_each_rank(group: Any) -> None:
+        trial.round_trip(make_buffer(group, case, fabric))
+
+    under_schedules(case.ranks, on_each_rank, count=3)
+
+
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_worst_tokens(fabric: str) -> None:
+    case = BY_NAME["uniform"]
+    trial = Fp8Trial.of(case, "one_per_row", torch.int32)
+    rows = trial.trial.most_rows + 3
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, case, fabric)
+        used = len(trial.trial.received[buffer.rank].x)
+        (x, scales), idx, weights, *_ = buffer.dispatch(**trial.arguments(buffer.rank, num_worst_tokens=rows))
+        trial.check_rows(buffer.rank, (x[:used], scales[:used]))
+        assert len(x) == len(scales) == rows and idx.dtype == torch.int32
+        assert (idx[used:] == -1).all() and not weights[used:].any()
+
+    under_schedules(case.ranks, on_each_rank, count=3)
+
+
+def test_ranks_that_differ_in_types_are_told() -> None:
+    """Rows and scales of the same sizes, but of other types: never mixed silently."""
+    case = BY_NAME["two_ranks"]
+    trial = Fp8Trial.of(case, "rows", torch.int64)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, case, "peer")
+        arguments = trial.arguments(buffer.rank)
+        if buffer.rank == 1:
+            arguments["x"] = (arguments["x"][0], arguments["x"][1].view(torch.int32))
+        with pytest.raises(deep_ep.DeepEPError, match="does not match.* types"):
+            buffer.dispatch(**arguments)
+
+    run_ranks(2, on_each_rank, seed=1)
+
+
+def test_ids_that_no_check_of_the_host_saw() -> None:
+    """On a GPU the host does not read ids: the layout counts a wrong one as none, and the next call says so."""
+    case = BY_NAME["two_ranks"]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, case, "peer")
+        ids = torch.tensor([[0, case.experts], [-7, 1]])
+        counts = [torch.zeros(2, dtype=torch.int32), torch.zeros(case.experts, dtype=torch.int32)]
+        in_rank = torch.empty(2, 2, dtype=torch.bool)
+        engine = buffer._engine
+        sizes = C.Sizes(2, 0, 2, case.experts)
+        engine.launch_layout(sizes, ids, (*counts, in_rank))
+        assert counts[1].sum() == 2 and counts[0].tolist() == [2, 0]
+        with pytest.raises(ValueError, match=rf"topk_idx.*the id ({case.experts}|-7), expected"):
+            buffer.get_dispatch_layout(torch.zeros(2, 2, dtype=torch.int64), case.experts)
+        buffer.get_dispatch_layout(torch.zeros(2, 2, dtype=torch.int64), case.experts)
+
+    run_ranks(2, on_each_rank, seed=1)

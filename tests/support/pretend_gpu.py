@@ -1,0 +1,171 @@
+"""A GPU that is none: CUDA's code paths over the stand-in for the driver, whose memory and kernels are a CPU's."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from deep_ep_py import buffer, jit
+from deep_ep_py.core.events import EventHandle
+from deep_ep_py.core.native import C
+from deep_ep_py.device.cuda import CudaDevice
+from deep_ep_py.device.device import Device, MakeLauncher
+
+
+class PretendGpu(CudaDevice):
+    """What torch would do on a GPU it does on the CPU here; the driver, kernels' code and heaps go the GPU's way.
+
+    There is one stream, so the caller waits for the kernels where on a GPU its stream does.
+    """
+
+    warps = 4  # each thread is a fiber
+    most_arena_bytes = 16 << 20
+
+    def __init__(self, sharers: int, make_launcher: MakeLauncher | None = None) -> None:
+        super().__init__(torch.device("cuda", 0), sharers, make_launcher=make_launcher)
+        self.torch_device, self.blocks = torch.device("cpu"), 2
+        self.runtime: Any = None
+        self._segments = Segments()
+        weakref.finalize(self, self._segments.close).atexit = False
+
+    def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
+        most = self.most_arena_bytes
+        return most if by_nics else min(most, self.first_arena_bytes), most
+
+    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+        self.runtime = super().make_runtime(options, heaps, network)
+        return self.runtime
+
+    def _empty_in_pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        address = self._segments.take(size)
+        # A class of its own can be watched.
+        segment = type("Segment", (ctypes.c_uint8 * size,), {}).from_address(address)
+        weakref.finalize(segment, self._segments.give, address, size).atexit = False
+        return torch.frombuffer(segment, dtype=torch.uint8).view(dtype).view(shape)
+
+    def capturing(self) -> bool:
+        return getattr(_captures, "open", False)
+
+    def synchronize(self) -> None:
+        pass  # Graph.replay has waited
+
+    def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
+        pass
+
+    def order_caller_after(
+        self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
+    ) -> EventHandle:
+        if not self.capturing():
+            assert self.runtime.settle(int(100e9))
+        return EventHandle()
+
+
+class Segments:
+    """What torch's allocator does for a pool: it keeps what has been given back, for requests of that size, as long as
+    the pool lives; it asks for more, and raises where there is none.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[int]] | None = defaultdict(list)
+
+    def take(self, size: int) -> int:
+        if self._kept is not None and self._kept[size]:
+            return self._kept[size].pop()
+        address = pool_functions()[0](size, 0, None)
+        if address is None:
+            raise torch.cuda.OutOfMemoryError(f"{size} bytes")
+        return address
+
+    def give(self, address: int, size: int) -> None:
+        if self._kept is None:
+            pool_functions()[1](address, size, 0, None)
+        else:
+            self._kept[size].append(address)
+
+    def close(self) -> None:
+        kept, self._kept = self._kept or {}, None
+        for size, addresses in kept.items():
+            for address in addresses:
+                self.give(address, size)
+
+
+def pool_functions() -> tuple[Any, Any]:
+    """What torch's allocator calls for a pool: to allocate bytes, and to free them."""
+    native = ctypes.CDLL(C.__file__)
+    allocate, free = native.deep_ep_pool_allocate, native.deep_ep_pool_free
+    allocate.restype, free.restype = ctypes.c_void_p, None
+    allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+    return allocate, free
+
+
+class NamesOnly:
+    """In place of the cache of kernels: no code, but the symbols by which the stand-in knows what to run."""
+
+    def get_all(
+        self, kernels: Iterable[jit.Kernel], shape: jit.Shape, architecture: str, start: int
+    ) -> list[jit.CompiledKernel]:
+        del shape, start
+        nothing = jit.Resources(0, 0, 0, 0, 0, 0, 0, 0)
+        symbols = {kernel.name: _symbol(kernel) for kernel in kernels}
+        return [jit.CompiledKernel(name, architecture, symbols[name], b"\x7fELF", nothing, 0.0, "") for name in symbols]
+
+
+def _symbol(kernel: jit.Kernel) -> str:
+    """The beginning of the symbol that NVRTC would give it."""
+    name = kernel.name.removesuffix("_of_each_rank")
+    scope = "_ZN7deep_ep" if name == kernel.name else "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_"
+    return f"{scope}{len(name)}{name}"
+
+
+_captures = threading.local()
+
+
+class Graph:
+    """What one thread's launches in the body of `capture` were; replayed as often as one likes."""
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        self._number = -1
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        self._driver.double_capture(1)
+        _captures.open = True
+        try:
+            yield
+        finally:
+            _captures.open = False
+            self._number = self._driver.double_capture(0)
+
+    def replay(self) -> None:
+        self._driver.double_replay(self._number)
+
+    def drop(self) -> None:
+        self._driver.double_drop(self._number)
+
+
+def install(compile_kernels: bool = True) -> None:
+    """Let Buffers be made on it."""
+    if not compile_kernels:
+        jit.KernelCache = NamesOnly  # type: ignore[assignment, misc]
+
+    def make_device(
+        device: torch.device, sharers: int, linked: bool, make_launcher: MakeLauncher | None = None
+    ) -> Device:
+        del device, linked
+        return PretendGpu(sharers, make_launcher)
+
+    buffer.make_device = make_device
