@@ -1,4 +1,4 @@
-"""How the project is built: variants, what is rebuilt when, what a wheel holds, which part may include which."""
+"""How the project is built: variants, what is rebuilt when, what a wheel holds."""
 
 from __future__ import annotations
 
@@ -138,50 +138,6 @@ def test_executor_is_not_instrumented_for_threads() -> None:
         flags = native_build.compile_flags(tsan, native_build.SOURCE_ROOT / source, "module")
         assert ("-fsanitize=thread" in flags) == instrumented
         assert "-DDEEP_EP_TSAN=1" in flags
-
-
-KERNELS = ("kernels/common", "kernels/normal", "kernels/measure")
-EXECUTOR = ("cpu/executor", "cpu/vector")
-HOST = ("host/heap", "host/control", "host/launch", "host/network")
-# Arrows point down: a folder may include those named here, and itself. Longer names go first.
-LAYERS = {
-    "wire": set(),
-    "device/cpu": {"device", "wire", "cpu/executor", "cpu/vector"},
-    "device": {"device/cpu", "wire"},  # device.h includes the body of its target
-    "fabric": {"device", "wire"},
-    "kernels/common": {"fabric", "device", "wire"},
-    "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
-    "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
-    "nic": {"wire"},
-    "cpu/executor": {"device", "wire"},
-    "cpu/vector": {"device", "wire"},
-    "host/heap": {"wire"},
-    "host/control": {"host/heap", "wire"},
-    "host/launch": {"kernels/common"},
-    "host/network": {"host/heap", "nic", "fabric", "wire"},
-    "host/session": {*HOST, *KERNELS, "fabric", "wire"},
-    "host/cuda": {"host/heap", "host/launch"},
-    "host/cpu": {*HOST, *EXECUTOR, *KERNELS, "nic", "fabric", "device"},
-    "python": {*HOST, "host/session", "host/cpu", "host/cuda", *EXECUTOR, *KERNELS, "nic", "fabric", "device", "wire"},
-}
-# NVRTC ships no headers, so what it compiles includes none.
-FOR_GPUS = {"wire", "device", "fabric", *KERNELS}
-
-
-def test_includes_point_down() -> None:
-    def layer_of(name: str) -> str | None:
-        return next((layer for layer in LAYERS if name.startswith(layer + "/")), None)
-
-    wrong = []
-    for path in sorted(native_build.SOURCE_ROOT.rglob("*.*")):
-        name = path.relative_to(native_build.SOURCE_ROOT).as_posix()
-        layer = layer_of(name)
-        assert layer is not None, f"{name} belongs to no layer"
-        for system, own in re.findall(r'^#\s*include (?:<(.+)>|"(.+)")', path.read_text(), re.MULTILINE):
-            allowed = {layer, *LAYERS[layer]}
-            if (system and layer in FOR_GPUS) or (own and layer_of(own) not in allowed):
-                wrong.append(f"{name} includes {system or own}")
-    assert not wrong
 
 
 def test_extension_needs_only_the_compiler_runtime() -> None:

@@ -1,0 +1,115 @@
+"""Which part may include or import which: arrows point down."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from places import CSRC, ROOT
+
+pytestmark = pytest.mark.once
+
+KERNELS = ("kernels/common", "kernels/normal", "kernels/measure")
+EXECUTOR = ("cpu/executor", "cpu/vector")
+HOST = ("host/heap", "host/control", "host/launch", "host/network")
+# A folder may include those named here, and itself. Longer names go first.
+INCLUDES = {
+    "wire": set(),
+    "device/cpu": {"device", "wire", "cpu/executor", "cpu/vector"},
+    "device": {"device/cpu", "wire"},  # device.h includes the body of its target
+    "fabric": {"device", "wire"},
+    "kernels/common": {"fabric", "device", "wire"},
+    "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
+    "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
+    "nic": {"wire"},
+    "cpu/executor": {"device", "wire"},
+    "cpu/vector": {"device", "wire"},
+    "host/heap": {"wire"},
+    "host/control": {"host/heap", "wire"},
+    "host/launch": {"kernels/common"},
+    "host/network": {"host/heap", "nic", "fabric", "wire"},
+    "host/session": {*HOST, *KERNELS, "fabric", "wire"},
+    "host/cuda": {"host/heap", "host/launch"},
+    "host/cpu": {*HOST, *EXECUTOR, *KERNELS, "nic", "fabric", "device"},
+    "python": {*HOST, "host/session", "host/cpu", "host/cuda", *EXECUTOR, *KERNELS, "nic", "fabric", "device", "wire"},
+}
+# NVRTC ships no headers, so what it compiles includes none.
+FOR_GPUS = {"wire", "device", "fabric", *KERNELS}
+
+# The same for the parts of the Python package, modules and folders; "" is the package's own module.
+GROUND = {"_version", "errors", "core"}
+IMPORTS = {
+    "_version": set(),
+    "errors": set(),
+    "absent": set(),
+    "core": {"errors"},
+    "jit": GROUND,
+    "bootstrap": GROUND,
+    "topology": GROUND | {"bootstrap"},
+    "device": GROUND | {"jit"},
+    "session": GROUND | {"bootstrap", "topology", "device"},
+    "modes.normal": GROUND | {"device", "session"},
+    "v1": GROUND,
+    "buffer": GROUND | {"bootstrap", "topology", "device", "session", "modes.normal", "v1"},
+    "testing": GROUND | {"device"},
+    "": GROUND | {"absent", "topology", "buffer"},
+    "ops": GROUND | {"modes.normal", "buffer"},
+    "moe": GROUND | {"ops"},
+    "compat": GROUND | {"", "absent", "v1", "moe"},
+    "bench": GROUND | {"", "jit", "bootstrap", "device", "testing"},
+    "cli": GROUND | {"jit", "device", "compat"},
+    "examples": GROUND | {"", "ops", "moe", "bench"},
+    "__main__": GROUND | {"device"},
+}
+
+
+def layer_of(name: str) -> str | None:
+    return next((layer for layer in INCLUDES if name.startswith(layer + "/")), None)
+
+
+def test_includes_point_down() -> None:
+    wrong = []
+    for path in sorted(CSRC.rglob("*.*")):
+        name = path.relative_to(CSRC).as_posix()
+        layer = layer_of(name)
+        assert layer is not None, f"{name} belongs to no layer"
+        for system, own in re.findall(r'^#\s*include (?:<(.+)>|"(.+)")', path.read_text(), re.MULTILINE):
+            allowed = {layer, *INCLUDES[layer]}
+            if (system and layer in FOR_GPUS) or (own and layer_of(own) not in allowed):
+                wrong.append(f"{name} includes {system or own}")
+    assert not wrong
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The full names of what is imported, but for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imported(node)
+
+
+def part_of(name: str) -> str:
+    """The part that a module, or a name in one, belongs to."""
+    below = name.partition("deep_ep_py.")[2]
+    return next((part for part in IMPORTS if part and f"{below}.".startswith(f"{part}.")), "")
+
+
+def test_imports_point_down() -> None:
+    wrong, parts = [], set()
+    for path in sorted((ROOT / "deep_ep_py").rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        part = part_of(name)
+        parts.add(part)
+        assert part or name in ("deep_ep_py", "deep_ep_py.modes"), f"{name} belongs to no part"
+        for other in imported(ast.parse(path.read_text())):
+            if other.startswith("deep_ep_py") and part_of(other) not in {part, *IMPORTS[part]}:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+    assert parts == set(IMPORTS)
