@@ -21,7 +21,7 @@ from deep_ep_py.modes.normal.operations import PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of, ranks_of
 from deep_ep_py.topology.nic import NicOptions
-from deep_ep_py.topology.paths import Paths
+from deep_ep_py.topology.topology import Topology
 from deep_ep_py.v1.runtime import Runtime
 from deep_ep_py.v1.surface import V1Surface
 
@@ -137,8 +137,8 @@ class Buffer(V1Surface):
         make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
-        paths = Paths.of(bootstrap.size, where, fabric, ranks_per_node, nic)
-        self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, paths, self.timeout, self.regions)
+        topology = Topology.of(bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic)
+        self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, topology, self.timeout, self.regions)
 
     @property
     def runtime(self) -> Any:
@@ -186,18 +186,18 @@ class Buffer(V1Surface):
         tokens, topk = topk_idx.shape
         sizes = C.Sizes(tokens, 0, topk, num_experts, id_bytes=topk_idx.element_size())
         streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
-        engine, device = self._engine, self._engine.device
+        engine, device, nodes = self._engine, self._engine.device, self._engine.topology.nodes
         engine.prepare(sizes, "layout")
         with device.allocating(streams.allocate_on_comm):
             per_rank = torch.zeros(self.group_size, dtype=torch.int32, device=self.device)
             per_expert = torch.zeros(num_experts, dtype=torch.int32, device=self.device)
             in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool, device=self.device)
-            per_node = torch.empty(engine.nodes, dtype=torch.int32, device=self.device) if engine.nodes > 1 else None
+            per_node = torch.empty(nodes, dtype=torch.int32, device=self.device) if nodes > 1 else None
         device.order_after_caller(streams.event, streams.allocate_on_comm)
         engine.launch_layout(sizes, topk_idx, (per_rank, per_expert, in_rank))
         if per_node is not None:
             with device.allocating(on_comm_stream=True):  # behind the layout
-                per_node.copy_(tokens_in_nodes(in_rank, engine.nodes).sum(dim=0, dtype=torch.int32))
+                per_node.copy_(tokens_in_nodes(in_rank, nodes).sum(dim=0, dtype=torch.int32))
         tensors = (topk_idx, per_rank, per_expert, in_rank, per_node)
         event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
         return per_rank, per_node, per_expert, in_rank, EventOverlap(event)

@@ -26,7 +26,7 @@ from deep_ep_py.session.growth import Growth
 from deep_ep_py.session.recovery import ranks_of, recover
 from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT, MemoryPlan, make_runtime
 from deep_ep_py.topology.membership import Membership, name_of
-from deep_ep_py.topology.paths import Paths
+from deep_ep_py.topology.topology import Topology
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -56,8 +56,8 @@ class Engine:
         Where they compute.
     num_nvl_bytes, arena_bytes, timeout, regions
         As `Buffer` takes them, checked.
-    paths : Paths
-        How they reach each other.
+    topology : Topology
+        Which ranks there are, and how this one reaches them.
 
     Attributes
     ----------
@@ -83,30 +83,27 @@ class Engine:
         device: Device,
         num_nvl_bytes: int,
         arena_bytes: int | None,
-        paths: Paths,
+        topology: Topology,
         timeout: float,
         regions: int,
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
-        self.rank, self.ranks, self.device = bootstrap.rank, bootstrap.size, device
+        self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
-        by_nics = paths.has_remote(self.ranks)
-        memory = MemoryPlan.of(device, self.ranks, by_nics, num_nvl_bytes, regions, arena_bytes)
+        memory = MemoryPlan.of(device, topology, num_nvl_bytes, regions, arena_bytes)
         self._region_bytes = memory.region_bytes
-        self.nodes = self.ranks // paths.ranks_per_node if paths.fabric == "ibgda" else 1
         name = name_of(bootstrap)
         self._bootstrap = bootstrap = connect(bootstrap)
         try:
             self.membership = Membership.agree(bootstrap, name)
-            self.runtime, self._regions_offset = make_runtime(bootstrap, device, paths, memory, timeout)
+            self.runtime, self._regions_offset = make_runtime(bootstrap, device, topology, memory, timeout)
             self.growth = Growth(bootstrap, self.runtime)
         except BaseException:
             self._let_go()
             raise
         self.stats = dict.fromkeys(_STATS, 0)
-        others = [peer for peer in range(self.ranks) if peer != self.rank]
-        self._publishes_rows = not others or any(paths.mapped(self.rank, peer) for peer in others)
+        self._publishes_rows = self.ranks == 1 or sum(topology.mapped) > 1
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[_OnItsWay] = deque()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core.native import BUILD, C
 from deep_ep_py.device.device import Device
 from deep_ep_py.topology.membership import name_of
-from deep_ep_py.topology.paths import Paths
+from deep_ep_py.topology.topology import Topology
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -41,11 +41,11 @@ class MemoryPlan:
     arena_bytes: int
 
     @staticmethod
-    def of(
-        device: Device, ranks: int, by_nics: bool, num_nvl_bytes: int, regions: int, arena_bytes: int | None
-    ) -> MemoryPlan:
+    def of(device: Device, topology: Topology, num_nvl_bytes: int, regions: int, arena_bytes: int | None) -> MemoryPlan:
         """Plan with whole pages for outputs: what is named, all of it at once, else what suits the device."""
-        first, most = (arena_bytes,) * 2 if arena_bytes is not None else device.default_arena_bytes(ranks, by_nics)
+        first = most = arena_bytes or 0
+        if arena_bytes is None:
+            first, most = device.default_arena_bytes(topology.ranks, topology.network is not None)
         return MemoryPlan(num_nvl_bytes, regions, first // _PAGE * _PAGE, most // _PAGE * _PAGE)
 
     @property
@@ -55,7 +55,7 @@ class MemoryPlan:
 
 
 def make_runtime(
-    bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPlan, timeout: float
+    bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan, timeout: float
 ) -> tuple[Any, int]:
     """Make what launches kernels, with every rank's heap. Collective.
 
@@ -63,7 +63,7 @@ def make_runtime(
     ----------
     bootstrap
         As `connect` has returned it.
-    device, paths, memory
+    device, topology, memory
         Where ranks compute, how they reach each other, what their heaps are cut into.
     timeout
         Seconds: of waits.
@@ -79,11 +79,11 @@ def make_runtime(
     ValueError
         The ranks were started differently.
     """
-    _agree(bootstrap, device, paths, memory)
-    rank, ranks, by_nics = bootstrap.rank, bootstrap.size, paths.has_remote(bootstrap.size)
+    _agree(bootstrap, device, topology, memory)
+    rank, by_nics = topology.rank, topology.network is not None
     options = C.BufferOptions(
         rank=rank,
-        ranks=ranks,
+        ranks=topology.ranks,
         regions=memory.regions,
         region_bytes=memory.region_bytes,
         arena_bytes=memory.arena_bytes,
@@ -91,11 +91,11 @@ def make_runtime(
         calls=max(memory.regions, device.calls),
         poison=bootstrap.in_process and device.poison,
         has_remote=by_nics,
-        mapped=[paths.mapped(rank, peer) for peer in range(ranks)],
+        mapped=topology.mapped,
         rank_key=_rank_key(bootstrap, device),
     )
-    weak = paths.fabric != "ibgda"
-    network = C.NetworkOptions(nic=paths.nic.native(), weak=weak, in_process=bootstrap.in_process)
+    weak = topology.network == "weak"
+    network = C.NetworkOptions(nic=topology.nic.native(), weak=weak, in_process=bootstrap.in_process)
     heap_bytes = C.heap_bytes(options)
     arena_offset = heap_bytes - memory.arena_bytes
     regions_offset = arena_offset - memory.regions * memory.region_bytes
@@ -116,7 +116,7 @@ def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
     return hash((name_of(bootstrap), str(device.torch_device))) & (1 << 64) - 1
 
 
-def _agree(bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPlan) -> None:
+def _agree(bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan) -> None:
     """Refuse ranks that were started differently before they share memory."""
     mine = {
         "version": __version__,
@@ -125,10 +125,8 @@ def _agree(bootstrap: Bootstrap, device: Device, paths: Paths, memory: MemoryPla
         "num_nvl_bytes": memory.num_nvl_bytes,
         "arena_bytes": memory.arena_bytes,
         "arena_bytes at first": memory.first_arena_bytes,
-        "fabric": paths.fabric,
-        "ranks_per_node": paths.ranks_per_node,
         "regions": memory.regions,
-        **{f"nic.{name}": value for name, value in asdict(paths.nic).items()},
+        **topology.must_agree(),
     }
     for peer, theirs in enumerate(bootstrap.all_gather(mine)):
         for name, value in mine.items():

@@ -31,15 +31,15 @@ class Runtime:
 
     def get_num_rdma_ranks(self) -> int:
         """Return how many nodes there are."""
-        return self._buffer._engine.nodes
+        return self._buffer._engine.topology.nodes
 
     def get_rdma_rank(self) -> int:
         """Return the number of this rank's node."""
-        return self._buffer.rank // self._ranks_per_node()
+        return self._buffer._engine.topology.node
 
     def get_root_rdma_rank(self, is_global: bool) -> int:
         """Return the rank on the first node that has this rank's place there; 0 where not `is_global`."""
-        return self._buffer.rank % self._ranks_per_node() if arguments.flag("is_global", is_global) else 0
+        return self._buffer._engine.topology.local_rank if arguments.flag("is_global", is_global) else 0
 
     def get_local_device_id(self) -> int:
         """Return the number of the GPU; -1 on a CPU."""
@@ -63,9 +63,6 @@ class Runtime:
     def destroy(self) -> None:
         """Call the Buffer's method of this name."""
         self._buffer.destroy()
-
-    def _ranks_per_node(self) -> int:
-        return self._buffer.group_size // self.get_num_rdma_ranks()
 
     if not TYPE_CHECKING:  # to a type checker it would make every name an attribute
 

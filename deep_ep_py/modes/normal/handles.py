@@ -122,7 +122,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         """Make the handle of an operation whose kernels are launched."""
         # The tuple proper holds only the length: `isinstance(handle, tuple)` and `len` are true, and Python indexes,
         # iterates and unpacks a subclass of tuple by its own methods.
-        handle = super().__new__(cls, (None,) * (_INTRANODE if owner.nodes == 1 else _INTERNODE))
+        handle = super().__new__(cls, (None,) * (_INTRANODE if owner.topology.nodes == 1 else _INTERNODE))
         handle.owner, handle.plan, handle.topk = owner, plan, topk
         handle.operation, handle.generation = operation, generation
         handle.is_token_in_rank, handle.recv_src_idx = is_token_in_rank, recv_src_idx
@@ -180,7 +180,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
 
     def _made(self) -> dict[int, torch.Tensor]:
         """Make the others, by place, each with memory of its own."""
-        plan, nodes = self.plan, self.owner.nodes
+        plan, nodes = self.plan, self.owner.topology.nodes
         if len(self) == _INTRANODE:
             return {2: torch.zeros_like(plan.rows_to_rank)}
         in_node = tokens_in_nodes(self.is_token_in_rank, nodes)

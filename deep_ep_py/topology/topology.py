@@ -1,0 +1,115 @@
+"""The ranks of a Buffer as one of them sees them: who shares its node, and how it reaches each."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from deep_ep_py.core import arguments
+from deep_ep_py.topology.nic import NicOptions
+
+if TYPE_CHECKING:
+    from deep_ep_py.device.device import Device
+
+RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
+"""Environment variable in the place of an argument."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Made once for each Buffer; what depends on nodes or on who is mapped asks it.
+
+    Attributes
+    ----------
+    rank, ranks : int
+        The rank that sees it so, and how many there are.
+    fabric : str
+        As `Buffer` takes it.
+    ranks_per_node : int
+        Neighbours in number share a node; all nodes have the same size.
+    nic : NicOptions
+        What software NICs are like.
+    """
+
+    rank: int
+    ranks: int
+    fabric: str
+    ranks_per_node: int
+    nic: NicOptions = field(default_factory=NicOptions)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return self.ranks // self.ranks_per_node
+
+    @property
+    def node(self) -> int:
+        """Number of the node of `rank`."""
+        return self.rank // self.ranks_per_node
+
+    @property
+    def local_rank(self) -> int:
+        """Place of `rank` in its node."""
+        return self.rank % self.ranks_per_node
+
+    @property
+    def mapped(self) -> tuple[bool, ...]:
+        """By rank: whether its heap is used by loads and stores. The same from both sides."""
+        return tuple(rank == self.rank or self._maps(rank) for rank in range(self.ranks))
+
+    @property
+    def network(self) -> str | None:
+        """What joins ranks that are not mapped; None where every pair of the Buffer's ranks is."""
+        if self.fabric == "ibgda":
+            return "ibgda" if self.nodes > 1 else None
+        return "weak" if self.fabric != "peer" and self.ranks > 1 else None
+
+    def _maps(self, peer: int) -> bool:
+        if self.fabric == "ibgda":
+            return self.node == peer // self.ranks_per_node
+        return self.fabric == "peer" or (self.fabric == "mixed" and (self.rank + peer) % 2 == 0)
+
+    def must_agree(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks, by the names that callers know."""
+        nic = {f"nic.{name}": value for name, value in asdict(self.nic).items()}
+        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, **nic}
+
+    @staticmethod
+    def of(rank: int, ranks: int, device: Device, fabric: Any, ranks_per_node: Any, nic: Any) -> Topology:
+        """Check what a caller passes, and find what it leaves out.
+
+        Parameters
+        ----------
+        rank, ranks : int
+            The caller, and how many there are.
+        device : Device
+            Where they compute.
+        fabric, ranks_per_node, nic
+            As `Buffer` takes them.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        name, given = "ranks_per_node", ranks_per_node
+        if given is None and (text := os.environ.get(RANKS_PER_NODE)):
+            name, given = RANKS_PER_NODE, int(text) if text.isdecimal() else text
+        if given is not None:
+            given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
+        if fabric is None:
+            fabric = "peer" if given is None or given >= ranks else "ibgda"
+            if fabric == "ibgda" and device.asynchronous:
+                raise ValueError(
+                    f"{name}={given}: expected fabric='ibgda' with it on a GPU, where software NICs join nodes, over "
+                    "host memory: for tests, not fast"
+                )
+        if not isinstance(fabric, str) or fabric not in device.fabrics:
+            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}")
+        if nic is not None and not isinstance(nic, NicOptions):
+            raise TypeError(f"nic={nic!r}: expected a NicOptions")
+        per_node = min(given or 1, ranks) if fabric == "ibgda" else ranks
+        if ranks % per_node:
+            raise ValueError(f"{name}={per_node}: expected a divisor of the {ranks} ranks, nodes have the same size")
+        return Topology(rank, ranks, fabric, per_node, nic or NicOptions())

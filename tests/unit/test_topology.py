@@ -1,0 +1,57 @@
+"""Which ranks there are and how they reach each other: what all ranks see alike, and what each derives."""
+
+from __future__ import annotations
+
+import pytest
+
+from deep_ep_py.device.cpu import CpuDevice
+from deep_ep_py.topology.topology import Topology
+
+pytestmark = pytest.mark.once
+
+DEVICE = CpuDevice()
+
+
+def of_all(ranks: int, fabric: str | None, ranks_per_node: int | None) -> list[Topology]:
+    return [Topology.of(rank, ranks, DEVICE, fabric, ranks_per_node, None) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("fabric", DEVICE.fabrics)
+@pytest.mark.parametrize("ranks_per_node", [None, 1, 2, 8])
+def test_both_sides_see_the_same(ranks: int, fabric: str, ranks_per_node: int | None) -> None:
+    if fabric == "ibgda" and ranks % min(ranks_per_node or 1, ranks):
+        pytest.skip("refused")
+    seen = of_all(ranks, fabric, ranks_per_node)
+    everything = [topology.mapped for topology in seen]
+    for rank, topology in enumerate(seen):
+        assert topology.mapped[rank], "its own heap"
+        assert topology.mapped == tuple(mapped[rank] for mapped in everything)
+        assert (topology.network is None) == all(map(all, everything))
+        assert topology.must_agree() == seen[0].must_agree()
+        assert topology.node * topology.ranks_per_node + topology.local_rank == rank
+        assert 0 <= topology.node < topology.nodes and topology.nodes * topology.ranks_per_node == ranks
+
+
+def test_nodes_are_where_memory_is_shared() -> None:
+    seen = of_all(6, None, 2)
+    assert [(one.node, one.local_rank) for one in seen] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+    assert seen[3].mapped == (False, False, True, True, False, False)
+    assert {topology.network for topology in seen} == {"ibgda"}
+
+
+@pytest.mark.parametrize("ranks_per_node", [None, 4, 64])
+def test_one_node_is_the_default(ranks_per_node: int | None) -> None:
+    assert {(one.nodes, one.network, one.mapped) for one in of_all(4, None, ranks_per_node)} == {(1, None, (True,) * 4)}
+
+
+def test_nodes_of_different_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="ranks_per_node=4: expected a divisor of the 6 ranks"):
+        Topology.of(0, 6, DEVICE, None, 4, None)
