@@ -5,14 +5,14 @@
 //   put_signal(...)                  warp-collective: pieces, then the signal. Promises nothing about any other put
 //   quiet(...)                       the block, then a barrier: own memory that puts of this operation read from may be
 //                                    written again
+//   fault(...)                       one thread: whether a fabric has been told of a request that failed
 //
 // A waiter is the operation that pays for blocking: `bool wait(Phase, peer, const u64* shown, u64 expected, ready)` and
 // `bool wait_word(Phase, peer, const u64* word, u64 target)`.
 #pragma once
 
-#include "fabric/ibgda.h"
 #include "fabric/peer.h"
-#include "fabric/weak.h"
+#include "fabric/registry.h"
 
 namespace deep_ep::fabric {
 
@@ -26,10 +26,10 @@ namespace detail {
 
 // One thread: to a peer that is not mapped.
 template <class Waiter>
-DEEP_EP_DEVICE bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
-                         u32 count, Word word) {
-    if (peers.ibgda != nullptr) return ibgda::post(peers, waiter, to, pieces, count, word);
-    return weak::post(peers, waiter, completion, to, pieces, count, word);
+DEEP_EP_DEVICE bool post_by_route(const Peers& peers, Waiter& waiter, Completion& completion, u32 to,
+                                  const Piece* pieces, u32 count, Word word) {
+    return Registry::at(peers, peers.route[to],
+                        [&](auto& state) { return post(peers, state, waiter, completion, to, pieces, count, word); });
 }
 
 }  // namespace detail
@@ -41,7 +41,7 @@ DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& compl
         peer::signal(peers, to, word);
         return true;
     }
-    return detail::post(peers, waiter, completion, to, nullptr, 0, word);
+    return detail::post_by_route(peers, waiter, completion, to, nullptr, 0, word);
 }
 
 // Warp-collective. What the pieces hold was written by this warp, or before a barrier it has passed.
@@ -54,29 +54,22 @@ DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& c
     }
     __syncwarp();  // all lanes' stores into the pieces come before lane 0's release of the command
     int posted = 1;
-    if (device::lane() == 0) posted = detail::post(peers, waiter, completion, to, pieces, count, word);
+    if (device::lane() == 0) {
+        posted = detail::post_by_route(peers, waiter, completion, to, pieces, count, word);
+    }
     return __shfl_sync(device::kFullMask, posted, 0) != 0;
 }
 
-// One thread: a queue pair that has failed, or null.
-DEEP_EP_DEVICE const QueuePair* failed_queue_pair(const Peers& peers) {
-    if (peers.ibgda == nullptr) return nullptr;
-#pragma unroll 1
-    for (u32 i = 0; i < peers.ranks * peers.ibgda->per_peer; ++i) {
-        const QueuePair& qp = peers.ibgda->queue_pairs[i];
-        if (!mapped(peers, qp.peer) && ibgda::failed(qp)) return &qp;
-    }
-    return nullptr;
+// One thread.
+DEEP_EP_DEVICE bool fault(const Peers& peers, Fault& found) {
+    return !Registry::all(peers, [&](auto& state) { return !fault(peers, state, found); });
 }
 
 // The block, after all posting threads of the operation have been joined. A thread that returns false has given up; the
-// barrier that follows joins them. The agent adds to `completed` (release, system) when it has read a put's pieces.
+// barrier that follows joins them.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(const Peers& peers, Waiter& waiter, Completion& completion) {
-    if (peers.ibgda != nullptr) return ibgda::quiet(peers, waiter);
-    if (threadIdx.x != 0) return true;
-    const u64 posted = device::load_relaxed<device::Scope::kDevice>(&completion.posted);
-    return waiter.wait_word(wire::Phase::kQuiet, -1, &completion.completed, posted);
+    return Registry::all(peers, [&](auto& state) { return quiet(peers, state, waiter, completion); });
 }
 
 }  // namespace deep_ep::fabric

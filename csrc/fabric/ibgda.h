@@ -3,8 +3,8 @@
 // order, and an atomic is never overtaken by data in front of it. Of other queue pairs nothing is assumed. Litmus:
 // nic_same_queue_pair.
 //
-// A NIC is a device on the bus, or a thread of the host (host/network/nic_thread.h): outside the GPU either way. What
-// it shares with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue
+// A NIC is a device on the bus, or a thread of the host (host/network/ibgda/nic_thread.h): outside the GPU either way.
+// What it shares with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue
 // pair's counts, lies in their own memory and is accessed at device scope.
 //
 // A thread that posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them
@@ -43,6 +43,7 @@ struct QueuePair {
 
 // One per Buffer, in device memory. Keys are big endian, as the NIC wants them.
 struct Ibgda {
+    static constexpr const char* kName = "ibgda";
     QueuePair* queue_pairs;  // [ranks, per_peer]; those of mapped ranks are not used
     u32 per_peer;
     u32 nics;                // of every rank
@@ -66,7 +67,7 @@ namespace mlx5 = wire::mlx5;
 // release of the completion: it has read the requests' blocks and what they send. Litmus: nic_completion.
 DEEP_EP_DEVICE u64 completed_after(const QueuePair& qp, u64 known) {
     const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
-    // Of a request that failed nothing is done; the waiter finds it (failed_queue_pair).
+    // Of a request that failed nothing is done; the waiter finds it (fault).
     if (mlx5::cqe_kind(tail) == mlx5::kRequestError) return known;
     // At most half as many blocks as the NIC's counter can tell apart are ever on their way.
     return known + ((mlx5::cqe_index(tail) + 1 - known) & 0xffff);
@@ -90,11 +91,6 @@ DEEP_EP_DEVICE bool note_completed(QueuePair& qp, u64 count) {
         if (known == before) break;
     }
     return now >= count;
-}
-
-// Its completion tells of an error: the queue pair does nothing any more.
-DEEP_EP_DEVICE bool failed(const QueuePair& qp) {
-    return mlx5::cqe_kind(device::load_acquire<Scope::kSystem>(&qp.cqe->tail)) == mlx5::kRequestError;
 }
 
 // --- telling the NIC ------------------------------------------------------------------------------------------------
@@ -173,10 +169,13 @@ DEEP_EP_DEVICE void add_request(const Ibgda& net, const QueuePair& qp, u64 index
     block.returned = mlx5::data(qp.returned, qp.returned_key, sizeof(u64));
 }
 
+}  // namespace ibgda
+
 // One thread. What the pieces hold is ordered before. All puts to one word take the same queue pair.
 template <class Waiter>
-DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const Piece* pieces, u32 count, Word word) {
-    const Ibgda& net = *peers.ibgda;
+DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Completion&, u32 to, const Piece* pieces,
+                              u32 count, Word word) {
+    using namespace ibgda;
     QueuePair& qp = net.queue_pairs[to * net.per_peer + word.queue % net.per_peer];
     u32 needed = 1;
     for (u32 i = 0; i < count; ++i) {
@@ -210,8 +209,8 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, u32 to, const 
 // one thread's walk over all of them would pay a memory latency for each. True: the NIC has read all that was posted to
 // these; the block's next barrier makes that true of all.
 template <class Waiter>
-DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, Waiter& waiter) {
-    const Ibgda& net = *peers.ibgda;
+DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& waiter, Completion&) {
+    using namespace ibgda;
     for (u32 i = threadIdx.x; i < peers.ranks * net.per_peer; i += blockDim.x) {
         QueuePair& qp = net.queue_pairs[i];
         const u64 filled = device::load_relaxed<Scope::kDevice>(&qp.filled);
@@ -220,5 +219,20 @@ DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, Waiter& waiter) {
     return true;
 }
 
-}  // namespace ibgda
+// One thread: a queue pair whose completion tells of an error does nothing any more.
+DEEP_EP_DEVICE bool fault(const Peers& peers, const Ibgda& net, Fault& found) {
+    using namespace ibgda;
+#pragma unroll 1
+    for (u32 i = 0; i < peers.ranks * net.per_peer; ++i) {
+        const QueuePair& qp = net.queue_pairs[i];
+        if (qp.cqe == nullptr) continue;  // not used
+        // Acquire: the NIC has written the rest before; what it writes later are errors too.
+        const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
+        if (mlx5::cqe_kind(tail) != mlx5::kRequestError) continue;
+        found = {qp.peer, mlx5::cqe_index(tail), static_cast<u64>(qp.cqe->vendor) << 8 | qp.cqe->syndrome};
+        return true;
+    }
+    return false;
+}
+
 }  // namespace deep_ep::fabric

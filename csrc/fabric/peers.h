@@ -6,25 +6,28 @@
 
 namespace deep_ep::fabric {
 
-struct WeakQueue;
-struct Ibgda;
+// What reaches a rank: loads and stores, else a fabric by its place in registry.h, from 1 on.
+using Route = u8;
+constexpr Route kMapped = 0;
+constexpr u32 kMostRoutes = 8;
 
 // Device memory; made once with the Buffer. Kernels hold a pointer, never a copy, so that it may change under a
 // captured graph.
 struct Peers {
     u32 rank;
     u32 ranks;
-    u8* local;        // this rank's heap
-    u8* const* base;  // [ranks] the peers' heaps, null where a peer is not load/store-reachable
+    u8* local;           // this rank's heap
+    u8* const* base;     // [ranks] the peers' heaps, null where a peer is not load/store-reachable
+    const Route* route;  // [ranks] kMapped where `base` is not null
     // [ranks] bytes of each heap that there is memory behind, here. The host raises them while kernels run (P10).
     const u64* mapped_bytes;
-    Ibgda* ibgda;     // reaches peers that are not mapped; null where there are none, or `weak` is used
-    WeakQueue* weak;  // reaches them instead; else null
+    void*
+        states[kMostRoutes];  // by route: what that fabric keeps in device memory; null where no rank is reached by it
     wire::HeapLayout heap;
 };
 
-// Local completion of the puts of one operation: a put has completed once its pieces have been read from this rank's
-// memory.
+// Local completion of the puts of one operation, for fabrics that count them: a put has completed once its pieces have
+// been read from this rank's memory.
 struct Completion {
     u64 posted;
     u64 completed;
@@ -43,6 +46,48 @@ constexpr u32 kMaxPieces = 2;
 struct Word {
     u64 offset;  // in the peer's heap
     u32 queue;   // puts with the same word have the same number here, and take the same of the queue pairs to a peer
+};
+
+// What a fabric has been told of a request that failed: nothing reaches that peer any more.
+struct Fault {
+    u32 peer;
+    u64 request;
+    u64 error;  // in the fabric's own code
+};
+
+// All that post, by the types of what each keeps in device memory.
+template <class... States>
+struct Fabrics {
+    static_assert(sizeof...(States) < kMostRoutes, "routes");
+
+    template <class State>
+    static constexpr Route route() {
+        Route place = kMapped, found = kMapped;
+        ((++place, found = same(static_cast<State*>(nullptr), static_cast<States*>(nullptr)) ? place : found), ...);
+        return found;
+    }
+
+    // Whether `visit(state)` holds for the fabric of a route.
+    template <class Visit>
+    DEEP_EP_DEVICE static bool at(const Peers& peers, Route route, Visit visit) {
+        Route place = kMapped;
+        bool result = false;
+        (void)((++place == route && ((result = visit(*static_cast<States*>(peers.states[place]))), true)) || ...);
+        return result;
+    }
+    // Whether `visit(state)` holds for every fabric in use; asked up to the first for which it does not.
+    template <class Visit>
+    DEEP_EP_DEVICE static bool all(const Peers& peers, Visit visit) {
+        Route place = kMapped;
+        return ((++place, peers.states[place] == nullptr || visit(*static_cast<States*>(peers.states[place]))) && ...);
+    }
+
+  private:
+    static constexpr bool same(const void*, const void*) { return false; }
+    template <class Same>
+    static constexpr bool same(const Same*, const Same*) {
+        return true;
+    }
 };
 
 }  // namespace deep_ep::fabric

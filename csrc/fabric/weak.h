@@ -1,7 +1,7 @@
 // Fabric `weak`, for tests: the weakest network the protocol has to work on. A put becomes a command for an agent that
 // waits at random, copies the pieces in random order and adds to the signal word last; puts overtake each other freely.
 //
-// This is the kernel's half; the agent is host/cpu/weak_agent.cpp.
+// This is the kernel's half; the agent is host/network/weak/agent.cpp.
 #pragma once
 
 #include "fabric/peers.h"
@@ -20,19 +20,17 @@ struct WeakCommand {
 
 // A ring in this rank's memory. Many kernel threads post, one agent takes.
 struct WeakQueue {
+    static constexpr const char* kName = "weak";
     static constexpr u32 kCapacity = 1024;
     u64 posted;  // positions handed out to kernel threads
     u64 taken;   // positions the agent has copied out; their slots are free again
     WeakCommand commands[kCapacity];
 };
 
-namespace weak {
-
-// One thread. False: a bounded wait of the operation's (fabric.h) has given up.
+// One thread.
 template <class Waiter>
-DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
-                              u32 count, Word word) {
-    WeakQueue& queue = *peers.weak;
+DEEP_EP_DEVICE_CALL bool post(const Peers&, WeakQueue& queue, Waiter& waiter, Completion& completion, u32 to,
+                              const Piece* pieces, u32 count, Word word) {
     // Only hands out positions; what orders the command is `ready` below.
     const u64 position = device::add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);
     // Back-pressure. The agent's release of `taken` says that it has read the slot's last command.
@@ -52,5 +50,15 @@ DEEP_EP_DEVICE_CALL bool post(const Peers& peers, Waiter& waiter, Completion& co
     return true;
 }
 
-}  // namespace weak
+// The block: its first thread waits. The agent adds to `completed` (release, system) when it has read a put's pieces.
+template <class Waiter>
+DEEP_EP_DEVICE bool quiet(const Peers&, WeakQueue&, Waiter& waiter, Completion& completion) {
+    if (threadIdx.x != 0) return true;
+    const u64 posted = device::load_relaxed<device::Scope::kDevice>(&completion.posted);
+    return waiter.wait_word(wire::Phase::kQuiet, -1, &completion.completed, posted);
+}
+
+// Its agent refuses nothing.
+DEEP_EP_DEVICE bool fault(const Peers&, const WeakQueue&, Fault&) { return false; }
+
 }  // namespace deep_ep::fabric

@@ -30,6 +30,14 @@ struct Counters {
     u64 atomics = 0;    // requests; one for each put
     u64 bytes = 0;      // of payload
     u64 doorbells = 0;  // as kernels count them
+
+    Counters& operator+=(const Counters& other) {
+        writes += other.writes;
+        atomics += other.atomics;
+        bytes += other.bytes;
+        doorbells += other.doorbells;
+        return *this;
+    }
 };
 
 // One request, for the trace.

@@ -94,18 +94,13 @@ RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std:
                             std::shared_ptr<StreamLauncher> launcher) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<CudaMemory>(context);
-    auto network = make_network(options, network_options, heaps, *memory, Kernels::kOnGpu);
+    auto networks = networks_over(options, network_options, heaps, Kernels::kOnGpu);
     // Memory of its own: a stream and a staging word that nothing else waits for.
     const auto make_teller = [context](const uint64_t* claimed, std::vector<uint64_t*> words) {
         return std::make_unique<host::TellerThread>(claimed, std::move(words), std::make_unique<CudaMemory>(context));
     };
-    auto* const shared = memory.get();
-    RuntimePointer runtime(new host::Runtime(options, own, heaps, std::move(memory), std::move(launcher),
-                                             std::move(network), make_teller));
-    runtime->on_renew_network([options, network_options, heaps, shared] {
-        return make_network(options, network_options, heaps, *shared, Kernels::kOnGpu);
-    });
-    return runtime;
+    return RuntimePointer(new host::Runtime(options, own, heaps, std::move(memory), std::move(launcher),
+                                            std::move(networks), make_teller));
 }
 
 uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage::kBytes : 0; }

@@ -6,12 +6,9 @@
 #include "cpu/vector/vector.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
-#include "host/cpu/nic_agents.h"
 #include "host/cpu/teller_agent.h"
-#include "host/cpu/weak_agent.h"
 #include "host/heap/dlpack.h"
 #include "host/launch/runner.h"
-#include "host/network/nic_thread.h"
 #include "host/session/runtime.h"
 #include "python/bindings.h"
 
@@ -33,14 +30,9 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
                             const NetworkOptions& network_options) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<host::CpuMemory>();
-    // The runtime keeps both.
-    const std::function<std::unique_ptr<host::Network>()> renew = [options, network_options, heaps,
-                                                                   shared = memory.get()] {
-        return make_network(options, network_options, heaps, *shared, Kernels::kOnCpu);
-    };
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
     auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
-    auto network = renew();
+    auto networks = networks_over(options, network_options, heaps, Kernels::kOnCpu);
     const auto make_teller = [rank = options.rank, in_process = network_options.in_process](
                                  const uint64_t* claimed,
                                  std::vector<uint64_t*> words) -> std::unique_ptr<host::Teller> {
@@ -50,10 +42,8 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
         }
         return std::make_unique<host::TellerAgent>(rank, claimed, std::move(words), std::move(words_memory));
     };
-    RuntimePointer runtime(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher),
-                                       std::move(network), make_teller));
-    runtime->on_renew_network(renew);
-    return runtime;
+    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher),
+                                      std::move(networks), make_teller));
 }
 
 Heap& own_heap(const Runtime& runtime) { return *runtime.heaps()[static_cast<size_t>(runtime.options().rank)]; }
@@ -109,9 +99,8 @@ void bind_network(py::module_& m) {
         .def_readwrite("fault_after", &Options::fault_after)
         .def_readwrite("fault_syndrome", &Options::fault_syndrome);
     py::class_<NetworkOptions>(m, "NetworkOptions")
-        .def(py::init(
-                 [](const Options& nic, bool weak, bool in_process) { return NetworkOptions{nic, weak, in_process}; }),
-             py::kw_only(), py::arg("nic"), py::arg("weak"), py::arg("in_process"));
+        .def(py::init([](const Options& nic, bool in_process) { return NetworkOptions{nic, in_process}; }),
+             py::kw_only(), py::arg("nic"), py::arg("in_process"));
     py::class_<Counters>(m, "NicCounters")
         .def_readonly("writes", &Counters::writes)
         .def_readonly("atomics", &Counters::atomics)
@@ -249,27 +238,20 @@ void bind_runner(py::module_& m) {
 
 }  // namespace
 
-std::unique_ptr<host::Network> make_network(const BufferOptions& options, const NetworkOptions& network,
-                                            const std::vector<std::shared_ptr<Heap>>& heaps, host::Memory& memory,
-                                            Kernels kernels) {
-    std::vector<bool> remote;
-    std::vector<uint8_t*> bases;
-    bool any = false;
-    for (size_t r = 0; r < heaps.size(); ++r) {
-        bases.push_back(heaps[r]->base());
-        remote.push_back(!options.mapped[r]);
-        any = any || remote[r];
-    }
-    if (!any) return nullptr;
-    if (network.weak) {
-        if (kernels == Kernels::kOnGpu) throw std::invalid_argument("a weak network: expected NICs for a GPU's ranks");
-        return std::make_unique<host::WeakAgent>(options.rank, std::move(bases));
-    }
-    const host::NicPlace place{options.rank, bases, Runtime::heap_layout(options).bytes(), remote, memory};
-    if (kernels == Kernels::kOnCpu && network.in_process) {
-        return std::make_unique<host::NicAgents>(place, network.nic);
-    }
-    return std::make_unique<host::NicThread>(place, network.nic);
+host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOptions& network,
+                                 const std::vector<std::shared_ptr<Heap>>& heaps, Kernels kernels) {
+    host::NetworkPlace place{};
+    place.rank = options.rank;
+    for (const auto& heap : heaps) place.heaps.push_back(heap->base());
+    place.heap_bytes = Runtime::heap_layout(options).bytes();
+    place.kernels_on_cpu = kernels == Kernels::kOnCpu;
+    place.in_process = network.in_process;
+    place.nic = network.nic;
+    return [place, routes = options.routes](host::Memory& memory) {
+        host::NetworkPlace here = place;
+        here.memory = &memory;
+        return host::Networks(here, routes);
+    };
 }
 
 void bind_runtime(py::module_& m) {
@@ -325,30 +307,23 @@ void bind_runtime(py::module_& m) {
                                     py::arg("rank_prefix"), py::arg("source_tokens"));
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes,
-                         uint64_t timeout_ns, int calls, bool poison, bool has_remote, std::vector<bool> mapped,
-                         uint64_t rank_key) {
+                         uint64_t timeout_ns, int calls, bool poison, bool has_remote,
+                         const std::vector<std::string>& names, uint64_t rank_key) {
+                 std::vector<fabric::Route> routes;
+                 for (const std::string& name : names) routes.push_back(host::route_named(name));
                  return BufferOptions{rank,  ranks,  regions,    region_bytes,      arena_bytes, timeout_ns,
-                                      calls, poison, has_remote, std::move(mapped), rank_key};
+                                      calls, poison, has_remote, std::move(routes), rank_key};
              }),
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
              py::arg("arena_bytes"), py::arg("timeout_ns"), py::arg("calls"), py::arg("poison"), py::arg("has_remote"),
-             py::arg("mapped"), py::arg("rank_key"));
+             py::arg("routes"), py::arg("rank_key"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
         .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"))
-        .def_property_readonly(
-            "network_refusal",
-            [](const Runtime& runtime) { return runtime.network() ? runtime.network()->refusal() : std::string(); })
-        .def_property_readonly("network_counters",
-                               [](const Runtime& runtime) {
-                                   return runtime.network() ? runtime.network()->counters()
-                                                            : std::vector<nic::Counters>();
-                               })
-        .def_property_readonly("network_trace",
-                               [](const Runtime& runtime) {
-                                   return runtime.network() ? runtime.network()->trace() : std::vector<nic::Message>();
-                               })
+        .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
+        .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })
+        .def_property_readonly("network_trace", [](const Runtime& runtime) { return runtime.networks().trace(); })
         .def("least_region_bytes", &Runtime::least_region_bytes)
         .def("put_bytes", &Runtime::put_bytes)
         .def("layout", &Runtime::layout, NoGil())

@@ -41,19 +41,16 @@ inline void check_signals() {
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
-// How ranks that are not mapped are reached.
+// What the networks of a Buffer are like.
 struct NetworkOptions {
-    nic::Options nic;  // of software NICs
-    bool weak;         // an agent without order in their place
+    nic::Options nic;  // software NICs
     bool in_process;   // all ranks are threads of this process
 };
 
 enum class Kernels { kOnCpu, kOnGpu };
 
-// What reaches them; null where there are none. `memory` outlives it.
-std::unique_ptr<host::Network> make_network(const host::BufferOptions& options, const NetworkOptions& network,
-                                            const std::vector<std::shared_ptr<host::Heap>>& heaps, host::Memory& memory,
-                                            Kernels kernels);
+host::MakeNetworks networks_over(const host::BufferOptions& options, const NetworkOptions& network,
+                                 const std::vector<std::shared_ptr<host::Heap>>& heaps, Kernels kernels);
 
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);

@@ -91,11 +91,10 @@ def make_runtime(
         calls=max(memory.regions, device.calls),
         poison=bootstrap.in_process and device.poison,
         has_remote=by_nics,
-        mapped=topology.mapped,
+        routes=topology.routes,
         rank_key=_rank_key(bootstrap, device),
     )
-    weak = topology.network == "weak"
-    network = C.NetworkOptions(nic=topology.nic.native(), weak=weak, in_process=bootstrap.in_process)
+    network = C.NetworkOptions(nic=topology.nic.native(), in_process=bootstrap.in_process)
     heap_bytes = C.heap_bytes(options)
     arena_offset = heap_bytes - memory.arena_bytes
     regions_offset = arena_offset - memory.regions * memory.region_bytes

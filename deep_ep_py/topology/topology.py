@@ -59,6 +59,11 @@ class Topology:
         return tuple(rank == self.rank or self._maps(rank) for rank in range(self.ranks))
 
     @property
+    def routes(self) -> tuple[str, ...]:
+        """By rank: "peer" where it is mapped, else the fabric that reaches it."""
+        return tuple("peer" if mapped or self.network is None else self.network for mapped in self.mapped)
+
+    @property
     def network(self) -> str | None:
         """What joins ranks that are not mapped; None where every pair of the Buffer's ranks is."""
         if self.fabric == "ibgda":

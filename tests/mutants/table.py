@@ -71,6 +71,7 @@ _EXCHANGE = "device::exchange_acq_rel<Scope::kSystem>(theirs, word);"
 _SLOWLY = (
     "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kSystem>(abort_word(peers().local, bank_));\n"
 )
+_ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none, to, nullptr, 0, word); }()"
 _POSTED = "return true;\n}\n\n// The block, after all posting"
 
 MUTANTS = (
@@ -236,7 +237,7 @@ MUTANTS = (
         (
             ("word.queue % net.per_peer]", "(word.queue + (count == 0)) % net.per_peer]"),
             (_ADD, "add_request(net, qp, index, word);\n    if (count != 0) " + _NOTHING + "\n    // In order"),
-            (_POSTED, _POSTED.replace("true", "count == 0 || post(peers, waiter, to, nullptr, 0, word)")),
+            (_POSTED, _POSTED.replace("true", f"count == 0 || {_ONLY_SIGNAL}")),
         ),
         "exact",
         ("posters", "ibgda"),
@@ -260,9 +261,9 @@ MUTANTS = (
     _one(
         "ibgda: a signal more",
         "fabric/fabric.h",
-        "return ibgda::post(peers, waiter, to, pieces, count, word);",
-        "return ibgda::post(peers, waiter, to, nullptr, 0, word) &&"
-        " ibgda::post(peers, waiter, to, pieces, count, word);",
+        "return post(peers, state, waiter, completion, to, pieces, count, word);",
+        "return post(peers, state, waiter, completion, to, nullptr, 0, word) &&"
+        " post(peers, state, waiter, completion, to, pieces, count, word);",
         "exact",
         "posters",
     ),
@@ -470,7 +471,8 @@ MUTANTS = (
     _one(
         "recovery: the old network goes on",
         "host/session/recovery.cpp",
-        "    network_.reset();\n    if (make_network_) network_ = make_network_();\n",
+        "    networks_ = {};  // before the next are made: no agent of the old ones is left\n"
+        "    networks_ = make_networks_(*memory_);\n",
         "",
         "exact",
         "recover ibgda",

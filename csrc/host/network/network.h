@@ -1,25 +1,21 @@
-// What carries puts to ranks that are not mapped.
+// What carries puts to ranks that are not mapped: the host's side of a fabric (fabric/registry.h).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "host/heap/memory.h"
 #include "nic/options.h"
-
-namespace deep_ep::fabric {
-struct WeakQueue;
-struct Ibgda;
-}  // namespace deep_ep::fabric
 
 namespace deep_ep::host {
 
 class Network {
   public:
     virtual ~Network() = default;
-    // What kernels post to: one of these.
-    virtual fabric::WeakQueue* weak_queue() { return nullptr; }
-    virtual fabric::Ibgda* ibgda() { return nullptr; }
+    // What kernels post to: the fabric's state, in device memory.
+    virtual void* state() = 0;
     // The most bytes that one put may have.
     virtual uint64_t most_put_bytes() const { return UINT64_MAX; }
     // All that kernels have posted, and that is not an operation's to wait for, has left.
@@ -30,5 +26,23 @@ class Network {
     virtual std::vector<nic::Counters> counters() const { return {}; }
     virtual std::vector<nic::Message> trace() const { return {}; }
 };
+
+// Where a network is.
+struct NetworkPlace {
+    int rank;
+    std::vector<uint8_t*> heaps;  // every rank's, as the host of this process reaches it
+    uint64_t heap_bytes;
+    std::vector<bool> reached;  // per rank: through this network
+    Memory* memory;             // for what it shares with kernels; outlives it
+    bool kernels_on_cpu;        // on this process's executor
+    bool in_process;            // all ranks are threads of this process
+    nic::Options nic;           // of software NICs
+};
+
+// Makes the network of the fabric with that state; null in a build that has none. The fabric's folder sets it when the
+// library is loaded.
+using MakeNetwork = std::unique_ptr<Network> (*)(const NetworkPlace& place);
+template <class State>
+inline MakeNetwork make_network = nullptr;
 
 }  // namespace deep_ep::host

@@ -52,7 +52,8 @@ void Runtime::store_abort_word(uint64_t word, uint32_t generation) {
 std::unique_ptr<Teller> Runtime::teller() const {
     std::vector<uint64_t*> words;
     for (int rank = 0; rank < options_.ranks; ++rank) {
-        if (present(rank) && !options_.mapped[static_cast<size_t>(rank)]) words.push_back(abort_word(rank));
+        const bool mapped = options_.routes[static_cast<size_t>(rank)] == fabric::kMapped;
+        if (present(rank) && !mapped) words.push_back(abort_word(rank));
     }
     return words.empty() ? nullptr : make_teller_(host_word(*claimed_), std::move(words));
 }

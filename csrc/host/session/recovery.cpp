@@ -22,8 +22,8 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
     const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
     memory_->store_words({abort_word(options_.rank)}, word);
     if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
-    network_.reset();
-    if (make_network_) network_ = make_network_();
+    networks_ = {};  // before the next are made: no agent of the old ones is left
+    networks_ = make_networks_(*memory_);
     return true;
 }
 

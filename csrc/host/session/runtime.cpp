@@ -53,7 +53,7 @@ wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
 }
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network,
+                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, MakeNetworks make_networks,
                  MakeTeller make_teller)
     : options_(options),
       heaps_(std::move(heaps)),
@@ -62,6 +62,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       memory_(std::move(memory)),
       launcher_(std::move(launcher)),
       mapped_(make_private<u8*>(heaps_.size())),
+      routes_(make_private<fabric::Route>(heaps_.size())),
       mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
@@ -71,13 +72,15 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       context_(make_private<Context>()),
       timeout_ns_(options.timeout_ns),
       make_teller_(std::move(make_teller)),
-      network_(std::move(network)) {
+      make_networks_(std::move(make_networks)),
+      networks_(make_networks_(*memory_)) {
     *wrong_id_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
-        if (options_.mapped[r]) mapped[r] = heaps_[r]->base();
+        if (options_.routes[r] == fabric::kMapped) mapped[r] = heaps_[r]->base();
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
+    memory_->write(routes_.get(), options_.routes.data(), options_.routes.size() * sizeof(fabric::Route));
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
     write_context(sequence(generation_, 0));
@@ -100,8 +103,8 @@ void Runtime::write_context(uint64_t sequence) {
     context.peers.local = reinterpret_cast<u8*>(heap_base(options_.rank));
     context.peers.base = mapped_.get();
     context.peers.mapped_bytes = mapped_bytes_.get();
-    context.peers.ibgda = network_ ? network_->ibgda() : nullptr;
-    context.peers.weak = network_ ? network_->weak_queue() : nullptr;
+    context.peers.route = routes_.get();
+    networks_.fill(context.peers);
     context.peers.heap = heap_layout(options_);
     context.sequence = sequence;
     context.base = base_.get();
@@ -117,7 +120,7 @@ void Runtime::write_context(uint64_t sequence) {
     memory_->write(context_.get(), &context, sizeof(context));
 }
 
-uint64_t Runtime::most_put_bytes() const { return network_ ? network_->most_put_bytes() : UINT64_MAX; }
+uint64_t Runtime::most_put_bytes() const { return networks_.most_put_bytes(); }
 
 wire::RegionLayout Runtime::region_layout(uint32_t experts, const wire::ChunkFormat& format) const {
     return fit_chunks(least_layout(experts, format), options_.region_bytes, most_put_bytes());
@@ -451,7 +454,7 @@ void Runtime::drain() {
     const auto left = [this] {
         return __atomic_load_n(&farewell_->completed, __ATOMIC_ACQUIRE) ==
                    __atomic_load_n(&farewell_->posted, __ATOMIC_RELAXED) &&
-               (!network_ || network_->idle());
+               networks_.idle();
     };
     if (left()) return;
     // A rank that went away will not acknowledge: then this one need not wait for it either.
@@ -459,7 +462,7 @@ void Runtime::drain() {
 }
 
 void Runtime::leave() {
-    network_.reset();
+    networks_ = {};
     teller_.reset();
     memory_->release_words({host_word(header(options_.rank)->left)}, 1);
 }

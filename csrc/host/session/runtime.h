@@ -15,7 +15,7 @@
 #include "host/heap/heap.h"
 #include "host/heap/memory.h"
 #include "host/launch/launcher.h"
-#include "host/network/network.h"
+#include "host/network/networks.h"
 #include "host/session/failure_count.h"
 #include "kernels/measure/args.h"
 #include "kernels/normal/args.h"
@@ -29,11 +29,11 @@ struct BufferOptions {
     uint64_t region_bytes;
     uint64_t arena_bytes;
     uint64_t timeout_ns;
-    int calls;                 // how many may be on their way at once before more records are made
-    bool poison;               // fill outputs with a pattern before they are written
-    bool has_remote;           // some pair of ranks of the Buffer is not mapped
-    std::vector<bool> mapped;  // per peer: reached by loads and stores, else through a network
-    uint64_t rank_key;         // FailureCount::of
+    int calls;                          // how many may be on their way at once before more records are made
+    bool poison;                        // fill outputs with a pattern before they are written
+    bool has_remote;                    // some pair of ranks of the Buffer is not mapped
+    std::vector<fabric::Route> routes;  // per rank: how it is reached
+    uint64_t rank_key;                  // FailureCount::of
 };
 
 // What a call's kernels tell the host while they run.
@@ -97,7 +97,7 @@ class Runtime final : private FailureCount::Member {
   public:
     // `make_teller`: for ranks that are not mapped; never called where there are none.
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, std::unique_ptr<Network> network,
+            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, MakeNetworks make_networks,
             MakeTeller make_teller);
     ~Runtime() override;
     Runtime(const Runtime&) = delete;
@@ -194,7 +194,6 @@ class Runtime final : private FailureCount::Member {
     void clear_words(uint32_t generation);
     // After the second: generation, number and bank, in one store.
     void publish(uint32_t generation, uint64_t mask);
-    void on_renew_network(std::function<std::unique_ptr<Network>()> make) { make_network_ = std::move(make); }
 
     // Of calls from now on.
     void set_timeout(uint64_t nanoseconds) { timeout_ns_ = nanoseconds; }
@@ -206,7 +205,7 @@ class Runtime final : private FailureCount::Member {
     void on_compiling_peer(std::function<void(const Call&, int peer)> tell) { tell_ = std::move(tell); }
 
     const std::shared_ptr<Arena>& arena() const { return arena_; }
-    const Network* network() const { return network_.get(); }
+    const Networks& networks() const { return networks_; }
     const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
@@ -256,6 +255,7 @@ class Runtime final : private FailureCount::Member {
     std::atomic<uint64_t> latest_{0};                     // serial of the latest launch
     std::atomic<bool> in_graphs_{false};                  // some of its calls are parts of graphs
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
+    const std::shared_ptr<fabric::Route> routes_;         // Context::peers.route
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
@@ -273,11 +273,11 @@ class Runtime final : private FailureCount::Member {
     std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
     Lifelines lifelines_;
-    std::function<std::unique_ptr<Network>()> make_network_;
     std::atomic<bool> told_{false};  // its caller knows that this generation has failed
     uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
     const MakeTeller make_teller_;
-    std::unique_ptr<Network> network_;  // these last, so that they stop first
+    const MakeNetworks make_networks_;
+    Networks networks_;  // these last, so that they stop first
     std::unique_ptr<Teller> teller_;
 };
 

@@ -151,17 +151,18 @@ class Operation {
         if (ready()) return true;
         const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
         bool arrived = false;
-        const fabric::QueuePair* broken = nullptr;
+        fabric::Fault fault{};
+        bool broken = false;
         device::spin_until(
             [&] {
                 arrived = ready();
                 return arrived || failed() || must_leave();
             },
-            [&] { return (broken = fabric::failed_queue_pair(peers())) != nullptr; },
+            [&] { return broken = fabric::fault(peers(), fault); },
             device::now_ns() + wire::patience_ns(phase, timeout_ns_), &note);
         if (arrived) return true;
-        if (broken != nullptr) {
-            fail_for(*broken, phase);
+        if (broken) {
+            fail(wire::kNetwork, phase, static_cast<i32>(fault.peer), fault.request, fault.error);
             return false;
         }
         give_up(phase, peer, expected, device::load_relaxed<Scope::kSystem>(shown));
@@ -330,13 +331,6 @@ class Operation {
             device::cas_acq_rel<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
             device::add_release<Scope::kSystem>(context_.failures, 1ull);
         }
-    }
-    // The record says which request it was, and what the NIC said of it.
-    DEEP_EP_DEVICE_CALL void fail_for(const fabric::QueuePair& qp, Phase phase) {
-        // The NIC has written these before the tail, which `failed` has acquired; what it writes later are errors too.
-        const u32 error = qp.cqe->vendor << 8 | qp.cqe->syndrome;
-        const u32 tail = device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);
-        fail(wire::kNetwork, phase, static_cast<i32>(qp.peer), wire::mlx5::cqe_index(tail), error);
     }
     DEEP_EP_DEVICE_CALL void give_up(Phase phase, i32 peer, u64 expected, u64 seen) {
         const u64 word = aborted();

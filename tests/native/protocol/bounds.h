@@ -126,7 +126,7 @@ struct Ends {
 
 // -> as Ends::check().
 inline bool run_tampered(uint64_t seed, const Setup& setup, const std::string& name, Operation operation) {
-    const bool direct = setup.fabric == Fabric::kPeer && setup.arena;
+    const bool direct = setup.fabric == "peer" && setup.arena;
     const Tampering& tampering = tamperings().at(name);
     World world;
     Ends ends{};
@@ -200,7 +200,7 @@ inline void run(uint64_t seed, const Setup& setup) {
             }
         }
     }
-    if (setup.fabric == Fabric::kPeer && setup.arena) run_short(seed, setup);
+    if (setup.fabric == "peer" && setup.arena) run_short(seed, setup);
 }
 
 }  // namespace protocol::bounds

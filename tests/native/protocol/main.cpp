@@ -29,36 +29,36 @@ int main(int argc, char** argv) {
     deep_ep::nic::Options fast;
     fast.blocks = 64;
     constexpr u64 kTight = 4096, kAmple = 1 << 16;
-    const auto normal = [&](Fabric fabric, bool arena, u64 region_bytes, int regions = 2, bool recovers = false) {
+    const auto normal = [&](const char* fabric, bool arena, u64 region_bytes, int regions = 2, bool recovers = false) {
         return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow}, recovers); };
     };
-    const auto failing = [&](Fabric fabric, bool arena, u64 region_bytes, failing::Kind kind) {
+    const auto failing = [&](const char* fabric, bool arena, u64 region_bytes, failing::Kind kind) {
         return [=](uint64_t seed) { failing::run(seed, {fabric, arena, region_bytes, 2, slow}, kind); };
     };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
-        {"peer", normal(Fabric::kPeer, true, kAmple)},
-        {"peer rounds", normal(Fabric::kPeer, false, kTight)},
+        {"peer", normal("peer", true, kAmple)},
+        {"peer rounds", normal("peer", false, kTight)},
         // With two, an operation cannot begin before all ranks have done with the one before the last anyway.
-        {"one region", normal(Fabric::kPeer, false, kTight, 1)},
-        {"weak", normal(Fabric::kWeak, false, 4 * kTight)},
-        {"ibgda", normal(Fabric::kIbgda, true, 4 * kTight)},
-        {"apart", [&](uint64_t seed) { apart::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
-        {"recover", normal(Fabric::kPeer, false, kTight, 2, true)},
-        {"recover ibgda", normal(Fabric::kIbgda, true, 4 * kTight, 2, true)},
-        {"failing", failing(Fabric::kPeer, true, kAmple, {false, false})},
-        {"failing, watched", failing(Fabric::kPeer, true, kAmple, {false, true})},
-        {"failing, ordered", failing(Fabric::kPeer, true, kAmple, {true, false})},
-        {"failing rounds", failing(Fabric::kPeer, false, kTight, {false, false})},
-        {"failing weak", failing(Fabric::kWeak, false, 2 * kTight, {false, false})},
-        {"failing ibgda", failing(Fabric::kIbgda, true, 2 * kTight, {false, false})},
-        {"replays", [&](uint64_t seed) { replays::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
-        {"replays ibgda", [&](uint64_t seed) { replays::run(seed, {Fabric::kIbgda, true, 4 * kTight, 2, slow}); }},
-        {"two buffers", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kPeer, true, kAmple, 2, slow}); }},
-        {"two buffers weak", [&](uint64_t seed) { two_buffers::run(seed, {Fabric::kWeak, false, kAmple, 2, slow}); }},
-        {"bounds", [&](uint64_t seed) { bounds::run(seed, {Fabric::kPeer, true, kTight, 2, slow}); }},
-        {"bounds rounds", [&](uint64_t seed) { bounds::run(seed, {Fabric::kPeer, false, kTight, 2, slow}); }},
-        {"bounds weak", [&](uint64_t seed) { bounds::run(seed, {Fabric::kWeak, false, 2 * kTight, 2, slow}); }},
-        {"bounds ibgda", [&](uint64_t seed) { bounds::run(seed, {Fabric::kIbgda, true, 2 * kTight, 2, slow}); }},
+        {"one region", normal("peer", false, kTight, 1)},
+        {"weak", normal("weak", false, 4 * kTight)},
+        {"ibgda", normal("ibgda", true, 4 * kTight)},
+        {"apart", [&](uint64_t seed) { apart::run(seed, {"peer", true, kAmple, 2, slow}); }},
+        {"recover", normal("peer", false, kTight, 2, true)},
+        {"recover ibgda", normal("ibgda", true, 4 * kTight, 2, true)},
+        {"failing", failing("peer", true, kAmple, {false, false})},
+        {"failing, watched", failing("peer", true, kAmple, {false, true})},
+        {"failing, ordered", failing("peer", true, kAmple, {true, false})},
+        {"failing rounds", failing("peer", false, kTight, {false, false})},
+        {"failing weak", failing("weak", false, 2 * kTight, {false, false})},
+        {"failing ibgda", failing("ibgda", true, 2 * kTight, {false, false})},
+        {"replays", [&](uint64_t seed) { replays::run(seed, {"peer", true, kAmple, 2, slow}); }},
+        {"replays ibgda", [&](uint64_t seed) { replays::run(seed, {"ibgda", true, 4 * kTight, 2, slow}); }},
+        {"two buffers", [&](uint64_t seed) { two_buffers::run(seed, {"peer", true, kAmple, 2, slow}); }},
+        {"two buffers weak", [&](uint64_t seed) { two_buffers::run(seed, {"weak", false, kAmple, 2, slow}); }},
+        {"bounds", [&](uint64_t seed) { bounds::run(seed, {"peer", true, kTight, 2, slow}); }},
+        {"bounds rounds", [&](uint64_t seed) { bounds::run(seed, {"peer", false, kTight, 2, slow}); }},
+        {"bounds weak", [&](uint64_t seed) { bounds::run(seed, {"weak", false, 2 * kTight, 2, slow}); }},
+        {"bounds ibgda", [&](uint64_t seed) { bounds::run(seed, {"ibgda", true, 2 * kTight, 2, slow}); }},
         {"fields", fields::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},

@@ -7,7 +7,7 @@
 #include "../program.h"
 #include "fabric/fabric.h"
 #include "host/cpu/memory.h"
-#include "host/cpu/nic_agents.h"
+#include "host/network/ibgda/nic_agents.h"
 #include "wire/heap_layout.h"
 
 namespace protocol::posters {
@@ -112,13 +112,16 @@ inline void run(uint64_t seed, const Sizes& sizes, const nic::Options& options) 
             return;
         }
         host::CpuMemory host_memory;
-        host::NicAgents nic({0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, host_memory}, options);
+        host::NicAgents nic({0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, &host_memory, true, true, options});
         u8* base[2] = {heaps[0], nullptr};
+        constexpr fabric::Route kByNic = fabric::Registry::route<fabric::Ibgda>();
+        const fabric::Route route[2] = {fabric::kMapped, kByNic};
         fabric::Peers peers{};
         peers.ranks = 2;
         peers.local = heaps[0];
         peers.base = base;
-        peers.ibgda = nic.ibgda();
+        peers.route = route;
+        peers.states[kByNic] = nic.state();
         planted::launch("send", 0, sizes.blocks, sizes.warps, send, Args{&peers, sizes, 1});
         executor.synchronize(0, 0);
         const nic::Counters counted = nic.counters()[1];

@@ -76,7 +76,7 @@ inline void run(uint64_t seed, u32 ranks, u32 per_peer, u32 warps) {
     net.per_peer = per_peer;
     fabric::Peers peers{};
     peers.ranks = ranks;
-    peers.ibgda = &net;
+    peers.states[fabric::Registry::route<fabric::Ibgda>()] = &net;
     planted::run_world(1, seed, [&](int) {
         planted::launch("leave", 0, 1, warps, leave, Args{&peers, &record});
         cpu::Executor::get().synchronize(0, 0);

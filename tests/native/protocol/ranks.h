@@ -4,13 +4,12 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 
 #include "../program.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
-#include "host/cpu/nic_agents.h"
 #include "host/cpu/teller_agent.h"
-#include "host/cpu/weak_agent.h"
 #include "host/session/runtime.h"
 
 namespace protocol {
@@ -18,12 +17,10 @@ namespace protocol {
 using namespace deep_ep;
 using planted::expect;
 
-enum class Fabric { kPeer, kWeak, kIbgda };
-
 struct Setup {
-    Fabric fabric;
-    bool arena;        // outputs lie where peers see them
-    u64 region_bytes;  // small ones make chunks of few rows
+    std::string fabric;  // what reaches other ranks, by its route's name
+    bool arena;          // outputs lie where peers see them
+    u64 region_bytes;    // small ones make chunks of few rows
     int regions;
     nic::Options nic;
 };
@@ -110,9 +107,9 @@ class Buffer {
         options.rank_key = rank;
         options.calls = 2;
         options.poison = true;
-        options.has_remote = setup.fabric != Fabric::kPeer;
+        options.has_remote = setup.fabric != "peer";
         for (u32 peer = 0; peer < kRanks; ++peer) {
-            options.mapped.push_back(peer == rank || setup.fabric == Fabric::kPeer);
+            options.routes.push_back(host::route_named(peer == rank ? "peer" : setup.fabric));
         }
         const wire::HeapLayout layout = host::Runtime::heap_layout(options);
         const auto own = host::Heap::make_plain(layout.bytes());
@@ -122,26 +119,24 @@ class Buffer {
         std::vector<std::shared_ptr<host::Heap>> heaps;
         for (u32 peer = 0; peer < kRanks; ++peer) heaps.push_back(parts.mapped(peer, world.heaps[peer]));
         meet(world);  // all have seen them: others may be put there
-        const auto make_network = [this, heaps, bytes = layout.bytes(), remote = options.mapped,
-                                   memory = parts.memory.get()]() -> std::unique_ptr<host::Network> {
-            const int r = static_cast<int>(this->rank);
-            std::vector<uint8_t*> bases;
-            for (const auto& heap : heaps) bases.push_back(heap->base());
-            if (this->setup.fabric == Fabric::kWeak) return std::make_unique<host::WeakAgent>(r, bases);
-            if (this->setup.fabric == Fabric::kPeer) return nullptr;
-            std::vector<bool> far;
-            for (const bool mapped : remote) far.push_back(!mapped);
-            return std::make_unique<host::NicAgents>(host::NicPlace{r, bases, bytes, far, *memory}, this->setup.nic);
+        host::NetworkPlace place{};
+        place.rank = options.rank;
+        for (const auto& heap : heaps) place.heaps.push_back(heap->base());
+        place.heap_bytes = layout.bytes();
+        place.kernels_on_cpu = place.in_process = true;
+        place.nic = setup.nic;
+        const auto make_networks = [place, routes = options.routes](host::Memory& memory) {
+            host::NetworkPlace here = place;
+            here.memory = &memory;
+            return host::Networks(here, routes);
         };
         const auto make_teller = [r = static_cast<int>(rank)](const uint64_t* claimed, std::vector<uint64_t*> words) {
             return std::make_unique<host::TellerAgent>(r, claimed, std::move(words),
                                                        std::make_unique<host::CpuMemory>());
         };
         stream = std::make_shared<host::CpuLauncher>(options.rank, own->base(), layout.regions_offset());
-        auto network = make_network();
         runtime_ = std::make_unique<host::Runtime>(options, own, heaps, std::move(parts.memory), parts.launcher(stream),
-                                                   std::move(network), make_teller);
-        runtime_->on_renew_network(make_network);
+                                                   make_networks, make_teller);
         meet(world);
     }
 

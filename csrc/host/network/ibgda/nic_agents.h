@@ -1,13 +1,13 @@
 // A rank's software NICs as agents of the executor, one for each queue pair: where all ranks live in this process.
 #pragma once
 
-#include "host/network/soft_nic.h"
+#include "host/network/ibgda/soft_nic.h"
 
 namespace deep_ep::host {
 
 class NicAgents final : public SoftNic {
   public:
-    NicAgents(const NicPlace& place, const nic::Options& options);
+    explicit NicAgents(const NetworkPlace& place);
 
   private:
     struct Agent {

@@ -1,4 +1,4 @@
-#include "host/cpu/nic_agents.h"
+#include "host/network/ibgda/nic_agents.h"
 
 #include "cpu/executor/executor.h"
 #include "device/device.h"
@@ -8,9 +8,9 @@ namespace deep_ep::host {
 NicAgents::Agent::~Agent() { cpu::Executor::get().remove_agent(id); }
 
 // Draws and time are a world's, so that a seed says all.
-NicAgents::NicAgents(const NicPlace& place, const nic::Options& options)
+NicAgents::NicAgents(const NetworkPlace& place)
     : SoftNic(
-          place, options, [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); },
+          place, [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); },
           [] { return cpu::Executor::get().now_ns(); }) {
     for (nic::SendQueue* queue : served()) {
         const std::string name = "queue pair to rank " + std::to_string(queue->connection().peer);

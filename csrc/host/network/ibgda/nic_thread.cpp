@@ -1,4 +1,4 @@
-#include "host/network/nic_thread.h"
+#include "host/network/ibgda/nic_thread.h"
 
 #include <chrono>
 #include <random>
@@ -21,8 +21,8 @@ nic::SendQueue::Random random_of(int rank) {
 
 }  // namespace
 
-NicThread::NicThread(const NicPlace& place, const nic::Options& options)
-    : SoftNic(place, options, random_of(place.rank), now_ns), thread_([this] { serve(); }) {}
+NicThread::NicThread(const NetworkPlace& place)
+    : SoftNic(place, random_of(place.rank), now_ns), thread_([this] { serve(); }) {}
 
 NicThread::~NicThread() {
     stopping_.store(true);

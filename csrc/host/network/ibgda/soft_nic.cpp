@@ -1,4 +1,4 @@
-#include "host/network/soft_nic.h"
+#include "host/network/ibgda/soft_nic.h"
 
 #include <cstring>
 
@@ -18,19 +18,18 @@ constexpr u64 kMostKeys = 1u << 24;
 
 }  // namespace
 
-SoftNic::SoftNic(const NicPlace& place, const nic::Options& options, nic::SendQueue::Random random,
-                 std::function<uint64_t()> now_ns)
-    : options_(options),
+SoftNic::SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::function<uint64_t()> now_ns)
+    : options_(place.nic),
       now_ns_(std::move(now_ns)),
       ranks_(static_cast<u32>(place.heaps.size())),
-      allocator_(place.memory) {
+      allocator_(*place.memory) {
     fabric::Ibgda device{};
     make_keys(place, device);
     make_queues(place, random, device);
     device_ = make_private<fabric::Ibgda>({device});
 }
 
-void SoftNic::make_keys(const NicPlace& place, fabric::Ibgda& device) {
+void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.heap_bytes;
     const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
@@ -66,13 +65,13 @@ void SoftNic::make_keys(const NicPlace& place, fabric::Ibgda& device) {
     device.remote_keys = keys_.get();
 }
 
-void SoftNic::make_queues(const NicPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device) {
+void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device) {
     const u32 per_peer = options_.queues_per_peer, count = ranks_ * per_peer;
     std::vector<fabric::QueuePair> queue_pairs(count);
     queues_.resize(count);
     meetings_ = std::static_pointer_cast<Meeting>(allocator_.make_polled(count * sizeof(Meeting)));
     size_t blocks = 0;
-    for (const bool far : place.remote) blocks += far ? size_t{per_peer} * options_.blocks : 0;
+    for (const bool far : place.reached) blocks += far ? size_t{per_peer} * options_.blocks : 0;
     rings_ = std::static_pointer_cast<mlx5::Block>(allocator_.make_shared(blocks * sizeof(mlx5::Block)));
     std::memset(static_cast<void*>(rings_.get()), nic::kPoison, blocks * sizeof(mlx5::Block));
     nic::SendQueue::Tell tell;
@@ -88,7 +87,7 @@ void SoftNic::make_queues(const NicPlace& place, const nic::SendQueue::Random& r
         const u32 peer = i / per_peer;
         fabric::QueuePair& qp = queue_pairs[i];
         qp.peer = peer;
-        if (!place.remote[peer]) continue;
+        if (!place.reached[peer]) continue;
         Meeting& meeting = meetings_.get()[i];
         std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
         // A number says nothing of where the queue pair is in the table.
@@ -139,11 +138,8 @@ std::vector<nic::Counters> SoftNic::counters() const {
     std::vector<nic::Counters> by_peer(ranks_);
     for (size_t i = 0; i < queues_.size(); ++i) {
         if (!queues_[i]) continue;
-        const nic::Counters one = queues_[i]->counters();
         nic::Counters& sum = by_peer[static_cast<size_t>(queues_[i]->connection().peer)];
-        sum.writes += one.writes;
-        sum.atomics += one.atomics;
-        sum.bytes += one.bytes;
+        sum += queues_[i]->counters();
         sum.doorbells += counted(i, &fabric::QueuePair::rings);
     }
     return by_peer;

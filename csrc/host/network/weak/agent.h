@@ -12,13 +12,12 @@ namespace deep_ep::host {
 // Owns a rank's queue and the fiber that serves it.
 class WeakAgent final : public Network {
   public:
-    // `heaps`: every rank's heap as mapped in this process.
-    WeakAgent(int rank, std::vector<uint8_t*> heaps);
+    explicit WeakAgent(const NetworkPlace& place);
     ~WeakAgent() override;
     WeakAgent(const WeakAgent&) = delete;
     WeakAgent& operator=(const WeakAgent&) = delete;
 
-    fabric::WeakQueue* weak_queue() override { return &queue_; }
+    void* state() override { return &queue_; }
 
   private:
     void serve();

@@ -1,6 +1,7 @@
-#include "host/cpu/weak_agent.h"
+#include "host/network/weak/agent.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "cpu/executor/executor.h"
 #include "device/device.h"
@@ -29,11 +30,16 @@ struct Put {
     uint32_t left;
 };
 
+std::unique_ptr<Network> make(const NetworkPlace& place) {
+    if (!place.kernels_on_cpu) throw std::invalid_argument("a weak network: expected NICs for a GPU's ranks");
+    return std::make_unique<WeakAgent>(place);
+}
+[[maybe_unused]] const MakeNetwork made_known = make_network<fabric::WeakQueue> = make;
+
 }  // namespace
 
-WeakAgent::WeakAgent(int rank, std::vector<uint8_t*> heaps)
-    : heaps_(std::move(heaps)), local_(heaps_[static_cast<size_t>(rank)]) {
-    agent_ = cpu::Executor::get().add_agent(rank, "weak fabric", [this] { serve(); });
+WeakAgent::WeakAgent(const NetworkPlace& place) : heaps_(place.heaps), local_(heaps_[static_cast<size_t>(place.rank)]) {
+    agent_ = cpu::Executor::get().add_agent(place.rank, "weak fabric", [this] { serve(); });
 }
 
 WeakAgent::~WeakAgent() { cpu::Executor::get().remove_agent(agent_); }

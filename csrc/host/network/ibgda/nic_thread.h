@@ -6,13 +6,13 @@
 #include <string>
 #include <thread>
 
-#include "host/network/soft_nic.h"
+#include "host/network/ibgda/soft_nic.h"
 
 namespace deep_ep::host {
 
 class NicThread final : public SoftNic {
   public:
-    NicThread(const NicPlace& place, const nic::Options& options);
+    explicit NicThread(const NetworkPlace& place);
     ~NicThread() override;
 
     std::string refusal() const override;

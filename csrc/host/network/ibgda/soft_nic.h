@@ -1,6 +1,6 @@
 // A rank's software NICs: the queue pairs that fabric/ibgda.h posts to. All that kernels and the NIC share comes
 // from a Memory: on a GPU it is host memory that the GPU has mapped, and so are the heaps then. Requests are carried
-// out by a thread (nic_thread.h), or by agents of the executor (cpu/nic_agents.h).
+// out by a thread (nic_thread.h), or by agents of the executor (nic_agents.h).
 #pragma once
 
 #include <functional>
@@ -15,21 +15,12 @@
 
 namespace deep_ep::host {
 
-// What the NICs of a rank reach.
-struct NicPlace {
-    int rank;
-    std::vector<uint8_t*> heaps;  // every rank's, as the host of this process reaches it
-    uint64_t heap_bytes;
-    std::vector<bool> remote;  // per rank: reached through here
-    Memory& memory;            // outlives the NICs
-};
-
 class SoftNic : public Network {
   public:
     SoftNic(const SoftNic&) = delete;
     SoftNic& operator=(const SoftNic&) = delete;
 
-    fabric::Ibgda* ibgda() override { return device_.get(); }
+    void* state() override { return device_.get(); }
     uint64_t most_put_bytes() const override;
     bool idle() const override;
     std::vector<nic::Counters> counters() const override;
@@ -37,8 +28,7 @@ class SoftNic : public Network {
 
   protected:
     // `now_ns`: the time for traces.
-    SoftNic(const NicPlace& place, const nic::Options& options, nic::SendQueue::Random random,
-            std::function<uint64_t()> now_ns);
+    SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::function<uint64_t()> now_ns);
     const nic::Options& options() const { return options_; }
     // Those that are used.
     const std::vector<nic::SendQueue*>& served() const { return served_; }
@@ -62,8 +52,8 @@ class SoftNic : public Network {
         return made;
     }
 
-    void make_keys(const NicPlace& place, fabric::Ibgda& device);
-    void make_queues(const NicPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device);
+    void make_keys(const NetworkPlace& place, fabric::Ibgda& device);
+    void make_queues(const NetworkPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device);
     uint64_t counted(size_t queue, u64 fabric::QueuePair::* counter) const;
 
     const nic::Options options_;

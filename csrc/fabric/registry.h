@@ -1,0 +1,22 @@
+// The fabrics that carry puts to ranks that are not mapped: an include and a name in the list for each. It has a header
+// here, for kernels, and a folder in host/network/ that makes what kernels post to.
+//
+// A fabric is a type, of what it keeps in device memory, with a name (`kName`), and for it:
+//
+//   post(peers, state, waiter, completion, to, pieces, count, word)   one thread: takes the pieces and the signal.
+//   False:
+//                                                                     a bounded wait for room has given up
+//   quiet(peers, state, waiter, completion)                           the block: own memory that puts read from may be
+//                                                                     written again, once its next barrier is passed
+//   fault(peers, state, found)                                        one thread: whether a request has failed, and
+//   which
+#pragma once
+
+#include "fabric/ibgda.h"
+#include "fabric/weak.h"
+
+namespace deep_ep::fabric {
+
+using Registry = Fabrics<Ibgda, WeakQueue>;
+
+}  // namespace deep_ep::fabric

@@ -1,0 +1,15 @@
+#include "host/network/ibgda/nic_agents.h"
+#include "host/network/ibgda/nic_thread.h"
+
+namespace deep_ep::host {
+namespace {
+
+std::unique_ptr<Network> make(const NetworkPlace& place) {
+    // Then all that happens is the executor's to schedule.
+    if (place.kernels_on_cpu && place.in_process) return std::make_unique<NicAgents>(place);
+    return std::make_unique<NicThread>(place);
+}
+[[maybe_unused]] const MakeNetwork made_known = make_network<fabric::Ibgda> = make;
+
+}  // namespace
+}  // namespace deep_ep::host

@@ -1,0 +1,90 @@
+#include "host/network/networks.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace deep_ep::host {
+namespace {
+
+struct Fabric {
+    std::string name;
+    MakeNetwork make;
+};
+
+// By route.
+template <class... States>
+std::vector<Fabric> listed(const fabric::Fabrics<States...>*) {
+    return {{"peer", nullptr}, {States::kName, make_network<States>}...};
+}
+std::vector<Fabric> fabrics() { return listed(static_cast<const fabric::Registry*>(nullptr)); }
+
+}  // namespace
+
+fabric::Route route_named(const std::string& name) {
+    const std::vector<Fabric> known = fabrics();
+    for (size_t route = 0; route < known.size(); ++route) {
+        if (known[route].name == name) return static_cast<fabric::Route>(route);
+    }
+    throw std::invalid_argument("a route \"" + name + "\": expected that of a fabric in fabric/registry.h");
+}
+
+Networks::Networks(NetworkPlace place, const std::vector<fabric::Route>& routes) {
+    const std::vector<Fabric> known = fabrics();
+    by_route_.resize(known.size());
+    for (size_t route = fabric::kMapped + 1; route < known.size(); ++route) {
+        place.reached.clear();
+        for (const fabric::Route taken : routes) place.reached.push_back(taken == route);
+        if (std::find(routes.begin(), routes.end(), route) == routes.end()) continue;
+        if (known[route].make == nullptr) {
+            throw std::invalid_argument("fabric \"" + known[route].name + "\": this build has no network for it");
+        }
+        by_route_[route] = known[route].make(place);
+    }
+}
+
+void Networks::fill(fabric::Peers& peers) const {
+    for (size_t route = 0; route < by_route_.size(); ++route) {
+        peers.states[route] = by_route_[route] ? by_route_[route]->state() : nullptr;
+    }
+}
+
+uint64_t Networks::most_put_bytes() const {
+    uint64_t most = UINT64_MAX;
+    for (const auto& network : by_route_) {
+        if (network) most = std::min(most, network->most_put_bytes());
+    }
+    return most;
+}
+
+bool Networks::idle() const {
+    return std::all_of(by_route_.begin(), by_route_.end(),
+                       [](const auto& network) { return !network || network->idle(); });
+}
+
+std::string Networks::refusal() const {
+    for (const auto& network : by_route_) {
+        if (network && !network->refusal().empty()) return network->refusal();
+    }
+    return {};
+}
+
+std::vector<nic::Counters> Networks::counters() const {
+    std::vector<nic::Counters> by_peer;
+    for (const auto& network : by_route_) {
+        const std::vector<nic::Counters> counted = network ? network->counters() : std::vector<nic::Counters>();
+        by_peer.resize(std::max(by_peer.size(), counted.size()));
+        for (size_t peer = 0; peer < counted.size(); ++peer) by_peer[peer] += counted[peer];
+    }
+    return by_peer;
+}
+
+std::vector<nic::Message> Networks::trace() const {
+    std::vector<nic::Message> messages;
+    for (const auto& network : by_route_) {
+        const std::vector<nic::Message> told = network ? network->trace() : std::vector<nic::Message>();
+        messages.insert(messages.end(), told.begin(), told.end());
+    }
+    return messages;
+}
+
+}  // namespace deep_ep::host

@@ -1,0 +1,38 @@
+// The networks of a Buffer: those that its routes name.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fabric/registry.h"
+#include "host/network/network.h"
+
+namespace deep_ep::host {
+
+// The route of a name that callers use: "peer", or a fabric's. Throws std::invalid_argument.
+fabric::Route route_named(const std::string& name);
+
+class Networks {
+  public:
+    Networks() = default;
+    // `place.reached` is filled in for each.
+    Networks(NetworkPlace place, const std::vector<fabric::Route>& routes);
+
+    // Tells kernels what to post to.
+    void fill(fabric::Peers& peers) const;
+    uint64_t most_put_bytes() const;
+    bool idle() const;
+    std::string refusal() const;
+    std::vector<nic::Counters> counters() const;
+    std::vector<nic::Message> trace() const;
+
+  private:
+    std::vector<std::unique_ptr<Network>> by_route_;  // null for routes that no rank has
+};
+
+// `memory`: what it shares with kernels comes from there.
+using MakeNetworks = std::function<Networks(Memory& memory)>;
+
+}  // namespace deep_ep::host

@@ -1,0 +1,27 @@
+"""What a new fabric takes: a header for kernels, a network for the host, a line in the registry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from native_programs import FOLDER, native_build, run
+from places import NATIVE, ROOT
+
+pytestmark = pytest.mark.once
+
+
+def test_normal_mode_over_a_fabric_of_its_own() -> None:
+    """With a registry header that comes first on the include path."""
+    toy = NATIVE / "toy"
+    fast = native_build.VARIANTS["fast"]
+    flags = (f"-I{toy.relative_to(ROOT)}", "-DDEEP_EP_WARP=1", "-O1", "-g0")
+    variant = replace(fast, name="toy", flags=flags)
+    program = FOLDER.parent / "toy" / "toy"
+    native_build.build_program(variant, [toy / "main.cpp"], program)
+    for seed in range(4):
+        done = run(program, str(seed))
+        assert done.returncode == 0, done.stderr
+        puts = int(done.stdout.split()[0])
+        assert puts > 100, "rows have gone another way"
