@@ -100,7 +100,7 @@ RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std:
         return std::make_unique<host::TellerThread>(claimed, std::move(words), std::make_unique<CudaMemory>(context));
     };
     return RuntimePointer(new host::Runtime(options, own, heaps, std::move(memory), std::move(launcher),
-                                            std::move(networks), make_teller));
+                                            control_over(options, heaps, make_teller), std::move(networks)));
 }
 
 uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage::kBytes : 0; }

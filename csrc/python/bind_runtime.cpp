@@ -42,8 +42,9 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
         }
         return std::make_unique<host::TellerAgent>(rank, claimed, std::move(words), std::move(words_memory));
     };
-    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher),
-                                      std::move(networks), make_teller));
+    auto control = control_over(options, heaps, make_teller);
+    return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), control,
+                                      std::move(networks)));
 }
 
 Heap& own_heap(const Runtime& runtime) { return *runtime.heaps()[static_cast<size_t>(runtime.options().rank)]; }
@@ -238,11 +239,29 @@ void bind_runner(py::module_& m) {
 
 }  // namespace
 
+namespace {
+
+std::vector<uint8_t*> bases_of(const std::vector<std::shared_ptr<Heap>>& heaps) {
+    std::vector<uint8_t*> bases;
+    for (const auto& heap : heaps) bases.push_back(heap->base());
+    return bases;
+}
+
+}  // namespace
+
+host::MakeControl control_over(const BufferOptions& options, const std::vector<std::shared_ptr<Heap>>& heaps,
+                               host::SharedControl::MakeTeller make_teller) {
+    return [rank = options.rank, bases = bases_of(heaps), layout = Runtime::heap_layout(options),
+            make_teller = std::move(make_teller)](host::Memory& memory) {
+        return std::make_unique<host::SharedControl>(rank, bases, layout, memory, make_teller);
+    };
+}
+
 host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOptions& network,
                                  const std::vector<std::shared_ptr<Heap>>& heaps, Kernels kernels) {
     host::NetworkPlace place{};
     place.rank = options.rank;
-    for (const auto& heap : heaps) place.heaps.push_back(heap->base());
+    place.heaps = bases_of(heaps);
     place.heap_bytes = Runtime::heap_layout(options).bytes();
     place.kernels_on_cpu = kernels == Kernels::kOnCpu;
     place.in_process = network.in_process;
@@ -400,7 +419,10 @@ void bind_runtime(py::module_& m) {
         .def("forgive", &Runtime::forgive, NoGil())
         .def(
             "abort_word",
-            [](const Runtime& runtime, int rank) { return reinterpret_cast<uint64_t>(runtime.abort_word(rank)); },
+            [](const Runtime& runtime, int rank) {
+                return runtime.heap_base(rank) +
+                       Runtime::heap_layout(runtime.options()).bank_offset(runtime.generation());
+            },
             "Address of a rank's abort word in this generation.")
         .def("set_compiling", &Runtime::set_compiling)
         .def("compiling_peers", &Runtime::compiling_peers)

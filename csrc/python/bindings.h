@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "host/control/shared_control.h"
 #include "host/launch/runner.h"
 #include "host/session/runtime.h"
 
@@ -49,6 +50,9 @@ struct NetworkOptions {
 
 enum class Kernels { kOnCpu, kOnGpu };
 
+host::MakeControl control_over(const host::BufferOptions& options,
+                               const std::vector<std::shared_ptr<host::Heap>>& heaps,
+                               host::SharedControl::MakeTeller make_teller);
 host::MakeNetworks networks_over(const host::BufferOptions& options, const NetworkOptions& network,
                                  const std::vector<std::shared_ptr<host::Heap>>& heaps, Kernels kernels);
 

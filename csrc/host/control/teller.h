@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -48,7 +47,5 @@ class TellerThread final : public Teller {
     std::atomic<bool> stopping_{false};
     std::thread thread_;  // last: it uses the others
 };
-
-using MakeTeller = std::function<std::unique_ptr<Teller>(const uint64_t* claimed, std::vector<uint64_t*> words)>;
 
 }  // namespace deep_ep::host

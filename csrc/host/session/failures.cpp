@@ -15,47 +15,32 @@ wire::Failure Call::failure() const {
     return failure;
 }
 
-uint64_t* Runtime::abort_word(int rank, uint32_t generation) const {
-    const uint64_t bank = heap_base(rank) + heap_layout(options_).bank_offset(generation);
-    return host_word(reinterpret_cast<wire::BankHeader*>(bank)->abort);
-}
-
 void Runtime::abort(uint32_t reason, int peer) {
     told_ = true;
     failures_->note_told();
-    store_abort_word(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer), generation_);
+    control_->tell_failure(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer),
+                           generation_);
 }
 
-bool Runtime::aborted() const {
-    return wire::abort_generation(memory_->load_word(abort_word(options_.rank))) >= generation_;
-}
+bool Runtime::aborted() const { return wire::abort_generation(control_->failure(generation_)) >= generation_; }
 
 void Runtime::abort_generation(uint32_t generation, uint32_t reason) {
-    store_abort_word(wire::abort_word(generation, reason, static_cast<uint32_t>(options_.rank), -1), generation);
+    control_->tell_failure(wire::abort_word(generation, reason, static_cast<uint32_t>(options_.rank), -1), generation);
 }
 
 void Runtime::pass_abort_on() {
     // Some rank has stored it here, or this rank would not have given up.
-    store_abort_word(memory_->load_word(abort_word(options_.rank)), generation_);
-}
-
-void Runtime::store_abort_word(uint64_t word, uint32_t generation) {
-    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. A kernel that
-    // reads what this rank's user writes into published rows from now on, and then looks, finds the word: every rank
-    // has it before this one's caller goes on (P12, Operation::look_last).
-    std::vector<uint64_t*> words;
-    for (int rank = 0; rank < options_.ranks; ++rank) words.push_back(abort_word(rank, generation));
-    memory_->store_words(words, word);
+    control_->tell_failure(control_->failure(generation_), generation_);
 }
 
 // Null where kernels reach all ranks.
 std::unique_ptr<Teller> Runtime::teller() const {
-    std::vector<uint64_t*> words;
+    std::vector<int> ranks;
     for (int rank = 0; rank < options_.ranks; ++rank) {
         const bool mapped = options_.routes[static_cast<size_t>(rank)] == fabric::kMapped;
-        if (present(rank) && !mapped) words.push_back(abort_word(rank));
+        if (present(rank) && !mapped) ranks.push_back(rank);
     }
-    return words.empty() ? nullptr : make_teller_(host_word(*claimed_), std::move(words));
+    return ranks.empty() ? nullptr : control_->make_teller(host_word(*claimed_), generation_, ranks);
 }
 
 void Runtime::note_told() {
@@ -102,13 +87,13 @@ uint64_t Runtime::operations_of(int peer) const {
 // A peer that is gone and had not finished the operation this rank is in, so that it never will; -1: none. A peer that
 // has finished it may go. `left`: looks for one that has left, whose process need not have ended.
 int Runtime::find_lost(bool left) const {
-    const uint64_t own = announcement(options_.rank);
+    const uint64_t own = control_->announcement(options_.rank);
     for (int peer = 0; own != 0 && peer < options_.ranks; ++peer) {
         if (peer == options_.rank || !present(peer)) continue;
-        // Acquired, so that its words are read below after its end: none is added later.
-        if ((memory_->acquire_word(host_word(header(peer)->left)) != 0) != left) continue;
+        // Its words are read below, after its end: none is added later.
+        if (control_->left(peer) != left) continue;
         // A peer that has left in between has closed its sockets, but its process lives: it is no loss of a process.
-        if (!left && (!lifelines_.ended(peer) || memory_->acquire_word(host_word(header(peer)->left)) != 0)) continue;
+        if (!left && (!control_->ended(peer) || control_->left(peer))) continue;
         if (operations_of(peer) <= wire::announced_operation(own)) return peer;
     }
     return -1;
@@ -127,9 +112,9 @@ bool Runtime::abort_if_lost() {
 
 // A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
 bool Runtime::compare_with_peers(Call& call) {
-    const uint64_t own = announcement(options_.rank);
+    const uint64_t own = control_->announcement(options_.rank);
     for (int peer = 0; peer < options_.ranks; ++peer) {
-        const uint64_t theirs = present(peer) ? announcement(peer) : 0;
+        const uint64_t theirs = present(peer) ? control_->announcement(peer) : 0;
         if (theirs == own || theirs == 0 || own == 0) continue;
         if (wire::announced_operation(theirs) != wire::announced_operation(own)) continue;
         call.mismatch = {peer, wire::announced_kind(theirs)};

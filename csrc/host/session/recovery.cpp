@@ -20,7 +20,7 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
     // Nothing is told any more of this generation, whose words others are about to leave.
     teller_.reset();
     const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
-    memory_->store_words({abort_word(options_.rank)}, word);
+    control_->stop_own(word, generation_);
     if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
     networks_ = {};  // before the next are made: no agent of the old ones is left
     networks_ = make_networks_(*memory_);
@@ -30,9 +30,7 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
 bool Runtime::gone(int rank) const {
     // A rank that was left out was known to be gone, and stays so: what told of it is closed since, and its
     // descriptors' numbers may be other files' by now.
-    if (!present(rank)) return true;
-    // Either says that its stores are over, and shows them.
-    return memory_->acquire_word(host_word(header(rank)->left)) != 0 || lifelines_.gone(rank);
+    return !present(rank) || control_->gone(rank);
 }
 
 int Runtime::wait_gone(uint64_t mask, uint64_t nanoseconds) {
@@ -45,25 +43,15 @@ int Runtime::wait_gone(uint64_t mask, uint64_t nanoseconds) {
 }
 
 Meeting Runtime::meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nanoseconds) {
-    const auto me = static_cast<size_t>(options_.rank);
-    std::vector<uint64_t*> masks, stages;
-    for (int rank = 0; rank < options_.ranks; ++rank) {
-        masks.push_back(host_word(header(rank)->recovery[me].mask));
-        stages.push_back(host_word(header(rank)->recovery[me].stage));
-    }
-    memory_->store_words(masks, mask);
-    memory_->release_words(stages, stage_of(attempt, again));
-
+    control_->tell_stage(mask, stage_of(attempt, again));
     Meeting meeting;
     const auto over = [&] {
         meeting = {};
         for (int peer = 0; peer < options_.ranks; ++peer) {
             if (peer == options_.rank || (mask >> peer & 1) != 0) continue;
-            wire::RecoveryWord& word = header(options_.rank)->recovery[peer];
-            const uint64_t stage = memory_->acquire_word(host_word(word.stage));
-            const uint64_t theirs = memory_->acquire_word(host_word(word.mask));
+            const auto [theirs, stage, latest] = control_->stage_of(peer);
             // It has stored that mask for this attempt if it is in no other yet.
-            const bool same = memory_->acquire_word(host_word(word.stage)) >> 1 == attempt;
+            const bool same = latest >> 1 == attempt;
             if (stage >> 1 == attempt && same && theirs != mask) {
                 meeting = {Meeting::kOtherMask, peer, theirs};
                 return true;
@@ -91,7 +79,7 @@ void Runtime::clear_words(uint32_t generation) {
     // Not the abort word: it is of an older generation, which is as good as clear, or of this one already.
     memory_->fill(bank + sizeof(wire::BankHeader), 0, heap.bank_bytes() - sizeof(wire::BankHeader));
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
-    memory_->store_words({host_word(header(options_.rank)->announcement)}, 0);
+    control_->clear_announcement();
     *farewell_ = {};
     // Calls of graphs will run again: what they leave is of their own generation alone.
     std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });

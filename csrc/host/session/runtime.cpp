@@ -53,13 +53,14 @@ wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
 }
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, MakeNetworks make_networks,
-                 MakeTeller make_teller)
+                 std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, const MakeControl& make_control,
+                 MakeNetworks make_networks)
     : options_(options),
       heaps_(std::move(heaps)),
       arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes,
                                      options.poison)),
       memory_(std::move(memory)),
+      control_(make_control(*memory_)),
       launcher_(std::move(launcher)),
       mapped_(make_private<u8*>(heaps_.size())),
       routes_(make_private<fabric::Route>(heaps_.size())),
@@ -71,7 +72,6 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       failures_(FailureCount::of(options.rank_key, *memory_)),
       context_(make_private<Context>()),
       timeout_ns_(options.timeout_ns),
-      make_teller_(std::move(make_teller)),
       make_networks_(std::move(make_networks)),
       networks_(make_networks_(*memory_)) {
     *wrong_id_ = -1;
@@ -396,7 +396,7 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     uint64_t waited = 0, suspicious = kSuspicious;
     // Not forever: it is left to the executor to find a wait without end.
     while (waited < 2 * call.timeout_ns) {
-        const uint64_t time = lifelines_.empty() ? suspicious - waited : kLook;
+        const uint64_t time = control_->watches() ? kLook : suspicious - waited;
         if (launcher_->wait_for(ready, what, time)) return;
         waited += time;
         if (abort_if_lost()) break;
@@ -408,21 +408,12 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     launcher_->wait(ready, what);  // after a mismatch or a loss: the abort word ends it
 }
 
-uint64_t Runtime::announcement(int rank) const {
-    // Stored by that rank's kernels.
-    return memory_->load_word(host_word(header(rank)->announcement));
-}
-
-void Runtime::set_compiling(bool compiling) {
-    memory_->store_words({host_word(header(options_.rank)->compiling)}, compiling);
-}
+void Runtime::set_compiling(bool compiling) { control_->set_compiling(compiling); }
 
 std::vector<int> Runtime::compiling_peers() const {
     std::vector<int> peers;
     for (int rank = 0; rank < options_.ranks; ++rank) {
-        // Stored by that rank's host; it stands for itself.
-        if (rank == options_.rank || !present(rank)) continue;
-        if (memory_->load_word(host_word(header(rank)->compiling)) != 0) peers.push_back(rank);
+        if (rank != options_.rank && present(rank) && control_->compiling(rank)) peers.push_back(rank);
     }
     return peers;
 }
@@ -464,7 +455,7 @@ void Runtime::drain() {
 void Runtime::leave() {
     networks_ = {};
     teller_.reset();
-    memory_->release_words({host_word(header(options_.rank)->left)}, 1);
+    control_->leave();
 }
 
 }  // namespace deep_ep::host

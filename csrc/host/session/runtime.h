@@ -9,8 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "host/control/lifelines.h"
-#include "host/control/teller.h"
+#include "host/control/control_plane.h"
 #include "host/heap/arena.h"
 #include "host/heap/heap.h"
 #include "host/heap/memory.h"
@@ -95,10 +94,9 @@ struct Sizes {
 
 class Runtime final : private FailureCount::Member {
   public:
-    // `make_teller`: for ranks that are not mapped; never called where there are none.
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
-            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, MakeNetworks make_networks,
-            MakeTeller make_teller);
+            std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, const MakeControl& make_control,
+            MakeNetworks make_networks);
     ~Runtime() override;
     Runtime(const Runtime&) = delete;
     Runtime& operator=(const Runtime&) = delete;
@@ -162,7 +160,7 @@ class Runtime final : private FailureCount::Member {
 
     // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
     void watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes) {
-        lifelines_ = Lifelines(sockets, processes);
+        control_->watch(Lifelines(sockets, processes));
     }
 
     // Tells every rank, this one included, that this rank has failed (P15). When it returns all of them have the word.
@@ -209,13 +207,11 @@ class Runtime final : private FailureCount::Member {
     const std::vector<std::shared_ptr<Heap>>& heaps() const { return heaps_; }
     const BufferOptions& options() const { return options_; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
-    // Address of a rank's abort word in this generation.
-    uint64_t* abort_word(int rank) const { return abort_word(rank, generation_); }
+    uint32_t generation() const { return generation_; }
 
   private:
     bool untold() const override;
     std::function<bool(uint64_t)> leaving() const override;
-    uint64_t* abort_word(int rank, uint32_t generation) const;
     std::unique_ptr<Teller> teller() const;
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
                     const void* args, size_t bytes);
@@ -231,7 +227,6 @@ class Runtime final : private FailureCount::Member {
     std::shared_ptr<T> make_private(size_t count = 1) {
         return std::static_pointer_cast<T>(memory_->make_private(count * sizeof(T)));
     }
-    wire::HeapHeader* header(int rank) const { return reinterpret_cast<wire::HeapHeader*>(heap_base(rank)); }
 
     std::shared_ptr<Call> open(wire::Kind kind);
     void make_spare(size_t count);
@@ -243,14 +238,13 @@ class Runtime final : private FailureCount::Member {
     uint64_t operations_of(int peer) const;
     bool present(int rank) const { return (mask_ >> rank & 1) == 0; }
     void write_context(uint64_t sequence);
-    void store_abort_word(uint64_t word, uint32_t generation);
-    uint64_t announcement(int rank) const;
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
 
     const BufferOptions options_;
     const std::vector<std::shared_ptr<Heap>> heaps_;
     const std::shared_ptr<Arena> arena_;
     const std::unique_ptr<Memory> memory_;
+    const std::unique_ptr<ControlPlane> control_;
     const std::shared_ptr<Launcher> launcher_;
     std::atomic<uint64_t> latest_{0};                     // serial of the latest launch
     std::atomic<bool> in_graphs_{false};                  // some of its calls are parts of graphs
@@ -272,10 +266,8 @@ class Runtime final : private FailureCount::Member {
     std::vector<std::shared_ptr<Call>> calls_;
     std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
-    Lifelines lifelines_;
     std::atomic<bool> told_{false};  // its caller knows that this generation has failed
     uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
-    const MakeTeller make_teller_;
     const MakeNetworks make_networks_;
     Networks networks_;  // these last, so that they stop first
     std::unique_ptr<Teller> teller_;

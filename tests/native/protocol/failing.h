@@ -148,11 +148,17 @@ class Watcher {
         };
         cpu::wait_until(failed, "a failure");
         for (u32 r = 0; r < kRanks; ++r) {
-            const u64 word = __atomic_load_n(runtime_.abort_word(static_cast<int>(r)), __ATOMIC_RELAXED);
+            const u64 word = __atomic_load_n(abort_word(r), __ATOMIC_RELAXED);
             if (wire::abort_generation(word) != calls_[0]->generation) too_early_ = true;
         }
         std::fill(rows_.x, rows_.x + rows_.count * kHidden, kGarbage);
         cpu::wait_until([] { return false; }, "nothing more");
+    }
+
+    const u64* abort_word(u32 rank) const {
+        const wire::HeapLayout heap = host::Runtime::heap_layout(runtime_.options());
+        return reinterpret_cast<const u64*>(runtime_.heap_base(static_cast<int>(rank)) +
+                                            heap.bank_offset(runtime_.generation()));
     }
 
     const host::Runtime& runtime_;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "../program.h"
+#include "host/control/shared_control.h"
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
 #include "host/cpu/teller_agent.h"
@@ -134,9 +135,12 @@ class Buffer {
             return std::make_unique<host::TellerAgent>(r, claimed, std::move(words),
                                                        std::make_unique<host::CpuMemory>());
         };
+        const auto make_control = [r = options.rank, bases = place.heaps, layout, make_teller](host::Memory& memory) {
+            return std::make_unique<host::SharedControl>(r, bases, layout, memory, make_teller);
+        };
         stream = std::make_shared<host::CpuLauncher>(options.rank, own->base(), layout.regions_offset());
         runtime_ = std::make_unique<host::Runtime>(options, own, heaps, std::move(parts.memory), parts.launcher(stream),
-                                                   make_networks, make_teller);
+                                                   make_control, make_networks);
         meet(world);
     }
 

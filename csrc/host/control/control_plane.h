@@ -1,0 +1,65 @@
+// What the hosts of a Buffer's ranks tell each other, beside what their kernels do: failures, what each is at, its end,
+// and how far it is in a recovery. No other part of a rank's host looks into another's memory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "host/control/lifelines.h"
+#include "host/control/teller.h"
+
+namespace deep_ep::host {
+
+class ControlPlane {
+  public:
+    virtual ~ControlPlane() = default;
+
+    // --- failures (P15)
+    // Tells every rank, this one included, by the abort word of a generation. When it returns all of them have it.
+    virtual void tell_failure(uint64_t word, uint32_t generation) = 0;
+    // Tells this rank's own kernels alone.
+    virtual void stop_own(uint64_t word, uint32_t generation) = 0;
+    // The abort word that this rank has in a generation.
+    virtual uint64_t failure(uint32_t generation) const = 0;
+    // What tells `ranks`, which kernels do not reach, of the failures that they claim. `claimed`: Context::claimed.
+    virtual std::unique_ptr<Teller> make_teller(const uint64_t* claimed, uint32_t generation,
+                                                const std::vector<int>& ranks) = 0;
+
+    // --- what a rank is at
+    // As its kernels have announced it; 0: nothing yet.
+    virtual uint64_t announcement(int rank) const = 0;
+    // Before a generation begins; no kernel runs.
+    virtual void clear_announcement() = 0;
+    virtual void set_compiling(bool compiling) = 0;
+    virtual bool compiling(int rank) const = 0;
+
+    // --- its end
+    // This rank stores nothing any more. What it has stored is visible to one that sees left().
+    virtual void leave() = 0;
+    virtual bool left(int rank) const = 0;
+    // Its process has ended, or is ending: what it has stored before is visible then.
+    virtual bool ended(int rank) const = 0;
+    // It is known to store nothing any more.
+    virtual bool gone(int rank) const = 0;
+    // Peers live in processes whose end shows there.
+    virtual void watch(Lifelines lifelines) = 0;
+    // Whether ends of processes show at all.
+    virtual bool watches() const = 0;
+
+    // --- recovery (P16)
+    struct Stage {
+        uint64_t mask;    // the ranks that it leaves out
+        uint64_t stage;   // only grows
+        uint64_t latest;  // the stage after the mask was looked at: of another attempt, the mask may be too
+    };
+    // The mask first. What this rank has done before is visible to one that sees the stage.
+    virtual void tell_stage(uint64_t mask, uint64_t stage) = 0;
+    virtual Stage stage_of(int rank) const = 0;
+};
+
+// `memory`: of the rank that it is for; it outlives it.
+using MakeControl = std::function<std::unique_ptr<ControlPlane>(Memory& memory)>;
+
+}  // namespace deep_ep::host

@@ -1,0 +1,74 @@
+#include "host/control/shared_control.h"
+
+#include "host/control/host_word.h"
+
+namespace deep_ep::host {
+
+uint64_t* SharedControl::abort_word(int rank, uint32_t generation) const {
+    uint8_t* const bank = heaps_[static_cast<size_t>(rank)] + layout_.bank_offset(generation);
+    return host_word(reinterpret_cast<wire::BankHeader*>(bank)->abort);
+}
+
+void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
+    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. A kernel that
+    // reads what this rank's user writes into published rows from now on, and then looks, finds the word: every rank
+    // has it before this one's caller goes on (P12, Operation::look_last).
+    std::vector<uint64_t*> words;
+    for (size_t rank = 0; rank < heaps_.size(); ++rank) words.push_back(abort_word(static_cast<int>(rank), generation));
+    memory_.store_words(words, word);
+}
+
+void SharedControl::stop_own(uint64_t word, uint32_t generation) {
+    memory_.store_words({abort_word(rank_, generation)}, word);
+}
+
+uint64_t SharedControl::failure(uint32_t generation) const { return memory_.load_word(abort_word(rank_, generation)); }
+
+std::unique_ptr<Teller> SharedControl::make_teller(const uint64_t* claimed, uint32_t generation,
+                                                   const std::vector<int>& ranks) {
+    std::vector<uint64_t*> words;
+    for (const int rank : ranks) words.push_back(abort_word(rank, generation));
+    return make_teller_(claimed, std::move(words));
+}
+
+// Stored by that rank's kernels; it stands for itself.
+uint64_t SharedControl::announcement(int rank) const {
+    return memory_.load_word(host_word(header(rank)->announcement));
+}
+
+void SharedControl::clear_announcement() { memory_.store_words({host_word(header(rank_)->announcement)}, 0); }
+
+void SharedControl::set_compiling(bool compiling) {
+    memory_.store_words({host_word(header(rank_)->compiling)}, compiling);
+}
+
+// Stored by that rank's host; it stands for itself.
+bool SharedControl::compiling(int rank) const { return memory_.load_word(host_word(header(rank)->compiling)) != 0; }
+
+void SharedControl::leave() { memory_.release_words({host_word(header(rank_)->left)}, 1); }
+
+// Acquired, so that what it has stored before its end is read after it.
+bool SharedControl::left(int rank) const { return memory_.acquire_word(host_word(header(rank)->left)) != 0; }
+
+void SharedControl::tell_stage(uint64_t mask, uint64_t stage) {
+    std::vector<uint64_t*> masks, stages;
+    for (size_t rank = 0; rank < heaps_.size(); ++rank) {
+        wire::RecoveryWord& own = header(static_cast<int>(rank))->recovery[rank_];
+        masks.push_back(host_word(own.mask));
+        stages.push_back(host_word(own.stage));
+    }
+    memory_.store_words(masks, mask);
+    memory_.release_words(stages, stage);
+}
+
+// Stored by that rank's host; acquired, so that what it had done before is visible.
+ControlPlane::Stage SharedControl::stage_of(int rank) const {
+    wire::RecoveryWord& theirs = header(rank_)->recovery[rank];
+    Stage found{};
+    found.stage = memory_.acquire_word(host_word(theirs.stage));
+    found.mask = memory_.acquire_word(host_word(theirs.mask));
+    found.latest = memory_.acquire_word(host_word(theirs.stage));
+    return found;
+}
+
+}  // namespace deep_ep::host

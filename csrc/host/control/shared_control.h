@@ -1,0 +1,58 @@
+// The control plane of one machine: in the heaps of all ranks, which each rank's host has mapped, and by descriptors
+// that tell of processes.
+#pragma once
+
+#include <functional>
+
+#include "host/control/control_plane.h"
+#include "host/heap/memory.h"
+#include "wire/heap_layout.h"
+
+namespace deep_ep::host {
+
+class SharedControl final : public ControlPlane {
+  public:
+    using MakeTeller = std::function<std::unique_ptr<Teller>(const uint64_t* claimed, std::vector<uint64_t*> words)>;
+
+    // `heaps`: every rank's, as this process has them mapped, which live longer, as does `memory`.
+    SharedControl(int rank, std::vector<uint8_t*> heaps, const wire::HeapLayout& layout, Memory& memory,
+                  MakeTeller make_teller)
+        : rank_(rank),
+          heaps_(std::move(heaps)),
+          layout_(layout),
+          memory_(memory),
+          make_teller_(std::move(make_teller)) {}
+
+    void tell_failure(uint64_t word, uint32_t generation) override;
+    void stop_own(uint64_t word, uint32_t generation) override;
+    uint64_t failure(uint32_t generation) const override;
+    std::unique_ptr<Teller> make_teller(const uint64_t* claimed, uint32_t generation,
+                                        const std::vector<int>& ranks) override;
+    uint64_t announcement(int rank) const override;
+    void clear_announcement() override;
+    void set_compiling(bool compiling) override;
+    bool compiling(int rank) const override;
+    void leave() override;
+    bool left(int rank) const override;
+    bool ended(int rank) const override { return lifelines_.ended(rank); }
+    bool gone(int rank) const override { return left(rank) || lifelines_.gone(rank); }
+    void watch(Lifelines lifelines) override { lifelines_ = std::move(lifelines); }
+    bool watches() const override { return !lifelines_.empty(); }
+    void tell_stage(uint64_t mask, uint64_t stage) override;
+    Stage stage_of(int rank) const override;
+
+  private:
+    wire::HeapHeader* header(int rank) const {
+        return reinterpret_cast<wire::HeapHeader*>(heaps_[static_cast<size_t>(rank)]);
+    }
+    uint64_t* abort_word(int rank, uint32_t generation) const;
+
+    const int rank_;
+    const std::vector<uint8_t*> heaps_;
+    const wire::HeapLayout layout_;
+    Memory& memory_;
+    const MakeTeller make_teller_;
+    Lifelines lifelines_;
+};
+
+}  // namespace deep_ep::host
