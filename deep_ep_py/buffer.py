@@ -14,9 +14,9 @@ from deep_ep_py.bootstrap.groups import make_bootstrap
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
-from deep_ep_py.core.native import C
 from deep_ep_py.device.make import make_device
-from deep_ep_py.modes.normal.handles import Handle, tokens_in_nodes
+from deep_ep_py.modes.normal import layout
+from deep_ep_py.modes.normal.handles import Handle
 from deep_ep_py.modes.normal.operations import PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of, ranks_of
@@ -183,23 +183,10 @@ class Buffer(V1Surface):
         arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
         num_experts = arguments.experts(num_experts, self.group_size)
         topk_idx = arguments.topk_idx(topk_idx, num_experts, self.device)
-        tokens, topk = topk_idx.shape
-        sizes = C.Sizes(tokens, 0, topk, num_experts, id_bytes=topk_idx.element_size())
         streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
-        engine, device, nodes = self._engine, self._engine.device, self._engine.topology.nodes
-        engine.prepare(sizes, "layout")
-        with device.allocating(streams.allocate_on_comm):
-            per_rank = torch.zeros(self.group_size, dtype=torch.int32, device=self.device)
-            per_expert = torch.zeros(num_experts, dtype=torch.int32, device=self.device)
-            in_rank = torch.empty((tokens, self.group_size), dtype=torch.bool, device=self.device)
-            per_node = torch.empty(nodes, dtype=torch.int32, device=self.device) if nodes > 1 else None
-        device.order_after_caller(streams.event, streams.allocate_on_comm)
-        engine.launch_layout(sizes, topk_idx, (per_rank, per_expert, in_rank))
-        if per_node is not None:
-            with device.allocating(on_comm_stream=True):  # behind the layout
-                per_node.copy_(tokens_in_nodes(in_rank, nodes).sum(dim=0, dtype=torch.int32))
-        tensors = (topk_idx, per_rank, per_expert, in_rank, per_node)
-        event = device.order_caller_after(tensors, async_finish, allocate_on_comm_stream)
+        per_rank, per_node, per_expert, in_rank, event = layout.count_tokens(
+            self._engine, topk_idx, num_experts, streams
+        )
         return per_rank, per_node, per_expert, in_rank, EventOverlap(event)
 
     def dispatch(
@@ -379,9 +366,9 @@ class Buffer(V1Surface):
         row_bytes, multiple = 2 * hidden, arguments.ROW_ALIGNMENT // (1 if arguments.flag("fp8", fp8) else 2)
         if hidden % multiple:
             raise ValueError(f"hidden={hidden}: expected a multiple of {multiple}")
-        self._engine.warmup(row_bytes, topk)
+        layout.warmup(self._engine, row_bytes, topk)
         if fp8:
-            self._engine.warmup(hidden, topk)
+            layout.warmup(self._engine, hidden, topk)
 
     @property
     def comm_stream(self) -> Any:

@@ -22,8 +22,6 @@ using host::Call;
 using host::Heap;
 using host::Meeting;
 using host::Runtime;
-using host::Sizes;
-using host::Tensors;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
@@ -62,11 +60,6 @@ py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, u
         host::make_tensor(runtime.arena(), shape, {code, bits, 1}, {device.first, device.second});
     if (tensor == nullptr) return py::none();
     return py::reinterpret_steal<py::object>(PyCapsule_New(tensor, "dltensor", delete_capsule));
-}
-
-Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uint64_t source_tokens) {
-    return {reinterpret_cast<i32*>(token_row), reinterpret_cast<i32*>(row_token), reinterpret_cast<i32*>(rank_prefix),
-            reinterpret_cast<i32*>(source_tokens)};
 }
 
 void bind_heap(py::module_& m) {
@@ -300,30 +293,6 @@ void bind_runtime(py::module_& m) {
         .value("OTHER_MASK", Meeting::kOtherMask)
         .value("GIVEN_UP", Meeting::kGivenUp);
 
-    py::class_<Sizes>(m, "Sizes")
-        .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts, uint32_t id_bytes,
-                         uint32_t scales,
-                         uint32_t types) { return Sizes{tokens, row_bytes, topk, experts, id_bytes, scales, types}; }),
-             py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"), py::kw_only(),
-             py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0)
-        .def_readonly("row_bytes", &Sizes::row_bytes)
-        .def_readonly("topk", &Sizes::topk);
-    py::class_<Tensors>(m, "Tensors")
-        .def(py::init<>())
-        .def_readwrite("x", &Tensors::x)
-        .def_readwrite("scales", &Tensors::scales)
-        .def_readwrite("scales_stride", &Tensors::scales_stride)
-        .def_readwrite("topk_idx", &Tensors::topk_idx)
-        .def_readwrite("topk_weights", &Tensors::topk_weights)
-        .def_readwrite("recv_x", &Tensors::recv_x)
-        .def_readwrite("recv_scales", &Tensors::recv_scales)
-        .def_readwrite("recv_topk_idx", &Tensors::recv_topk_idx)
-        .def_readwrite("recv_topk_weights", &Tensors::recv_topk_weights)
-        .def_readwrite("recv_src_idx", &Tensors::recv_src_idx)
-        .def_readwrite("bias0", &Tensors::bias0)
-        .def_readwrite("bias1", &Tensors::bias1);
-    py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
-                                    py::arg("rank_prefix"), py::arg("source_tokens"));
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes,
                          uint64_t timeout_ns, int calls, bool poison, bool has_remote,
@@ -343,28 +312,7 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
         .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })
         .def_property_readonly("network_trace", [](const Runtime& runtime) { return runtime.networks().trace(); })
-        .def("least_region_bytes", &Runtime::least_region_bytes)
-        .def("put_bytes", &Runtime::put_bytes)
-        .def("layout", &Runtime::layout, NoGil())
         .def("take_wrong_id", &Runtime::take_wrong_id)
-        .def("notify", &Runtime::notify, NoGil())
-        .def("counts", &Runtime::counts, NoGil())
-        .def(
-            "notify_cached",
-            [](Runtime& runtime, bool combining, const Sizes& sizes, uint64_t handle) {
-                const auto kind = combining ? wire::Kind::kCombine : wire::Kind::kCachedDispatch;
-                return runtime.notify_cached(kind, sizes, handle);
-            },
-            NoGil())
-        .def("dispatch", &Runtime::dispatch, NoGil())
-        .def("combine", &Runtime::combine, NoGil())
-        .def(
-            "post",
-            [](Runtime& runtime, uint32_t to, uint32_t posters, uint32_t puts, uint64_t bytes, uint64_t source,
-               uint64_t target, uint64_t words,
-               unsigned blocks) { return runtime.post({{}, to, posters, puts, bytes, source, target, words}, blocks); },
-            py::kw_only(), py::arg("to"), py::arg("posters"), py::arg("puts"), py::arg("bytes"), py::arg("source"),
-            py::arg("target"), py::arg("words"), py::arg("blocks"), NoGil())
         .def("wait_counts", &Runtime::wait_counts, NoGil())
         .def(
             "added_pieces",

@@ -59,6 +59,7 @@ host::MakeNetworks networks_over(const host::BufferOptions& options, const Netwo
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
+void bind_modes(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 
 }  // namespace deep_ep::python

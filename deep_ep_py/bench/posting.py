@@ -116,7 +116,7 @@ def _on_each_rank(group: Any, pattern: Pattern, iterations: int, requests: int, 
     nic = deep_ep.NicOptions(blocks=_RING, queues_per_peer=pattern.queue_pairs, in_flight=64)
     buffer = deep_ep.Buffer(group, device="cuda", fabric="ibgda", ranks_per_node=1, nic=nic, timeout=_TIMEOUT)
     engine, runtime = buffer._engine, buffer.runtime
-    engine.prepare(C.Sizes(0, 0, 0, 0), "post")
+    engine.prepare(0, 0, "post")
     data = engine.empty((posters, _PUT_BYTES // 8), torch.int64)
     sent = torch.arange(_PUT_BYTES // 8) + 1  # the first row of rank 0, in the end every row of rank 1
     data.copy_(sent if rank == 0 else torch.zeros_like(sent))
@@ -142,7 +142,8 @@ def _post(buffer: Any, pattern: Pattern, puts: int, offsets: list[list[int]]) ->
     before = buffer.network_counters()[1]
 
     def launch() -> Any:
-        return runtime.post(
+        return C.measure.post(
+            buffer._engine.runtime,
             to=1,
             posters=pattern.warps,
             puts=puts,

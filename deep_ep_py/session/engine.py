@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from deep_ep_py.session.driver import Driver
 from deep_ep_py.session.failures import error_of
 from deep_ep_py.session.growth import Growth
 from deep_ep_py.session.recovery import ranks_of, recover
-from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT, MemoryPlan, make_runtime
+from deep_ep_py.session.setup_ranks import MemoryPlan, make_runtime
 from deep_ep_py.topology.membership import Membership, name_of
 from deep_ep_py.topology.topology import Topology
 
@@ -92,7 +92,7 @@ class Engine:
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
         memory = MemoryPlan.of(device, topology, num_nvl_bytes, regions, arena_bytes)
-        self._region_bytes = memory.region_bytes
+        self.region_bytes = memory.region_bytes
         name = name_of(bootstrap)
         self._bootstrap = bootstrap = connect(bootstrap)
         try:
@@ -110,7 +110,7 @@ class Engine:
         self._driver: Driver | None = None
         if not bootstrap.in_process and not device.asynchronous:  # ranks as threads: kernels run while all of them wait
             self._driver = Driver(self.runtime, self._end_with_process)
-        self._layouts: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
+        self._alone: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
         self._broken: DeepEPError | None = None
@@ -179,18 +179,12 @@ class Engine:
         """What has failed since the Buffer was made, or last recovered."""
         return self._broken
 
-    def prepare(self, sizes: Any, *kernels: str) -> None:
+    def prepare(self, row_bytes: int, topk: int, *kernels: str) -> None:
         """Have an operation's kernels ready, before it takes its number."""
-        self.device.prepare(kernels, (self.ranks, sizes.row_bytes, sizes.topk), self._compiling)
+        self.device.prepare(kernels, (self.ranks, row_bytes, topk), self._compiling)
 
-    def warmup(self, row_bytes: int, topk: int) -> None:
-        """Have all kernels for these rows ready on all ranks. Collective."""
-        for shape, kernels in (
-            ((self.ranks, 0, topk), ("layout",)),
-            ((self.ranks, row_bytes, topk), ("notify", "counts", "dispatch", "notify_cached", "combine")),
-            ((self.ranks, row_bytes, 0), ("notify", "counts", "dispatch", "combine")),
-        ):
-            self.device.prepare(kernels, shape, self._compiling)
+    def meet(self) -> None:
+        """Wait until all ranks have come so far, where they know of each other."""
         if self.mask == 0 or isinstance(self._bootstrap, Connections):  # others know of no mask
             self._bootstrap.all_gather(None)
 
@@ -202,22 +196,6 @@ class Engine:
             yield
         finally:
             self.runtime.set_compiling(False)
-
-    def check_room(self, sizes: Any) -> None:
-        """Raise if a call of these sizes does not fit even in rounds."""
-        needed = self.runtime.least_region_bytes(sizes)
-        if needed > self._region_bytes:
-            needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * self.regions
-            raise ValueError(
-                f"num_nvl_bytes={self.num_nvl_bytes}: expected at least {needed} for rows of {sizes.row_bytes} bytes "
-                f"among {self.ranks} ranks"
-            )
-        message, most = self.runtime.put_bytes(sizes)
-        if message > most:
-            raise ValueError(
-                f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "
-                f"of {sizes.row_bytes} bytes; raise blocks or most_bytes"
-            )
 
     @contextmanager
     def opening(self, kind: str, *tensors: torch.Tensor | None) -> Iterator[int]:
@@ -337,15 +315,14 @@ class Engine:
         with self.telling_others("a call's kernels"):
             driven.result()
 
-    def launch_layout(self, sizes: Any, topk_idx: torch.Tensor, outputs: tuple[torch.Tensor, ...]) -> None:
-        """Launch the one kernel that has to do with no other rank."""
-        tensors = (topk_idx, *outputs)
+    def launch_alone(self, tensors: tuple[torch.Tensor, ...], launch: Callable[[], int]) -> None:
+        """Launch a kernel that has to do with no other rank, and uses `tensors`; `launch` returns its serial number."""
         # An interrupt may come before the kernel's end, and then it still uses them: until a later one has ended.
-        self._layouts.append(tensors)
-        serial = self.runtime.layout(sizes, *(tensor.data_ptr() for tensor in tensors), self.device.blocks)
+        self._alone.append(tensors)
+        serial = launch()
         if not self.device.asynchronous:
             self._run("wait_launch", serial)
-        self._layouts.clear()
+        self._alone.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
@@ -361,7 +338,7 @@ class Engine:
     def region_memory(self) -> torch.Tensor:
         """Return this rank's regions as bytes. Not to be used after the runtime."""
         address = self.runtime.peer_base(self.rank) + self._regions_offset
-        return self.device.view(address, self.regions * self._region_bytes)
+        return self.device.view(address, self.regions * self.region_bytes)
 
     def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Return the tensors, or copies, where peers can read them; as they are if no peer can or there is no room."""
@@ -456,7 +433,7 @@ class Engine:
         """Forget what belongs to the previous generation, which all remaining ranks have left."""
         # Only now may memory of operations that broke be used again: no rank stores into it any longer (P16).
         self._note_ended(self.runtime)
-        self._layouts.clear()
+        self._alone.clear()
         self._open.clear()
         self._on_their_way.clear()
         self._issued = 0
@@ -531,7 +508,7 @@ class Engine:
             self.runtime = None
             self._note_ended(runtime)
             if settled:
-                self._layouts.clear()
+                self._alone.clear()
                 self._open.clear()
                 self._on_their_way.clear()
                 runtime.leave()
@@ -551,7 +528,7 @@ class Engine:
         try:
             if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
                 self._abandon(self.runtime)
-            elif self._open or self._on_their_way or self._layouts or (self._driver is not None and self._driver.busy):
+            elif self._open or self._on_their_way or self._alone or (self._driver is not None and self._driver.busy):
                 # Kernels may still be about.
                 self.destroy()
             else:
@@ -566,7 +543,7 @@ class Engine:
             pass  # what a dead executor throws has been raised before
 
     def _abandon(self, runtime: Any) -> None:
-        _abandoned.append((runtime, self._open, self._on_their_way, self._layouts, self._bootstrap, self._driver))
+        _abandoned.append((runtime, self._open, self._on_their_way, self._alone, self._bootstrap, self._driver))
 
 
 _abandoned: list[tuple[Any, ...]] = []

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.once
 
 KERNELS = ("kernels/common", "kernels/normal", "kernels/measure")
 EXECUTOR = ("cpu/executor", "cpu/vector")
+MODES = ("host/modes/normal", "host/modes/measure")
 HOST = ("host/heap", "host/control", "host/launch", "host/network")
 # A folder may include those named here, and itself. Longer names go first.
 INCLUDES = {
@@ -33,10 +34,24 @@ INCLUDES = {
     "host/network/ibgda": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
     "host/network/weak": {"host/network", "cpu/executor", "nic", "fabric", "device"},
     "host/network": {"host/heap", "nic", "fabric"},
-    "host/session": {*HOST, *KERNELS, "fabric", "wire"},
+    "host/session": {*HOST, "kernels/common", "fabric", "wire"},
+    "host/modes/normal": {"host/session", "kernels/normal", "wire"},
+    "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},
     "host/cpu": {*HOST, *EXECUTOR, *KERNELS, "nic", "fabric", "device"},
-    "python": {*HOST, "host/session", "host/cpu", "host/cuda", *EXECUTOR, *KERNELS, "nic", "fabric", "device", "wire"},
+    "python": {
+        *HOST,
+        "host/session",
+        *MODES,
+        "host/cpu",
+        "host/cuda",
+        *EXECUTOR,
+        *KERNELS,
+        "nic",
+        "fabric",
+        "device",
+        "wire",
+    },
 }
 # NVRTC ships no headers, so what it compiles includes none.
 FOR_GPUS = {"wire", "device", "fabric", *KERNELS}

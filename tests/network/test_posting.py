@@ -29,8 +29,16 @@ def post(group: Any, nic: deep_ep.NicOptions) -> tuple[deep_ep.Buffer, Any, torc
     if buffer.rank == 1:
         return buffer, None, data, words
     source = runtime.heap_offset(data.data_ptr())
-    call = runtime.post(
-        to=1, posters=POSTERS, puts=PUTS, bytes=BYTES, source=source, target=there[0], words=there[1], blocks=BLOCKS
+    call = C.measure.post(
+        buffer._engine.runtime,
+        to=1,
+        posters=POSTERS,
+        puts=PUTS,
+        bytes=BYTES,
+        source=source,
+        target=there[0],
+        words=there[1],
+        blocks=BLOCKS,
     )
     runtime.wait(call)
     return buffer, call, data, words
@@ -86,6 +94,6 @@ def test_bad_arguments_are_refused(changed: dict[str, int], message: str) -> Non
         inside = buffer.runtime.heap_offset(buffer._engine.empty((64,), torch.int64).data_ptr())
         right = {"to": 1, "posters": 1, "puts": 1, "bytes": 96, "source": inside, "target": inside, "words": inside}
         with pytest.raises(ValueError, match=re.escape(message)):
-            buffer.runtime.post(**{**right, "blocks": 1, **changed})
+            C.measure.post(buffer._engine.runtime, **{**right, "blocks": 1, **changed})
 
     run_ranks(2, on_each_rank)

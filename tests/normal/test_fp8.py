@@ -11,7 +11,7 @@ import torch
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
-from deep_ep_py.core.native import C
+from deep_ep_py.modes.normal.layout import launch_layout
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from harness import make_buffer, under_schedules
@@ -75,9 +75,7 @@ def test_ids_that_no_check_of_the_host_saw() -> None:
         ids = torch.tensor([[0, case.experts], [-7, 1]])
         counts = [torch.zeros(2, dtype=torch.int32), torch.zeros(case.experts, dtype=torch.int32)]
         in_rank = torch.empty(2, 2, dtype=torch.bool)
-        engine = buffer._engine
-        sizes = C.Sizes(2, 0, 2, case.experts)
-        engine.launch_layout(sizes, ids, (*counts, in_rank))
+        launch_layout(buffer._engine, ids, case.experts, (*counts, in_rank))
         assert counts[1].sum() == 2 and counts[0].tolist() == [2, 0]
         with pytest.raises(ValueError, match=rf"topk_idx.*the id ({case.experts}|-7), expected"):
             buffer.get_dispatch_layout(torch.zeros(2, 2, dtype=torch.int64), case.experts)

@@ -1,12 +1,11 @@
 // The host's half of a Buffer: device state, and the launches of each operation. No tensors: addresses and sizes.
 #pragma once
 
-#include <array>
+#include <any>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "host/control/control_plane.h"
@@ -16,8 +15,8 @@
 #include "host/launch/launcher.h"
 #include "host/network/networks.h"
 #include "host/session/failure_count.h"
-#include "kernels/measure/args.h"
-#include "kernels/normal/args.h"
+#include "kernels/common/context.h"
+#include "kernels/common/shape.h"
 
 namespace deep_ep::host {
 
@@ -52,9 +51,9 @@ struct Call {
     struct Mismatch {
         int peer = -1;  // -1: none
         wire::Kind kind = wire::Kind::kNone;
-    } mismatch;                        // a peer found to be in another call than this
-    std::optional<NotifyArgs> counts;  // of a dispatch whose counts are still to be taken
-    uint64_t serial = 0;               // of its latest launch; 0: it is a part of a graph
+    } mismatch;           // a peer found to be in another call than this
+    std::any later;       // what a kernel that is still to be launched needs; its mode's
+    uint64_t serial = 0;  // of its latest launch; 0: it is a part of a graph
     uint64_t timeout_ns = 0;
     uint32_t generation = 0;
     GraphGone graph_gone;  // of the graph that it is a part of
@@ -72,26 +71,6 @@ struct Meeting {
     uint64_t mask = 0;  // which that one has
 };
 
-// Addresses of what a call reads and writes; 0 where a tensor is not given. In combine recv_x and recv_topk_weights are
-// the combined rows and weights, and recv_src_idx is read. See kernels/normal/args.h for the shapes.
-struct Tensors {
-    uint64_t x = 0, scales = 0, topk_idx = 0, topk_weights = 0;
-    std::array<int64_t, 2> scales_stride{};  // from token to token, from scale to scale, in scales
-    uint64_t recv_x = 0, recv_scales = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
-    uint64_t bias0 = 0, bias1 = 0;
-};
-
-// Sizes that kernels specialise on, the tokens of this call, and what is the same on all ranks besides.
-struct Sizes {
-    uint32_t tokens;
-    uint32_t row_bytes;
-    uint32_t topk;                    // 0: no top-k
-    uint32_t experts;                 // 0: not known here
-    uint32_t id_bytes = sizeof(i64);  // of an expert id
-    uint32_t scales = 0;              // per row, 4 bytes each
-    uint32_t types = 0;               // of rows and scales: the caller's code, compared among ranks
-};
-
 class Runtime final : private FailureCount::Member {
   public:
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
@@ -102,35 +81,26 @@ class Runtime final : private FailureCount::Member {
     Runtime& operator=(const Runtime&) = delete;
 
     static wire::HeapLayout heap_layout(const BufferOptions& options);
-    // Bytes of one region that a dispatch or combine of these sizes needs at the least.
-    uint64_t least_region_bytes(const Sizes& sizes) const;
-    // Bytes of the largest message that they need at the least, and of the largest that the network takes.
-    std::pair<uint64_t, uint64_t> put_bytes(const Sizes& sizes) const;
 
-    // -> the launch's serial number. No operation: it has to do with no other rank.
-    uint64_t layout(const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank, uint64_t tokens_per_expert,
-                    uint64_t is_token_in_rank, unsigned blocks);
-    // An id that a layout has met which is no expert's, once; -1: none.
+    // What modes launch their kernels with. A new call; its first kernel takes the operation's number.
+    std::shared_ptr<Call> open(wire::Kind kind);
+    CallArgs call_args(Call& call) {
+        return {context_.get(), call.ticket.get(), &call.report->outcome, call.timeout_ns};
+    }
+    // -> the launch's serial number.
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+                    const void* args, size_t bytes);
+    // After the last kernel of a call: notes whether it is a part of a graph.
+    void note_graph(Call& call);
+    const Launcher& launcher() const { return *launcher_; }
+    // The most bytes of a put that every network takes.
+    uint64_t most_put_bytes() const { return networks_.most_put_bytes(); }
+    // Where a layout kernel leaves an id that is no expert's.
+    i64* wrong_id() const { return wrong_id_.get(); }
+    // Such an id, once; -1: none.
     int64_t take_wrong_id();
-    // `most_rows`: that any rank may receive, 0: as many as there are. `finish_later`: other operations may begin or be
-    // finished before this one is; counts() comes first then.
-    std::shared_ptr<Call> notify(const Sizes& sizes, uint64_t is_token_in_rank, uint64_t tokens_per_expert,
-                                 const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows, bool finish_later,
-                                 unsigned blocks);
-    void counts(Call& call);
-    // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
-    std::shared_ptr<Call> notify_cached(wire::Kind kind, const Sizes& sizes, uint64_t handle);
-    // -> whether every mapped rank stores its rows straight into this rank's output (dispatch), or reads this rank's
-    // rows in place (combine).
-    bool dispatch(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool cached,
-                  unsigned blocks);
-    // `publish`: let owners read this rank's rows where they are, if they can; else they are sent.
-    bool combine(Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows, bool publish,
-                 unsigned blocks);
-
-    // Puts `posts.puts` times `posts.bytes`, as kernels/measure/post.h says: to time it. No operation; `posts.call` is
-    // filled in here. The offsets lie in arenas, whose owners use them for nothing else.
-    std::shared_ptr<Call> post(PostArgs posts, unsigned blocks);
+    // In this rank's heap; 0 for the address 0.
+    uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
 
     // Until the counts of a dispatch are there, or the call has ended without.
     void wait_counts(Call& call);
@@ -138,6 +108,7 @@ class Runtime final : private FailureCount::Member {
     // Heaps that grow (P10). What peers have been handed of this rank's heap: the next notify that a host waits for
     // announces it.
     void announce(uint64_t heap_bytes) { announced_ = heap_bytes; }
+    uint64_t announced() const { return announced_; }
     // After wait_counts: ranks that have announced more of their heap than is mapped here, and how much.
     std::vector<std::pair<int, uint64_t>> behind(const Call& call) const;
     // When nothing is behind: outputs of this and later calls may lie in what this rank has announced with it.
@@ -213,24 +184,12 @@ class Runtime final : private FailureCount::Member {
     bool untold() const override;
     std::function<bool(uint64_t)> leaving() const override;
     std::unique_ptr<Teller> teller() const;
-    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
-                    const void* args, size_t bytes);
-    uint64_t most_put_bytes() const;
-    wire::RegionLayout least_layout(uint32_t experts, const wire::ChunkFormat& format) const;
-    wire::RegionLayout region_layout(uint32_t experts, const wire::ChunkFormat& format) const;
-    wire::Offer offer(const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) const;
-    uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
-    CallArgs call_args(Call& call) {
-        return {context_.get(), call.ticket.get(), &call.report->outcome, call.timeout_ns};
-    }
     template <class T>
     std::shared_ptr<T> make_private(size_t count = 1) {
         return std::static_pointer_cast<T>(memory_->make_private(count * sizeof(T)));
     }
 
-    std::shared_ptr<Call> open(wire::Kind kind);
     void make_spare(size_t count);
-    void note_graph(Call& call);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
     bool abort_if_lost();

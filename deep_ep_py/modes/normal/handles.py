@@ -61,7 +61,7 @@ class Plan:
     def native(self) -> Any:
         """Return the addresses, as kernels take them."""
         tensors = (self.token_row, self.row_token, self.rank_prefix, self.source_tokens)
-        return C.Plan(*(tensor.data_ptr() for tensor in tensors))
+        return C.normal.Plan(*(tensor.data_ptr() for tensor in tensors))
 
 
 class DispatchHandle(tuple[torch.Tensor | None, ...]):

@@ -13,6 +13,7 @@ from deep_ep_py.core.native import C
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.normal.handles import DispatchHandle, Handle, Plan, handle_of
+from deep_ep_py.modes.normal.layout import check_room
 from deep_ep_py.modes.normal.rows import Rows
 from deep_ep_py.session.recovery import ranks_of
 
@@ -125,10 +126,10 @@ class PendingDispatch(_Pending):
             topk, id_bytes = topk_idx.shape[1], topk_idx.element_size()
             arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
         sizes = _sizes(rows, topk, experts, id_bytes)
-        engine.check_room(sizes)
+        check_room(engine, sizes)
         stored = tokens * (destinations(topk, ranks) if topk else ranks)
         blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
-        engine.prepare(sizes, "notify", *(("counts",) if finish_later else ()), "dispatch")
+        engine.prepare(sizes.row_bytes, sizes.topk, "notify", *(("counts",) if finish_later else ()), "dispatch")
 
         with engine.device.allocating(streams.allocate_on_comm):
             plan = Plan.empty(tokens, ranks, device)
@@ -136,7 +137,8 @@ class PendingDispatch(_Pending):
         with engine.opening("dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             engine.growth.announce(engine.runtime, host_waits=not num_worst_tokens)
-            call = engine.runtime.notify(
+            call = C.normal.notify(
+                engine.runtime,
                 sizes,
                 in_rank.data_ptr(),
                 per_expert.data_ptr(),
@@ -182,13 +184,13 @@ class PendingDispatch(_Pending):
             )
         rows = Rows.of("x", x, engine.device.torch_device, handle.tokens)
         sizes = _sizes(rows)
-        engine.check_room(sizes)
+        check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
-        engine.prepare(sizes, "notify_cached", "dispatch")
+        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", "dispatch")
         in_rank = handle.is_token_in_rank
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = engine.runtime.notify_cached(False, sizes, handle.number)
+            call = C.normal.notify_cached(engine.runtime, False, sizes, handle.number)
             pending = PendingDispatch(
                 engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, in_rank, 1, 0
             )
@@ -207,7 +209,7 @@ class PendingDispatch(_Pending):
             if not cached:
                 recv_src_idx = engine.empty((count,), torch.int32)
 
-        tensors = C.Tensors()
+        tensors = C.normal.Tensors()
         tensors.x, tensors.recv_x = self.rows.x.data_ptr(), received.x.data_ptr()
         if self.rows.scales is not None and received.scales is not None:
             tensors.scales, tensors.recv_scales = self.rows.scales.data_ptr(), received.scales.data_ptr()
@@ -221,7 +223,9 @@ class PendingDispatch(_Pending):
         engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_src_idx)
         # What the outputs' memory was used for before must be over before a peer is told where it is (P9).
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
-        direct = engine.runtime.dispatch(call, self.sizes, tensors, self.plan.native(), count, cached, self.blocks)
+        direct = C.normal.dispatch(
+            engine.runtime, call, self.sizes, tensors, self.plan.native(), count, cached, self.blocks
+        )
         align = self.expert_alignment
         counts = [] if self.worst_rows else [(rows + align - 1) // align * align for rows in call.rows_per_expert]
         kept = () if self.handle is None else self.handle.tensors()
@@ -238,7 +242,7 @@ class PendingDispatch(_Pending):
     def _count(self) -> int:
         """How many rows the outputs have, as soon as that is known."""
         if self.finish_later:
-            self.engine.runtime.counts(self.call)
+            C.normal.counts(self.engine.runtime, self.call)
         if self.handle is not None:
             return self.handle.rows
         if self.worst_rows:
@@ -281,13 +285,13 @@ class PendingCombine(_Pending):
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
         biases = arguments.biases(bias, (handle.tokens, x.shape[1]), device)
-        sizes = C.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
-        engine.check_room(sizes)
+        sizes = C.normal.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
+        check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
-        engine.prepare(sizes, "notify_cached", "combine")
+        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", "combine")
         with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = engine.runtime.notify_cached(True, sizes, handle.number)
+            call = C.normal.notify_cached(engine.runtime, True, sizes, handle.number)
             pending = PendingCombine(engine, call, operation, blocks, streams, sizes, x, topk_weights, biases, handle)
         return pending
 
@@ -302,7 +306,7 @@ class PendingCombine(_Pending):
             if weights is not None:
                 combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
         assert x is not None
-        tensors = C.Tensors()
+        tensors = C.normal.Tensors()
         tensors.x = x.data_ptr()
         tensors.recv_x = combined_x.data_ptr()
         tensors.recv_src_idx = handle.recv_src_idx.data_ptr()
@@ -312,8 +316,8 @@ class PendingCombine(_Pending):
             setattr(tensors, slot, bias.data_ptr())
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
-        direct = engine.runtime.combine(
-            self.call, self.sizes, tensors, handle.plan.native(), handle.rows, engine.pulls, self.blocks
+        direct = C.normal.combine(
+            engine.runtime, self.call, self.sizes, tensors, handle.plan.native(), handle.rows, engine.pulls, self.blocks
         )
         event = engine.end_operation(self.call, self.operation, direct, self.streams, handle.tensors())
         engine.stats["combines"] += 1
@@ -323,7 +327,7 @@ class PendingCombine(_Pending):
 
 def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.int64.itemsize) -> Any:
     tokens, scales = rows.x.shape[0], rows.scales_per_row
-    return C.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
+    return C.normal.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
 
 
 def check_handle(engine: Engine, given: Any) -> DispatchHandle:

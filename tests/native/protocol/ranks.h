@@ -11,6 +11,7 @@
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
 #include "host/cpu/teller_agent.h"
+#include "host/modes/normal/calls.h"
 #include "host/session/runtime.h"
 
 namespace protocol {
@@ -241,15 +242,15 @@ class Batch {
 
     std::shared_ptr<host::Call> notify(bool finish_later = false) {
         host::Runtime& runtime = buffer_.runtime();
-        runtime.wait_launch(runtime.layout(sizes, address(idx_), address(per_rank_), address(per_expert_),
-                                           address(in_rank_), buffer_.blocks));
-        return runtime.notify(sizes, address(in_rank_), address(per_expert_), plan(), address(rows_to_rank_), 0,
-                              finish_later, buffer_.blocks);
+        runtime.wait_launch(host::normal::layout(runtime, sizes, address(idx_), address(per_rank_),
+                                                 address(per_expert_), address(in_rank_), buffer_.blocks));
+        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(),
+                                    address(rows_to_rank_), 0, finish_later, buffer_.blocks);
     }
     // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
     bool dispatch(host::Call& call) {
         host::Runtime& runtime = buffer_.runtime();
-        if (call.counts) runtime.counts(call);
+        if (call.later.has_value()) host::normal::counts(runtime, call);
         runtime.wait_counts(call);
         if (__atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) == 0) return false;
         count = static_cast<u32>(call.report->outcome.total_rows);
@@ -259,7 +260,7 @@ class Batch {
         recv_idx = Output(runtime, arena, count * kTopk * sizeof(i64));
         recv_weights = Output(runtime, arena, count * kTopk * sizeof(float));
         recv_src = Output(runtime, arena, count * sizeof(i32));
-        host::Tensors tensors;
+        host::normal::Tensors tensors;
         tensors.x = x_.address();
         tensors.topk_idx = address(idx_);
         tensors.topk_weights = address(weights_);
@@ -267,28 +268,28 @@ class Batch {
         tensors.recv_topk_idx = recv_idx.address();
         tensors.recv_topk_weights = recv_weights.address();
         tensors.recv_src_idx = recv_src.address();
-        runtime.dispatch(call, sizes, tensors, plan(), count, false, buffer_.blocks);
+        host::normal::dispatch(runtime, call, sizes, tensors, plan(), count, false, buffer_.blocks);
         return true;
     }
     // The same rows again, into `rows`.
     std::shared_ptr<host::Call> cached_dispatch(const Output& rows) {
-        const host::Sizes cached{tokens, kRowBytes, 0, 0};
-        host::Tensors tensors;
+        const host::normal::Sizes cached{tokens, kRowBytes, 0, 0};
+        host::normal::Tensors tensors;
         tensors.x = x_.address();
         tensors.recv_x = rows.address();
-        auto call = buffer_.runtime().notify_cached(wire::Kind::kCachedDispatch, cached, lap);
-        buffer_.runtime().dispatch(*call, cached, tensors, plan(), count, true, buffer_.blocks);
+        auto call = host::normal::notify_cached(buffer_.runtime(), wire::Kind::kCachedDispatch, cached, lap);
+        host::normal::dispatch(buffer_.runtime(), *call, cached, tensors, plan(), count, true, buffer_.blocks);
         return call;
     }
     // Over `through`, of this rank too.
     std::shared_ptr<host::Call> combine(Buffer& through, const Output& rows, const Output& sums) {
-        host::Tensors back;
+        host::normal::Tensors back;
         back.x = rows.address();
         back.recv_x = sums.address();
         back.recv_src_idx = recv_src.address();
-        const host::Sizes combined{tokens, kRowBytes, 0, 0};
-        auto call = through.runtime().notify_cached(wire::Kind::kCombine, combined, lap);
-        through.runtime().combine(*call, combined, back, plan(), count, true, through.blocks);
+        const host::normal::Sizes combined{tokens, kRowBytes, 0, 0};
+        auto call = host::normal::notify_cached(through.runtime(), wire::Kind::kCombine, combined, lap);
+        host::normal::combine(through.runtime(), *call, combined, back, plan(), count, true, through.blocks);
         return call;
     }
     Output make_sums() { return {buffer_.runtime(), false, u64{tokens} * kRowBytes}; }
@@ -373,7 +374,7 @@ class Batch {
     std::string whose() const { return "rank " + std::to_string(rank) + ": "; }
 
     const u32 lap, rank, tokens;
-    const host::Sizes sizes;
+    const host::normal::Sizes sizes;
     std::vector<i32> token_row, row_token, prefix, source_tokens;
     u32 count = 0;
     Output recv_x, recv_idx, recv_weights, recv_src;

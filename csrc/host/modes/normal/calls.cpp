@@ -1,0 +1,205 @@
+#include "host/modes/normal/calls.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "host/modes/normal/chunk_size.h"
+#include "kernels/normal/combine.h"
+#include "kernels/normal/dispatch.h"
+#include "kernels/normal/layout.h"
+
+namespace deep_ep::host::normal {
+namespace {
+
+// A cached dispatch carries rows alone.
+wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached) {
+    const u32 scales_bytes = sizes.scales * static_cast<u32>(sizeof(u32));
+    if (cached) return {sizes.row_bytes, scales_bytes, 0, 0, 0};
+    return {sizes.row_bytes, scales_bytes, sizes.topk * sizes.id_bytes, sizes.topk * static_cast<u32>(sizeof(float)),
+            sizeof(i32)};
+}
+wire::ChunkFormat combine_format(const Sizes& sizes) {
+    return {sizes.row_bytes, 0, 0, sizes.topk * static_cast<u32>(sizeof(float)), 0};
+}
+
+RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
+
+// FNV-1a over what all ranks must agree on.
+uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values) {
+    uint64_t hash = 0xcbf29ce484222325ull ^ static_cast<uint64_t>(kind);
+    for (const uint64_t value : values) {
+        for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xff)) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+template <class T>
+T* pointer(uint64_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+wire::RegionLayout least_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
+    const BufferOptions& options = runtime.options();
+    return {static_cast<u32>(options.ranks), experts, options.has_remote, kMinChunkRows, format};
+}
+wire::RegionLayout region_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
+    const wire::RegionLayout least = least_layout(runtime, experts, format);
+    return fit_chunks(least, runtime.options().region_bytes, runtime.most_put_bytes());
+}
+
+wire::Offer offer(const Runtime& runtime, const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) {
+    wire::Offer offer{};
+    const auto inside = [&](uint64_t address, uint64_t bytes_per_row) {
+        return address == 0 || runtime.arena()->contains(pointer<const void>(address), rows * bytes_per_row);
+    };
+    const uint64_t x = combining ? tensors.x : tensors.recv_x;
+    const uint64_t scales = combining ? 0 : tensors.recv_scales;
+    const uint64_t idx = combining ? 0 : tensors.recv_topk_idx;
+    const uint64_t weights = combining ? tensors.topk_weights : tensors.recv_topk_weights;
+    const uint64_t src_idx = combining ? 0 : tensors.recv_src_idx;
+    // Nothing is stored into, or loaded from, an output without rows: it may lie anywhere.
+    offer.visible = rows == 0 || (inside(x, sizes.row_bytes) && inside(scales, sizes.scales * sizeof(u32)) &&
+                                  inside(idx, sizes.topk * sizes.id_bytes) &&
+                                  inside(weights, sizes.topk * sizeof(float)) && inside(src_idx, sizeof(i32)));
+    if (offer.visible == 0 || rows == 0) return offer;
+    offer.rows = rows;
+    offer.x = runtime.offset_of(x);
+    offer.scales = runtime.offset_of(scales);
+    offer.topk_idx = runtime.offset_of(idx);
+    offer.topk_weights = runtime.offset_of(weights);
+    offer.src_idx = runtime.offset_of(src_idx);
+    return offer;
+}
+
+}  // namespace
+
+uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes) {
+    return std::max(least_layout(runtime, sizes.experts, dispatch_format(sizes, false)).bytes(),
+                    least_layout(runtime, 0, combine_format(sizes)).bytes());
+}
+
+std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes) {
+    const wire::RegionLayout least = least_layout(runtime, sizes.experts, dispatch_format(sizes, false));
+    return {std::max(least.chunk_bytes(), least.notify_row_bytes()), runtime.most_put_bytes()};
+}
+
+uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
+                uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks) {
+    LayoutArgs args{};
+    args.shape = shape_of(sizes, runtime.options().ranks);
+    args.tokens = sizes.tokens;
+    args.experts = sizes.experts;
+    args.experts_per_rank = Divider::by(sizes.experts / static_cast<u32>(runtime.options().ranks));
+    args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
+    args.tokens_per_rank = pointer<i32>(tokens_per_rank);
+    args.tokens_per_expert = pointer<i32>(tokens_per_expert);
+    args.is_token_in_rank = pointer<u8>(is_token_in_rank);
+    args.wrong_id = runtime.wrong_id();
+    return runtime.launch("layout", args.shape, blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args,
+                          sizeof(args));
+}
+
+std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
+                             uint64_t tokens_per_expert, const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows,
+                             bool finish_later, unsigned blocks) {
+    auto call = runtime.open(wire::Kind::kDispatch);
+    call->experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
+    if (call->experts > Report::kMostExperts) throw std::invalid_argument("too many experts");
+    NotifyArgs args{};
+    args.call = runtime.call_args(*call);
+    args.shape = shape_of(sizes, runtime.options().ranks);
+    args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false));
+    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk,
+                                                            sizes.id_bytes, sizes.experts, most_rows});
+    args.tokens = sizes.tokens;
+    args.most_rows = most_rows;
+    args.finish_later = finish_later;
+    args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
+    args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
+    args.plan = plan;
+    args.rows_to_rank = pointer<i32>(rows_to_rank);
+    args.rows_per_expert = call->report->rows_per_expert;
+    if (most_rows == 0) {
+        args.heap_bytes = runtime.announced();
+        args.heaps = call->report->heap_bytes;
+    }
+    // A warp per destination scans the tokens; the kernel has no other work for more blocks, and the last of them to
+    // come goes on alone.
+    blocks = std::min(blocks, wire::ceil_div(args.shape.ranks_, runtime.launcher().warps()));
+    call->serial = runtime.launch("notify", args.shape, blocks, 0, &args, sizeof(args));
+    if (finish_later) call->later = args;
+    return call;
+}
+
+void counts(Runtime& runtime, Call& call) {
+    const auto* args = std::any_cast<NotifyArgs>(&call.later);
+    if (args == nullptr) throw std::logic_error("counts are taken once, of a dispatch that is finished later");
+    call.serial = runtime.launch("counts", args->shape, 1, 0, args, sizeof(*args));
+    call.later.reset();
+}
+
+std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle) {
+    auto call = runtime.open(kind);
+    const NotifyCachedArgs args{runtime.call_args(*call), kind,
+                                hash_arguments(kind, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk, handle})};
+    call->serial = runtime.launch("notify_cached", {}, 1, 0, &args, sizeof(args));
+    return call;
+}
+
+bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
+              bool cached, unsigned blocks) {
+    DispatchArgs args{};
+    args.call = runtime.call_args(call);
+    args.shape = shape_of(sizes, runtime.options().ranks);
+    args.layout = region_layout(runtime, cached ? 0 : sizes.experts, dispatch_format(sizes, cached));
+    args.tokens = sizes.tokens;
+    args.experts_per_rank = sizes.experts / static_cast<u32>(runtime.options().ranks);
+    // This rank's rows stand for the others'.
+    args.streaming = uint64_t{rows} * sizes.row_bytes * args.shape.ranks_ > runtime.launcher().streaming_threshold();
+    args.rows = rows;
+    args.x = pointer<const u8>(tensors.x);
+    args.scales = pointer<const u32>(tensors.scales);
+    std::copy(tensors.scales_stride.begin(), tensors.scales_stride.end(), args.scales_stride);
+    const u64 scales_bytes = args.layout.format.scales_bytes, stride = tensors.scales_stride[0] * sizeof(u32);
+    args.scales_in_pieces =
+        tensors.scales_stride[1] == 1 && (tensors.scales | stride | scales_bytes) % wire::kPieceBytes == 0;
+    args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
+    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.plan = plan;
+    args.offer = offer(runtime, tensors, sizes, rows, false);
+    args.recv_x = pointer<u8>(tensors.recv_x);
+    args.recv_scales = pointer<u32>(tensors.recv_scales);
+    args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes);
+    args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
+    args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
+    const size_t shared_bytes =
+        dispatch_shared_bytes(args.shape.ranks_, runtime.launcher().warps(), runtime.launcher().copies_bytes());
+    call.serial = runtime.launch("dispatch", args.shape, blocks, shared_bytes, &args, sizeof(args));
+    runtime.note_graph(call);
+    return args.offer.visible != 0;
+}
+
+bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
+             bool publish, unsigned blocks) {
+    CombineArgs args{};
+    args.call = runtime.call_args(call);
+    args.shape = shape_of(sizes, runtime.options().ranks);
+    args.layout = region_layout(runtime, 0, combine_format(sizes));
+    args.tokens = sizes.tokens;
+    args.x = pointer<const u8>(tensors.x);
+    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.src_idx = pointer<const i32>(tensors.recv_src_idx);
+    args.plan = plan;
+    args.rows = rows;
+    if (publish) args.offer = offer(runtime, tensors, sizes, rows, true);
+    args.combined_x = pointer<u8>(tensors.recv_x);
+    args.combined_weights = pointer<float>(tensors.recv_topk_weights);
+    args.bias[0] = pointer<const u8>(tensors.bias0);
+    args.bias[1] = pointer<const u8>(tensors.bias1);
+    const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, runtime.launcher().warps());
+    call.serial = runtime.launch("combine", args.shape, blocks, shared_bytes, &args, sizeof(args));
+    runtime.note_graph(call);
+    return args.offer.visible != 0;
+}
+
+}  // namespace deep_ep::host::normal

@@ -1,0 +1,84 @@
+// The calls of each mode.
+#include <pybind11/stl.h>
+
+#include "host/modes/measure/post.h"
+#include "host/modes/normal/calls.h"
+#include "python/bindings.h"
+
+namespace py = pybind11;
+
+namespace deep_ep::python {
+namespace {
+
+using host::Runtime;
+using host::normal::Sizes;
+using host::normal::Tensors;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uint64_t source_tokens) {
+    return {reinterpret_cast<i32*>(token_row), reinterpret_cast<i32*>(row_token), reinterpret_cast<i32*>(rank_prefix),
+            reinterpret_cast<i32*>(source_tokens)};
+}
+
+void bind_normal(py::module_& module) {
+    py::module_ m = module.def_submodule("normal", "The calls of normal mode.");
+    py::class_<Sizes>(m, "Sizes")
+        .def(py::init([](uint32_t tokens, uint32_t row_bytes, uint32_t topk, uint32_t experts, uint32_t id_bytes,
+                         uint32_t scales,
+                         uint32_t types) { return Sizes{tokens, row_bytes, topk, experts, id_bytes, scales, types}; }),
+             py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"), py::kw_only(),
+             py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0)
+        .def_readonly("row_bytes", &Sizes::row_bytes)
+        .def_readonly("topk", &Sizes::topk);
+    py::class_<Tensors>(m, "Tensors")
+        .def(py::init<>())
+        .def_readwrite("x", &Tensors::x)
+        .def_readwrite("scales", &Tensors::scales)
+        .def_readwrite("scales_stride", &Tensors::scales_stride)
+        .def_readwrite("topk_idx", &Tensors::topk_idx)
+        .def_readwrite("topk_weights", &Tensors::topk_weights)
+        .def_readwrite("recv_x", &Tensors::recv_x)
+        .def_readwrite("recv_scales", &Tensors::recv_scales)
+        .def_readwrite("recv_topk_idx", &Tensors::recv_topk_idx)
+        .def_readwrite("recv_topk_weights", &Tensors::recv_topk_weights)
+        .def_readwrite("recv_src_idx", &Tensors::recv_src_idx)
+        .def_readwrite("bias0", &Tensors::bias0)
+        .def_readwrite("bias1", &Tensors::bias1);
+    py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
+                                    py::arg("rank_prefix"), py::arg("source_tokens"));
+    m.def("least_region_bytes", &host::normal::least_region_bytes);
+    m.def("put_bytes", &host::normal::put_bytes);
+    m.def("layout", &host::normal::layout, NoGil());
+    m.def("notify", &host::normal::notify, NoGil());
+    m.def("counts", &host::normal::counts, NoGil());
+    m.def(
+        "notify_cached",
+        [](Runtime& runtime, bool combining, const Sizes& sizes, uint64_t handle) {
+            const auto kind = combining ? wire::Kind::kCombine : wire::Kind::kCachedDispatch;
+            return host::normal::notify_cached(runtime, kind, sizes, handle);
+        },
+        NoGil());
+    m.def("dispatch", &host::normal::dispatch, NoGil());
+    m.def("combine", &host::normal::combine, NoGil());
+}
+
+void bind_measure(py::module_& module) {
+    py::module_ m = module.def_submodule("measure", "Calls that only measurements make.");
+    m.def(
+        "post",
+        [](Runtime& runtime, uint32_t to, uint32_t posters, uint32_t puts, uint64_t bytes, uint64_t source,
+           uint64_t target, uint64_t words, unsigned blocks) {
+            return host::measure::post(runtime, {{}, to, posters, puts, bytes, source, target, words}, blocks);
+        },
+        py::arg("runtime"), py::kw_only(), py::arg("to"), py::arg("posters"), py::arg("puts"), py::arg("bytes"),
+        py::arg("source"), py::arg("target"), py::arg("words"), py::arg("blocks"), NoGil());
+}
+
+}  // namespace
+
+void bind_modes(py::module_& m) {
+    bind_normal(m);
+    bind_measure(m);
+}
+
+}  // namespace deep_ep::python

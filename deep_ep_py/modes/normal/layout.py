@@ -1,0 +1,72 @@
+"""What a rank can say of its calls by itself: where tokens go, whether rows fit, that kernels are ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.core.native import C
+from deep_ep_py.modes.normal.handles import tokens_in_nodes
+from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT
+
+if TYPE_CHECKING:
+    from deep_ep_py.core.events import EventHandle, Streams
+    from deep_ep_py.session.engine import Engine
+
+
+def count_tokens(
+    engine: Engine, topk_idx: torch.Tensor, num_experts: int, streams: Streams
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, EventHandle]:
+    """Count which ranks and experts the tokens go to, as `Buffer.get_dispatch_layout` returns it. No operation."""
+    (tokens, topk), device, nodes = topk_idx.shape, engine.device, engine.topology.nodes
+    engine.prepare(0, topk, "layout")
+    with device.allocating(streams.allocate_on_comm):
+        per_rank = torch.zeros(engine.ranks, dtype=torch.int32, device=device.torch_device)
+        per_expert = torch.zeros(num_experts, dtype=torch.int32, device=device.torch_device)
+        in_rank = torch.empty((tokens, engine.ranks), dtype=torch.bool, device=device.torch_device)
+        per_node = torch.empty(nodes, dtype=torch.int32, device=device.torch_device) if nodes > 1 else None
+    device.order_after_caller(streams.event, streams.allocate_on_comm)
+    launch_layout(engine, topk_idx, num_experts, (per_rank, per_expert, in_rank))
+    if per_node is not None:
+        with device.allocating(on_comm_stream=True):  # behind the layout
+            per_node.copy_(tokens_in_nodes(in_rank, nodes).sum(dim=0, dtype=torch.int32))
+    tensors = (topk_idx, per_rank, per_expert, in_rank, per_node)
+    event = device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm)
+    return per_rank, per_node, per_expert, in_rank, event
+
+
+def launch_layout(
+    engine: Engine, topk_idx: torch.Tensor, num_experts: int, outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+) -> None:
+    """Launch the kernel that fills tokens per rank, per expert, and which token goes to which rank."""
+    tokens, topk = topk_idx.shape
+    sizes = C.normal.Sizes(tokens, 0, topk, num_experts, id_bytes=topk_idx.element_size())
+    tensors = (topk_idx, *outputs)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    engine.launch_alone(tensors, lambda: C.normal.layout(engine.runtime, sizes, *addresses, engine.device.blocks))
+
+
+def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
+    """Have all kernels for these rows ready on all ranks. Collective."""
+    engine.prepare(0, topk, "layout")
+    engine.prepare(row_bytes, topk, "notify", "counts", "dispatch", "notify_cached", "combine")
+    engine.prepare(row_bytes, 0, "notify", "counts", "dispatch", "combine")
+    engine.meet()
+
+
+def check_room(engine: Engine, sizes: Any) -> None:
+    """Raise if a call of these sizes does not fit even in rounds."""
+    needed = C.normal.least_region_bytes(engine.runtime, sizes)
+    if needed > engine.region_bytes:
+        needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * engine.regions
+        raise ValueError(
+            f"num_nvl_bytes={engine.num_nvl_bytes}: expected at least {needed} for rows of {sizes.row_bytes} bytes "
+            f"among {engine.ranks} ranks"
+        )
+    message, most = C.normal.put_bytes(engine.runtime, sizes)
+    if message > most:
+        raise ValueError(
+            f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "
+            f"of {sizes.row_bytes} bytes; raise blocks or most_bytes"
+        )
