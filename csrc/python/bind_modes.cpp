@@ -48,6 +48,7 @@ void bind_normal(py::module_& module) {
                                     py::arg("rank_prefix"), py::arg("source_tokens"));
     m.def("least_region_bytes", &host::normal::least_region_bytes);
     m.def("put_bytes", &host::normal::put_bytes);
+    m.def("most_ranks", &host::normal::most_ranks);
     m.def("layout", &host::normal::layout, NoGil());
     m.def("notify", &host::normal::notify, NoGil());
     m.def("counts", &host::normal::counts, NoGil());

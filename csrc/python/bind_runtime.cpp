@@ -11,6 +11,7 @@
 #include "host/launch/runner.h"
 #include "host/session/runtime.h"
 #include "python/bindings.h"
+#include "wire/messages.h"
 
 namespace py = pybind11;
 
@@ -43,6 +44,15 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
     auto control = control_over(options, heaps, make_teller);
     return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), control,
                                       std::move(networks)));
+}
+
+wire::RankMask mask_of(const std::vector<u32>& ranks) {
+    wire::RankMask mask{};
+    for (const u32 rank : ranks) {
+        if (rank >= wire::kMostRanks) throw std::invalid_argument("a rank of a mask: expected less than 1024");
+        mask.add(rank);
+    }
+    return mask;
 }
 
 Heap& own_heap(const Runtime& runtime) { return *runtime.heaps()[static_cast<size_t>(runtime.options().rank)]; }
@@ -279,13 +289,22 @@ void bind_runtime(py::module_& m) {
     m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
     m.attr("ELSEWHERE") = static_cast<uint32_t>(wire::kElsewhere);
     m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
+    m.attr("MASK_PHASE") = wire::phase_name(wire::Phase::kMask);
+    m.attr("MOST_RANKS") = wire::kMostRanks;
+    m.attr("MOST_TOKENS") = wire::kMostTokens;
     m.attr("LEFT") = static_cast<uint32_t>(wire::kLeft);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
     py::class_<Meeting> meeting(m, "Meeting");
     meeting.def_readonly("result", &Meeting::result)
         .def_readonly("peer", &Meeting::peer)
-        .def_readonly("mask", &Meeting::mask);
+        .def_property_readonly("left_out", [](const Meeting& met) {
+            std::vector<u32> ranks;
+            for (u32 rank = 0; rank < wire::kMostRanks; ++rank) {
+                if (met.mask.has(rank)) ranks.push_back(rank);
+            }
+            return ranks;
+        });
     py::enum_<Meeting::Result>(meeting, "Result")
         .value("MET", Meeting::kMet)
         .value("LATE", Meeting::kLate)
@@ -352,11 +371,25 @@ void bind_runtime(py::module_& m) {
         .def("watch", &Runtime::watch)
         .def("gone", &Runtime::gone)
         .def("stop_all", &Runtime::stop_all, NoGil())
-        .def("wait_gone", &Runtime::wait_gone, NoGil())
-        .def("meet", &Runtime::meet, py::arg("mask"), py::arg("attempt"), py::arg("again"), py::arg("nanoseconds"),
-             NoGil())
+        .def(
+            "wait_gone",
+            [](Runtime& runtime, const std::vector<u32>& left_out, uint64_t nanoseconds) {
+                return runtime.wait_gone(mask_of(left_out), nanoseconds);
+            },
+            NoGil())
+        .def(
+            "meet",
+            [](Runtime& runtime, const std::vector<u32>& left_out, uint64_t attempt, bool again, uint64_t nanoseconds) {
+                return runtime.meet(mask_of(left_out), attempt, again, nanoseconds);
+            },
+            py::arg("left_out"), py::arg("attempt"), py::arg("again"), py::arg("nanoseconds"), NoGil())
         .def("clear_words", &Runtime::clear_words, NoGil())
-        .def("publish", &Runtime::publish, NoGil())
+        .def(
+            "publish",
+            [](Runtime& runtime, uint32_t generation, const std::vector<u32>& left_out) {
+                runtime.publish(generation, mask_of(left_out));
+            },
+            NoGil())
         .def("set_timeout", &Runtime::set_timeout)
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
         .def("aborted", &Runtime::aborted)

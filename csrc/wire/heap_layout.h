@@ -1,7 +1,7 @@
 // Where things lie in a rank's heap. All ranks of a Buffer have the same layout, so an offset means the same
 // everywhere.
 //
-//   header | bank 0 | bank 1 | region 0 | ... | region D-1 | arena (outputs)
+//   header | recovery words | bank 0 | bank 1 | region 0 | ... | region D-1 | arena (outputs)
 //
 // A bank holds the words of one generation of operations: the abort word, then the signal words. Neighbouring
 // generations use different banks, so a store of the generation before cannot erase a failure of this one. A recovery
@@ -9,13 +9,13 @@
 // kernels away, is never cleared (P15, P16).
 #pragma once
 
+#include "wire/rank_mask.h"
 #include "wire/signals.h"
 #include "wire/types.h"
 
 namespace deep_ep::wire {
 
 constexpr u64 kPage = 4096;
-constexpr u32 kMostRanks = 64;   // a mask has a bit for each
 constexpr u64 kPieceBytes = 16;  // granularity of rows and message parts: one vector access
 
 constexpr u64 align_up(u64 value, u64 alignment) { return (value + alignment - 1) / alignment * alignment; }
@@ -23,18 +23,17 @@ constexpr u32 ceil_div(u32 value, u32 divisor) { return (value + divisor - 1) / 
 
 // What a rank says when it recovers (P16); stored by that rank's host in every rank's heap, the mask first.
 struct RecoveryWord {
-    u64 mask;   // the ranks that it leaves out, a bit each
-    u64 stage;  // how far it is; only grows
+    RankMask mask;  // the ranks that it leaves out
+    u64 stage;      // how far it is; only grows
 };
 
 struct HeapHeader {
-    u64 announcement;                   // see announcement(); this rank's kernels store, other ranks' hosts load
-    u64 compiling;                      // not 0 while this rank's host makes kernels ready; other ranks' hosts load
-    u64 left;                           // not 0 once this rank will store to no heap again; other ranks' hosts load
-    RecoveryWord recovery[kMostRanks];  // by rank
-    u8 reserved[kPage - 3 * sizeof(u64) - kMostRanks * sizeof(RecoveryWord)];
+    u64 announcement;  // see announcement(); this rank's kernels store, other ranks' hosts load
+    u64 compiling;     // not 0 while this rank's host makes kernels ready; other ranks' hosts load
+    u64 left;          // not 0 once this rank will store to no heap again; other ranks' hosts load
+    u64 reserved;
 };
-static_assert(sizeof(HeapHeader) == kPage, "the header takes one page");
+static_assert(sizeof(HeapHeader) == 32, "header");
 
 constexpr u32 kBanks = 2;
 
@@ -54,8 +53,12 @@ struct HeapLayout {
     constexpr u64 bank_bytes() const {
         return sizeof(BankHeader) + align_up(words() * sizeof(u64), sizeof(BankHeader));
     }
-    constexpr u64 bank_offset(u32 generation) const { return sizeof(HeapHeader) + generation % kBanks * bank_bytes(); }
-    constexpr u64 regions_offset() const { return align_up(sizeof(HeapHeader) + kBanks * bank_bytes(), kPage); }
+    // Of what a rank says when it recovers.
+    constexpr u64 recovery_offset(u32 rank) const { return sizeof(HeapHeader) + rank * sizeof(RecoveryWord); }
+    constexpr u64 bank_offset(u32 generation) const {
+        return align_up(recovery_offset(ranks), kPage) + generation % kBanks * bank_bytes();
+    }
+    constexpr u64 regions_offset() const { return align_up(bank_offset(0) + kBanks * bank_bytes(), kPage); }
     constexpr u64 arena_offset() const { return regions_offset() + regions * region_bytes; }
     constexpr u64 bytes() const { return arena_offset() + arena_bytes; }
 

@@ -15,14 +15,14 @@ struct NotifyHeader {
     u64 operation;
     u64 arguments;  // hash of what all ranks must agree on: kind of call, sizes, whose handle
     u32 generation;
-    u32 tokens;  // tokens of the source: how many rounds its combine takes
-    u64 mask;    // ranks that the source leaves out (P17)
+    u32 tokens;     // tokens of the source: how many rounds its combine takes
+    RankMask mask;  // ranks that the source leaves out (P17)
     // What the source's peers are to have mapped of its heap before they launch the operation's next kernel (P10); 0:
     // nothing that they have not.
     u64 heap_bytes;
-    u32 reserved[6];
+    u64 reserved[3];
 };
-static_assert(sizeof(NotifyHeader) == 64, "notify header");
+static_assert(sizeof(NotifyHeader) == 192, "notify header");
 
 // An offer (P9, P12): where the sender of this message has put a tensor group of the operation, so that its receiver
 // may store into it (dispatch: the output) or load from it (combine: the published rows). Offsets are into the sender's

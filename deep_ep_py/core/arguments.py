@@ -14,7 +14,7 @@ ROW_ALIGNMENT = 16
 """Bytes: rows are moved in pieces of one vector access."""
 MAX_TOPK = 32
 MAX_EXPERTS = 2048
-MAX_RANKS = 64
+MAX_RANKS = 1024
 MAX_ROWS = 2**31 - 1
 """Of a rank: rows are counted in 32 bits."""
 MAX_TOKENS = MAX_ROWS // MAX_RANKS

@@ -59,6 +59,11 @@ def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int],
         whose = f" of rank {failure.peer}" if failure.peer >= 0 else ""
         waiting = f"; rank {rank} was waiting for: {failure.phase}{whose}" if failure.phase else ""
         return f"{call.kind} ended because {_cause(failure, pid)}{waiting}"
+    if failure.phase == C.MASK_PHASE:
+        left_out = f"rank {failure.expected} is left out {'there, not here' if failure.seen else 'here, not there'}"
+        if failure.peer == failure.expected:  # of a graph's call, from before a recovery
+            left_out = "the handle has rows for that rank, which is left out here"
+        return f"{call.kind} does not match rank {failure.peer} ({failure.phase}): {left_out}"
     if failure.phase == C.BOUNDS_PHASE:
         return (
             f"{call.kind} does not match rank {failure.peer}: a size or offset of its rows, or of those for it, is "

@@ -62,29 +62,29 @@ def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) ->
     """
     prefix, nanoseconds = f"rank {rank}: recover", int(seconds * 1e9)
     # The others learn the mask even if this rank refuses it.
-    runtime.meet(mask, attempt, False, 0)
-    alive = runtime.wait_gone(mask, int(min(seconds, _GONE_SECONDS) * 1e9))
+    left_out = ranks_of(mask)
+    runtime.meet(left_out, attempt, False, 0)
+    alive = runtime.wait_gone(left_out, int(min(seconds, _GONE_SECONDS) * 1e9))
     if alive >= 0:
         raise DeepEPError(
             f"{prefix}: rank {alive} is to be left out, but might still store into this rank's memory: expected its "
             "process to have ended, or its Buffer to be destroyed"
         )
-    _check(runtime.meet(mask, attempt, False, nanoseconds), mask, prefix, seconds)
+    _check(runtime.meet(left_out, attempt, False, nanoseconds), left_out, prefix, seconds)
     runtime.clear_words(attempt + 1)
     try:
-        _check(runtime.meet(mask, attempt, True, nanoseconds), mask, prefix, seconds)
-        runtime.publish(attempt + 1, mask)
+        _check(runtime.meet(left_out, attempt, True, nanoseconds), left_out, prefix, seconds)
+        runtime.publish(attempt + 1, left_out)
     except BaseException:  # an interrupt too: some may have gone on, and their next wait is to end at once
         runtime.abort_generation(attempt + 1, C.EXCEPTION)
         raise
 
 
-def _check(meeting: Any, mask: int, prefix: str, seconds: float) -> None:
+def _check(meeting: Any, left_out: list[int], prefix: str, seconds: float) -> None:
     peer = meeting.peer
     if meeting.result == _Result.OTHER_MASK:
         raise DeepEPError(
-            f"{prefix}: mask={ranks_of(mask)}, expected the same on all ranks, rank {peer} leaves out "
-            f"{ranks_of(meeting.mask)}"
+            f"{prefix}: mask={left_out}, expected the same on all ranks, rank {peer} leaves out {meeting.left_out}"
         )
     if meeting.result == _Result.GONE:
         raise DeepEPError(f"{prefix}: rank {peer} is gone too, expected it among the ranks to leave out")

@@ -156,7 +156,12 @@ def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "scenarios", [("serial_cooperative_launches", "a_driver_that_is_shut_down"), ("too_few_queues",)], ids="+".join
+    "scenarios",
+    [
+        ("little_shared_memory", "serial_cooperative_launches", "a_driver_that_is_shut_down"),
+        ("too_few_queues",),
+    ],
+    ids="+".join,
 )
 def test_bad_drivers(double: Path, workers: Path, tmp_path: Path, scenarios: tuple[str, ...]) -> None:
     """What a driver may do: calls work all the same, or name the cause within their timeout."""

@@ -13,6 +13,7 @@ from builds import FABRICS
 from cases import BY_NAME, CASES, Case
 from deep_ep_py.bootstrap.connections import exchange_heaps
 from deep_ep_py.session import setup_ranks
+from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, dispatch_arguments, left_out, make_buffer, round_trip_without, under_schedules
 
 TRIAL = Trial.of(BY_NAME["uniform"])
@@ -27,7 +28,7 @@ def test_another_mask_is_found_before_a_row_is_sent(fabric: str) -> None:
     def on_each_rank(group: Any) -> Any:
         buffer = make_buffer(group, TRIAL.case, fabric, timeout=86400.0)
         rank = buffer.rank
-        buffer.runtime.publish(1, 1 << 3 if rank == 0 else 0)
+        buffer.runtime.publish(1, [3] if rank == 0 else [])
         barrier(group)
         with pytest.raises(deep_ep.DeepEPError) as info:
             buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
@@ -96,3 +97,25 @@ def test_shapes(case: Case, fabric: str) -> None:
             round_trip_without(buffer, buffer.rank, trial, rest)
 
     under_schedules(case.ranks, on_each_rank, count=2)
+
+
+@pytest.mark.once
+def test_more_ranks_than_a_word_has_bits() -> None:
+    """Masks, recovery words and reports know 70 ranks as they know 4."""
+    case = Case("seventy_ranks", ranks=70, tokens=2, topk=4, experts=70, hidden=8, max_blocks=1, cached=False)
+    trial, lost = Trial.of(case), [2, 67]
+    rest = left_out(trial, lost)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, case, "peer", num_nvl_bytes=1 << 20, arena_bytes=1 << 16)
+        rank = buffer.rank
+        if rank in lost:
+            buffer.destroy()
+            return
+        buffer.recover(lost)
+        assert buffer.masked_ranks == lost
+        results = buffer.dispatch(**dispatch_arguments(trial.work, rank))
+        rest.check_dispatch(rank, results)
+        rest.check_combine(rank, rest.combine(buffer, rank, results[4], 1), 1)
+
+    run_ranks(70, on_each_rank, seed=3)

@@ -68,7 +68,21 @@ def too_few_queues() -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS=32, of use only if set before CUDA is" in note, note
 
 
-SCENARIOS = (serial_cooperative_launches, a_driver_that_is_shut_down, too_few_queues)
+def little_shared_memory() -> None:
+    """A block keeps something of every rank there: how many ranks that allows is computed, and said."""
+    os.environ["DOUBLE_SHARED_BYTES"] = "2048"
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, TRIAL.case, "peer", device="cuda")
+        with pytest.raises(ValueError, match=r"group.size\(\)=2: expected at most [01] ranks, .* shared memory"):
+            buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+        buffer.destroy()
+
+    run_ranks(2, on_each_rank, device="cuda")
+    del os.environ["DOUBLE_SHARED_BYTES"]
+
+
+SCENARIOS = (little_shared_memory, serial_cooperative_launches, a_driver_that_is_shut_down, too_few_queues)
 
 
 def main() -> None:

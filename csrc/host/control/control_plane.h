@@ -9,6 +9,7 @@
 
 #include "host/control/lifelines.h"
 #include "host/control/teller.h"
+#include "wire/rank_mask.h"
 
 namespace deep_ep::host {
 
@@ -50,12 +51,12 @@ class ControlPlane {
 
     // --- recovery (P16)
     struct Stage {
-        uint64_t mask;    // the ranks that it leaves out
-        uint64_t stage;   // only grows
-        uint64_t latest;  // the stage after the mask was looked at: of another attempt, the mask may be too
+        wire::RankMask mask;  // the ranks that it leaves out
+        uint64_t stage;       // only grows
+        uint64_t latest;      // the stage after the mask was looked at: of another attempt, the mask may be too
     };
     // The mask first. What this rank has done before is visible to one that sees the stage.
-    virtual void tell_stage(uint64_t mask, uint64_t stage) = 0;
+    virtual void tell_stage(const wire::RankMask& mask, uint64_t stage) = 0;
     virtual Stage stage_of(int rank) const = 0;
 };
 

@@ -50,23 +50,27 @@ void SharedControl::leave() { memory_.release_words({host_word(header(rank_)->le
 // Acquired, so that what it has stored before its end is read after it.
 bool SharedControl::left(int rank) const { return memory_.acquire_word(host_word(header(rank)->left)) != 0; }
 
-void SharedControl::tell_stage(uint64_t mask, uint64_t stage) {
-    std::vector<uint64_t*> masks, stages;
-    for (size_t rank = 0; rank < heaps_.size(); ++rank) {
-        wire::RecoveryWord& own = header(static_cast<int>(rank))->recovery[rank_];
-        masks.push_back(host_word(own.mask));
-        stages.push_back(host_word(own.stage));
+void SharedControl::tell_stage(const wire::RankMask& mask, uint64_t stage) {
+    for (u32 word = 0; word < wire::RankMask::used(layout_.ranks); ++word) {
+        std::vector<uint64_t*> words;
+        for (size_t at = 0; at < heaps_.size(); ++at) {
+            words.push_back(host_word(recovery_word(at, rank_).mask.words[word]));
+        }
+        memory_.store_words(words, mask.words[word]);
     }
-    memory_.store_words(masks, mask);
+    std::vector<uint64_t*> stages;
+    for (size_t at = 0; at < heaps_.size(); ++at) stages.push_back(host_word(recovery_word(at, rank_).stage));
     memory_.release_words(stages, stage);
 }
 
 // Stored by that rank's host; acquired, so that what it had done before is visible.
 ControlPlane::Stage SharedControl::stage_of(int rank) const {
-    wire::RecoveryWord& theirs = header(rank_)->recovery[rank];
+    wire::RecoveryWord& theirs = recovery_word(static_cast<size_t>(rank_), rank);
     Stage found{};
     found.stage = memory_.acquire_word(host_word(theirs.stage));
-    found.mask = memory_.acquire_word(host_word(theirs.mask));
+    for (u32 word = 0; word < wire::RankMask::used(layout_.ranks); ++word) {
+        found.mask.words[word] = memory_.acquire_word(host_word(theirs.mask.words[word]));
+    }
     found.latest = memory_.acquire_word(host_word(theirs.stage));
     return found;
 }

@@ -38,12 +38,16 @@ class SharedControl final : public ControlPlane {
     bool gone(int rank) const override { return left(rank) || lifelines_.gone(rank); }
     void watch(Lifelines lifelines) override { lifelines_ = std::move(lifelines); }
     bool watches() const override { return !lifelines_.empty(); }
-    void tell_stage(uint64_t mask, uint64_t stage) override;
+    void tell_stage(const wire::RankMask& mask, uint64_t stage) override;
     Stage stage_of(int rank) const override;
 
   private:
     wire::HeapHeader* header(int rank) const {
         return reinterpret_cast<wire::HeapHeader*>(heaps_[static_cast<size_t>(rank)]);
+    }
+    // In the heap of `at`: what `rank` has told.
+    wire::RecoveryWord& recovery_word(size_t at, int rank) const {
+        return *reinterpret_cast<wire::RecoveryWord*>(heaps_[at] + layout_.recovery_offset(static_cast<u32>(rank)));
     }
     uint64_t* abort_word(int rank, uint32_t generation) const;
 

@@ -1,6 +1,7 @@
 // Launches kernels on the executor.
 #pragma once
 
+#include "cpu/executor/executor.h"
 #include "host/launch/launcher.h"
 
 namespace deep_ep::host {
@@ -20,6 +21,7 @@ class CpuLauncher final : public Launcher {
     bool finished(uint64_t serial) const override;
     unsigned warps() const override { return 4; }
     uint32_t copies_bytes() const override;
+    size_t most_shared_bytes() const override { return cpu::kMostSharedBytes; }
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;

@@ -98,6 +98,11 @@ void CudaLauncher::make_resident(Kernel& kernel, const std::string& name) {
     most_blocks(kernel, name, warps_, 0);
 }
 
+size_t CudaLauncher::most_shared_bytes() const {
+    constexpr size_t kStatic = 1024;  // more than any kernel here takes besides
+    return static_cast<size_t>(context_->attribute(cuda::kMaxSharedPerBlockOptin)) - kStatic;
+}
+
 CudaLauncher::Kernel& CudaLauncher::find(const std::string& name, const RuntimeShape& shape) {
     const auto found = kernels_.find(key(name, shape));
     if (found == kernels_.end()) throw std::out_of_range("no kernel named " + name + " is loaded for this shape");

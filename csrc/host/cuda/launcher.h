@@ -49,6 +49,7 @@ class CudaLauncher final : public StreamLauncher {
     cuda::Stream stream() const override { return stream_; }
     unsigned warps() const override { return warps_; }
     uint32_t copies_bytes() const override { return copies_bytes_; }
+    size_t most_shared_bytes() const override;
     void check() override;
     bool wait_for_device(uint64_t nanoseconds) override {
         return cuda::PrimaryContext::synchronize(context_, nanoseconds);

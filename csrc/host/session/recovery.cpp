@@ -33,37 +33,37 @@ bool Runtime::gone(int rank) const {
     return !present(rank) || control_->gone(rank);
 }
 
-int Runtime::wait_gone(uint64_t mask, uint64_t nanoseconds) {
+int Runtime::wait_gone(const wire::RankMask& mask, uint64_t nanoseconds) {
     for (int rank = 0; rank < options_.ranks; ++rank) {
-        if ((mask >> rank & 1) == 0) continue;
+        if (!mask.has(static_cast<u32>(rank))) continue;
         const auto ended = [this, rank] { return gone(rank); };
         if (!ended() && !launcher_->wait_for(ended, "the end of a rank", nanoseconds)) return rank;
     }
     return -1;
 }
 
-Meeting Runtime::meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nanoseconds) {
+Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, uint64_t nanoseconds) {
     control_->tell_stage(mask, stage_of(attempt, again));
     Meeting meeting;
     const auto over = [&] {
         meeting = {};
         for (int peer = 0; peer < options_.ranks; ++peer) {
-            if (peer == options_.rank || (mask >> peer & 1) != 0) continue;
+            if (peer == options_.rank || mask.has(static_cast<u32>(peer))) continue;
             const auto [theirs, stage, latest] = control_->stage_of(peer);
             // It has stored that mask for this attempt if it is in no other yet.
             const bool same = latest >> 1 == attempt;
-            if (stage >> 1 == attempt && same && theirs != mask) {
+            if (stage >> 1 == attempt && same && theirs.first_difference(mask) != wire::kMostRanks) {
                 meeting = {Meeting::kOtherMask, peer, theirs};
                 return true;
             }
             if (stage >> 1 > attempt || (stage >> 1 == attempt && !same)) {
-                meeting = {Meeting::kGivenUp, peer, 0};
+                meeting = {Meeting::kGivenUp, peer, {}};
                 return true;
             }
             if (stage >= stage_of(attempt, again)) continue;
-            if (meeting.result == Meeting::kMet) meeting = {Meeting::kLate, peer, 0};
+            if (meeting.result == Meeting::kMet) meeting = {Meeting::kLate, peer, {}};
             if (!gone(peer)) continue;
-            meeting = {Meeting::kGone, peer, 0};
+            meeting = {Meeting::kGone, peer, {}};
             return true;
         }
         return meeting.result == Meeting::kMet;
@@ -87,7 +87,7 @@ void Runtime::clear_words(uint32_t generation) {
     arena_->share_first_only();
 }
 
-void Runtime::publish(uint32_t generation, uint64_t mask) {
+void Runtime::publish(uint32_t generation, const wire::RankMask& mask) {
     mask_ = mask;
     __atomic_store_n(claimed_.get(), 0, __ATOMIC_RELAXED);  // no kernel runs
     told_ = false;

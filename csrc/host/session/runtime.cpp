@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <tuple>
 
 #include "host/control/host_word.h"
 
@@ -103,9 +102,12 @@ int64_t Runtime::take_wrong_id() { return __atomic_exchange_n(wrong_id_.get(), -
 void Runtime::make_spare(size_t count) {
     const auto tickets = make_private<Ticket>(count);
     const auto reports = std::static_pointer_cast<Report>(memory_->make_shared(count * sizeof(Report)));
+    const size_t ranks = heaps_.size();
+    const auto bytes = std::static_pointer_cast<u64>(memory_->make_shared(count * ranks * sizeof(u64)));
     for (size_t i = 0; i < count; ++i) {
-        spare_.emplace_back(std::shared_ptr<Ticket>(tickets, tickets.get() + i),
-                            std::shared_ptr<Report>(reports, reports.get() + i));
+        spare_.push_back({std::shared_ptr<Ticket>(tickets, tickets.get() + i),
+                          std::shared_ptr<Report>(reports, reports.get() + i),
+                          std::shared_ptr<u64>(bytes, bytes.get() + i * ranks)});
     }
 }
 
@@ -115,7 +117,9 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     call->timeout_ns = timeout_ns_;
     call->generation = generation_;
     if (spare_.empty()) make_spare(static_cast<size_t>(options_.calls));
-    std::tie(call->ticket, call->report) = spare_.back();
+    call->ticket = std::move(spare_.back().ticket);
+    call->report = std::move(spare_.back().report);
+    call->heap_bytes = std::move(spare_.back().heap_bytes);
     spare_.pop_back();
     calls_.push_back(call);
     return call;
@@ -138,7 +142,7 @@ void Runtime::wait_counts(Call& call) {
 std::vector<std::pair<int, uint64_t>> Runtime::behind(const Call& call) const {
     std::vector<std::pair<int, uint64_t>> ranks;
     for (int rank = 0; rank < options_.ranks; ++rank) {
-        const uint64_t announced = std::min<uint64_t>(call.report->heap_bytes[rank], heap_layout(options_).bytes());
+        const uint64_t announced = std::min<uint64_t>(call.heap_bytes.get()[rank], heap_layout(options_).bytes());
         if (announced > heaps_[static_cast<size_t>(rank)]->mapped()) ranks.emplace_back(rank, announced);
     }
     return ranks;
@@ -152,7 +156,7 @@ void Runtime::share(const Call& call) {
         memory_->store_words({host_word(mapped_bytes_.get()[rank])}, mapped);
         told_mapped_[rank] = mapped;
     }
-    arena_->share(call.report->heap_bytes[options_.rank]);
+    arena_->share(call.heap_bytes.get()[options_.rank]);
 }
 
 void Runtime::wait(Call& call) {
@@ -205,7 +209,7 @@ void Runtime::retire(const std::shared_ptr<Call>& call) {
     auto report = std::make_shared<Report>(*call->report);
     call->report.swap(report);
     report->outcome = {};
-    spare_.emplace_back(std::move(call->ticket), std::move(report));
+    spare_.push_back({std::move(call->ticket), std::move(report), std::move(call->heap_bytes)});
 }
 
 bool Runtime::settle(uint64_t nanoseconds) {

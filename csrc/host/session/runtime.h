@@ -39,7 +39,6 @@ struct Report {
     static constexpr uint32_t kMostExperts = 2048;  // of a rank
     wire::Outcome outcome;
     int32_t rows_per_expert[kMostExperts];
-    u64 heap_bytes[wire::kMostRanks];  // of each rank's heap: what it announces (P10)
 };
 
 // One call of a collective: what its kernels share, and what they tell the host.
@@ -47,7 +46,8 @@ struct Call {
     wire::Kind kind;
     std::shared_ptr<Ticket> ticket;
     std::shared_ptr<Report> report;
-    uint32_t experts = 0;  // of this rank, whose rows notify counts
+    std::shared_ptr<u64> heap_bytes;  // [ranks] host-visible: what each announces of its heap (P10)
+    uint32_t experts = 0;             // of this rank, whose rows notify counts
     struct Mismatch {
         int peer = -1;  // -1: none
         wire::Kind kind = wire::Kind::kNone;
@@ -67,8 +67,8 @@ struct Call {
 struct Meeting {
     enum Result { kMet, kLate, kGone, kOtherMask, kGivenUp };
     Result result = kMet;
-    int peer = -1;      // the rank that it is about
-    uint64_t mask = 0;  // which that one has
+    int peer = -1;          // the rank that it is about
+    wire::RankMask mask{};  // which that one has
 };
 
 class Runtime final : private FailureCount::Member {
@@ -156,13 +156,13 @@ class Runtime final : private FailureCount::Member {
     // posted in this generation is over, or never will be.
     bool stop_all(uint64_t nanoseconds);
     // The ranks of `mask` are known to store nothing any more: -> one that may after so long, or -1.
-    int wait_gone(uint64_t mask, uint64_t nanoseconds);
+    int wait_gone(const wire::RankMask& mask, uint64_t nanoseconds);
     // All ranks but those of `mask` have come so far too.
-    Meeting meet(uint64_t mask, uint64_t attempt, bool again, uint64_t nanoseconds);
+    Meeting meet(const wire::RankMask& mask, uint64_t attempt, bool again, uint64_t nanoseconds);
     // Fresh signal words; between the two meetings.
     void clear_words(uint32_t generation);
     // After the second: generation, number and bank, in one store.
-    void publish(uint32_t generation, uint64_t mask);
+    void publish(uint32_t generation, const wire::RankMask& mask);
 
     // Of calls from now on.
     void set_timeout(uint64_t nanoseconds) { timeout_ns_ = nanoseconds; }
@@ -195,7 +195,7 @@ class Runtime final : private FailureCount::Member {
     bool abort_if_lost();
     int find_lost(bool left) const;
     uint64_t operations_of(int peer) const;
-    bool present(int rank) const { return (mask_ >> rank & 1) == 0; }
+    bool present(int rank) const { return !mask_.has(static_cast<u32>(rank)); }
     void write_context(uint64_t sequence);
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
 
@@ -220,10 +220,15 @@ class Runtime final : private FailureCount::Member {
     uint64_t announced_ = 0;
     std::vector<u64> told_mapped_;  // what mapped_bytes_ holds
     uint32_t generation_ = 1;       // of Context::sequence
-    uint64_t mask_ = 0;             // Context::mask
+    wire::RankMask mask_{};         // Context::mask
     // Kept until retired: a failed one forever, since agents may still hold its addresses; a graph's likewise.
     std::vector<std::shared_ptr<Call>> calls_;
-    std::vector<std::pair<std::shared_ptr<Ticket>, std::shared_ptr<Report>>> spare_;  // of retired calls, or new
+    struct Spare {
+        std::shared_ptr<Ticket> ticket;
+        std::shared_ptr<Report> report;
+        std::shared_ptr<u64> heap_bytes;
+    };
+    std::vector<Spare> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
     std::atomic<bool> told_{false};  // its caller knows that this generation has failed
     uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind

@@ -27,7 +27,7 @@ struct Context {
     u64 sequence;  // see above; the first kernel of an operation takes its number here (P1)
     u64* base;     // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
     fabric::Completion* farewell;  // puts that no operation waits for: the `free` words; host-visible
-    u64 mask;                      // a bit for each rank that is neither sent to nor waited for (P17)
+    wire::RankMask mask;           // ranks that are neither sent to nor waited for (P17)
     u64* claimed;                  // host-visible: the abort word of the latest failure that a kernel here has claimed
     u64* failures;                 // of this rank's Buffers: each generation of one that has failed counts once
     u64 failures_known;            // how many of them no longer concern this Buffer

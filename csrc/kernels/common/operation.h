@@ -83,7 +83,7 @@ class Operation {
     DEEP_EP_DEVICE u32 ranks() const { return context_.peers.ranks; }
     DEEP_EP_DEVICE const Context& context() const { return context_; }
     // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
-    DEEP_EP_DEVICE bool present(u32 rank) const { return (context_.mask >> rank & 1) == 0; }
+    DEEP_EP_DEVICE bool present(u32 rank) const { return !context_.mask.has(rank); }
     // Present, and reached by loads and stores.
     DEEP_EP_DEVICE bool mapped(u32 rank) const { return present(rank) && fabric::mapped(peers(), rank); }
 

@@ -86,8 +86,8 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
         if (!op.check_message(Phase::kNotify, r, header.operation, header.arguments)) continue;
         if (header.generation != op.generation()) {
             op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.generation(), header.generation);
-        } else if (header.mask != op.context().mask) {
-            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), op.context().mask, header.mask);
+        } else if (const u32 other = header.mask.first_difference(op.context().mask); other != wire::kMostRanks) {
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), other, header.mask.has(other));
         } else if (header.tokens > wire::kMostTokens) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, header.tokens);
         }

@@ -56,7 +56,13 @@ def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
 
 
 def check_room(engine: Engine, sizes: Any) -> None:
-    """Raise if a call of these sizes does not fit even in rounds."""
+    """Raise if a call of these sizes does not fit even in rounds, or among so many ranks."""
+    most_ranks = C.normal.most_ranks(engine.runtime, sizes.experts)
+    if engine.ranks > most_ranks:
+        raise ValueError(
+            f"group.size()={engine.ranks}: expected at most {most_ranks} ranks, for so many a block's shared memory "
+            "has room on this device"
+        )
     needed = C.normal.least_region_bytes(engine.runtime, sizes)
     if needed > engine.region_bytes:
         needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * engine.regions

@@ -12,6 +12,7 @@
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  how many it has
 //   DOUBLE_DEVICES  how many GPUs this process sees
+//   DOUBLE_SHARED_BYTES  of shared memory that a block may have
 //   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then there is no other, as under tools that
 //                   watch kernels
 //   DOUBLE_LOADS_WHEN_ASKED  a function's code is there once its occupancy has been asked for, not by cuFuncLoad alone
@@ -36,6 +37,11 @@ namespace driver_double {
 int multiprocessors() {
     const char* given = std::getenv("DOUBLE_MULTIPROCESSORS");
     return given ? std::atoi(given) : 4;
+}
+
+int shared_bytes() {
+    const char* given = std::getenv("DOUBLE_SHARED_BYTES");
+    return given ? std::atoi(given) : 227 << 10;
 }
 
 int devices() {
@@ -140,7 +146,7 @@ Result cuDeviceGetAttribute(int* value, int which, Device device) {
             *value = 0;
             return kSuccess;
         case kMaxSharedPerBlockOptin:
-            *value = 227 << 10;
+            *value = shared_bytes();
             return kSuccess;
         case kCooperativeLaunch:
         case kCanUseHostPointer:

@@ -71,6 +71,7 @@ class Forwarding : public host::Launcher {
     bool finished(uint64_t serial) const override { return launcher_->finished(serial); }
     unsigned warps() const override { return launcher_->warps(); }
     uint32_t copies_bytes() const override { return launcher_->copies_bytes(); }
+    size_t most_shared_bytes() const override { return launcher_->most_shared_bytes(); }
     uint64_t streaming_threshold() const override { return launcher_->streaming_threshold(); }
     void wait(const std::function<bool()>& ready, const char* what) override { launcher_->wait(ready, what); }
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override {
@@ -152,10 +153,10 @@ class Buffer {
     // One recovery, in which none fails (P16).
     void recover(u32 attempt) {
         expect(runtime().stop_all(kSecond), "kernels have not ended");
-        expect(runtime().meet(0, attempt, false, kSecond).result == host::Meeting::kMet, "first meeting");
+        expect(runtime().meet({}, attempt, false, kSecond).result == host::Meeting::kMet, "first meeting");
         runtime().clear_words(attempt + 1);
-        expect(runtime().meet(0, attempt, true, kSecond).result == host::Meeting::kMet, "second meeting");
-        runtime().publish(attempt + 1, 0);
+        expect(runtime().meet({}, attempt, true, kSecond).result == host::Meeting::kMet, "second meeting");
+        runtime().publish(attempt + 1, {});
     }
 
     const u32 rank;

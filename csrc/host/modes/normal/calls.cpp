@@ -83,6 +83,18 @@ std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& siz
     return {std::max(least.chunk_bytes(), least.notify_row_bytes()), runtime.most_put_bytes()};
 }
 
+uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
+    const Launcher& launcher = runtime.launcher();
+    auto ranks = static_cast<uint32_t>(runtime.options().ranks);
+    const auto needed = [&] {
+        const uint32_t dispatch = dispatch_shared_bytes(ranks, launcher.warps(), launcher.copies_bytes());
+        return std::max({dispatch, combine_shared_bytes(ranks, launcher.warps()),
+                         static_cast<uint32_t>(layout_shared_bytes(ranks, experts))});
+    };
+    while (ranks > 0 && needed() > launcher.most_shared_bytes()) --ranks;
+    return ranks;
+}
+
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
                 uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks) {
     LayoutArgs args{};
@@ -121,7 +133,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.rows_per_expert = call->report->rows_per_expert;
     if (most_rows == 0) {
         args.heap_bytes = runtime.announced();
-        args.heaps = call->report->heap_bytes;
+        args.heaps = call->heap_bytes.get();
     }
     // A warp per destination scans the tokens; the kernel has no other work for more blocks, and the last of them to
     // come goes on alone.

@@ -35,6 +35,9 @@ uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes);
 // Bytes of the largest message that they need at the least, and of the largest that the networks take.
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes);
 
+// This Buffer's ranks, or fewer: for how many a block's shared memory suffices, with so many experts.
+uint32_t most_ranks(const Runtime& runtime, uint32_t experts);
+
 // -> the launch's serial number. No operation: it has to do with no other rank.
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
                 uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks);

@@ -1,0 +1,32 @@
+// A set of ranks, a bit each.
+#pragma once
+
+#include "wire/types.h"
+
+namespace deep_ep::wire {
+
+constexpr u32 kMostRanks = 1024;
+
+struct RankMask {
+    static constexpr u32 kBits = 64;
+    u64 words[kMostRanks / kBits];
+
+    constexpr bool has(u32 rank) const { return (words[rank / kBits] >> rank % kBits & 1) != 0; }
+    constexpr void add(u32 rank) { words[rank / kBits] |= u64{1} << rank % kBits; }
+    // Words that ranks below `ranks` are in; the others are zero.
+    static constexpr u32 used(u32 ranks) { return (ranks + kBits - 1) / kBits; }
+    // The lowest rank that one of them has and the other has not; kMostRanks: they are the same.
+    constexpr u32 first_difference(const RankMask& other) const {
+        for (u32 word = 0; word < kMostRanks / kBits; ++word) {
+            const u64 differing = words[word] ^ other.words[word];
+            if (differing == 0) continue;
+            u32 bit = 0;
+            while ((differing >> bit & 1) == 0) ++bit;
+            return word * kBits + bit;
+        }
+        return kMostRanks;
+    }
+};
+static_assert(sizeof(RankMask) == kMostRanks / 8, "a bit for each rank");
+
+}  // namespace deep_ep::wire
