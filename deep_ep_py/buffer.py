@@ -13,11 +13,11 @@ import torch
 from deep_ep_py.bootstrap.groups import make_bootstrap
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
-from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.device.make import make_device
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.handles import Handle
-from deep_ep_py.modes.normal.operations import PendingCombine, PendingDispatch
+from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of, ranks_of
 from deep_ep_py.topology.nic import NicOptions
@@ -180,10 +180,9 @@ class Buffer(V1Surface):
         event : EventOverlap
         """
         self._engine.check_usable()
-        arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
+        streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
         num_experts = arguments.experts(num_experts, self.group_size)
         topk_idx = arguments.topk_idx(topk_idx, num_experts, self.device)
-        streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
         per_rank, per_node, per_expert, in_rank, event = layout.count_tokens(
             self._engine, topk_idx, num_experts, streams
         )
@@ -273,28 +272,37 @@ class Buffer(V1Surface):
         """
         return self._begin_dispatch(
             x,
-            handle,
-            num_tokens_per_rank,
-            num_tokens_per_rdma_rank,
-            is_token_in_rank,
-            num_tokens_per_expert,
-            topk_idx,
-            topk_weights,
-            expert_alignment,
-            num_worst_tokens,
-            self._config(config),
-            previous_event,
-            async_finish,
-            allocate_on_comm_stream,
+            previous_event=previous_event,
+            async_finish=async_finish,
+            allocate_on_comm_stream=allocate_on_comm_stream,
+            handle=handle,
+            num_tokens_per_rank=num_tokens_per_rank,
+            is_token_in_rank=is_token_in_rank,
+            num_tokens_per_expert=num_tokens_per_expert,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            expert_alignment=expert_alignment,
+            num_worst_tokens=num_worst_tokens,
+            config=self._config(config),
         ).finish()
 
-    def _begin_dispatch(self, *arguments: Any, **options: Any) -> PendingDispatch:
+    def _begin_dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        previous_event: Any = None,
+        async_finish: Any = False,
+        allocate_on_comm_stream: Any = False,
+        num_tokens_per_rdma_rank: Any = None,  # not looked at
+        **options: Any,
+    ) -> PendingDispatch:
         """Start a dispatch: this rank's counts are on their way. `finish()` does the rest.
 
         It comes next on this Buffer, unless `finish_later` is true.
         """
         self._engine.check_usable()
-        return PendingDispatch.begin(self._engine, *arguments, **options)
+        streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
+        return PendingDispatch.begin(self._engine, DispatchArguments(x, handle, streams=streams, **options))
 
     def combine(
         self,
@@ -342,10 +350,9 @@ class Buffer(V1Surface):
             As `dispatch`.
         """
         self._engine.check_usable()
-        arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
-        streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
-        config = self._config(config)
-        return PendingCombine.begin(self._engine, x, handle, topk_weights, bias, config, streams).finish()
+        streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
+        given = CombineArguments(x, handle, topk_weights, bias, self._config(config), streams)
+        return PendingCombine.begin(self._engine, given).finish()
 
     def warmup(self, hidden: int, topk: int, fp8: bool = False) -> None:
         """Have the kernels for rows of `hidden` BF16 elements and `topk` experts per token ready, on all ranks; with

@@ -11,8 +11,9 @@ namespace deep_ep::python {
 namespace {
 
 using host::Runtime;
+using host::normal::CombineTensors;
+using host::normal::DispatchTensors;
 using host::normal::Sizes;
-using host::normal::Tensors;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uint64_t source_tokens) {
@@ -30,20 +31,26 @@ void bind_normal(py::module_& module) {
              py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0)
         .def_readonly("row_bytes", &Sizes::row_bytes)
         .def_readonly("topk", &Sizes::topk);
-    py::class_<Tensors>(m, "Tensors")
+    py::class_<DispatchTensors>(m, "DispatchTensors")
         .def(py::init<>())
-        .def_readwrite("x", &Tensors::x)
-        .def_readwrite("scales", &Tensors::scales)
-        .def_readwrite("scales_stride", &Tensors::scales_stride)
-        .def_readwrite("topk_idx", &Tensors::topk_idx)
-        .def_readwrite("topk_weights", &Tensors::topk_weights)
-        .def_readwrite("recv_x", &Tensors::recv_x)
-        .def_readwrite("recv_scales", &Tensors::recv_scales)
-        .def_readwrite("recv_topk_idx", &Tensors::recv_topk_idx)
-        .def_readwrite("recv_topk_weights", &Tensors::recv_topk_weights)
-        .def_readwrite("recv_src_idx", &Tensors::recv_src_idx)
-        .def_readwrite("bias0", &Tensors::bias0)
-        .def_readwrite("bias1", &Tensors::bias1);
+        .def_readwrite("x", &DispatchTensors::x)
+        .def_readwrite("scales", &DispatchTensors::scales)
+        .def_readwrite("scales_stride", &DispatchTensors::scales_stride)
+        .def_readwrite("topk_idx", &DispatchTensors::topk_idx)
+        .def_readwrite("topk_weights", &DispatchTensors::topk_weights)
+        .def_readwrite("recv_x", &DispatchTensors::recv_x)
+        .def_readwrite("recv_scales", &DispatchTensors::recv_scales)
+        .def_readwrite("recv_topk_idx", &DispatchTensors::recv_topk_idx)
+        .def_readwrite("recv_topk_weights", &DispatchTensors::recv_topk_weights)
+        .def_readwrite("recv_src_idx", &DispatchTensors::recv_src_idx);
+    py::class_<CombineTensors>(m, "CombineTensors")
+        .def(py::init<>())
+        .def_readwrite("x", &CombineTensors::x)
+        .def_readwrite("topk_weights", &CombineTensors::topk_weights)
+        .def_readwrite("src_idx", &CombineTensors::src_idx)
+        .def_readwrite("combined_x", &CombineTensors::combined_x)
+        .def_readwrite("combined_weights", &CombineTensors::combined_weights)
+        .def_readwrite("bias", &CombineTensors::bias);
     py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
                                     py::arg("rank_prefix"), py::arg("source_tokens"));
     m.def("least_region_bytes", &host::normal::least_region_bytes);

@@ -6,9 +6,12 @@ Every error names the argument, its value and what was expected.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from deep_ep_py.core.events import Streams
 
 ROW_ALIGNMENT = 16
 """Bytes: rows are moved in pieces of one vector access."""
@@ -171,12 +174,13 @@ def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[to
     )
 
 
-def overlap(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> None:
+def streams(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> Streams:
     """Check V1's stream arguments; `previous_event` may also be what V2 passes."""
-    from deep_ep_py.core.events import EventHandle, EventOverlap
+    from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 
     if previous_event is not None and not isinstance(previous_event, EventOverlap | EventHandle):
         raise TypeError(f"previous_event={previous_event!r}: expected an EventOverlap or an EventHandle")
     flag("async_finish", async_finish)
     if flag("allocate_on_comm_stream", allocate_on_comm_stream) and (previous_event is None or not async_finish):
         raise ValueError("allocate_on_comm_stream=True: expected together with previous_event and async_finish=True")
+    return Streams(previous_event, bool(async_finish), bool(allocate_on_comm_stream))

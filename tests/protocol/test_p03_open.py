@@ -9,7 +9,7 @@ import pytest
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
-from deep_ep_py.modes.normal.operations import PendingCombine
+from deep_ep_py.modes.normal.operations import CombineArguments, PendingCombine
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 
 
@@ -95,7 +95,7 @@ def test_a_dropped_operation(fabric: str, kind: str) -> None:
         else:
             handle = buffer.dispatch(**arguments)[4]
             barrier(group)  # a peer may still be in the call that has ended here
-            pending = PendingCombine.begin(buffer._engine, trial.expert.x[rank], handle, None, None, None)
+            pending = PendingCombine.begin(buffer._engine, CombineArguments(trial.expert.x[rank], handle))
         if rank == 2:
             del pending
         try:

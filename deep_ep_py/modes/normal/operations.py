@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,14 +12,14 @@ from deep_ep_py.core.events import Streams
 from deep_ep_py.core.native import C
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.errors import DeepEPError
-from deep_ep_py.modes.normal.handles import DispatchHandle, Handle, Plan, handle_of
+from deep_ep_py.modes.normal.handles import DispatchHandle, Plan, handle_of
 from deep_ep_py.modes.normal.layout import check_room
 from deep_ep_py.modes.normal.rows import Rows
 from deep_ep_py.session.recovery import ranks_of
 
 if TYPE_CHECKING:
     from deep_ep_py.core.config import Config
-    from deep_ep_py.core.events import EventHandle, EventOverlap
+    from deep_ep_py.core.events import EventOverlap
     from deep_ep_py.session.engine import Engine
 
 
@@ -58,85 +58,83 @@ class _Pending:
             self.engine.break_off(f"operation {self.operation} was begun and dropped")
 
 
-@dataclass
-class PendingDispatch(_Pending):
-    """A dispatch whose counts are on their way."""
+@dataclass(frozen=True)
+class DispatchArguments:
+    """What a dispatch is given: `Buffer.dispatch` says what each is.
 
-    sizes: Any
-    rows: Rows
-    topk_idx: torch.Tensor | None
-    topk_weights: torch.Tensor | None
-    plan: Plan
-    handle: DispatchHandle | None
-    is_token_in_rank: torch.Tensor
-    expert_alignment: int
-    worst_rows: int
+    With `finish_later` other operations may begin or be finished before this one is, on each rank as it likes, as long
+    as all ranks begin them in one order and finish them in one order (P1). Without it `finish` comes next: one kernel
+    then sends this rank's counts and waits for the others'.
+    """
+
+    x: Any
+    handle: Any = None
+    num_tokens_per_rank: Any = None
+    is_token_in_rank: Any = None
+    num_tokens_per_expert: Any = None
+    topk_idx: Any = None
+    topk_weights: Any = None
+    expert_alignment: int = 1
+    num_worst_tokens: int = 0
+    config: Config | None = None
+    streams: Streams = field(default_factory=Streams)
     finish_later: bool = False
 
-    @staticmethod
-    def begin(
-        engine: Engine,
-        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        handle: Handle | None = None,
-        num_tokens_per_rank: torch.Tensor | None = None,
-        num_tokens_per_rdma_rank: torch.Tensor | None = None,
-        is_token_in_rank: torch.Tensor | None = None,
-        num_tokens_per_expert: torch.Tensor | None = None,
-        topk_idx: torch.Tensor | None = None,
-        topk_weights: torch.Tensor | None = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: Config | None = None,
-        previous_event: EventOverlap | EventHandle | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        finish_later: bool = False,
-    ) -> PendingDispatch:
-        """Check the arguments and launch the first kernel.
 
-        With `finish_later` other operations may begin or be finished before this one is, on each rank as it likes, as
-        long as all ranks begin them in one order and finish them in one order (P1). Without it `finish` comes next: one
-        kernel then sends this rank's counts and waits for the others'.
-        """
-        ranks, device = engine.ranks, engine.device.torch_device
-        arguments.overlap(previous_event, async_finish, allocate_on_comm_stream)
-        streams = Streams(previous_event, async_finish, allocate_on_comm_stream)
-        arguments.integer("expert_alignment", expert_alignment, 1, 1 << 20)
-        arguments.integer("num_worst_tokens", num_worst_tokens, 0, arguments.MAX_ROWS)
-        blocks = arguments.config(config)
-        if handle is not None:
-            return PendingDispatch._begin_cached(engine, x, handle, blocks, topk_idx, topk_weights, streams)
-        if num_worst_tokens == 0 and engine.device.capturing():
+@dataclass
+class PendingDispatch(_Pending):
+    """A dispatch whose counts are on their way. `given` has been checked."""
+
+    given: DispatchArguments
+    sizes: Any
+    rows: Rows
+    plan: Plan
+    handle: DispatchHandle | None
+
+    @staticmethod
+    def begin(engine: Engine, given: DispatchArguments) -> PendingDispatch:
+        """Check the arguments and launch the first kernel."""
+        arguments.integer("expert_alignment", given.expert_alignment, 1, 1 << 20)
+        arguments.integer("num_worst_tokens", given.num_worst_tokens, 0, arguments.MAX_ROWS)
+        blocks = arguments.config(given.config)
+        if given.handle is not None:
+            return PendingDispatch._begin_cached(engine, given, blocks)
+        if given.num_worst_tokens == 0 and engine.device.capturing():
             raise ValueError(
                 "num_worst_tokens=0: expected the most rows that a rank may receive, or a handle, where a graph is "
                 "captured: sizes cannot depend on what arrives"
             )
 
-        rows = Rows.of("x", x, device)
+        ranks, device, streams = engine.ranks, engine.device.torch_device, given.streams
+        rows = Rows.of("x", given.x, device)
         tokens = rows.x.shape[0]
-        arguments.tensor("num_tokens_per_rank", num_tokens_per_rank, torch.int32, (ranks,), device)
-        in_rank = arguments.tensor("is_token_in_rank", is_token_in_rank, torch.bool, (tokens, ranks), device)
-        per_expert = arguments.tensor("num_tokens_per_expert", num_tokens_per_expert, torch.int32, (None,), device)
+        arguments.tensor("num_tokens_per_rank", given.num_tokens_per_rank, torch.int32, (ranks,), device)
+        in_rank = arguments.tensor("is_token_in_rank", given.is_token_in_rank, torch.bool, (tokens, ranks), device)
+        per_expert = arguments.tensor(
+            "num_tokens_per_expert", given.num_tokens_per_expert, torch.int32, (None,), device
+        )
         experts = arguments.experts(per_expert.shape[0], ranks, "len(num_tokens_per_expert)")
-        if (topk_idx is None) != (topk_weights is None):
+        if (given.topk_idx is None) != (given.topk_weights is None):
             raise ValueError("topk_idx and topk_weights: expected both or neither")
         topk, id_bytes = 0, torch.int64.itemsize
-        if topk_idx is not None:
-            topk_idx = arguments.topk_idx(topk_idx, experts, device, tokens)
+        if given.topk_idx is not None:
+            topk_idx = arguments.topk_idx(given.topk_idx, experts, device, tokens)
+            given = replace(given, topk_idx=topk_idx)
             topk, id_bytes = topk_idx.shape[1], topk_idx.element_size()
-            arguments.tensor("topk_weights", topk_weights, torch.float32, (tokens, topk), device)
+            arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, topk), device)
         sizes = _sizes(rows, topk, experts, id_bytes)
         check_room(engine, sizes)
         stored = tokens * (destinations(topk, ranks) if topk else ranks)
         blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
-        engine.prepare(sizes.row_bytes, sizes.topk, "notify", *(("counts",) if finish_later else ()), "dispatch")
+        counts = ("counts",) if given.finish_later else ()
+        engine.prepare(sizes.row_bytes, sizes.topk, "notify", *counts, "dispatch")
 
         with engine.device.allocating(streams.allocate_on_comm):
             plan = Plan.empty(tokens, ranks, device)
-        tensors = (*rows.tensors(), in_rank, per_expert, topk_idx, topk_weights, *plan.tensors())
+        tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
         with engine.opening("dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            engine.growth.announce(engine.runtime, host_waits=not num_worst_tokens)
+            engine.growth.announce(engine.runtime, host_waits=not given.num_worst_tokens)
             call = C.normal.notify(
                 engine.runtime,
                 sizes,
@@ -144,78 +142,53 @@ class PendingDispatch(_Pending):
                 per_expert.data_ptr(),
                 plan.native(),
                 plan.rows_to_rank.data_ptr(),
-                num_worst_tokens,
-                finish_later,
+                given.num_worst_tokens,
+                given.finish_later,
                 blocks,
             )
-            pending = PendingDispatch(
-                engine,
-                call,
-                operation,
-                blocks,
-                streams,
-                sizes,
-                rows,
-                topk_idx,
-                topk_weights,
-                plan,
-                None,
-                in_rank,
-                expert_alignment,
-                num_worst_tokens,
-                finish_later,
-            )
+            pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, plan, None)
         return pending
 
     @staticmethod
-    def _begin_cached(
-        engine: Engine,
-        x: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
-        given: Handle,
-        blocks: int | None,
-        topk_idx: Any,
-        topk_weights: Any,
-        streams: Streams,
-    ) -> PendingDispatch:
-        handle = check_handle(engine, given)
-        if topk_idx is not None or topk_weights is not None:
+    def _begin_cached(engine: Engine, given: DispatchArguments, blocks: int | None) -> PendingDispatch:
+        handle, streams = check_handle(engine, given.handle), given.streams
+        if given.topk_idx is not None or given.topk_weights is not None:
             raise ValueError(
                 "topk_idx, topk_weights: expected None with a handle, a cached dispatch carries rows alone"
             )
-        rows = Rows.of("x", x, engine.device.torch_device, handle.tokens)
+        # What it is not looked at for is what a dispatch without a handle has by default.
+        given = DispatchArguments(given.x, handle, streams=streams)
+        rows = Rows.of("x", given.x, engine.device.torch_device, handle.tokens)
         sizes = _sizes(rows)
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", "dispatch")
-        in_rank = handle.is_token_in_rank
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = C.normal.notify_cached(engine.runtime, False, sizes, handle.number)
-            pending = PendingDispatch(
-                engine, call, operation, blocks, streams, sizes, rows, None, None, handle.plan, handle, in_rank, 1, 0
-            )
+            pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, handle.plan, handle)
         return pending
 
     def _finish(self) -> tuple[Any, ...]:
         """Wait for the counts, make the outputs, move the rows."""
-        engine, call, cached = self.engine, self.call, self.handle is not None
+        engine, call, given, cached = self.engine, self.call, self.given, self.handle is not None
         count = self._count()
         recv_topk_idx = recv_topk_weights = recv_src_idx = None
         with engine.device.allocating(self.streams.allocate_on_comm):
             received = self.rows.received(count, engine.empty)
-            if self.topk_idx is not None:
-                recv_topk_idx = engine.empty((count, self.topk_idx.shape[1]), self.topk_idx.dtype)
-                recv_topk_weights = engine.empty((count, self.topk_idx.shape[1]), torch.float32)
+            if given.topk_idx is not None:
+                recv_topk_idx = engine.empty((count, given.topk_idx.shape[1]), given.topk_idx.dtype)
+                recv_topk_weights = engine.empty((count, given.topk_idx.shape[1]), torch.float32)
             if not cached:
                 recv_src_idx = engine.empty((count,), torch.int32)
 
-        tensors = C.normal.Tensors()
+        tensors = C.normal.DispatchTensors()
         tensors.x, tensors.recv_x = self.rows.x.data_ptr(), received.x.data_ptr()
         if self.rows.scales is not None and received.scales is not None:
             tensors.scales, tensors.recv_scales = self.rows.scales.data_ptr(), received.scales.data_ptr()
             tensors.scales_stride = self.rows.strides
-        if self.topk_idx is not None and self.topk_weights is not None:
-            tensors.topk_idx, tensors.topk_weights = self.topk_idx.data_ptr(), self.topk_weights.data_ptr()
+        if given.topk_idx is not None and given.topk_weights is not None:
+            tensors.topk_idx, tensors.topk_weights = given.topk_idx.data_ptr(), given.topk_weights.data_ptr()
         if recv_topk_idx is not None and recv_topk_weights is not None:
             tensors.recv_topk_idx, tensors.recv_topk_weights = recv_topk_idx.data_ptr(), recv_topk_weights.data_ptr()
         if recv_src_idx is not None:
@@ -226,29 +199,43 @@ class PendingDispatch(_Pending):
         direct = C.normal.dispatch(
             engine.runtime, call, self.sizes, tensors, self.plan.native(), count, cached, self.blocks
         )
-        align = self.expert_alignment
-        counts = [] if self.worst_rows else [(rows + align - 1) // align * align for rows in call.rows_per_expert]
+        align = given.expert_alignment
+        counts = (
+            [] if given.num_worst_tokens else [(rows + align - 1) // align * align for rows in call.rows_per_expert]
+        )
         kept = () if self.handle is None else self.handle.tensors()
         event = engine.end_operation(call, self.operation, direct, self.streams, kept)
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         if recv_src_idx is None:
             return received.given(), None, None, None, None, event
-        topk = 0 if self.topk_idx is None else self.topk_idx.shape[1]
+        topk = 0 if given.topk_idx is None else given.topk_idx.shape[1]
         handle = DispatchHandle(
-            engine, self.plan, self.is_token_in_rank, recv_src_idx, topk, self.operation, self.generation
+            engine, self.plan, given.is_token_in_rank, recv_src_idx, topk, self.operation, self.generation
         )
         return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
 
     def _count(self) -> int:
         """How many rows the outputs have, as soon as that is known."""
-        if self.finish_later:
+        if self.given.finish_later:
             C.normal.counts(self.engine.runtime, self.call)
         if self.handle is not None:
             return self.handle.rows
-        if self.worst_rows:
-            return self.worst_rows
+        if self.given.num_worst_tokens:
+            return self.given.num_worst_tokens
         self.engine.wait_counts(self.call)
         return int(self.call.total_rows)
+
+
+@dataclass(frozen=True)
+class CombineArguments:
+    """What a combine is given: `Buffer.combine` says what each is."""
+
+    x: Any
+    handle: Any
+    topk_weights: Any = None
+    bias: Any = None
+    config: Config | None = None
+    streams: Streams = field(default_factory=Streams)
 
 
 @dataclass
@@ -262,21 +249,13 @@ class PendingCombine(_Pending):
     handle: DispatchHandle
 
     @staticmethod
-    def begin(
-        engine: Engine,
-        x: torch.Tensor,
-        given: Handle,
-        topk_weights: torch.Tensor | None,
-        bias: Any,
-        config: Config | None,
-        streams: Streams = Streams(),  # noqa: B008 - it is frozen
-    ) -> PendingCombine:
+    def begin(engine: Engine, given: CombineArguments) -> PendingCombine:
         """Check the arguments and launch the first kernel."""
-        handle = check_handle(engine, given)
-        blocks = arguments.config(config)
+        handle, streams = check_handle(engine, given.handle), given.streams
+        blocks = arguments.config(given.config)
         device = engine.device.torch_device
-        x = arguments.rows("x", x, (torch.bfloat16,), device, handle.rows)
-        topk = 0
+        x = arguments.rows("x", given.x, (torch.bfloat16,), device, handle.rows)
+        topk, topk_weights = 0, given.topk_weights
         if topk_weights is not None:
             topk_weights = arguments.tensor(
                 "topk_weights", topk_weights, torch.float32, (handle.rows, handle.topk or None), device
@@ -284,7 +263,7 @@ class PendingCombine(_Pending):
             topk = topk_weights.shape[1]
             if not 1 <= topk <= arguments.MAX_TOPK:
                 raise ValueError(f"topk_weights: {topk} columns, expected 1 to {arguments.MAX_TOPK}")
-        biases = arguments.biases(bias, (handle.tokens, x.shape[1]), device)
+        biases = arguments.biases(given.bias, (handle.tokens, x.shape[1]), device)
         sizes = C.normal.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
@@ -306,14 +285,13 @@ class PendingCombine(_Pending):
             if weights is not None:
                 combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
         assert x is not None
-        tensors = C.normal.Tensors()
+        tensors = C.normal.CombineTensors()
         tensors.x = x.data_ptr()
-        tensors.recv_x = combined_x.data_ptr()
-        tensors.recv_src_idx = handle.recv_src_idx.data_ptr()
+        tensors.combined_x = combined_x.data_ptr()
+        tensors.src_idx = handle.recv_src_idx.data_ptr()
         if weights is not None and combined_weights is not None:
-            tensors.topk_weights, tensors.recv_topk_weights = weights.data_ptr(), combined_weights.data_ptr()
-        for slot, bias in zip(("bias0", "bias1"), self.biases, strict=False):
-            setattr(tensors, slot, bias.data_ptr())
+            tensors.topk_weights, tensors.combined_weights = weights.data_ptr(), combined_weights.data_ptr()
+        tensors.bias = [*(bias.data_ptr() for bias in self.biases), 0, 0][:2]
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
         direct = C.normal.combine(

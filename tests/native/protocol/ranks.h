@@ -261,7 +261,7 @@ class Batch {
         recv_idx = Output(runtime, arena, count * kTopk * sizeof(i64));
         recv_weights = Output(runtime, arena, count * kTopk * sizeof(float));
         recv_src = Output(runtime, arena, count * sizeof(i32));
-        host::normal::Tensors tensors;
+        host::normal::DispatchTensors tensors;
         tensors.x = x_.address();
         tensors.topk_idx = address(idx_);
         tensors.topk_weights = address(weights_);
@@ -275,7 +275,7 @@ class Batch {
     // The same rows again, into `rows`.
     std::shared_ptr<host::Call> cached_dispatch(const Output& rows) {
         const host::normal::Sizes cached{tokens, kRowBytes, 0, 0};
-        host::normal::Tensors tensors;
+        host::normal::DispatchTensors tensors;
         tensors.x = x_.address();
         tensors.recv_x = rows.address();
         auto call = host::normal::notify_cached(buffer_.runtime(), wire::Kind::kCachedDispatch, cached, lap);
@@ -284,10 +284,10 @@ class Batch {
     }
     // Over `through`, of this rank too.
     std::shared_ptr<host::Call> combine(Buffer& through, const Output& rows, const Output& sums) {
-        host::normal::Tensors back;
+        host::normal::CombineTensors back;
         back.x = rows.address();
-        back.recv_x = sums.address();
-        back.recv_src_idx = recv_src.address();
+        back.combined_x = sums.address();
+        back.src_idx = recv_src.address();
         const host::normal::Sizes combined{tokens, kRowBytes, 0, 0};
         auto call = host::normal::notify_cached(through.runtime(), wire::Kind::kCombine, combined, lap);
         host::normal::combine(through.runtime(), *call, combined, back, plan(), count, true, through.blocks);

@@ -47,27 +47,28 @@ wire::RegionLayout region_layout(const Runtime& runtime, uint32_t experts, const
     return fit_chunks(least, runtime.options().region_bytes, runtime.most_put_bytes());
 }
 
-wire::Offer offer(const Runtime& runtime, const Tensors& tensors, const Sizes& sizes, uint32_t rows, bool combining) {
+// Addresses of tensors of `rows` rows each that peers may be let at; 0: there is none.
+struct Offered {
+    uint64_t x, scales, topk_idx, topk_weights, src_idx;
+};
+
+wire::Offer offer(const Runtime& runtime, const Offered& offered, const Sizes& sizes, uint32_t rows) {
     wire::Offer offer{};
     const auto inside = [&](uint64_t address, uint64_t bytes_per_row) {
         return address == 0 || runtime.arena()->contains(pointer<const void>(address), rows * bytes_per_row);
     };
-    const uint64_t x = combining ? tensors.x : tensors.recv_x;
-    const uint64_t scales = combining ? 0 : tensors.recv_scales;
-    const uint64_t idx = combining ? 0 : tensors.recv_topk_idx;
-    const uint64_t weights = combining ? tensors.topk_weights : tensors.recv_topk_weights;
-    const uint64_t src_idx = combining ? 0 : tensors.recv_src_idx;
     // Nothing is stored into, or loaded from, an output without rows: it may lie anywhere.
-    offer.visible = rows == 0 || (inside(x, sizes.row_bytes) && inside(scales, sizes.scales * sizeof(u32)) &&
-                                  inside(idx, sizes.topk * sizes.id_bytes) &&
-                                  inside(weights, sizes.topk * sizeof(float)) && inside(src_idx, sizeof(i32)));
+    offer.visible =
+        rows == 0 || (inside(offered.x, sizes.row_bytes) && inside(offered.scales, sizes.scales * sizeof(u32)) &&
+                      inside(offered.topk_idx, sizes.topk * sizes.id_bytes) &&
+                      inside(offered.topk_weights, sizes.topk * sizeof(float)) && inside(offered.src_idx, sizeof(i32)));
     if (offer.visible == 0 || rows == 0) return offer;
     offer.rows = rows;
-    offer.x = runtime.offset_of(x);
-    offer.scales = runtime.offset_of(scales);
-    offer.topk_idx = runtime.offset_of(idx);
-    offer.topk_weights = runtime.offset_of(weights);
-    offer.src_idx = runtime.offset_of(src_idx);
+    offer.x = runtime.offset_of(offered.x);
+    offer.scales = runtime.offset_of(offered.scales);
+    offer.topk_idx = runtime.offset_of(offered.topk_idx);
+    offer.topk_weights = runtime.offset_of(offered.topk_weights);
+    offer.src_idx = runtime.offset_of(offered.src_idx);
     return offer;
 }
 
@@ -158,8 +159,8 @@ std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Siz
     return call;
 }
 
-bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
-              bool cached, unsigned blocks) {
+bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const Plan& plan,
+              uint32_t rows, bool cached, unsigned blocks) {
     DispatchArgs args{};
     args.call = runtime.call_args(call);
     args.shape = shape_of(sizes, runtime.options().ranks);
@@ -178,7 +179,9 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& t
     args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
     args.plan = plan;
-    args.offer = offer(runtime, tensors, sizes, rows, false);
+    const Offered output{tensors.recv_x, tensors.recv_scales, tensors.recv_topk_idx, tensors.recv_topk_weights,
+                         tensors.recv_src_idx};
+    args.offer = offer(runtime, output, sizes, rows);
     args.recv_x = pointer<u8>(tensors.recv_x);
     args.recv_scales = pointer<u32>(tensors.recv_scales);
     args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes);
@@ -191,8 +194,8 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& t
     return args.offer.visible != 0;
 }
 
-bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
-             bool publish, unsigned blocks) {
+bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTensors& tensors, const Plan& plan,
+             uint32_t rows, bool publish, unsigned blocks) {
     CombineArgs args{};
     args.call = runtime.call_args(call);
     args.shape = shape_of(sizes, runtime.options().ranks);
@@ -200,14 +203,14 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& te
     args.tokens = sizes.tokens;
     args.x = pointer<const u8>(tensors.x);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
-    args.src_idx = pointer<const i32>(tensors.recv_src_idx);
+    args.src_idx = pointer<const i32>(tensors.src_idx);
     args.plan = plan;
     args.rows = rows;
-    if (publish) args.offer = offer(runtime, tensors, sizes, rows, true);
-    args.combined_x = pointer<u8>(tensors.recv_x);
-    args.combined_weights = pointer<float>(tensors.recv_topk_weights);
-    args.bias[0] = pointer<const u8>(tensors.bias0);
-    args.bias[1] = pointer<const u8>(tensors.bias1);
+    if (publish) args.offer = offer(runtime, {tensors.x, 0, 0, tensors.topk_weights, 0}, sizes, rows);
+    args.combined_x = pointer<u8>(tensors.combined_x);
+    args.combined_weights = pointer<float>(tensors.combined_weights);
+    args.bias[0] = pointer<const u8>(tensors.bias[0]);
+    args.bias[1] = pointer<const u8>(tensors.bias[1]);
     const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, runtime.launcher().warps());
     call.serial = runtime.launch("combine", args.shape, blocks, shared_bytes, &args, sizeof(args));
     runtime.note_graph(call);

@@ -10,13 +10,18 @@
 
 namespace deep_ep::host::normal {
 
-// Addresses of what a call reads and writes; 0 where a tensor is not given. In combine recv_x and recv_topk_weights are
-// the combined rows and weights, and recv_src_idx is read. See kernels/normal/args.h for the shapes.
-struct Tensors {
+// Addresses of what a dispatch reads and writes; 0 where a tensor is not given. See kernels/normal/args.h for shapes.
+struct DispatchTensors {
     uint64_t x = 0, scales = 0, topk_idx = 0, topk_weights = 0;
     std::array<int64_t, 2> scales_stride{};  // from token to token, from scale to scale, in scales
     uint64_t recv_x = 0, recv_scales = 0, recv_topk_idx = 0, recv_topk_weights = 0, recv_src_idx = 0;
-    uint64_t bias0 = 0, bias1 = 0;
+};
+
+// The same for a combine.
+struct CombineTensors {
+    uint64_t x = 0, topk_weights = 0, src_idx = 0;
+    uint64_t combined_x = 0, combined_weights = 0;
+    std::array<uint64_t, 2> bias{};
 };
 
 // Sizes that kernels specialise on, the tokens of this call, and what is the same on all ranks besides.
@@ -51,10 +56,10 @@ void counts(Runtime& runtime, Call& call);
 std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle);
 // -> whether every mapped rank stores its rows straight into this rank's output (dispatch), or reads this rank's
 // rows in place (combine).
-bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
-              bool cached, unsigned blocks);
+bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const Plan& plan,
+              uint32_t rows, bool cached, unsigned blocks);
 // `publish`: let owners read this rank's rows where they are, if they can; else they are sent.
-bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const Tensors& tensors, const Plan& plan, uint32_t rows,
-             bool publish, unsigned blocks);
+bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTensors& tensors, const Plan& plan,
+             uint32_t rows, bool publish, unsigned blocks);
 
 }  // namespace deep_ep::host::normal
