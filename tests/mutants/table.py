@@ -434,17 +434,17 @@ MUTANTS = (
     # --- host
     _one(
         "host: an offer of the wrong place",
-        "host/session/runtime.cpp",
-        "offer.topk_weights = offset_of(weights);",
-        "offer.topk_weights = offset_of(idx);",
+        "host/modes/normal/calls.cpp",
+        "offer.topk_weights = runtime.offset_of(offered.topk_weights);",
+        "offer.topk_weights = runtime.offset_of(offered.topk_idx);",
         "fast",
         "peer",
     ),
     _one(
         "host: a layout for fewer experts",
-        "host/session/runtime.cpp",
-        "args.layout = region_layout(sizes.experts, dispatch_format(sizes, false));",
-        "args.layout = region_layout(sizes.experts / 2, dispatch_format(sizes, false));",
+        "host/modes/normal/calls.cpp",
+        "args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false));",
+        "args.layout = region_layout(runtime, sizes.experts / 2, dispatch_format(sizes, false));",
         "fast",
         "peer",
         "weak",

@@ -1,0 +1,18 @@
+"""The table of planted bugs fits the sources: `make mutants` takes minutes to say so."""
+
+from __future__ import annotations
+
+import pytest
+
+from mutants.table import MUTANTS, Mutant
+from places import CSRC
+
+pytestmark = pytest.mark.once
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_what_it_changes_is_there_once(mutant: Mutant) -> None:
+    text = (CSRC / mutant.file).read_text()
+    for before, after in mutant.changes:
+        assert text.count(before) == 1, before
+        assert after != before
