@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "fabric/registry.h"
+
 namespace deep_ep::host {
 namespace {
 

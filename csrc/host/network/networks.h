@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fabric/registry.h"
+#include "fabric/peers.h"
 #include "host/network/network.h"
 
 namespace deep_ep::host {
