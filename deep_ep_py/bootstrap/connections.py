@@ -52,8 +52,9 @@ class Connections:
 
     in_process = False
 
-    def __init__(self, rank: int, size: int, pids: list[int]) -> None:
+    def __init__(self, rank: int, size: int, pids: list[int], numbered_alike: Iterable[int] = ()) -> None:
         self.rank, self.size, self.pids = rank, size, pids
+        self._numbered_alike = frozenset(numbered_alike) - {rank}  # ranks whose pids name the same processes here
         self._outgoing: dict[int, socket.socket] = {}
         self._incoming: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
@@ -240,17 +241,35 @@ class Connections:
 
     def _raise_gone(self, rank: int) -> NoReturn:
         """Say why. A rank that has let go may have done so because another's process has died."""
-        poller = select.poll()
-        owners = {descriptor: owner for owner, descriptor in self._processes.items()}
-        for descriptor in owners:
-            poller.register(descriptor, select.POLLIN)
-        died = sorted(owners[descriptor] for descriptor, _ in poller.poll(_DYING_MS))
-        if not died and rank not in self._processes:
-            died = [rank]
+        died, unknown = self._died()
         if died:
             deaths = (f"rank {one}'s process (pid {self.pids[one]}) has died" for one in died)
             raise DeepEPError(f"rank {self.rank}: {'; '.join(deaths)}")
-        raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer")
+        perhaps = f", or its process (pid {self.pids[rank]}) has died" if rank in unknown else ""
+        raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer{perhaps}")
+
+    def _died(self) -> tuple[list[int], set[int]]:
+        """Return the ranks whose processes have died, and those of which nothing tells whether theirs has."""
+        died, unknown, opened = set(), set(), {}
+        for rank in {*range(self.size)} - {self.rank, *self._processes}:  # before all have met there may be some
+            try:
+                if rank not in self._numbered_alike:
+                    raise PermissionError
+                opened[rank] = os.pidfd_open(self.pids[rank])
+            except ProcessLookupError:
+                died.add(rank)
+            except (AttributeError, OSError):  # an old kernel has none, or it hides other processes
+                unknown.add(rank)
+        poller = select.poll()
+        owners = {descriptor: rank for rank, descriptor in (*self._processes.items(), *opened.items())}
+        try:
+            for descriptor in owners:
+                poller.register(descriptor, select.POLLIN)
+            died |= {owners[descriptor] for descriptor, _ in poller.poll(_DYING_MS)}
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
+        return sorted(died), unknown
 
 
 def connect(bootstrap: Bootstrap) -> Bootstrap:
@@ -281,15 +300,17 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
         with open("/proc/sys/kernel/random/boot_id") as file:
             machine = (file.read().strip(), os.readlink("/proc/self/ns/net"))
         # The secret travels here alone: what connects is a rank if it has it.
-        addresses = bootstrap.all_gather((machine, name, os.getpid(), secrets.token_bytes(SECRET_BYTES)))
+        numbers = os.readlink("/proc/self/ns/pid")  # which namespace's a pid is
+        addresses = bootstrap.all_gather((machine, name, os.getpid(), secrets.token_bytes(SECRET_BYTES), numbers))
         strangers = [rank for rank, (other, *_) in enumerate(addresses) if other != machine]
         if strangers:
             raise ValueError(
                 f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}, or in other network "
                 "namespaces; expected one machine"
             )
-        _, names, pids, parts = zip(*addresses, strict=True)
-        connections = Connections(bootstrap.rank, bootstrap.size, list(pids))
+        _, names, pids, parts, namespaces = zip(*addresses, strict=True)
+        alike = [rank for rank, other in enumerate(namespaces) if other == numbers]
+        connections = Connections(bootstrap.rank, bootstrap.size, list(pids), alike)
         try:
             connections.meet(listener, list(names), secret_of(parts))
         except BaseException:

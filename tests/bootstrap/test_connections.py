@@ -233,3 +233,26 @@ def test_a_stranger_who_connects_first(what: str, workers: Path, tmp_path: Path)
     assert not made.exists(), "a stranger's pickle was executed"
     for one in ranks:
         one.close()
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["one_namespace", "other_namespaces"])
+def test_whose_death_it_was_before_all_have_met(alike: bool) -> None:
+    """A rank lets go because another one's process has died, and this rank has met neither: it blames no process that
+    lives, and where pids mean the same to all of them it names the one that has died."""
+    lives = subprocess.Popen(["sleep", "60"])
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    connections = Connections(0, 3, [os.getpid(), dead.pid, lives.pid], range(3) if alike else ())
+    try:
+        with pytest.raises(DeepEPError) as info:
+            connections._raise_gone(2)
+        if alike:
+            assert str(info.value) == f"rank 0: rank 1's process (pid {dead.pid}) has died"
+        else:
+            assert str(info.value) == (
+                f"rank 0: rank 2 has let go of the Buffer, or its process (pid {lives.pid}) has died"
+            )
+    finally:
+        connections.close()
+        lives.kill()
+        lives.wait()

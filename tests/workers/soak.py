@@ -212,12 +212,13 @@ class Soak:
 
     def sample(self, buffer: deep_ep.Buffer | None = None) -> None:
         """Tell the parent what this process holds."""
-        held = Held.now()
-        self.sampled = time.monotonic()
+        held, now = Held.now(), time.monotonic()
+        if buffer is not None:  # many a Buffer lives for less than the interval, and those without one come in between
+            self.sampled = now
         self.hub.tell(
             "sample",
             {
-                "at": round(self.sampled - self.began, 2),
+                "at": round(now - self.began, 2),
                 "quiet": buffer is None,
                 "buffer": self.label,
                 **{name: round(size, 3) for name, size in memory_of_this_process().items()},
