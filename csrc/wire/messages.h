@@ -20,7 +20,7 @@ struct NotifyHeader {
     // What the source's peers are to have mapped of its heap before they launch the operation's next kernel (P10); 0:
     // nothing that they have not.
     u64 heap_bytes;
-    u64 reserved[3];
+    u64 reserved[4];
 };
 static_assert(sizeof(NotifyHeader) == 192, "notify header");
 
