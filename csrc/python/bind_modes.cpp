@@ -30,7 +30,8 @@ void bind_normal(py::module_& module) {
              py::arg("tokens"), py::arg("row_bytes"), py::arg("topk"), py::arg("experts"), py::kw_only(),
              py::arg("id_bytes") = sizeof(i64), py::arg("scales") = 0, py::arg("types") = 0)
         .def_readonly("row_bytes", &Sizes::row_bytes)
-        .def_readonly("topk", &Sizes::topk);
+        .def_readonly("topk", &Sizes::topk)
+        .def_readonly("experts", &Sizes::experts);
     py::class_<DispatchTensors>(m, "DispatchTensors")
         .def(py::init<>())
         .def_readwrite("x", &DispatchTensors::x)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cases import BY_NAME
+from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
@@ -78,37 +79,28 @@ def test_before_a_finish_has_begun() -> None:
     run_ranks(2, on_each_rank)
 
 
-def test_as_a_layout_is_launched() -> None:
+def test_as_a_layout_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is queued, the caller has nothing of its outputs, and nothing says that the Buffer is broken."""
+    launch, outputs = C.normal.layout, {}
 
-    class Runtime:
-        def __init__(self, native: Any) -> None:
-            self.native = native
-            self.outputs: tuple[int, ...] = ()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.native, name)
-
-        def layout(self, *arguments: Any) -> None:
-            self.native.layout(*arguments)
-            self.outputs = arguments[2:5]
-            raise KeyboardInterrupt
+    def interrupted(runtime: Any, *arguments: Any) -> None:
+        launch(runtime, *arguments)
+        outputs[runtime] = arguments[2:5]
+        raise KeyboardInterrupt
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer")
-        engine, rank = buffer._engine, buffer.rank
-        native = engine.runtime
-        engine.runtime = Runtime(native)
+        rank = buffer.rank
         with pytest.raises(KeyboardInterrupt):
             buffer.get_dispatch_layout(TRIAL.work.topk_idx[rank], TRIAL.work.num_experts)
-        outputs, engine.runtime = engine.runtime.outputs, native
         gc.collect()
         mine = [torch.zeros(TRIAL.work.num_experts, dtype=torch.int32) for _ in range(8)]
-        assert not {tensor.data_ptr() for tensor in mine} & set(outputs)
+        assert not {tensor.data_ptr() for tensor in mine} & set(outputs.pop(buffer._engine.runtime))
         group.barrier()
         TRIAL.check_dispatch(rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, rank)))
         group.barrier()
 
+    monkeypatch.setattr(C.normal, "layout", interrupted)
     run_ranks(2, on_each_rank, seed=3)
 
 
@@ -125,7 +117,7 @@ def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
         engine._run = interrupted
         with pytest.raises(KeyboardInterrupt):
             buffer.get_dispatch_layout(TRIAL.work.topk_idx[rank].clone(), TRIAL.work.num_experts)
-        assert engine._layouts
+        assert engine._alone
         runtime = engine.runtime
         del engine._run  # which would keep the Buffer
         del buffer, engine

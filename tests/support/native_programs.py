@@ -16,7 +16,7 @@ import pytest
 from builds import BUILD
 from places import NATIVE, SCRIPTS
 
-sys.path.insert(0, str(SCRIPTS))
+sys.path.append(str(SCRIPTS))
 
 import native_build  # noqa: E402
 import sanitizers  # noqa: E402

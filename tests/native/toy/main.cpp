@@ -4,6 +4,8 @@
 #include <cstdlib>
 
 #include "../protocol/normal_mode.h"
+#include "fabric/registry.h"
+#include "host/network/network.h"
 
 namespace {
 
