@@ -14,7 +14,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from models.catalogue import CASES, MODELS  # noqa: E402
-from models.explore import explore  # noqa: E402
+from models.explore import explore, name_of  # noqa: E402
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     for model in MODELS:
         if found := explore(model):
             bad += 1
-            console.print(f"{model} with all rules:", *found, sep="\n      ", style="red")
+            console.print(f"{name_of(model)} with all rules:", *found, sep="\n      ", style="red")
     seconds = time.monotonic() - began
     console.print(f"{len(CASES)} rules, {len(MODELS)} models in {seconds:.1f} s" + (f", {bad} wrong" if bad else ""))
     return 1 if bad else 0

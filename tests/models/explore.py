@@ -64,6 +64,13 @@ def rules_of(model: Model[State]) -> list[str]:
     return [field.name for field in fields(model) if field.default is True]  # type: ignore[arg-type]
 
 
+def name_of(model: Model[State]) -> str:
+    """What it is, and how large."""
+    rules = rules_of(model)
+    sizes = [f"{field.name}={getattr(model, field.name)}" for field in fields(model) if field.name not in rules]  # type: ignore[arg-type]
+    return f"{type(model).__name__}({', '.join(sizes)})"
+
+
 def with_item(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
     """The same tuple with another item at one place."""
     return (*items[:index], item, *items[index + 1 :])

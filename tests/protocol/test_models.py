@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from models.catalogue import CASES, MODELS, Case
-from models.explore import Model, Step, explore, rules_of
+from models.explore import Model, Step, explore, name_of, rules_of
 from places import ROOT
 
 pytestmark = pytest.mark.once
@@ -35,7 +35,7 @@ class Reaching:
         return self.model.ended(state)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=repr)
+@pytest.mark.parametrize("model", MODELS, ids=name_of)
 def test_with_all_rules_nothing_goes_wrong(model: Model[Any]) -> None:
     assert explore(model) is None
     assert explore(Reaching(model)), "the end is never reached"
