@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv build demo train test test-fast test-long lint format races asan mutants litmus bench gpu-check compile-report clean
+.PHONY: help venv build demo train test test-fast test-long lint format races asan mutants litmus models bench gpu-check compile-report clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -45,6 +45,9 @@ mutants: venv ## plant bugs, one at a time, and see that the tests catch each (n
 
 litmus: venv ## check each synchronization idiom against the PTX memory model
 	@$(PY) scripts/litmus.py
+
+models: venv ## check the protocol's rules in every order of events, and print what goes wrong without each
+	@$(PY) scripts/models.py
 
 asan: venv ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(TESTS) asan $(ARGS)

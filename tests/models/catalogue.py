@@ -1,0 +1,100 @@
+"""Every rule that has a model, and how short the way is to what goes wrong without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .blocks import Meetings
+from .explore import Model, explore
+from .failures import Failures
+from .masks import Masks
+from .orders import Orders, Replays
+from .outputs import Growth, Offers
+from .recovery import Recovery
+from .regions import Regions
+from .signals import Puts, Writers
+from .streams import Combine, Dispatch
+
+
+@dataclass(frozen=True)
+class Case:
+    """Of the rule of a model, which belongs to one of docs/PROTOCOL.md."""
+
+    number: str
+    model: Model[Any]  # with all rules, and as small as will do for this one
+    rule: str
+    steps: int  # of a shortest way to what is wrong
+    wrong: str  # a regular expression for that
+
+    @property
+    def file(self) -> str:
+        return type(self.model).__module__.rsplit(".", 1)[-1]
+
+    @property
+    def name(self) -> str:
+        return f"{self.number}-{self.file}-{self.rule}"
+
+    def counterexample(self) -> list[str] | None:
+        """What the explorer finds without the rule."""
+        return explore(replace(self.model, **{self.rule: False}))  # type: ignore[type-var]
+
+
+DEADLOCK = "deadlock"
+WRONG_ROWS = "rows that are none of A's"
+
+CASES = (
+    Case("P1", Orders(calls=2), "begins_in_one_order", 6, "takes the peer's counts of call 1 for those of call 0"),
+    Case("P1", Orders(calls=2), "finishes_in_one_order", 12, DEADLOCK),
+    Case("P1", Orders(calls=2), "begin_waits_for_no_begin", 14, DEADLOCK),
+    Case("P1", Replays(), "number_in_device_memory", 5, "reads the rows of replay 1 for those of replay 0"),
+    Case("P2", Regions(regions=2), "lies_in_its_region", 12, "takes the message of 1 for its own"),
+    Case("P3", Orders(), "refuses_behind_an_open_one", 16, DEADLOCK),
+    Case("P3", Orders(), "refuses_by_number", 20, DEADLOCK),
+    Case("P4", Regions(), "waits_for_free", 11, "B's operation 0 takes the message of 1"),
+    Case("P4", Regions(), "everything_has_arrived", 17, "B's operation 1 takes the offer of 0"),
+    Case("P4", Regions(), "has_read", 14, "B's operation 0 takes the message of 1"),
+    Case("P4", Regions(), "readers_are_done", 7, "B's operation 0 loads the peer's rows of 1"),
+    Case("P4", Regions(), "own_sends_are_done", 9, "B's operation 0 takes the message of 1"),
+    Case("P5", Puts(pieces=1), "waits_for_all_of_a_use", 4, "B places what had lain there for put 0"),
+    Case("P6", Puts(pieces=1), "one_use_at_a_time", 7, "B places the next use's for put 0 of use 0"),
+    Case("P6", Writers(), "one_writer", 6, DEADLOCK),
+    Case("P7", Puts(pieces=1), "base_moves_by_expected", 14, DEADLOCK),
+    Case("P7", Writers(), "sends_without_rows", 2, DEADLOCK),
+    Case("P8", Puts(), "pieces_add_one_unit", 6, "B places what had lain there for put 0"),
+    Case("P8", Puts(pieces=1), "signal_behind_its_data", 4, "B places what had lain there for put 0"),
+    Case("P9", Offers(), "waits_for_offer", 6, "place 0 is no output of this call"),
+    Case("P9", Offers(), "offers_without_rows", 3, DEADLOCK),
+    Case("P10", Growth(), "takes_rounds_meanwhile", 5, "B's kernel of 0 stores to addresses that are not mapped"),
+    Case("P10", Growth(), "maps_before_launch", 10, DEADLOCK),
+    Case("P10", Growth(), "offers_behind_its_counts", 11, "B's kernel of 1 stores to addresses that are not mapped"),
+    Case("P11", Dispatch(), "polls", 6, DEADLOCK),
+    Case("P11", Combine(), "slot_for_each_stream", 2, DEADLOCK),
+    Case("P12", Failures(), "read_is_awaited", 10, WRONG_ROWS),
+    Case("P12", Failures(), "last_look", 15, WRONG_ROWS),
+    Case("P14", Meetings(), "every_barrier_is_met", 2, DEADLOCK),
+    Case("P14", Meetings(), "one_looks_for_all", 7, DEADLOCK),
+    Case("P14", Meetings(waits=1), "second_barrier", 6, "given back after the block has given up"),
+    Case("P14", Meetings(waits=1), "nothing_after_giving_up", 8, "given back after the block has given up"),
+    Case("P15", Failures(failures=3), "tells_every_rank", 11, WRONG_ROWS),
+    Case("P15", Failures(), "told_or_not", 14, WRONG_ROWS),
+    Case("P15", Failures(), "answers_first", 13, WRONG_ROWS),
+    Case("P15", Failures(), "word_of_its_generation", 16, WRONG_ROWS),
+    Case("P16", Recovery(), "sets_own_abort_word", 6, DEADLOCK),
+    Case("P16", Recovery(), "waits_for_replays", 15, "A's replay 1 meets the peer's replay 0"),
+    Case("P16", Recovery(), "makes_network_anew", 14, "A begins generation 3 with a signal of generation 1"),
+    Case("P16", Recovery(), "first_meeting", 16, "A begins generation 3 with a signal of generation 1"),
+    Case("P16", Recovery(), "second_meeting", 17, DEADLOCK),
+    Case("P16", Recovery(), "one_store", 19, DEADLOCK),
+    Case("P17", Masks(), "counts_carry_the_mask", 11, "A and B end well, one leaves out nobody, the other C"),
+    Case("P17", Masks(), "left_out_are_not_waited_for", 5, "all leave out the same, and yet one fails"),
+)
+
+# With all rules: also larger ones than those that suffice for the above.
+LARGER = (
+    Orders(calls=4),
+    Regions(senders=2, operations=3),
+    Regions(regions=2, senders=2, operations=4),
+    Meetings(waits=3),
+)
+MODELS = tuple(dict.fromkeys((*(case.model for case in CASES), *LARGER)))

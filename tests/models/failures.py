@@ -1,0 +1,114 @@
+"""P12 and P15: a rank fails while another loads rows that it has published, and the user's kernels run on.
+
+Every rank runs one combine and behind it a kernel of its user's, which overwrites the rows published here whatever has
+become of the combine. B loads rows that A has published. What C sends is no matter, but every rank waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .explore import RANKS, Step, with_item
+
+A, B, C = range(3)
+ROWS = 2
+START, RUNS, LOOKS, TELLS, ANSWERS, USER, OVER = range(7)  # where a rank is
+CLEAR, NOW, OLDER = range(3)  # an abort word: of no failure, of one of this generation, of one of an older one
+OTHERS = {A: (B, C), B: (A, C), C: (A, B)}  # in the order in which a rank tells them
+
+
+class Rank(NamedTuple):
+    step: int = START
+    sent: int = 0  # to how many ranks it has sent the abort word, itself first
+    word: int = CLEAR
+
+
+class State(NamedTuple):
+    ranks: tuple[Rank, ...] = (Rank(),) * 3
+    wire: tuple[tuple[int, int], ...] = ()  # abort words on their way: to whom, from whom
+    stale: bool = False  # one of an older generation is on its way to B
+    started: int = 0  # ranks whose operation has begun, a bit each; A has published its rows then
+    failures: int = 0  # of ranks that had not been told of one
+    loaded: int = 0
+    new: bool = False  # some row was not A's any longer when B loaded it
+    wrong: str = ""
+
+    def with_rank(self, r: int, **changes: Any) -> State:
+        return self._replace(ranks=with_item(self.ranks, r, self.ranks[r]._replace(**changes)))
+
+
+@dataclass(frozen=True)
+class Failures:
+    """P12: the first two rules; P15: the others."""
+
+    read_is_awaited: bool = True  # without it A's operation may end before B has loaded its rows
+    last_look: bool = True
+    tells_every_rank: bool = True  # without it a rank that fails stores the abort word into its own heap alone
+    told_or_not: bool = True  # without it a rank that was told of a failure tells nobody
+    answers_first: bool = True  # without it a kernel ends while its abort words are on their way
+    word_of_its_generation: bool = True  # without it all generations have the same abort word
+    failures: int = 1  # so many ranks may fail by themselves; whoever else waits for them has to be told
+
+    def initial(self) -> State:
+        # With a word for each generation it lands where nobody looks any longer.
+        return State(stale=not self.word_of_its_generation)
+
+    def steps(self, state: State) -> Iterator[Step[State]]:
+        for r, rank in enumerate(state.ranks):
+            yield from self._kernel(r, rank, state)
+        for to, source in state.wire:
+            after = state.with_rank(to, word=NOW)._replace(wire=tuple(one for one in state.wire if one != (to, source)))
+            yield f"{RANKS[source]}'s abort word lands at {RANKS[to]}", after
+        if state.stale:
+            after = state._replace(stale=False).with_rank(B, word=OLDER)
+            yield "a late abort word of an older generation lands at B", after
+
+    def _kernel(self, r: int, rank: Rank, state: State) -> Iterator[Step[State]]:
+        name = RANKS[r]
+        if rank.step == START and rank.word != NOW:
+            text = {A: "A starts, and publishes its rows", B: "B starts", C: "C starts, and sends"}[r]
+            yield text, state.with_rank(r, step=RUNS)._replace(started=state.started | 1 << r)
+        if rank.step in (START, RUNS, LOOKS) and rank.word == NOW and (rank.step != LOOKS or self.last_look):
+            yield f"{name} finds the abort word", state.with_rank(r, step=TELLS if self.told_or_not else ANSWERS)
+        if rank.step == RUNS:
+            if state.failures < self.failures:
+                yield f"{name} fails", state.with_rank(r, step=TELLS)._replace(failures=state.failures + 1)
+            if r == B and state.loaded < ROWS and state.started & 1 << A:
+                new = state.ranks[A].step == OVER
+                text = f"B loads row {state.loaded} of A{', which is none any longer' * new}"
+                yield text, state._replace(loaded=state.loaded + 1, new=state.new or new)
+            if self._has_all(r, state):
+                yield f"{name} has all that it waits for", state.with_rank(r, step=LOOKS)
+        elif rank.step == LOOKS and (rank.word != NOW or not self.last_look):
+            after = state.with_rank(r, step=USER)
+            wrong = "B's operation ends well, with rows that are none of A's" if r == B and state.new else ""
+            yield f"{name} ends well", after._replace(wrong=wrong)
+        elif rank.step == TELLS:
+            yield self._tells(r, rank, state)
+        elif rank.step == ANSWERS and not (self.answers_first and any(source == r for _, source in state.wire)):
+            yield f"{name}'s kernel ends, failed", state.with_rank(r, step=USER)
+        elif rank.step == USER:
+            yield f"{name}'s user overwrites what {name} has published", state.with_rank(r, step=OVER)
+
+    def _has_all(self, r: int, state: State) -> bool:
+        read = state.loaded == ROWS or (r == A and not self.read_is_awaited)
+        return read and state.started == 1 << A | 1 << B | 1 << C
+
+    def _tells(self, r: int, rank: Rank, state: State) -> Step[State]:
+        if rank.sent == 0:
+            alone = not self.tells_every_rank
+            after = state.with_rank(r, word=NOW, sent=1, step=ANSWERS if alone else TELLS)
+            return f"{RANKS[r]} stores the abort word in its own heap", after
+        to = OTHERS[r][rank.sent - 1]
+        after = state.with_rank(r, sent=rank.sent + 1, step=ANSWERS if rank.sent == len(OTHERS[r]) else TELLS)
+        return f"{RANKS[r]} sends the abort word to {RANKS[to]}", after._replace(
+            wire=tuple(sorted((*state.wire, (to, r))))
+        )
+
+    def wrong(self, state: State) -> str | None:
+        return state.wrong or None
+
+    def ended(self, state: State) -> bool:
+        return all(rank.step == OVER for rank in state.ranks)
