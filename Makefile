@@ -8,7 +8,7 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv build demo train test test-fast test-long lint format races asan mutants litmus models bench gpu-check compile-report clean
+.PHONY: help venv build demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
@@ -42,6 +42,10 @@ races: venv ## the tests under ThreadSanitizer, after it has found the planted r
 
 mutants: venv ## plant bugs, one at a time, and see that the tests catch each (needs clang)
 	@$(PY) scripts/mutants.py $(ARGS)
+
+stubs: venv ## write what type checkers know of the extension, from its bindings
+	@$(PY) setup.py --quiet build_ext --inplace
+	@$(PY) scripts/stubs.py
 
 litmus: venv ## check each synchronization idiom against the PTX memory model
 	@$(PY) scripts/litmus.py

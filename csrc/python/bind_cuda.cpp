@@ -159,9 +159,13 @@ void bind_cuda(py::module_& module) {
     py::class_<StreamLauncher, std::shared_ptr<StreamLauncher>>(m, "StreamLauncher")
         .def(
             "load",
-            [](StreamLauncher& launcher, const std::string& name, const Numbers& shape, const std::string& cubin,
-               const std::string& symbol) { launcher.load(name, shape_of(shape), cubin, symbol); },
-            py::arg("name"), py::arg("shape"), py::arg("cubin"), py::arg("symbol"), NoGil())
+            [](StreamLauncher& launcher, const std::string& name, const Numbers& shape, const py::bytes& cubin,
+               const std::string& symbol) {
+                const auto code = static_cast<std::string_view>(cubin);
+                const py::gil_scoped_release release;
+                launcher.load(name, shape_of(shape), code, symbol);
+            },
+            py::arg("name"), py::arg("shape"), py::arg("cubin"), py::arg("symbol"))
         .def(
             "loaded",
             [](const StreamLauncher& launcher, const std::string& name, const Numbers& shape) {

@@ -280,7 +280,6 @@ void bind_runtime(py::module_& m) {
     bind_heap(m);
     bind_call(m);
     bind_network(m);
-    bind_runner(m);
     m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
     m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
     m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
@@ -296,6 +295,12 @@ void bind_runtime(py::module_& m) {
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
     py::class_<Meeting> meeting(m, "Meeting");
+    py::enum_<Meeting::Result>(meeting, "Result")
+        .value("MET", Meeting::kMet)
+        .value("LATE", Meeting::kLate)
+        .value("GONE", Meeting::kGone)
+        .value("OTHER_MASK", Meeting::kOtherMask)
+        .value("GIVEN_UP", Meeting::kGivenUp);
     meeting.def_readonly("result", &Meeting::result)
         .def_readonly("peer", &Meeting::peer)
         .def_property_readonly("left_out", [](const Meeting& met) {
@@ -305,12 +310,6 @@ void bind_runtime(py::module_& m) {
             }
             return ranks;
         });
-    py::enum_<Meeting::Result>(meeting, "Result")
-        .value("MET", Meeting::kMet)
-        .value("LATE", Meeting::kLate)
-        .value("GONE", Meeting::kGone)
-        .value("OTHER_MASK", Meeting::kOtherMask)
-        .value("GIVEN_UP", Meeting::kGivenUp);
 
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes,
@@ -429,6 +428,7 @@ void bind_runtime(py::module_& m) {
                 for (const auto& heap : runtime.heaps()) cpu::pretouch(heap->base(), heap->mapped());
             },
             NoGil(), "Make every page of every rank's heap present in this process without changing it.");
+    bind_runner(m);
 }
 
 }  // namespace deep_ep::python

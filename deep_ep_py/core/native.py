@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 BUILDS = ("fast", "exact", "tsan", "asan")
 
@@ -15,13 +16,20 @@ BUILD = os.environ.get("DEEP_EP_BUILD", "fast")
 if BUILD not in BUILDS:
     raise ImportError(f"DEEP_EP_BUILD={BUILD!r}: expected one of {', '.join(BUILDS)}")
 
-try:
-    C = importlib.import_module(f"deep_ep_py._C_{BUILD}")
-except ModuleNotFoundError as error:
-    here = Path(__file__).resolve().parents[1]
-    advice = f"run `DEEP_EP_BUILDS={BUILD} make build` in {here.parent}, or leave that folder to use an installed one"
-    if not (here.parent / "setup.py").exists():
-        advice = f"install it by `DEEP_EP_BUILDS={BUILD} pip install` from its sources"
-    raise ImportError(f"{here} has no extension of the variant {BUILD!r}: {advice}") from error
+if TYPE_CHECKING:
+    from deep_ep_py import _C  # `make stubs` writes it
+
+    C = _C
+else:
+    try:
+        C = importlib.import_module(f"deep_ep_py._C_{BUILD}")
+    except ModuleNotFoundError as error:
+        here = Path(__file__).resolve().parents[1]
+        advice = (
+            f"run `DEEP_EP_BUILDS={BUILD} make build` in {here.parent}, or leave that folder to use an installed one"
+        )
+        if not (here.parent / "setup.py").exists():
+            advice = f"install it by `DEEP_EP_BUILDS={BUILD} pip install` from its sources"
+        raise ImportError(f"{here} has no extension of the variant {BUILD!r}: {advice}") from error
 
 WARP_SIZE: int = C.WARP_SIZE

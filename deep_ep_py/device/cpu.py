@@ -44,17 +44,17 @@ class CpuDevice:
         share = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (2 * ranks)
         return share, share
 
-    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Plain memory in one process, nameless shared memory between several. New pages are zero."""
         del first, cleared, by_nics
         return C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size)
 
-    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
         """Map the same memory."""
         del first, by_nics
         return C.Heap.map(descriptor, size)
 
-    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
         """Make one over the executor."""
         return C.Runtime(options, heaps, network)
 
@@ -63,7 +63,9 @@ class CpuDevice:
         del moved
         return self.blocks
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
+    def allocate(
+        self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool
+    ) -> torch.Tensor | None:
         """Straight from the arena, which gets the memory back with the last reference: that is the last use."""
         del grows  # it is all there
         # Not every torch takes FP8 by DLPack: types of one byte come as uint8, those of two as bfloat16.

@@ -119,7 +119,7 @@ class CudaDevice:
         most = torch.cuda.get_device_properties(self.torch_device).total_memory // (8 * self._sharers)
         return min(most, self.first_arena_bytes), most
 
-    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Physical memory, mapped, with a descriptor where other processes need one. The host's, pinned, where threads
         of the host stand for NICs: its new pages are zero.
         """
@@ -127,7 +127,7 @@ class CudaDevice:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
         return C.cuda.make_heap(self._context, size, first, cleared, not in_process)
 
-    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
         """Map the same physical memory."""
         if by_nics:
             return self._pinned(C.Heap.map(descriptor, size))
@@ -137,11 +137,13 @@ class CudaDevice:
         C.cuda.pin_heap(self._context, heap)
         return heap
 
-    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
         """Make one over this device's launcher."""
         return C.cuda.make_runtime(options, heaps, network, self._context, self._launcher)
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
+    def allocate(
+        self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool
+    ) -> torch.Tensor | None:
         """From a pool over the arena, which may grow for the next calls where it has no room.
 
         None in a capture: a graph's tensors must stay where they are, and come from the graph's own pool. None, too,

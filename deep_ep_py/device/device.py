@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from deep_ep_py.core.events import EventHandle
+from deep_ep_py.core.native import C
 
 Shape = tuple[int, int, int]
 """What kernels are compiled for: ranks, bytes of a row, top-k."""
@@ -61,20 +62,22 @@ class Device(Protocol):
         `by_nics`: NICs reach the heap too.
         """
 
-    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> Any:
+    def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Make this rank's heap, of at least `size` bytes once it has grown, of which the first are there at once.
 
         The first `cleared` bytes, the header and the signal words, are zero before any peer can reach them. Nothing may
         be assumed of the others.
         """
 
-    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> Any:
+    def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
         """Map a peer's heap."""
 
-    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
         """Make what launches kernels; `network`: how ranks that are not mapped are reached."""
 
-    def allocate(self, runtime: Any, shape: tuple[int, ...], dtype: torch.dtype, grows: bool) -> torch.Tensor | None:
+    def allocate(
+        self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool
+    ) -> torch.Tensor | None:
         """Make a tensor, not empty, in a runtime's memory for outputs, which peers see; None where there is no room.
         Then that memory may grow, for later tensors, if it `grows`.
         """

@@ -32,7 +32,7 @@ class Driver:
         Tells the peers that this rank does not go on. Called when the process ends with calls that do not.
     """
 
-    def __init__(self, runtime: Any, give_up: Callable[[], None]) -> None:
+    def __init__(self, runtime: C.Runtime, give_up: Callable[[], None]) -> None:
         self._runner = C.Runner(runtime)
         self._give_up = weakref.WeakMethod(give_up)
 

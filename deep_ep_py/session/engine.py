@@ -39,9 +39,9 @@ _SETTLE_SECONDS = 5.0
 class _OnItsWay:
     """An operation whose launches are all queued. On a CPU, with what its kernels touch."""
 
-    call: Any
+    call: C.Call
     tensors: list[torch.Tensor | None]
-    driven: Any = None
+    driven: C.Run | None = None
     ended: bool = False
 
 
@@ -229,7 +229,7 @@ class Engine:
         self._open[operation] += tensors
 
     def end_operation(
-        self, call: Any, operation: int, direct: bool, streams: Streams, handle: Iterable[torch.Tensor | None] = ()
+        self, call: C.Call, operation: int, direct: bool, streams: Streams, handle: Iterable[torch.Tensor | None] = ()
     ) -> EventOverlap:
         """End a call whose kernels are all launched: on a CPU wait for them, unless `async_finish`; on a GPU they end
         when they do. What they fail of later is raised by the wait for the event, or by the Buffer's next call.
@@ -274,14 +274,16 @@ class Engine:
             why = self._broken or "the Buffer has been destroyed, or has recovered, before it ended"
             raise DeepEPError(f"rank {self.rank}: what a {launched.call.kind} returned is not complete: {why}")
 
-    def _note_ended(self, runtime: Any) -> None:
+    def _note_ended(self, runtime: C.Runtime | None) -> None:
         """What calls have returned that ended well is complete, whatever has become of the Buffer since."""
-        for launched in self._on_their_way if runtime is not None else ():
+        if runtime is None:
+            return
+        for launched in self._on_their_way:
             driven = launched.driven
             if runtime.finished(launched.call) and launched.call.failure.reason == 0:
                 launched.ended = driven is None or (driven.done and not driven.failed)
 
-    def wait_counts(self, call: Any) -> None:
+    def wait_counts(self, call: C.Call) -> None:
         """Wait until a dispatch's counts are there; raise if it has failed."""
         self._run("wait_counts", call)
         self.check_failure(call)
@@ -310,7 +312,7 @@ class Engine:
                 self._captured.remove(captured)
                 self.runtime.retire(captured.call)
 
-    def _end_well(self, driven: Any) -> None:
+    def _end_well(self, driven: C.Run) -> None:
         """Break the Buffer with what the thread that waited for a call's kernels has thrown, if it has."""
         with self.telling_others("a call's kernels"):
             driven.result()
@@ -360,7 +362,7 @@ class Engine:
     def _shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype, self.growth.helps)
 
-    def check_failure(self, call: Any) -> None:
+    def check_failure(self, call: C.Call) -> None:
         """Raise what a call failed of, and tell the other ranks."""
         if call.failure.reason == 0:
             return
@@ -375,7 +377,7 @@ class Engine:
         self._results_told = True
         raise self._broken  # no local refers to it: what its frames hold would stay until a collection
 
-    def _where_it_began(self, call: Any) -> Any:
+    def _where_it_began(self, call: C.Call) -> C.Call:
         """Of a call that has failed and those before it, the one that gave up by itself, else the first: what is queued
         behind a failure only hears of it, and must not hide what was waited for.
         """
@@ -542,7 +544,7 @@ class Engine:
         except RuntimeError:
             pass  # what a dead executor throws has been raised before
 
-    def _abandon(self, runtime: Any) -> None:
+    def _abandon(self, runtime: C.Runtime) -> None:
         _abandoned.append((runtime, self._open, self._on_their_way, self._alone, self._bootstrap, self._driver))
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 
 
-def error_of(call: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> DeepEPError:
+def error_of(call: C.Call, rank: int, runtime: C.Runtime, pid: Callable[[int], int]) -> DeepEPError:
     """Return what a call that failed on this rank is to raise.
 
     Parameters
@@ -36,7 +35,7 @@ def error_of(call: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> D
     return error
 
 
-def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int], int]) -> str:
+def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: Callable[[int], int]) -> str:
     if failure.reason == C.OVERFLOW:
         return (
             f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "
@@ -75,7 +74,7 @@ def _text(call: Any, failure: Any, rank: int, runtime: Any, pid: Callable[[int],
     )
 
 
-def _cause(failure: Any, pid: Callable[[int], int]) -> str:
+def _cause(failure: C.Failure, pid: Callable[[int], int]) -> str:
     """What the abort word says: of the rank that wrote it, or of one that cannot write any more."""
     if failure.cause_reason == C.DIED:
         return f"rank {failure.cause_peer}'s process (pid {pid(failure.cause_peer)}) has died"
@@ -85,7 +84,7 @@ def _cause(failure: Any, pid: Callable[[int], int]) -> str:
     return f"rank {failure.cause_rank} {failure.cause}{blamed}"
 
 
-def _network_text(failure: Any, runtime: Any) -> str:
+def _network_text(failure: C.Failure, runtime: C.Runtime) -> str:
     if refusal := runtime.network_refusal:
         return f"a NIC refused what a kernel had written: {refusal}"
     syndrome, vendor = failure.seen & 0xFF, failure.seen >> 8

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deep_ep_py.bootstrap.connections import Connections
+from deep_ep_py.core.native import C
 from deep_ep_py.errors import CudaError, DeepEPError
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ class Growth:
         of it.
     """
 
-    def __init__(self, bootstrap: Bootstrap, runtime: Any) -> None:
+    def __init__(self, bootstrap: Bootstrap, runtime: C.Runtime) -> None:
         self._rank = bootstrap.rank
         self._connections = bootstrap if isinstance(bootstrap, Connections) else None
         self._handed = int(runtime.mapped(self._rank))
         self._warned = False
         self.helps = False
 
-    def announce(self, runtime: Any, host_waits: bool) -> None:
+    def announce(self, runtime: C.Runtime, host_waits: bool) -> None:
         """Hand over what has been added to this rank's heap: the next notify announces it, if hosts wait for it."""
         self.helps = host_waits
         for offset, size in runtime.added_pieces():
@@ -62,7 +63,7 @@ class Growth:
             self._handed = offset + size
         runtime.announce(self._handed)
 
-    def _hand_over(self, runtime: Any, offset: int, size: int) -> bool:
+    def _hand_over(self, runtime: C.Runtime, offset: int, size: int) -> bool:
         assert self._connections is not None
         try:
             descriptor = runtime.export_piece(offset, size)
@@ -76,7 +77,7 @@ class Growth:
         finally:
             os.close(descriptor)
 
-    def follow(self, runtime: Any, call: Any) -> None:
+    def follow(self, runtime: C.Runtime, call: C.Call) -> None:
         """Map what the peers have announced with a dispatch, whose counts are there; then outputs may lie in what this
         rank has announced.
 
@@ -90,7 +91,7 @@ class Growth:
                 self._map_next(runtime, rank)
         runtime.share(call)
 
-    def _map_next(self, runtime: Any, rank: int) -> None:
+    def _map_next(self, runtime: C.Runtime, rank: int) -> None:
         assert self._connections is not None, "ranks of one process share their heaps"
         (offset, size), descriptor = self._connections.next_piece(rank)
         try:

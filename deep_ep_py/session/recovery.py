@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from deep_ep_py.core import arguments
 from deep_ep_py.core.native import C
@@ -39,7 +38,7 @@ def ranks_of(mask: int) -> list[int]:
     return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
 
 
-def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) -> None:
+def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: float) -> None:
     """Agree with the remaining ranks on which they are, and start a generation without what was before (P16).
 
     Parameters
@@ -80,7 +79,7 @@ def recover(runtime: Any, rank: int, mask: int, attempt: int, seconds: float) ->
         raise
 
 
-def _check(meeting: Any, left_out: list[int], prefix: str, seconds: float) -> None:
+def _check(meeting: C.Meeting, left_out: list[int], prefix: str, seconds: float) -> None:
     peer = meeting.peer
     if meeting.result == _Result.OTHER_MASK:
         raise DeepEPError(

@@ -160,7 +160,7 @@ def test_wheel_carries_the_headers(tmp_path: Path) -> None:
     headers = {f"deep_ep_py/csrc/{p.relative_to(CSRC).as_posix()}" for p in CSRC.rglob("*.h")}
     assert headers
     assert headers <= names
-    assert {"deep_ep_py/buffer.py", "deep_ep_py/py.typed"} <= names
+    assert {"deep_ep_py/buffer.py", "deep_ep_py/py.typed", "deep_ep_py/_C/__init__.pyi"} <= names
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -42,9 +42,13 @@ def launch_layout(
     """Launch the kernel that fills tokens per rank, per expert, and which token goes to which rank."""
     tokens, topk = topk_idx.shape
     sizes = C.normal.Sizes(tokens, 0, topk, num_experts, id_bytes=topk_idx.element_size())
-    tensors = (topk_idx, *outputs)
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    engine.launch_alone(tensors, lambda: C.normal.layout(engine.runtime, sizes, *addresses, engine.device.blocks))
+    per_rank, per_expert, in_rank = (tensor.data_ptr() for tensor in outputs)
+    ids, blocks = topk_idx.data_ptr(), engine.device.blocks
+
+    def launch() -> int:
+        return C.normal.layout(engine.runtime, sizes, ids, per_rank, per_expert, in_rank, blocks)
+
+    engine.launch_alone((topk_idx, *outputs), launch)
 
 
 def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
@@ -55,7 +59,7 @@ def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
     engine.meet()
 
 
-def check_room(engine: Engine, sizes: Any) -> None:
+def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
     """Raise if a call of these sizes does not fit even in rounds, or among so many ranks."""
     most_ranks = C.normal.most_ranks(engine.runtime, sizes.experts)
     if engine.ranks > most_ranks:

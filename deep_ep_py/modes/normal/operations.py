@@ -28,7 +28,7 @@ class _Pending:
     """An operation that has taken its number: peers count on its end."""
 
     engine: Engine
-    call: Any
+    call: C.Call
     operation: int
     blocks: int
     streams: Streams
@@ -86,7 +86,7 @@ class PendingDispatch(_Pending):
     """A dispatch whose counts are on their way. `given` has been checked."""
 
     given: DispatchArguments
-    sizes: Any
+    sizes: C.normal.Sizes
     rows: Rows
     plan: Plan
     handle: DispatchHandle | None
@@ -242,7 +242,7 @@ class CombineArguments:
 class PendingCombine(_Pending):
     """A combine that has taken its number."""
 
-    sizes: Any
+    sizes: C.normal.Sizes
     x: torch.Tensor
     topk_weights: torch.Tensor | None
     biases: tuple[torch.Tensor, ...]
@@ -303,7 +303,7 @@ class PendingCombine(_Pending):
         return combined_x, combined_weights, event
 
 
-def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.int64.itemsize) -> Any:
+def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.int64.itemsize) -> C.normal.Sizes:
     tokens, scales = rows.x.shape[0], rows.scales_per_row
     return C.normal.Sizes(tokens, rows.row_bytes, topk, experts, id_bytes=id_bytes, scales=scales, types=rows.types)
 

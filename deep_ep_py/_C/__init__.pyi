@@ -1,0 +1,427 @@
+# Written by `make stubs` from the bindings in csrc/python: change those.
+"""
+Native half of deep_ep_py.
+"""
+
+from __future__ import annotations
+import collections.abc
+import typing
+from . import executor
+from . import normal
+from . import measure
+from . import cuda
+
+__all__: list[str] = [
+    "ABORTED",
+    "BOUNDS_PHASE",
+    "BufferOptions",
+    "CHUNK_SLOTS",
+    "Call",
+    "DIED",
+    "ELSEWHERE",
+    "EXCEPTION",
+    "Failure",
+    "Heap",
+    "LEFT",
+    "MASK_PHASE",
+    "MISMATCH",
+    "MOST_RANKS",
+    "MOST_TOKENS",
+    "Meeting",
+    "NETWORK",
+    "NetworkOptions",
+    "NicCounters",
+    "NicMessage",
+    "NicOptions",
+    "OVERFLOW",
+    "Run",
+    "Runner",
+    "Runtime",
+    "SIGNAL_UNIT",
+    "STREAMING_THRESHOLD",
+    "TIMEOUT",
+    "WARP_SIZE",
+    "copy_row_to_many",
+    "copy_rows",
+    "cuda",
+    "executor",
+    "heap_bytes",
+    "measure",
+    "normal",
+    "pretouch",
+    "round_to_bf16",
+    "sum_instructions",
+    "sum_row",
+    "syndrome_name",
+    "widen_to_float",
+]
+
+class Heap:
+    @staticmethod
+    def make_plain(bytes: int) -> Heap: ...
+    @staticmethod
+    def make_shared(bytes: int) -> Heap: ...
+    @staticmethod
+    def map(descriptor: int, bytes: int) -> Heap: ...
+    def close_descriptor(self) -> None: ...
+    @property
+    def base(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def mapped(self) -> int: ...
+
+class Failure:
+    @property
+    def cause(self) -> str: ...
+    @property
+    def cause_peer(self) -> int: ...
+    @property
+    def cause_rank(self) -> int: ...
+    @property
+    def cause_reason(self) -> int: ...
+    @property
+    def expected(self) -> int: ...
+    @property
+    def peer(self) -> int: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def reason(self) -> int: ...
+    @property
+    def seen(self) -> int: ...
+
+class Call:
+    @property
+    def captured(self) -> bool: ...
+    @property
+    def failure(self) -> Failure: ...
+    @property
+    def graph_gone(self) -> bool: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def mismatch(self) -> tuple[int, str]: ...
+    @property
+    def operation(self) -> int: ...
+    @property
+    def rows_per_expert(self) -> list[int]: ...
+    @property
+    def total_rows(self) -> int: ...
+    @property
+    def waited(self) -> float: ...
+
+class NicOptions:
+    relaxed: bool
+    traced: bool
+    def __init__(self) -> None: ...
+    @property
+    def blocks(self) -> int: ...
+    @blocks.setter
+    def blocks(self, arg0: int) -> None: ...
+    @property
+    def chunk_log2(self) -> int: ...
+    @chunk_log2.setter
+    def chunk_log2(self, arg0: int) -> None: ...
+    @property
+    def fault_after(self) -> int: ...
+    @fault_after.setter
+    def fault_after(self, arg0: int) -> None: ...
+    @property
+    def fault_peer(self) -> int: ...
+    @fault_peer.setter
+    def fault_peer(self, arg0: int) -> None: ...
+    @property
+    def fault_rank(self) -> int: ...
+    @fault_rank.setter
+    def fault_rank(self, arg0: int) -> None: ...
+    @property
+    def fault_syndrome(self) -> int: ...
+    @fault_syndrome.setter
+    def fault_syndrome(self, arg0: int) -> None: ...
+    @property
+    def in_flight(self) -> int: ...
+    @in_flight.setter
+    def in_flight(self, arg0: int) -> None: ...
+    @property
+    def most_bytes(self) -> int: ...
+    @most_bytes.setter
+    def most_bytes(self, arg0: int) -> None: ...
+    @property
+    def most_delay(self) -> int: ...
+    @most_delay.setter
+    def most_delay(self, arg0: int) -> None: ...
+    @property
+    def mtu(self) -> int: ...
+    @mtu.setter
+    def mtu(self, arg0: int) -> None: ...
+    @property
+    def nics(self) -> int: ...
+    @nics.setter
+    def nics(self, arg0: int) -> None: ...
+    @property
+    def queues_per_peer(self) -> int: ...
+    @queues_per_peer.setter
+    def queues_per_peer(self, arg0: int) -> None: ...
+
+class NetworkOptions:
+    def __init__(self, *, nic: NicOptions, in_process: bool) -> None: ...
+
+class NicCounters:
+    @property
+    def atomics(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def doorbells(self) -> int: ...
+    @property
+    def writes(self) -> int: ...
+
+class NicMessage:
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def destination(self) -> int: ...
+    @property
+    def opcode(self) -> int: ...
+    @property
+    def queue(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def time_ns(self) -> int: ...
+
+class Meeting:
+    class Result:
+        """
+        Members:
+
+          MET
+
+          LATE
+
+          GONE
+
+          OTHER_MASK
+
+          GIVEN_UP
+        """
+
+        GIVEN_UP: typing.ClassVar[Meeting.Result]
+        GONE: typing.ClassVar[Meeting.Result]
+        LATE: typing.ClassVar[Meeting.Result]
+        MET: typing.ClassVar[Meeting.Result]
+        OTHER_MASK: typing.ClassVar[Meeting.Result]
+        __members__: typing.ClassVar[dict[str, Meeting.Result]]
+        @typing.overload
+        def __eq__(self, other: Meeting.Result) -> bool: ...
+        @typing.overload
+        def __eq__(self, other: int) -> bool: ...
+        @typing.overload
+        def __eq__(self, other: typing.Any) -> bool: ...
+        def __getstate__(self) -> int: ...
+        def __hash__(self) -> int: ...
+        def __index__(self) -> int: ...
+        def __init__(self, value: int) -> None: ...
+        def __int__(self) -> int: ...
+        @typing.overload
+        def __ne__(self, other: Meeting.Result) -> bool: ...
+        @typing.overload
+        def __ne__(self, other: int) -> bool: ...
+        @typing.overload
+        def __ne__(self, other: typing.Any) -> bool: ...
+        def __repr__(self) -> str: ...
+        def __setstate__(self, state: int) -> None: ...
+        def __str__(self) -> str: ...
+        @property
+        def name(self) -> str: ...
+        @property
+        def value(self) -> int: ...
+
+    @property
+    def left_out(self) -> list[int]: ...
+    @property
+    def peer(self) -> int: ...
+    @property
+    def result(self) -> Meeting.Result: ...
+
+class BufferOptions:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        ranks: int,
+        regions: int,
+        region_bytes: int,
+        arena_bytes: int,
+        timeout_ns: int,
+        calls: int,
+        poison: bool,
+        has_remote: bool,
+        routes: collections.abc.Sequence[str],
+        rank_key: int,
+    ) -> None: ...
+
+class Runtime:
+    def __init__(
+        self, options: BufferOptions, heaps: collections.abc.Sequence[Heap], network: NetworkOptions
+    ) -> None: ...
+    def abort(self, reason: int, peer: int = -1) -> None: ...
+    def abort_generation(self, arg0: int, arg1: int) -> None: ...
+    def abort_word(self, arg0: int) -> int:
+        """
+        Address of a rank's abort word in this generation.
+        """
+    def aborted(self) -> bool: ...
+    def added_pieces(self) -> list[tuple[int, int]]:
+        """
+        Offset and bytes of each piece that this rank's heap has grown by.
+        """
+    def allocate(
+        self, shape: collections.abc.Sequence[int], code: int, bits: int, device: tuple[int, int]
+    ) -> typing.Any: ...
+    def announce(self, heap_bytes: int) -> None: ...
+    def arena_contains(self, arg0: int, arg1: int) -> bool: ...
+    def behind(self, call: Call) -> list[tuple[int, int]]: ...
+    def clear_words(self, arg0: int) -> None: ...
+    def compiling_peers(self) -> list[int]: ...
+    def drain(self) -> None: ...
+    def export_piece(self, offset: int, bytes: int) -> int:
+        """
+        A descriptor, the caller's to close, for a peer's map_piece.
+        """
+    def finished(self, arg0: Call) -> bool: ...
+    def forgive(self, arg0: int) -> bool: ...
+    def gone(self, arg0: int) -> bool: ...
+    def heap_offset(self, arg0: int) -> int: ...
+    def leave(self) -> None: ...
+    def map_piece(self, rank: int, offset: int, bytes: int, descriptor: int) -> None: ...
+    def mapped(self, rank: int) -> int:
+        """
+        Bytes of a rank's heap that there is memory behind, here.
+        """
+    def meet(self, left_out: collections.abc.Sequence[int], attempt: int, again: bool, nanoseconds: int) -> Meeting: ...
+    def note_told(self) -> None: ...
+    def on_compiling_peer(self, arg0: collections.abc.Callable[[Call, int], None]) -> None: ...
+    def others_have_failed(self) -> bool: ...
+    def pass_abort_on(self) -> None: ...
+    def peer_base(self, arg0: int) -> int: ...
+    def pretouch(self) -> None:
+        """
+        Make every page of every rank's heap present in this process without changing it.
+        """
+    def publish(self, arg0: int, arg1: collections.abc.Sequence[int]) -> None: ...
+    def retire(self, arg0: Call) -> None: ...
+    def set_compiling(self, arg0: bool) -> None: ...
+    def set_timeout(self, arg0: int) -> None: ...
+    def settle(self, arg0: int) -> bool: ...
+    def share(self, call: Call) -> None: ...
+    def stop_all(self, arg0: int) -> bool: ...
+    def take_wrong_id(self) -> int: ...
+    def wait(self, arg0: Call) -> None: ...
+    def wait_counts(self, arg0: Call) -> None: ...
+    def wait_gone(self, arg0: collections.abc.Sequence[int], arg1: int) -> int: ...
+    def wait_launch(self, arg0: int) -> None: ...
+    def watch(
+        self, arg0: collections.abc.Sequence[tuple[int, int]], arg1: collections.abc.Sequence[tuple[int, int]]
+    ) -> None: ...
+    @property
+    def arena_bytes(self) -> int: ...
+    @property
+    def arena_used(self) -> int: ...
+    @property
+    def network_counters(self) -> list[NicCounters]: ...
+    @property
+    def network_refusal(self) -> str: ...
+    @property
+    def network_trace(self) -> list[NicMessage]: ...
+
+class Run:
+    """
+    A job that a Runner does.
+    """
+    def result(self) -> bool:
+        """
+        Wait for it; return what it has returned, or raise what it has thrown.
+        """
+    @property
+    def done(self) -> bool: ...
+    @property
+    def failed(self) -> bool: ...
+
+class Runner:
+    """
+    A thread that waits for a Buffer's kernels and needs no GIL.
+    """
+    def __init__(self, runtime: Runtime) -> None: ...
+    def rest(self, nanoseconds: int) -> bool:
+        """
+        Return whether it has nothing to do.
+        """
+    def run(self, name: str, call: Call = None, number: int = 0) -> bool:
+        """
+        Do it, in the calling thread unless it takes long or this one is busy; return what it has returned.
+        """
+    def start(self, name: str, call: Call = None, number: int = 0) -> Run:
+        """
+        Have it do one of the runtime's waits, named by its method; return the Run.
+        """
+
+def copy_row_to_many(dst: collections.abc.Sequence[int], src: int, bytes: int, streaming: bool) -> None:
+    """
+    Copy one row to every address of the list `dst`.
+    """
+
+def copy_rows(dst_addresses: int, src_addresses: int, n: int, row_bytes: int, streaming: bool) -> None:
+    """
+    Copy n rows one after the other; the addresses are arrays of n 64-bit words.
+    """
+
+def heap_bytes(arg0: BufferOptions) -> int: ...
+def pretouch(address: int, bytes: int) -> None:
+    """
+    Make every page of a range present without changing it.
+    """
+
+def round_to_bf16(dst: int, src: int, n: int) -> None:
+    """
+    Round n floats to nearest even.
+    """
+
+def sum_instructions() -> list[str]:
+    """
+    The instruction sets sum_row has a version for and this CPU has, widest first.
+    """
+
+def sum_row(
+    dst: int, src: collections.abc.Sequence[int], bias0: int, bias1: int, elements: int, instructions: str = ""
+) -> None:
+    """
+    Sum bfloat16 rows in list order, then the biases (0: none), in fp32, rounded once.
+    """
+
+def syndrome_name(syndrome: int) -> str: ...
+def widen_to_float(dst: int, src: int, n: int) -> None:
+    """
+    Widen n bfloat16 values.
+    """
+
+ABORTED: int = 2
+BOUNDS_PHASE: str = "bounds of sizes and offsets"
+CHUNK_SLOTS: int = 4
+DIED: int = 7
+ELSEWHERE: int = 9
+EXCEPTION: int = 4
+LEFT: int = 8
+MASK_PHASE: str = "ranks left out"
+MISMATCH: int = 3
+MOST_RANKS: int = 1024
+MOST_TOKENS: int = 2097151
+NETWORK: int = 6
+OVERFLOW: int = 5
+SIGNAL_UNIT: int = 32768
+STREAMING_THRESHOLD: int = 805306368
+TIMEOUT: int = 1
+WARP_SIZE: int = 1
