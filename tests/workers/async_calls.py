@@ -77,12 +77,12 @@ def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
             buffer.get_dispatch_layout(topk_idx.clone(), experts)
-        assert len(engine._layouts) == 1
+        assert len(engine._alone) == 1
         dist.barrier()
     results[5].current_stream_wait()
     trial.check_worst(rank, results, trial.most_rows)
     per_rank = buffer.get_dispatch_layout(topk_idx, experts)[0]
-    assert per_rank.equal(arguments["num_tokens_per_rank"]) and not engine._layouts
+    assert per_rank.equal(arguments["num_tokens_per_rank"]) and not engine._alone
 
 
 def an_event_is_of_its_own_call(buffer: deep_ep.Buffer, trial: Trial) -> None:
