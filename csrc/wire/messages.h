@@ -9,20 +9,21 @@ namespace deep_ep::wire {
 // Of one rank, so that the rows of any rank fit into 31 bits.
 constexpr u32 kMostTokens = 0x7fffffffu / kMostRanks;
 
-// First part of a notify message. Followed by i32 rows_to_rank[ranks] (the source's whole row of counts) and
-// i32 rows_to_expert[experts of the receiver].
+// First part of a notify message. Followed by a RankMask, the ranks that the source leaves out (P17), i32
+// rows_to_rank[ranks] (the source's whole row of counts) and i32 rows_to_expert[experts of the receiver].
 struct NotifyHeader {
     u64 operation;
     u64 arguments;  // hash of what all ranks must agree on: kind of call, sizes, whose handle
     u32 generation;
-    u32 tokens;     // tokens of the source: how many rounds its combine takes
-    RankMask mask;  // ranks that the source leaves out (P17)
+    u32 tokens;  // tokens of the source: how many rounds its combine takes
     // What the source's peers are to have mapped of its heap before they launch the operation's next kernel (P10); 0:
     // nothing that they have not.
     u64 heap_bytes;
-    u64 reserved[4];
+    u32 reserved[8];
 };
-static_assert(sizeof(NotifyHeader) == 192, "notify header");
+static_assert(sizeof(NotifyHeader) == 64, "notify header");
+constexpr u64 kNotifyCounts = sizeof(NotifyHeader) + sizeof(RankMask);
+static_assert(kNotifyCounts % kPieceBytes == 0, "parts of a message");
 
 // An offer (P9, P12): where the sender of this message has put a tensor group of the operation, so that its receiver
 // may store into it (dispatch: the output) or load from it (combine: the published rows). Offsets are into the sender's
@@ -88,7 +89,7 @@ struct RegionLayout {
     constexpr u64 expert_counts_bytes() const {
         return align_up(static_cast<u64>(experts / ranks) * sizeof(i32), kPieceBytes);
     }
-    constexpr u64 notify_common_bytes() const { return sizeof(NotifyHeader) + rank_counts_bytes(); }
+    constexpr u64 notify_common_bytes() const { return kNotifyCounts + rank_counts_bytes(); }
     constexpr u64 notify_row_bytes() const { return notify_common_bytes() + expert_counts_bytes(); }
     // Offsets into the region. Received messages come first, one place per source.
     constexpr u64 notify_row(u32 source) const { return source * notify_row_bytes(); }

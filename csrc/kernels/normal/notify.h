@@ -50,11 +50,14 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
         header.arguments = op.arguments();
         header.generation = op.generation();
         header.tokens = args.tokens;
-        header.mask = op.context().mask;
         header.heap_bytes = args.heap_bytes;
         *reinterpret_cast<wire::NotifyHeader*>(message) = header;
     }
-    i32* rows_to_rank = reinterpret_cast<i32*>(message + sizeof(wire::NotifyHeader));
+    const u32 mask_words = static_cast<u32>(sizeof(wire::RankMask) / sizeof(u64));
+    auto* const mask = reinterpret_cast<wire::RankMask*>(message + sizeof(wire::NotifyHeader));
+    for (u32 word = threadIdx.x; word < mask_words; word += blockDim.x)
+        mask->words[word] = op.context().mask.words[word];
+    i32* rows_to_rank = reinterpret_cast<i32*>(message + wire::kNotifyCounts);
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) rows_to_rank[r] = args.rows_to_rank[r];
     for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < layout.experts; e += blockDim.x) {
         u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
@@ -73,6 +76,22 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
     }
 }
 
+// One thread: the lowest rank that a source leaves out and this rank does not, or the other way round; kMostRanks:
+// none.
+DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& left_out_there) {
+    const auto* words = reinterpret_cast<const volatile u64*>(theirs);
+#pragma unroll 1
+    for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
+        const u64 there = words[word], differing = there ^ op.context().mask.words[word];
+        if (differing == 0) continue;
+        u32 bit = 0;
+        while ((differing >> bit & 1) == 0) ++bit;
+        left_out_there = (there >> bit & 1) != 0;
+        return word * wire::RankMask::kBits + bit;
+    }
+    return wire::kMostRanks;
+}
+
 // The block: waits for all ranks' messages and checks that they are of this very operation.
 DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
@@ -82,12 +101,15 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
             continue;
         }
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
-        const auto header = copy_once<wire::NotifyHeader>(op.local_region() + args.layout.notify_row(r));
+        const u8* const message = op.local_region() + args.layout.notify_row(r);
+        const auto header = copy_once<wire::NotifyHeader>(message);
         if (!op.check_message(Phase::kNotify, r, header.operation, header.arguments)) continue;
+        bool there = false;
+        const u32 other = differing_rank(op, message + sizeof(wire::NotifyHeader), there);
         if (header.generation != op.generation()) {
             op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.generation(), header.generation);
-        } else if (const u32 other = header.mask.first_difference(op.context().mask); other != wire::kMostRanks) {
-            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), other, header.mask.has(other));
+        } else if (other != wire::kMostRanks) {
+            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), other, there);
         } else if (header.tokens > wire::kMostTokens) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, header.tokens);
         }
@@ -114,7 +136,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
     for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
         i32 sum = 0;
         for (u32 from = 0; from < ranks; ++from) {
-            const u8* row = rows + args.layout.notify_row(from) + sizeof(wire::NotifyHeader);
+            const u8* row = rows + args.layout.notify_row(from) + wire::kNotifyCounts;
             const u32 tokens = static_cast<u32>(args.plan.source_tokens[from]);
             if (op.present(from)) sum += bounded_count(op, from, row, to, tokens);
             args.plan.rank_prefix[from * ranks + to] = sum;
