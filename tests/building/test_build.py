@@ -178,7 +178,7 @@ def test_import_says_what_is_missing(code: str, message: str) -> None:
 
 
 def test_measure_sees_memory_and_death(tmp_path: Path) -> None:
-    # From a process that is small: what a large one starts counts as large as that was, from before it runs its program.
+    # From a small process: what a large one starts counts as large as that was, from before it runs its program.
     program = f"""
 import sys
 from pathlib import Path
