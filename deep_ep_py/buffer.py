@@ -403,8 +403,8 @@ class Buffer(V1Surface):
         -------
         dict
             `operations`, of them `dispatches`, `cached_dispatches`, `combines`; `direct`: those whose rows went
-            straight to or from where a rank keeps them, `rounds`: those that could not, for want of shared memory, and
-            went through the Buffer (as all do to ranks that share no memory); `copied`: combines whose rows were copied
+            straight to or from where this rank keeps them, where its peers share its memory; `rounds`: those that could
+            not, for want of room there, and went through the Buffer; `copied`: combines whose rows were copied
             into shared memory first; `arena_bytes`: memory for outputs that is there, `arena_growths`: how often there
             came more of it, `arena_used`.
         """
@@ -513,10 +513,12 @@ class Buffer(V1Surface):
             yield
 
     def destroy(self) -> None:
-        """Give back what the Buffer holds. Not collective; outputs live on. Nothing in a forked child: it is its
-        parent's.
+        """Give back what the Buffer holds, the process group too. Not collective; outputs live on. Nothing in a forked
+        child: it is its parent's.
         """
         self._engine.destroy()
+        if self._engine.runtime is None:
+            self.group = None  # one that outlives `destroy_process_group` may end the process badly
 
     def __enter__(self) -> Buffer:
         return self

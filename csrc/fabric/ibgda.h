@@ -1,6 +1,6 @@
 // Fabric `ibgda`: kernels write work requests into a NIC's send queue and ring its doorbell. A put is RDMA writes and,
 // behind them on the same queue pair, a fetch-and-add of the signal word: a queue pair carries out its requests in
-// order, and an atomic is never overtaken by data in front of it. Of other queue pairs nothing is assumed. Litmus:
+// order, and an atomic never overtakes the data in front of it. Of other queue pairs nothing is assumed. Litmus:
 // nic_same_queue_pair.
 //
 // A NIC is a device on the bus, or a thread of the host (host/network/ibgda/nic_thread.h): outside the GPU either way.

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from deep_ep_py.core.arguments import MAX_RANKS
 from deep_ep_py.jit import GATHERED, KERNELS, KernelCache, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
 from deep_ep_py.jit.cache import FOLDER_VARIABLE, Compile
 from deep_ep_py.jit.report import Outcome, as_json, as_table, compile_each
@@ -42,7 +43,7 @@ def _compile(
     "--kernel", "kernels", multiple=True, type=click.Choice(list(_BY_NAME)), help="Compile this one; repeatable."
 )
 @click.option("--arch", "architectures", multiple=True, default=("sm_90a",), help="As sm_90a; repeatable.")
-@click.option("--ranks", type=click.IntRange(1, 64), default=_DEFAULTS.ranks)
+@click.option("--ranks", type=click.IntRange(1, MAX_RANKS), default=_DEFAULTS.ranks)
 @click.option("--hidden", type=click.IntRange(1), default=_DEFAULTS.row_bytes // _ELEMENT_BYTES, help="BF16 per row.")
 @click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULTS.topk, help="Experts each token chooses.")
 @click.option("--experts", type=click.IntRange(1, 2048), default=_DEFAULTS.experts, help="Experts in all.")

@@ -69,8 +69,8 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: 
             f"{failure.seen:#x}, expected at most {failure.expected:#x}"
         )
     return (
-        f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k or "
-        f"types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
+        f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k, "
+        f"num_worst_tokens, scales or types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
     )
 
 

@@ -63,3 +63,16 @@ def test_many_buffers_of_processes(workers: Path) -> None:
     done = torchrun(workers / "many_buffers.py", 4)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before, "processes have left shared memory behind"
+
+
+def test_a_destroyed_buffer_lets_go_of_its_group() -> None:
+    """torch may abort a process at its end in which something still holds a process group."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, BY_NAME["two_ranks"], "peer")
+        assert buffer.group is group
+        buffer.destroy()
+        assert buffer.group is None
+        buffer.destroy()
+
+    run_ranks(2, on_each_rank)
