@@ -28,8 +28,8 @@ def command(json_file: Path | None) -> None:
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(found, indent=2) + "\n")
-    if "gpu" not in found:
-        raise click.ClickException("no GPU could be used")
+    if found.keys() == {"errors"}:
+        raise click.ClickException("nothing was found out: no GPU could be used")
     if found.get("launch") is None:
         raise click.ClickException(
             "no two kernels that wait for each other run side by side: ranks cannot share this GPU"
