@@ -34,7 +34,7 @@ from mutants.table import BOUNDS, MUTANTS, NORMAL, ORDERED, RACING, REPLAYS, Mut
 
 MAIN = ROOT / "tests" / "native" / "protocol" / "main.cpp"
 SCENARIOS = ("posters", "keys", "apart", "recover", "recover ibgda", *NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS)
-SEEDS = {"fast": 12, "exact": 24, "tsan": 12}
+SEEDS = {"fast": 12, "exact": 24, "tsan": 60}
 SILENT_SEEDS = range(1, 5)  # with each of which a silent bug leaves the values right
 RUN_SECONDS = 20
 # Speed of the compiler before speed of the code: each program runs for milliseconds.
