@@ -8,11 +8,14 @@ SETUP := $(PYTHON) scripts/setup_venv.py $(VENV)
 TESTS := $(PY) scripts/run_tests.py
 FORMATTED := $(shell find csrc tests/native -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
-.PHONY: help venv build demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report clean
+.PHONY: help venv clang build demo train test test-fast test-long lint format races asan mutants stubs litmus models bench gpu-check compile-report clean
 
 help: ## this list
 	@echo "make TARGET [PYTHON=python3] [VENV=.venv] [ARGS='more arguments']"
 	@grep -E '^[a-z-]+:.* ## ' Makefile | sed -E 's/:.* ## /\t/' | expand -t 18 | sed 's/^/  /'
+
+clang: ## the virtual environment, and in it a clang++ with ThreadSanitizer where the system has none
+	@$(SETUP) --clang
 
 venv: ## make the virtual environment, if it is missing or pyproject.toml has changed
 	@$(SETUP)
@@ -28,19 +31,19 @@ train: venv ## train a MoE language model, experts spread over 4 ranks; its loss
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 
-test: venv ## lint, every test in the four builds, the kernels compiled for GPUs, planted bugs; counts, times, memory
+test: clang ## lint, every test in the four builds, the kernels compiled for GPUs, planted bugs; counts, times, memory
 	@$(TESTS) $(ARGS)
 
-test-fast: venv ## the tests in the fast and the exact build
-	@$(TESTS) processes fast exact $(ARGS)
+test-fast: venv ## the short tests, with few schedules, in the fast and the exact build: three minutes
+	@$(TESTS) quick quick-exact $(ARGS)
 
-test-long: venv ## hundreds of kills and stalls, 10 minutes of soak: half an hour; out/long has what they found
-	@$(TESTS) long $(ARGS)
+test-long: clang ## hundreds of kills and stalls, 10 minutes of soak, five times the schedules; out/long has what they found
+	@$(TESTS) long many many-exact silent $(ARGS)
 
-races: venv ## the tests under ThreadSanitizer, after it has found the planted races (needs clang)
+races: clang ## the tests under ThreadSanitizer, after it has found the planted races (needs clang)
 	@$(TESTS) races $(ARGS)
 
-mutants: venv ## plant bugs, one at a time, and see that the tests catch each (needs clang)
+mutants: clang ## plant bugs, one at a time, and see that the tests catch each (needs clang)
 	@$(PY) scripts/mutants.py $(ARGS)
 
 stubs: venv ## write what type checkers know of the extension, from its bindings

@@ -17,6 +17,7 @@ from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.device.make import make_device
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.handles import Handle
+from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of, ranks_of
@@ -58,8 +59,8 @@ class Buffer(V1Surface):
         some pairs by loads and stores, some weak.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
-        DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with `fabric="ibgda"` each is a node of its own. On a
-        GPU only with that fabric named.
+        DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with `fabric="ibgda"` each is a node of its own. With
+        another fabric named all are on one node, whatever this says. On a GPU only with "ibgda" named.
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
@@ -138,13 +139,14 @@ class Buffer(V1Surface):
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
         topology = Topology.of(bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic)
-        self._engine = Engine(bootstrap, where, num_nvl_bytes, arena_bytes, topology, self.timeout, self.regions)
+        self._engine = Engine(
+            bootstrap, where, num_nvl_bytes, arena_bytes, topology, self.timeout, self.regions, NORMAL
+        )
 
     @property
     def runtime(self) -> Any:
         """What V1 has under this name, a `deep_ep_py.v1.runtime.Runtime`; None once the Buffer is destroyed."""
-        native = self._engine.runtime
-        return None if native is None else Runtime(self, native)
+        return None if self._engine.destroyed else Runtime(self, self._engine.runtime)
 
     # --- operations -------------------------------------------------------------------------------------------
 
@@ -283,7 +285,7 @@ class Buffer(V1Surface):
             topk_weights=topk_weights,
             expert_alignment=expert_alignment,
             num_worst_tokens=num_worst_tokens,
-            config=self._config(config),
+            config=config,
         ).finish()
 
     def _begin_dispatch(
@@ -294,6 +296,7 @@ class Buffer(V1Surface):
         async_finish: Any = False,
         allocate_on_comm_stream: Any = False,
         num_tokens_per_rdma_rank: Any = None,  # not looked at
+        config: Any = None,
         **options: Any,
     ) -> PendingDispatch:
         """Start a dispatch: this rank's counts are on their way. `finish()` does the rest.
@@ -302,7 +305,8 @@ class Buffer(V1Surface):
         """
         self._engine.check_usable()
         streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
-        return PendingDispatch.begin(self._engine, DispatchArguments(x, handle, streams=streams, **options))
+        given = DispatchArguments(x, handle, config=self._config(config), streams=streams, **options)
+        return PendingDispatch.begin(self._engine, given)
 
     def combine(
         self,
@@ -517,7 +521,7 @@ class Buffer(V1Surface):
         child: it is its parent's.
         """
         self._engine.destroy()
-        if self._engine.runtime is None:
+        if self._engine.destroyed:
             self.group = None  # one that outlives `destroy_process_group` may end the process badly
 
     def __enter__(self) -> Buffer:

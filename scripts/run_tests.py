@@ -2,14 +2,17 @@
 
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
-A part is lint, processes (what starts some and looks at the time, in the fast build), the other tests of a build: fast,
-exact, asan, races, or mutants; if none is named, all of these run, the builds' tests two parts at a time. Others run
-where they are named: compile, the report of the GPU kernels, and long, hundreds of kills and stalls and a soak. With
-pytest arguments a part runs what they select: `run_tests.py races -- tests/normal/test_layout.py -k empty`.
+A part is lint, timed (tests that look at the time, in the fast build), the other tests of a build: fast, exact, asan,
+races, or mutants; if none is named, all of these run, the builds' tests two parts at a time. Others run where they are
+named: compile, the report of the GPU kernels; quick and quick-exact, the short tests with few schedules; long,
+hundreds of kills and stalls and a soak; many and many-exact, the tests of schedules with five times as many; silent,
+mutants, which also checks that bugs found by races alone leave all values right. With pytest arguments a part runs
+what they select: `run_tests.py races -- tests/normal/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -32,28 +35,42 @@ import toolchain
 
 ROOT = native_build.ROOT
 REPORTS = ROOT / "build" / "reports"
-PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_sanitizers", "-rsfE", "--durations=5", "--durations-min=5"]
+PYTEST = [sys.executable, "-m", "pytest", "-p", "pytest_sanitizers", "-rsfE"]
 
 # What pytest is given for each build. A sanitizer that ends the process writes to stderr itself: asan leaves that be.
 SUITES = {
-    "processes": ("fast", ["-m", "processes"]),
-    "fast": ("fast", ["-m", "not processes"]),
+    "timed": ("fast", ["-m", "timed"]),
+    "fast": ("fast", ["-m", "not timed"]),
     "exact": ("exact", ["-m", "not once"]),
     "asan": ("asan", ["-m", "not once", "--capture=sys"]),
     "races": ("tsan", ["-m", "not once"]),
+    "quick": ("fast", ["-m", "not timed and not slow"]),
+    "quick-exact": ("exact", ["-m", "not once and not timed and not slow"]),
     "long": ("fast", ["-m", "long"]),
+    "many": ("fast", ["-m", "not once and not timed"]),
+    "many-exact": ("exact", ["-m", "not once and not timed"]),
+}
+# Parts that plant bugs, and what scripts/mutants.py is given.
+MUTANTS = {"mutants": [], "silent": ["--silent"]}
+# What tests/support/builds.py looks at.
+SETTINGS = {
+    "quick": "DEEP_EP_QUICK",
+    "quick-exact": "DEEP_EP_QUICK",
+    "long": "DEEP_EP_LONG",
+    "many": "DEEP_EP_LONG",
+    "many-exact": "DEEP_EP_LONG",
 }
 # Tests of up to an hour, which show how far they are.
 LONG_OPTIONS = ["--capture=no", "-v", "-o", "timeout=5400", "-o", "faulthandler_timeout=5430"]
-# These tests look at time, so they have the machine to themselves; the others keep one core busy each, and take long in
-# this order.
-ALONE = ("processes", "long")
-TOGETHER = ("mutants", "fast", "asan", "races", "exact")
+# Those that are not here have the machine to themselves; these keep one core busy each, and take long in this order.
+TOGETHER = ("many-exact", "many", "silent", "fast", "mutants", "races", "asan", "exact", "quick-exact", "quick")
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 PROGRESS_SECONDS = 30.0
+LONGEST = 12
+NO_TESTS = 5  # pytest's exit code
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
-DEFAULT_PARTS = ("lint", *(part for part in SUITES if part != "long"), "mutants")
-PARTS = (*DEFAULT_PARTS, "compile", "long")
+DEFAULT_PARTS = ("lint", *(part for part in SUITES if part not in SETTINGS), "mutants")
+PARTS = (*DEFAULT_PARTS, "compile", *SETTINGS, "silent")
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -69,6 +86,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     peak_bytes: int = 0
+    durations: dict[str, float] = field(default_factory=dict)  # by test
 
     def run(self, command: list[str], environment: dict[str, str] | None = None, log: Path | None = None) -> int:
         """Runs one command of the part, its output going to `log` if there is one, and returns its exit code."""
@@ -123,11 +141,11 @@ def compile_report() -> Result:
     return result
 
 
-def mutants(log: Path | None) -> Result:
+def mutants(part: str, log: Path | None) -> Result:
     """The planted bugs, each of which must be caught; one at a time beside another part, which has the other core."""
-    result = Result("mutants")
+    result = Result(part)
     environment = {} if log is None else {"DEEP_EP_JOBS": "1"}
-    result.check("mutants", [sys.executable, "scripts/mutants.py"], environment, log)
+    result.check("mutants", [sys.executable, "scripts/mutants.py", *MUTANTS[part]], environment, log)
     return result
 
 
@@ -146,6 +164,7 @@ def read_junit(path: Path, result: Result) -> bool:
     if not path.exists():
         return False
     for case in ElementTree.parse(path).iter("testcase"):
+        result.durations[f"{case.get('classname')}::{case.get('name')}"] = float(case.get("time", 0))
         skipped = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
             result.failed += 1
@@ -175,10 +194,13 @@ def suite(part: str, arguments: list[str], log: Path | None) -> Result:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")]))
     environment["DEEP_EP_CURRENT_TEST"] = str(current)
     options = LONG_OPTIONS if part == "long" else []
-    if part == "long":
-        environment["DEEP_EP_LONG"] = "1"
+    if part in SETTINGS:
+        environment[SETTINGS[part]] = "1"
+        arguments = [*selection, *arguments]  # together they may select nothing
     code = result.run([*PYTEST, f"--junitxml={junit}", *options, *(arguments or selection)], environment, log)
     reported = read_junit(junit, result)
+    if code == NO_TESTS and part in SETTINGS:
+        return result
     if code and not (reported and result.failed):
         result.failed += 1
         result.notes.append(f"pytest ended with exit code {code}; {current_test(part)}")
@@ -193,7 +215,7 @@ def suites(parts: list[str], arguments: list[str]) -> list[Result]:
     """The pytest runs of several builds, and the mutants: first what must be alone, then the others side by side."""
 
     def run(part: str, log: Path | None) -> Result:
-        return mutants(log) if part == "mutants" else suite(part, arguments, log)
+        return mutants(part, log) if part in MUTANTS else suite(part, arguments, log)
 
     together = [part for part in TOGETHER if part in parts]
     if len(together) < 2:
@@ -226,8 +248,23 @@ def gigabytes(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count else ""
 
 
+def report_durations(results: list[Result]) -> None:
+    """Keeps how long each test has taken, and shows which took longest: the next to be made shorter."""
+    durations = {result.name: result.durations for result in results if result.durations}
+    if not durations:
+        return
+    (REPORTS / "durations.json").write_text(json.dumps(durations, indent=1))
+    longest = sorted(((s, part, test) for part, tests in durations.items() for test, s in tests.items()), reverse=True)
+    table = Table("part", "test", "seconds", box=box.SIMPLE, title=f"the longest of {len(longest)}")
+    for seconds, part, test in longest[:LONGEST]:
+        table.add_row(part, test.rpartition(".")[2], f"{seconds:.0f}")
+    console.print(table)
+    console.print(f"All of them: {(REPORTS / 'durations.json').relative_to(ROOT)}")
+
+
 def summarize(results: list[Result], started: float) -> int:
     """Prints the table, every skip's reason and the closing line; returns the exit code."""
+    report_durations(results)
     heading("summary")
     table = Table(box=box.SIMPLE)
     for column in ("part", "passed", "failed", "skipped", "time", "peak memory"):
@@ -262,7 +299,7 @@ def main() -> int:
     REPORTS.mkdir(parents=True, exist_ok=True)
     results = [lint()] if "lint" in parts else []
     left_out = []
-    for part in ("races", "mutants"):
+    for part in ("races", *MUTANTS):
         if part in parts and toolchain.find_clang(ROOT / "build") is None:
             left_out.append(Result(part))
             left_out[-1].skip(toolchain.NO_CLANG)
@@ -276,7 +313,7 @@ def main() -> int:
             return summarize(results, started)
     if "compile" in parts:
         results.append(compile_report())
-    results += suites([part for part in parts if part in SUITES or part == "mutants"], pytest_arguments)
+    results += suites([part for part in parts if part in SUITES or part in MUTANTS], pytest_arguments)
     return summarize([*results, *left_out], started)
 
 

@@ -2,6 +2,9 @@
 
 A torch that this Python can import is used as it is; otherwise one is installed. Does nothing when the environment is
 ready and pyproject.toml has not changed since. An environment that exists is completed, never replaced.
+
+With --clang also finds a clang++ with ThreadSanitizer, or installs one from pip where the system has none: half of what
+the tests can find needs it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
+CLANG = "ziglang>=0.17"  # as pyproject.toml has it
 
 
 def run(*command: str | Path) -> None:
@@ -54,29 +58,49 @@ def create(venv: Path) -> None:
         Path(site.strip(), "outer_torch.pth").write_text(f"{folder}\n")
 
 
+def pip_of(python: Path) -> tuple[str | Path, ...]:
+    return (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+
+
 def complete(venv: Path) -> None:
     python = venv / "bin" / "python"
-    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    pip = pip_of(python)
     if not imports(python, "torch"):
         run(*pip, TORCH)
     run(*pip, "setuptools>=77", "pybind11>=2.12")
     run(*pip, "--no-build-isolation", "--editable", ".[test]")
 
 
+def need_clang(venv: Path) -> None:
+    """Install a clang++ where there is none. Without one what needs it is skipped, and says so."""
+    python = venv / "bin" / "python"
+    found = "import sys, toolchain; sys.exit(toolchain.find_clang(toolchain.Path('build')) is None)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    if subprocess.run([python, "-c", found], cwd=ROOT, env=environment).returncode == 0:
+        return
+    try:
+        run(*pip_of(python), CLANG)
+    except subprocess.CalledProcessError:
+        print("no clang++ can be installed: what needs one is skipped", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("venv", type=Path)
-    venv = Path(os.path.abspath(parser.parse_args().venv))
+    parser.add_argument("--clang", action="store_true", help="a clang++ too")
+    options = parser.parse_args()
+    venv = Path(os.path.abspath(options.venv))
     wanted = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()).hexdigest()
     stamp = venv / ".ready"
     with Path(f"{venv}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.exists() and stamp.read_text() == wanted:
-            return
-        if not (venv / "bin" / "python").exists():
-            create(venv)
-        complete(venv)
-        stamp.write_text(wanted)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            if not (venv / "bin" / "python").exists():
+                create(venv)
+            complete(venv)
+            stamp.write_text(wanted)
+        if options.clang:
+            need_clang(venv)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from builds import BUILD, EXAMPLES
 from deep_ep_py.device.hardware_queues import needs_restart, restart_with_queues
 from native_programs import build_driver_double
-from places import WORKERS
+from places import TESTS, WORKERS
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
 # found once stays found.
@@ -24,8 +24,13 @@ settings.register_profile(
 settings.load_profile("deep_ep_py")
 
 
+# What compiles, or starts a stand-in or processes, for most of its tests.
+SLOW_FOLDERS = ("building", "cuda", "e2e")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "processes: starts processes of its own (torchrun)")
+    config.addinivalue_line("markers", "timed: looks at the time, so in the fast build nothing else runs beside it")
+    config.addinivalue_line("markers", "slow: `make test-fast` leaves it out")
     config.addinivalue_line("markers", "long: `make test-long` runs it, with hundreds of trials instead of a few")
     # Before a module asks torch for a GPU, which initialises CUDA.
     of_pytest = any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput")
@@ -33,6 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
         if capture := config.pluginmanager.getplugin("capturemanager"):
             capture.stop_global_capturing()  # what it has redirected would stay so
         restart_with_queues()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.path.resolve().is_relative_to(TESTS / folder) for folder in SLOW_FOLDERS):
+            item.add_marker("slow")
 
 
 def pytest_report_header() -> str:

@@ -21,8 +21,8 @@ struct Peers {
     const Route* route;  // [ranks] kMapped where `base` is not null
     // [ranks] bytes of each heap that there is memory behind, here. The host raises them while kernels run (P10).
     const u64* mapped_bytes;
-    void*
-        states[kMostRoutes];  // by route: what that fabric keeps in device memory; null where no rank is reached by it
+    // By route: what that fabric keeps in device memory; null where no rank is reached by it.
+    void* states[kMostRoutes];
     wire::HeapLayout heap;
 };
 
@@ -60,13 +60,6 @@ template <class... States>
 struct Fabrics {
     static_assert(sizeof...(States) < kMostRoutes, "routes");
 
-    template <class State>
-    static constexpr Route route() {
-        Route place = kMapped, found = kMapped;
-        ((++place, found = same(static_cast<State*>(nullptr), static_cast<States*>(nullptr)) ? place : found), ...);
-        return found;
-    }
-
     // Whether `visit(state)` holds for the fabric of a route.
     template <class Visit>
     DEEP_EP_DEVICE static bool at(const Peers& peers, Route route, Visit visit) {
@@ -80,13 +73,6 @@ struct Fabrics {
     DEEP_EP_DEVICE static bool all(const Peers& peers, Visit visit) {
         Route place = kMapped;
         return ((++place, peers.states[place] == nullptr || visit(*static_cast<States*>(peers.states[place]))) && ...);
-    }
-
-  private:
-    static constexpr bool same(const void*, const void*) { return false; }
-    template <class Same>
-    static constexpr bool same(const Same*, const Same*) {
-        return true;
     }
 };
 

@@ -3,13 +3,15 @@
 //
 // A fabric is a type, of what it keeps in device memory, with a name (`kName`), and for it:
 //
-//   post(peers, state, waiter, completion, to, pieces, count, word)   one thread: takes the pieces and the signal.
-//   False:
-//                                                                     a bounded wait for room has given up
-//   quiet(peers, state, waiter, completion)                           the block: own memory that puts read from may be
-//                                                                     written again, once its next barrier is passed
-//   fault(peers, state, found)                                        one thread: whether a request has failed, and
-//   which
+//   post(peers, state, waiter, completion, to, pieces, count, word)
+//       one thread: takes the pieces, of which there may be none, and the signal. False: a bounded wait for room has
+//       given up. The pieces' bytes are ordered before it. What delivers them copies them, then adds wire::kUnit to the
+//       word (release, system scope). `completion` is for a fabric without counts of its own: `posted` grows by 1 here,
+//       `completed` when the word has been added to
+//   quiet(peers, state, waiter, completion)
+//       the block: own memory that puts read from may be written again, once its next barrier is passed
+//   fault(peers, state, found)
+//       one thread: whether a request has failed, and which
 #pragma once
 
 #include "fabric/ibgda.h"

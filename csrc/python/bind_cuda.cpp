@@ -100,7 +100,7 @@ RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std:
         return std::make_unique<host::TellerThread>(claimed, std::move(words), std::make_unique<CudaMemory>(context));
     };
     return RuntimePointer(new host::Runtime(options, own, heaps, std::move(memory), std::move(launcher),
-                                            control_over(options, heaps, make_teller), std::move(networks)));
+                                            control_over(options, pages_of(heaps), make_teller), std::move(networks)));
 }
 
 uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage::kBytes : 0; }
@@ -209,8 +209,10 @@ void bind_cuda(py::module_& module) {
              py::arg("bulk_copies") = false, py::arg("cooperative") = true)
         .def("leave", &Gathering::leave, py::arg("rank"), NoGil(), "Let no rank wait for one that will not come.");
     py::class_<GatheredLauncher, StreamLauncher, std::shared_ptr<GatheredLauncher>>(m, "GatheredLauncher")
-        .def(py::init<std::shared_ptr<Gathering>, unsigned, uint64_t>(), py::arg("gathering"), py::arg("rank"),
-             py::arg("timeout_ns"));
+        .def(py::init([](std::shared_ptr<Gathering> gathering, unsigned rank, double timeout) {
+                 return std::make_shared<GatheredLauncher>(std::move(gathering), rank, nanoseconds(timeout));
+             }),
+             py::arg("gathering"), py::arg("rank"), py::arg("timeout"));
     m.def("make_runtime", make_runtime, py::arg("options"), py::arg("heaps"), py::arg("network"), py::arg("context"),
           py::arg("launcher"),
           "A Runtime whose kernels the launcher runs; it takes them from there as they are needed. Where some rank is "

@@ -88,11 +88,11 @@ void bind_executor(py::module_& m) {
         "Draw the schedule of this process's kernels from a seed (0: first come, first served).");
     e.def(
         "sleep",
-        [](uint64_t nanoseconds) {
+        [](double seconds) {
             Executor& executor = Executor::get();
-            executor.wait([] { return false; }, "a sleep", executor.now_ns() + nanoseconds);
+            executor.wait([] { return false; }, "a sleep", executor.now_ns() + nanoseconds(seconds));
         },
-        py::arg("nanoseconds"), NoGil(), "Wait for so long by the clock that kernels see.");
+        py::arg("seconds"), NoGil(), "Wait for so long by the clock that kernels see.");
     e.def("now_ns", [] { return Executor::get().now_ns(); }, NoGil(), "The clock that kernels see.");
     e.def("dump", [] { return Executor::get().dump(); }, NoGil(), "Which thread waits where now.");
     e.def(

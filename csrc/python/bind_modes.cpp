@@ -54,21 +54,34 @@ void bind_normal(py::module_& module) {
         .def_readwrite("bias", &CombineTensors::bias);
     py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
                                     py::arg("rank_prefix"), py::arg("source_tokens"));
-    m.def("least_region_bytes", &host::normal::least_region_bytes);
-    m.def("put_bytes", &host::normal::put_bytes);
-    m.def("most_ranks", &host::normal::most_ranks);
-    m.def("layout", &host::normal::layout, NoGil());
-    m.def("notify", &host::normal::notify, NoGil());
-    m.def("counts", &host::normal::counts, NoGil());
-    m.def(
-        "notify_cached",
-        [](Runtime& runtime, bool combining, const Sizes& sizes, uint64_t handle) {
-            const auto kind = combining ? wire::Kind::kCombine : wire::Kind::kCachedDispatch;
-            return host::normal::notify_cached(runtime, kind, sizes, handle);
-        },
-        NoGil());
-    m.def("dispatch", &host::normal::dispatch, NoGil());
-    m.def("combine", &host::normal::combine, NoGil());
+    m.def("least_region_bytes", &host::normal::least_region_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("put_bytes", &host::normal::put_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("most_ranks", &host::normal::most_ranks, py::arg("runtime"), py::arg("experts"));
+    m.def("layout", &host::normal::layout, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("topk_idx"),
+          py::arg("tokens_per_rank"), py::arg("tokens_per_expert"), py::arg("is_token_in_rank"), py::arg("blocks"),
+          NoGil());
+    m.def("notify", &host::normal::notify, py::arg("runtime"), py::arg("sizes"), py::kw_only(),
+          py::arg("is_token_in_rank"), py::arg("tokens_per_expert"), py::arg("plan"), py::arg("rows_to_rank"),
+          py::arg("most_rows"), py::arg("finish_later"), py::arg("blocks"), NoGil());
+    m.def("counts", &host::normal::counts, py::arg("runtime"), py::arg("call"), NoGil());
+    m.def("total_rows", &host::normal::total_rows, py::arg("call"));
+    m.def("rows_per_expert", &host::normal::rows_per_expert, py::arg("call"));
+    m.attr("CALL_WORDS") = host::normal::kCallWords;
+    const auto notify_cached = [&m](const char* name, wire::Kind kind) {
+        m.def(
+            name,
+            [kind](Runtime& runtime, const Sizes& sizes, uint64_t handle) {
+                return host::normal::notify_cached(runtime, kind, sizes, handle);
+            },
+            py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("handle"), NoGil());
+    };
+    notify_cached("notify_cached_dispatch", wire::Kind::kCachedDispatch);
+    notify_cached("notify_combine", wire::Kind::kCombine);
+    m.def("dispatch", &host::normal::dispatch, py::arg("runtime"), py::arg("call"), py::arg("sizes"),
+          py::arg("tensors"), py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("cached"), py::arg("blocks"),
+          NoGil());
+    m.def("combine", &host::normal::combine, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"),
+          py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("publish"), py::arg("blocks"), NoGil());
 }
 
 void bind_measure(py::module_& module) {

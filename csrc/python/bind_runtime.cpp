@@ -25,6 +25,15 @@ using host::Meeting;
 using host::Runtime;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
+// In processes of their own ranks reach each other's control pages under addresses that nothing else has.
+std::vector<std::shared_ptr<uint8_t>> control_pages(const BufferOptions& options,
+                                                    const std::vector<std::shared_ptr<Heap>>& heaps, bool in_process) {
+    if (in_process) return pages_of(heaps);
+    std::vector<std::shared_ptr<uint8_t>> pages;
+    for (const auto& heap : heaps) pages.push_back(heap->map_again(Runtime::heap_layout(options).control_bytes()));
+    return pages;
+}
+
 RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
                             const NetworkOptions& network_options) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
@@ -41,7 +50,7 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
         }
         return std::make_unique<host::TellerAgent>(rank, claimed, std::move(words), std::move(words_memory));
     };
-    auto control = control_over(options, heaps, make_teller);
+    auto control = control_over(options, control_pages(options, heaps, network_options.in_process), make_teller);
     return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), control,
                                       std::move(networks)));
 }
@@ -49,7 +58,8 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
 wire::RankMask mask_of(const std::vector<u32>& ranks) {
     wire::RankMask mask{};
     for (const u32 rank : ranks) {
-        if (rank >= wire::kMostRanks) throw std::invalid_argument("a rank of a mask: expected less than 1024");
+        if (rank >= wire::kMostRanks)
+            throw std::invalid_argument("a rank of a mask: expected less than " + std::to_string(wire::kMostRanks));
         mask.add(rank);
     }
     return mask;
@@ -142,13 +152,7 @@ void bind_call(py::module_& m) {
         .def_property_readonly("graph_gone",
                                [](const Call& call) { return call.graph_gone != nullptr && call.graph_gone->load(); })
         .def_property_readonly("kind", [](const Call& call) { return wire::kind_name(call.kind); })
-        .def_property_readonly("operation", [](const Call& call) { return call.report->outcome.operation; })
-        .def_property_readonly("total_rows", [](const Call& call) { return call.report->outcome.total_rows; })
-        .def_property_readonly("rows_per_expert",
-                               [](const Call& call) {
-                                   const int32_t* rows = call.report->rows_per_expert;
-                                   return std::vector<int32_t>(rows, rows + call.experts);
-                               })
+        .def_property_readonly("operation", [](const Call& call) { return call.outcome->operation; })
         .def_property_readonly(
             "mismatch",
             [](const Call& call) { return py::make_tuple(call.mismatch.peer, wire::kind_name(call.mismatch.kind)); })
@@ -162,20 +166,23 @@ struct BufferRunner {
     Runtime& runtime;  // lives as long as this
     host::Runner runner{};
 
-    std::function<bool()> job(const std::string& name, const std::shared_ptr<Call>& call, uint64_t number) {
+    // Of `call`, `serial` and `seconds` it takes what that method does.
+    std::function<bool()> job(const std::string& name, const std::shared_ptr<Call>& call, uint64_t serial,
+                              double seconds) {
         Runtime& buffer = runtime;  // not `this`: the thread may outlive it
+        const uint64_t time = nanoseconds(seconds);
         if (name == "wait") return [&buffer, call] { return buffer.wait(*call), true; };
         if (name == "wait_counts") return [&buffer, call] { return buffer.wait_counts(*call), true; };
-        if (name == "wait_launch") return [&buffer, number] { return buffer.wait_launch(number), true; };
-        if (name == "settle") return [&buffer, number] { return buffer.settle(number); };
-        if (name == "stop_all") return [&buffer, number] { return buffer.stop_all(number); };
-        if (name == "forgive") return [&buffer, number] { return buffer.forgive(number); };
+        if (name == "wait_launch") return [&buffer, serial] { return buffer.wait_launch(serial), true; };
+        if (name == "settle") return [&buffer, time] { return buffer.settle(time); };
+        if (name == "stop_all") return [&buffer, time] { return buffer.stop_all(time); };
+        if (name == "forgive") return [&buffer, time] { return buffer.forgive(time); };
         throw std::invalid_argument(name + ": expected a method that waits");
     }
 
     std::shared_ptr<host::Runner::Run> start(const std::string& name, const std::shared_ptr<Call>& call,
-                                             uint64_t number) {
-        return runner.start(job(name, call, number));
+                                             uint64_t serial, double seconds) {
+        return runner.start(job(name, call, serial, seconds));
     }
 
     // What the job has returned; nothing where it waits for long.
@@ -194,8 +201,8 @@ struct BufferRunner {
 
     // No line of Python comes between the start and the wait: an interrupt there would leave a job that no caller
     // waits for.
-    bool run(const std::string& name, const std::shared_ptr<Call>& call, uint64_t number) {
-        auto todo = job(name, call, number);
+    bool run(const std::string& name, const std::shared_ptr<Call>& call, uint64_t serial, double seconds) {
+        auto todo = job(name, call, serial, seconds);
         if (runner.rest(0)) {
             if (const std::optional<bool> result = try_here(todo)) return *result;
         }
@@ -209,12 +216,13 @@ struct BufferRunner {
         return handed_over->result();
     }
 
-    bool rest(uint64_t nanoseconds) const {
-        for (; nanoseconds > kLook; nanoseconds -= kLook) {
+    bool rest(double seconds) const {
+        uint64_t left = nanoseconds(seconds);
+        for (; left > kLook; left -= kLook) {
             if (runner.rest(kLook)) return true;
             check_signals();
         }
-        return runner.rest(nanoseconds);
+        return runner.rest(left);
     }
 };
 
@@ -233,11 +241,12 @@ void bind_runner(py::module_& m) {
     py::class_<BufferRunner>(m, "Runner", "A thread that waits for a Buffer's kernels and needs no GIL.")
         .def(py::init([](Runtime& runtime) { return std::unique_ptr<BufferRunner>(new BufferRunner{runtime}); }),
              py::arg("runtime"), py::keep_alive<1, 2>())
-        .def("start", &BufferRunner::start, py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0,
-             "Have it do one of the runtime's waits, named by its method; return the Run.")
-        .def("run", &BufferRunner::run, py::arg("name"), py::arg("call") = nullptr, py::arg("number") = 0, NoGil(),
+        .def("start", &BufferRunner::start, py::arg("name"), py::arg("call") = nullptr, py::arg("serial") = 0,
+             py::arg("seconds") = 0.0, "Have it do one of the runtime's waits, named by its method; return the Run.")
+        .def("run", &BufferRunner::run, py::arg("name"), py::arg("call") = nullptr, py::arg("serial") = 0,
+             py::arg("seconds") = 0.0, NoGil(),
              "Do it, in the calling thread unless it takes long or this one is busy; return what it has returned.")
-        .def("rest", &BufferRunner::rest, py::arg("nanoseconds"), NoGil(), "Return whether it has nothing to do.");
+        .def("rest", &BufferRunner::rest, py::arg("seconds"), NoGil(), "Return whether it has nothing to do.");
 }
 
 }  // namespace
@@ -252,11 +261,17 @@ std::vector<uint8_t*> bases_of(const std::vector<std::shared_ptr<Heap>>& heaps) 
 
 }  // namespace
 
-host::MakeControl control_over(const BufferOptions& options, const std::vector<std::shared_ptr<Heap>>& heaps,
+std::vector<std::shared_ptr<uint8_t>> pages_of(const std::vector<std::shared_ptr<Heap>>& heaps) {
+    std::vector<std::shared_ptr<uint8_t>> pages;
+    for (const auto& heap : heaps) pages.emplace_back(heap, heap->base());
+    return pages;
+}
+
+host::MakeControl control_over(const BufferOptions& options, std::vector<std::shared_ptr<uint8_t>> pages,
                                host::SharedControl::MakeTeller make_teller) {
-    return [rank = options.rank, bases = bases_of(heaps), layout = Runtime::heap_layout(options),
+    return [rank = options.rank, pages = std::move(pages), layout = Runtime::heap_layout(options),
             make_teller = std::move(make_teller)](host::Memory& memory) {
-        return std::make_unique<host::SharedControl>(rank, bases, layout, memory, make_teller);
+        return std::make_unique<host::SharedControl>(rank, pages, layout, memory, make_teller);
     };
 }
 
@@ -312,17 +327,27 @@ void bind_runtime(py::module_& m) {
         });
 
     py::class_<BufferOptions>(m, "BufferOptions")
-        .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes,
-                         uint64_t timeout_ns, int calls, bool poison, bool has_remote,
+        .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes, double timeout,
+                         int calls, uint32_t call_words, bool poison, bool has_remote,
                          const std::vector<std::string>& names, uint64_t rank_key) {
                  std::vector<fabric::Route> routes;
                  for (const std::string& name : names) routes.push_back(host::route_named(name));
-                 return BufferOptions{rank,  ranks,  regions,    region_bytes,      arena_bytes, timeout_ns,
-                                      calls, poison, has_remote, std::move(routes), rank_key};
+                 return BufferOptions{.rank = rank,
+                                      .ranks = ranks,
+                                      .regions = regions,
+                                      .region_bytes = region_bytes,
+                                      .arena_bytes = arena_bytes,
+                                      .timeout_ns = nanoseconds(timeout),
+                                      .calls = calls,
+                                      .call_words = call_words,
+                                      .poison = poison,
+                                      .has_remote = has_remote,
+                                      .routes = std::move(routes),
+                                      .rank_key = rank_key};
              }),
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
-             py::arg("arena_bytes"), py::arg("timeout_ns"), py::arg("calls"), py::arg("poison"), py::arg("has_remote"),
-             py::arg("routes"), py::arg("rank_key"));
+             py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"), py::arg("poison"),
+             py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
@@ -330,8 +355,8 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
         .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })
         .def_property_readonly("network_trace", [](const Runtime& runtime) { return runtime.networks().trace(); })
-        .def("take_wrong_id", &Runtime::take_wrong_id)
-        .def("wait_counts", &Runtime::wait_counts, NoGil())
+        .def("take_remark", &Runtime::take_remark)
+        .def("wait_counts", &Runtime::wait_counts, py::arg("call"), NoGil())
         .def(
             "added_pieces",
             [](const Runtime& runtime) {
@@ -360,28 +385,32 @@ void bind_runtime(py::module_& m) {
         .def("announce", &Runtime::announce, py::arg("heap_bytes"))
         .def("behind", &Runtime::behind, py::arg("call"))
         .def("share", &Runtime::share, py::arg("call"))
-        .def("wait", &Runtime::wait, NoGil())
-        .def("wait_launch", &Runtime::wait_launch, NoGil())
+        .def("wait", &Runtime::wait, py::arg("call"), NoGil())
+        .def("wait_launch", &Runtime::wait_launch, py::arg("serial"), NoGil())
         .def("finished", &Runtime::finished, NoGil())
         .def("retire", &Runtime::retire)
-        .def("settle", &Runtime::settle, NoGil())
+        .def(
+            "settle", [](Runtime& runtime, double seconds) { return runtime.settle(nanoseconds(seconds)); },
+            py::arg("seconds"), NoGil())
         .def("drain", &Runtime::drain, NoGil())
         .def("leave", &Runtime::leave, NoGil())
         .def("watch", &Runtime::watch)
         .def("gone", &Runtime::gone)
-        .def("stop_all", &Runtime::stop_all, NoGil())
+        .def(
+            "stop_all", [](Runtime& runtime, double seconds) { return runtime.stop_all(nanoseconds(seconds)); },
+            py::arg("seconds"), NoGil())
         .def(
             "wait_gone",
-            [](Runtime& runtime, const std::vector<u32>& left_out, uint64_t nanoseconds) {
-                return runtime.wait_gone(mask_of(left_out), nanoseconds);
+            [](Runtime& runtime, const std::vector<u32>& left_out, double seconds) {
+                return runtime.wait_gone(mask_of(left_out), nanoseconds(seconds));
             },
-            NoGil())
+            py::arg("left_out"), py::arg("seconds"), NoGil())
         .def(
             "meet",
-            [](Runtime& runtime, const std::vector<u32>& left_out, uint64_t attempt, bool again, uint64_t nanoseconds) {
-                return runtime.meet(mask_of(left_out), attempt, again, nanoseconds);
+            [](Runtime& runtime, const std::vector<u32>& left_out, uint64_t attempt, bool again, double seconds) {
+                return runtime.meet(mask_of(left_out), attempt, again, nanoseconds(seconds));
             },
-            py::arg("left_out"), py::arg("attempt"), py::arg("again"), py::arg("nanoseconds"), NoGil())
+            py::arg("left_out"), py::arg("attempt"), py::arg("again"), py::arg("seconds"), NoGil())
         .def("clear_words", &Runtime::clear_words, NoGil())
         .def(
             "publish",
@@ -389,19 +418,23 @@ void bind_runtime(py::module_& m) {
                 runtime.publish(generation, mask_of(left_out));
             },
             NoGil())
-        .def("set_timeout", &Runtime::set_timeout)
+        .def(
+            "set_timeout", [](Runtime& runtime, double seconds) { runtime.set_timeout(nanoseconds(seconds)); },
+            py::arg("seconds"))
         .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
         .def("aborted", &Runtime::aborted)
         .def("abort_generation", &Runtime::abort_generation)
         .def("pass_abort_on", &Runtime::pass_abort_on)
         .def("note_told", &Runtime::note_told)
         .def("others_have_failed", &Runtime::others_have_failed)
-        .def("forgive", &Runtime::forgive, NoGil())
+        .def(
+            "forgive", [](Runtime& runtime, double seconds) { return runtime.forgive(nanoseconds(seconds)); },
+            py::arg("seconds"), NoGil())
         .def(
             "abort_word",
             [](const Runtime& runtime, int rank) {
-                return runtime.heap_base(rank) +
-                       Runtime::heap_layout(runtime.options()).bank_offset(runtime.generation());
+                auto* const header = reinterpret_cast<wire::HeapHeader*>(runtime.heap_base(rank));
+                return reinterpret_cast<uint64_t>(&header->abort_of(runtime.generation()));
             },
             "Address of a rank's abort word in this generation.")
         .def("set_compiling", &Runtime::set_compiling)
@@ -422,12 +455,19 @@ void bind_runtime(py::module_& m) {
                  throw py::value_error("address: expected one inside this rank's shared memory for outputs");
              })
         .def("peer_base", &Runtime::heap_base)
+        .def_property_readonly(
+            "control_bytes",
+            [](const Runtime& runtime) { return Runtime::heap_layout(runtime.options()).control_bytes(); })
         .def(
             "pretouch",
             [](const Runtime& runtime) {
-                for (const auto& heap : runtime.heaps()) cpu::pretouch(heap->base(), heap->mapped());
+                const std::vector<fabric::Route>& routes = runtime.options().routes;
+                for (size_t rank = 0; rank < routes.size(); ++rank) {
+                    const Heap& heap = *runtime.heaps()[rank];
+                    if (routes[rank] == fabric::kMapped) cpu::pretouch(heap.base(), heap.mapped());
+                }
             },
-            NoGil(), "Make every page of every rank's heap present in this process without changing it.");
+            NoGil(), "Make every page of the heaps that kernels map present in this process without changing it.");
     bind_runner(m);
 }
 

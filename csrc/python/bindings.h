@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "host/control/shared_control.h"
@@ -42,6 +44,15 @@ inline void check_signals() {
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
+// Python's times are seconds and C++'s nanoseconds: here they meet.
+inline uint64_t nanoseconds(double seconds) {
+    constexpr double kMost = 1e9;
+    if (!(seconds >= 0 && seconds <= kMost)) {
+        throw std::invalid_argument("seconds=" + std::to_string(seconds) + ": expected 0 to 1e9");
+    }
+    return static_cast<uint64_t>(seconds * 1e9);
+}
+
 // What the networks of a Buffer are like.
 struct NetworkOptions {
     nic::Options nic;  // software NICs
@@ -50,8 +61,9 @@ struct NetworkOptions {
 
 enum class Kernels { kOnCpu, kOnGpu };
 
-host::MakeControl control_over(const host::BufferOptions& options,
-                               const std::vector<std::shared_ptr<host::Heap>>& heaps,
+// Every rank's control pages as the heaps have them.
+std::vector<std::shared_ptr<uint8_t>> pages_of(const std::vector<std::shared_ptr<host::Heap>>& heaps);
+host::MakeControl control_over(const host::BufferOptions& options, std::vector<std::shared_ptr<uint8_t>> pages,
                                host::SharedControl::MakeTeller make_teller);
 host::MakeNetworks networks_over(const host::BufferOptions& options, const NetworkOptions& network,
                                  const std::vector<std::shared_ptr<host::Heap>>& heaps, Kernels kernels);

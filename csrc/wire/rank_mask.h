@@ -15,14 +15,16 @@ struct RankMask {
     constexpr void add(u32 rank) { words[rank / kBits] |= u64{1} << rank % kBits; }
     // Words that ranks below `ranks` are in; the others are zero.
     static constexpr u32 used(u32 ranks) { return (ranks + kBits - 1) / kBits; }
+    // The lowest rank in a word, which is not zero.
+    static constexpr u32 lowest(u32 word, u64 bits) {
+        u32 bit = 0;
+        while ((bits >> bit & 1) == 0) ++bit;
+        return word * kBits + bit;
+    }
     // The lowest rank that one of them has and the other has not; kMostRanks: they are the same.
     constexpr u32 first_difference(const RankMask& other) const {
         for (u32 word = 0; word < kMostRanks / kBits; ++word) {
-            const u64 differing = words[word] ^ other.words[word];
-            if (differing == 0) continue;
-            u32 bit = 0;
-            while ((differing >> bit & 1) == 0) ++bit;
-            return word * kBits + bit;
+            if (words[word] != other.words[word]) return lowest(word, words[word] ^ other.words[word]);
         }
         return kMostRanks;
     }

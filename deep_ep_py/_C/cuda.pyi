@@ -97,7 +97,7 @@ class Gathering:
         """
 
 class GatheredLauncher(StreamLauncher):
-    def __init__(self, gathering: Gathering, rank: int, timeout_ns: int) -> None: ...
+    def __init__(self, gathering: Gathering, rank: int, timeout: float) -> None: ...
 
 def driver_version() -> int:
     """

@@ -44,7 +44,7 @@ def set_schedule(seed: int, freeze: int = 512) -> None:
     Draw the schedule of this process's kernels from a seed (0: first come, first served).
     """
 
-def sleep(nanoseconds: int) -> None:
+def sleep(seconds: float) -> None:
     """
     Wait for so long by the clock that kernels see.
     """

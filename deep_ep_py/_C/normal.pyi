@@ -9,6 +9,7 @@ import deep_ep_py._C
 import typing
 
 __all__: list[str] = [
+    "CALL_WORDS",
     "CombineTensors",
     "DispatchTensors",
     "Plan",
@@ -20,8 +21,11 @@ __all__: list[str] = [
     "least_region_bytes",
     "most_ranks",
     "notify",
-    "notify_cached",
+    "notify_cached_dispatch",
+    "notify_combine",
     "put_bytes",
+    "rows_per_expert",
+    "total_rows",
 ]
 
 class Sizes:
@@ -117,39 +121,56 @@ class Plan:
     def __init__(self, token_row: int, row_token: int, rank_prefix: int, source_tokens: int) -> None: ...
 
 def combine(
-    arg0: deep_ep_py._C.Runtime,
-    arg1: deep_ep_py._C.Call,
-    arg2: Sizes,
-    arg3: CombineTensors,
-    arg4: Plan,
-    arg5: int,
-    arg6: bool,
-    arg7: int,
+    runtime: deep_ep_py._C.Runtime,
+    call: deep_ep_py._C.Call,
+    sizes: Sizes,
+    tensors: CombineTensors,
+    *,
+    plan: Plan,
+    rows: int,
+    publish: bool,
+    blocks: int,
 ) -> bool: ...
-def counts(arg0: deep_ep_py._C.Runtime, arg1: deep_ep_py._C.Call) -> None: ...
+def counts(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> None: ...
 def dispatch(
-    arg0: deep_ep_py._C.Runtime,
-    arg1: deep_ep_py._C.Call,
-    arg2: Sizes,
-    arg3: DispatchTensors,
-    arg4: Plan,
-    arg5: int,
-    arg6: bool,
-    arg7: int,
+    runtime: deep_ep_py._C.Runtime,
+    call: deep_ep_py._C.Call,
+    sizes: Sizes,
+    tensors: DispatchTensors,
+    *,
+    plan: Plan,
+    rows: int,
+    cached: bool,
+    blocks: int,
 ) -> bool: ...
-def layout(arg0: deep_ep_py._C.Runtime, arg1: Sizes, arg2: int, arg3: int, arg4: int, arg5: int, arg6: int) -> int: ...
-def least_region_bytes(arg0: deep_ep_py._C.Runtime, arg1: Sizes) -> int: ...
-def most_ranks(arg0: deep_ep_py._C.Runtime, arg1: int) -> int: ...
+def layout(
+    runtime: deep_ep_py._C.Runtime,
+    sizes: Sizes,
+    *,
+    topk_idx: int,
+    tokens_per_rank: int,
+    tokens_per_expert: int,
+    is_token_in_rank: int,
+    blocks: int,
+) -> int: ...
+def least_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
+def most_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
 def notify(
-    arg0: deep_ep_py._C.Runtime,
-    arg1: Sizes,
-    arg2: int,
-    arg3: int,
-    arg4: Plan,
-    arg5: int,
-    arg6: int,
-    arg7: bool,
-    arg8: int,
+    runtime: deep_ep_py._C.Runtime,
+    sizes: Sizes,
+    *,
+    is_token_in_rank: int,
+    tokens_per_expert: int,
+    plan: Plan,
+    rows_to_rank: int,
+    most_rows: int,
+    finish_later: bool,
+    blocks: int,
 ) -> deep_ep_py._C.Call: ...
-def notify_cached(arg0: deep_ep_py._C.Runtime, arg1: bool, arg2: Sizes, arg3: int) -> deep_ep_py._C.Call: ...
-def put_bytes(arg0: deep_ep_py._C.Runtime, arg1: Sizes) -> tuple[int, int]: ...
+def notify_cached_dispatch(runtime: deep_ep_py._C.Runtime, sizes: Sizes, *, handle: int) -> deep_ep_py._C.Call: ...
+def notify_combine(runtime: deep_ep_py._C.Runtime, sizes: Sizes, *, handle: int) -> deep_ep_py._C.Call: ...
+def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> tuple[int, int]: ...
+def rows_per_expert(call: deep_ep_py._C.Call) -> list[int]: ...
+def total_rows(call: deep_ep_py._C.Call) -> int: ...
+
+CALL_WORDS: int = 2048

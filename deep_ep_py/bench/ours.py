@@ -56,7 +56,7 @@ class Ours:
             nic=deep_ep.NicOptions(blocks=1024, mtu=_MTU, in_flight=_IN_FLIGHT),
             arena_bytes=self._arena_bytes(),
         )
-        self.buffer.runtime.pretouch()  # as after the first steps of a run; the baselines' memory is warm too
+        self.buffer.runtime.pretouch()  # of mapped ranks, as after a run's first steps; the baselines' is warm too
         self._launch = deep_ep.Config(num_sms=config.num_sms) if config.num_sms else None
         self.received: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
         self._kept: deque[Any] = deque(maxlen=config.keep)

@@ -58,6 +58,7 @@ class Connections:
         self._outgoing: dict[int, socket.socket] = {}
         self._incoming: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
+        self._dropped: set[int] = set()
         self._pieces: dict[int, deque[tuple[Piece, int]]] = defaultdict(deque)
         self._handed: dict[int, int] = defaultdict(int)  # the end of what each has got of this rank's heap
         _all.add(self)
@@ -70,6 +71,7 @@ class Connections:
     def drop(self, ranks: Iterable[int]) -> None:
         """Let go of some ranks: from now on the others exchange without them."""
         for rank in ranks:
+            self._dropped.add(rank)
             for sockets in (self._outgoing, self._incoming):
                 if rank in sockets:
                     sockets.pop(rank).close()
@@ -251,10 +253,12 @@ class Connections:
     def _died(self) -> tuple[list[int], set[int]]:
         """Return the ranks whose processes have died, and those of which nothing tells whether theirs has."""
         died, unknown, opened = set(), set(), {}
-        for rank in {*range(self.size)} - {self.rank, *self._processes}:  # before all have met there may be some
+        # Before all have met there may be some without a descriptor. Those that were left out have been reported.
+        for rank in {*range(self.size)} - {self.rank, *self._processes} - self._dropped:
+            if rank not in self._numbered_alike:
+                unknown.add(rank)
+                continue
             try:
-                if rank not in self._numbered_alike:
-                    raise PermissionError
                 opened[rank] = os.pidfd_open(self.pids[rank])
             except ProcessLookupError:
                 died.add(rank)

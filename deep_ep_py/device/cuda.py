@@ -23,7 +23,6 @@ _log = logging.getLogger("deep_ep_py")
 
 _UNMEASURED_BLOCKS = 24
 _PINNED_ARENA_BYTES = 64 << 20
-_OF_ANY_SHAPE = ("notify_cached", "post")
 
 
 class CudaDevice:
@@ -233,7 +232,9 @@ class CudaDevice:
 
     @staticmethod
     def _key(name: str, shape: Shape) -> Shape:
-        return (0, 0, 0) if name in _OF_ANY_SHAPE else shape
+        from deep_ep_py.jit import KERNELS
+
+        return shape if KERNELS[name].takes_shape else (0, 0, 0)
 
 
 def bulk_copies(architecture: str) -> bool:

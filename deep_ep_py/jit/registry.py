@@ -1,4 +1,4 @@
-"""Which kernels there are: name, header, instantiation and shared memory of each, as data."""
+"""Which kernels there are: name, header, instantiation and launch of each, as data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel as C++ text. The texts may name the fields of a `Shape` in braces, and `{static}`.
+    """A kernel as C++ text.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ class Kernel:
     header
         The file that defines it, relative to the include root.
     expression
-        Names the instantiation.
-    dynamic_shared
-        A constant expression: bytes of dynamic shared memory of a launch.
+        Names the instantiation; `{static}` stands for the shape.
+    type
+        What says how it is launched: `kernels/common/kernel.h`.
     before
         Headers that are included before that one.
     """
@@ -63,16 +63,22 @@ class Kernel:
     name: str
     header: str
     expression: str
-    dynamic_shared: str = "0"
+    type: str = "deep_ep::NoSharedMemory"
     before: tuple[str, ...] = ()
+
+    @property
+    def takes_shape(self) -> bool:
+        """Whether there is an instantiation for each shape."""
+        return "{static}" in self.expression
 
     def expression_for(self, shape: Shape) -> str:
         """Return the name of the instantiation for `shape`."""
-        return _fill(self.expression, shape)
+        return self.expression.format(static=shape.static)
 
     def dynamic_shared_for(self, shape: Shape) -> str:
-        """Return the constant expression for `shape`."""
-        return _fill(self.dynamic_shared, shape)
+        """Return a constant expression: bytes of dynamic shared memory of a launch."""
+        block = f"{shape.ranks}, {shape.experts}, {shape.warps}, deep_ep::device::RowCopies::kSharedBytes"
+        return f"{self.type}::shared_bytes({{{block}}})"
 
 
 def has_bulk_copies(architecture: str) -> bool:
@@ -80,45 +86,19 @@ def has_bulk_copies(architecture: str) -> bool:
     return int("".join(filter(str.isdigit, architecture))) >= _FIRST_WITH_BULK_COPIES
 
 
-def _fill(text: str, shape: Shape) -> str:
-    return text.format(
-        static=shape.static,
-        ranks=shape.ranks,
-        row_bytes=shape.row_bytes,
-        topk=shape.topk,
-        experts=shape.experts,
-        warps=shape.warps,
-    )
-
-
 def _kernels(*kernels: Kernel) -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in kernels}
 
 
 KERNELS = _kernels(
-    Kernel(
-        "layout",
-        "kernels/normal/layout.h",
-        "deep_ep::layout<{static}>",
-        "deep_ep::layout_shared_bytes({ranks}, {experts})",
-    ),
-    Kernel("notify", "kernels/normal/notify.h", "deep_ep::notify<{static}>"),
-    Kernel("counts", "kernels/normal/notify.h", "deep_ep::counts<{static}>"),
-    Kernel("notify_cached", "kernels/normal/notify.h", "deep_ep::notify_cached"),
-    Kernel(
-        "dispatch",
-        "kernels/normal/dispatch.h",
-        "deep_ep::dispatch<{static}>",
-        "deep_ep::dispatch_shared_bytes({ranks}, {warps}, deep_ep::device::RowCopies::kSharedBytes)",
-    ),
-    Kernel(
-        "combine",
-        "kernels/normal/combine.h",
-        "deep_ep::combine<{static}>",
-        "deep_ep::combine_shared_bytes({ranks}, {warps})",
-    ),
-    Kernel("post", "kernels/measure/post.h", "deep_ep::post"),
-    Kernel("handshake", "kernels/measure/handshake.h", "deep_ep::handshake"),
+    Kernel("layout", "kernels/normal/layout.h", "deep_ep::layout<{static}>", "deep_ep::LayoutKernel"),
+    Kernel("notify", "kernels/normal/notify.h", "deep_ep::notify<{static}>", "deep_ep::NotifyKernel"),
+    Kernel("counts", "kernels/normal/notify.h", "deep_ep::counts<{static}>", "deep_ep::CountsKernel"),
+    Kernel("notify_cached", "kernels/normal/notify.h", "deep_ep::notify_cached", "deep_ep::NotifyCachedKernel"),
+    Kernel("dispatch", "kernels/normal/dispatch.h", "deep_ep::dispatch<{static}>", "deep_ep::DispatchKernel"),
+    Kernel("combine", "kernels/normal/combine.h", "deep_ep::combine<{static}>", "deep_ep::CombineKernel"),
+    Kernel("post", "kernels/measure/post.h", "deep_ep::post", "deep_ep::PostKernel"),
+    Kernel("handshake", "kernels/measure/handshake.h", "deep_ep::handshake", "deep_ep::HandshakeKernel"),
 )
 """Every kernel by name, in the order in which an operation launches them; last what only measurements do."""
 

@@ -41,23 +41,23 @@ class Driver:
         """Whether it has something to do."""
         return not self._runner.rest(0)
 
-    def drive(self, job: str, argument: Any) -> Any:
-        """Have one of the runtime's waits done, named by its method; return the `native.C.Run`."""
+    def drive(self, job: str, **what: Any) -> C.Run:
+        """Have one of the runtime's waits done, named by its method."""
         _drivers.add(self)
-        return self._runner.start(job, **_named(argument))
+        return self._runner.start(job, **what)
 
-    def run(self, job: str, argument: Any) -> Any:
+    def run(self, job: str, **what: Any) -> bool:
         """Do one of the runtime's waits: in the thread if it is busy or the wait is long, else here.
 
         A long one has to look at signals, for which it needs the GIL. The thread runs the kernels meanwhile. An
         interrupt ends the wait there, too.
         """
         _drivers.add(self)
-        return self._runner.run(job, **_named(argument))
+        return self._runner.run(job, **what)
 
     def rest(self, seconds: float) -> bool:
         """Wait until it has nothing to do, whatever came of it; -> whether it has nothing."""
-        return bool(self._runner.rest(int(seconds * 1e9)))
+        return self._runner.rest(seconds)
 
     def end_with_process(self) -> None:
         """Wait a while for what is on its way, then tell the peers that this rank is gone."""
@@ -70,10 +70,6 @@ class Driver:
                     give_up()
         if not rests:
             self.rest(_EXIT_SECONDS)  # its kernels have been told to leave
-
-
-def _named(argument: Any) -> dict[str, Any]:
-    return {"call": argument} if isinstance(argument, C.Call) else {"number": argument}
 
 
 def _end_all() -> None:

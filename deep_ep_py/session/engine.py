@@ -23,6 +23,7 @@ from deep_ep_py.errors import DeepEPError
 from deep_ep_py.session.driver import Driver
 from deep_ep_py.session.failures import error_of
 from deep_ep_py.session.growth import Growth
+from deep_ep_py.session.needs import Needs
 from deep_ep_py.session.recovery import ranks_of, recover
 from deep_ep_py.session.setup_ranks import MemoryPlan, make_runtime
 from deep_ep_py.topology.membership import Membership, name_of
@@ -30,7 +31,6 @@ from deep_ep_py.topology.topology import Topology
 
 _log = logging.getLogger("deep_ep_py")
 
-_STATS = ("operations", "dispatches", "cached_dispatches", "combines", "direct", "rounds", "copied")
 _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
 
@@ -58,11 +58,17 @@ class Engine:
         As `Buffer` takes them, checked.
     topology : Topology
         Which ranks there are, and how this one reaches them.
+    needs : Needs
+        Of the mode whose calls it holds.
 
     Attributes
     ----------
+    topology : Topology
+        The ranks, and how this one reaches them.
     rank, ranks : int
         This rank, and how many there are.
+    region_bytes : int
+        Of each of the regions that operations work in.
     membership : Membership
         Which ranks they are.
     growth : Growth
@@ -71,8 +77,8 @@ class Engine:
         Of operations: one more, or some more, with each recovery. The same on all ranks.
     mask : int
         Ranks that are left out, a bit each.
-    runtime : native.C.Runtime or None
-        None once destroyed.
+    runtime : native.C.Runtime
+        Raises DeepEPError once destroyed.
     stats : dict
         Counts for `Buffer.stats`.
     """
@@ -86,6 +92,7 @@ class Engine:
         topology: Topology,
         timeout: float,
         regions: int,
+        needs: Needs,
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
@@ -97,19 +104,21 @@ class Engine:
         self._bootstrap = bootstrap = connect(bootstrap)
         try:
             self.membership = Membership.agree(bootstrap, name)
-            self.runtime, self._regions_offset = make_runtime(bootstrap, device, topology, memory, timeout)
-            self.growth = Growth(bootstrap, self.runtime)
+            runtime, self._regions_offset = make_runtime(bootstrap, device, topology, memory, timeout, needs.call_words)
+            self.growth = Growth(bootstrap, runtime)
         except BaseException:
             self._let_go()
             raise
-        self.stats = dict.fromkeys(_STATS, 0)
+        self._runtime: C.Runtime | None = runtime
+        self._needs = needs
+        self.stats = dict.fromkeys(("operations", *needs.stats), 0)
         self._publishes_rows = self.ranks == 1 or sum(topology.mapped) > 1
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[_OnItsWay] = deque()
         self._driver: Driver | None = None
         if not bootstrap.in_process and not device.asynchronous:  # ranks as threads: kernels run while all of them wait
-            self._driver = Driver(self.runtime, self._end_with_process)
+            self._driver = Driver(runtime, self._end_with_process)
         self._alone: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
@@ -117,6 +126,18 @@ class Engine:
         self._results_told = False  # of a broken Buffer: its caller has been told what the calls failed of
         self.generation, self.mask = 1, 0
         self._attempts = 0
+
+    @property
+    def runtime(self) -> C.Runtime:
+        """What launches kernels and waits for them."""
+        if self._runtime is None:
+            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        return self._runtime
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether there is no runtime any more."""
+        return self._runtime is None
 
     def _pid(self, rank: int) -> int:
         """Return a rank's process."""
@@ -142,20 +163,16 @@ class Engine:
     def check_usable(self) -> None:
         """Raise in a forked child, or if the Buffer is destroyed or broken, or if an earlier operation has failed."""
         self.check_process()
-        if self.runtime is None:
-            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        runtime = self.runtime
         if self._broken is None:
             self._collect()
             # A captured call looks for itself, whenever it is replayed.
-            if self.runtime.others_have_failed() and not self.device.capturing():
+            if runtime.others_have_failed() and not self.device.capturing():
                 self._leave_behind()
         self.check_whole()
-        wrong_id = self.runtime.take_wrong_id()
-        if wrong_id != -1:
-            raise ValueError(
-                f"topk_idx: an earlier get_dispatch_layout met the id {wrong_id}, expected -1 or an expert's; it has "
-                "counted it as none"
-            )
+        remark = runtime.take_remark()
+        if remark != -1:
+            raise self._needs.explain(remark)
 
     def check_whole(self) -> None:
         """Raise if the Buffer is broken, naming what failed first."""
@@ -166,13 +183,12 @@ class Engine:
 
     def _leave_behind(self) -> None:
         """Another Buffer of this rank has failed: what was queued here meanwhile fails too; later calls do not."""
-        nanoseconds = int(self.timeout * 1e9)
         if self._captured:  # replays are not the runtime's launches
             self.device.synchronize()
-        if not self._run("settle", nanoseconds):
+        if not self._run("settle", seconds=self.timeout):
             return  # what still waits here may have been queued behind the failure
         self._collect()
-        self._run("forgive", nanoseconds)
+        self._run("forgive", seconds=self.timeout)
 
     @property
     def broken(self) -> DeepEPError | None:
@@ -229,7 +245,7 @@ class Engine:
         self._open[operation] += tensors
 
     def end_operation(
-        self, call: C.Call, operation: int, direct: bool, streams: Streams, handle: Iterable[torch.Tensor | None] = ()
+        self, call: C.Call, operation: int, streams: Streams, handle: Iterable[torch.Tensor | None] = ()
     ) -> EventOverlap:
         """End a call whose kernels are all launched: on a CPU wait for them, unless `async_finish`; on a GPU they end
         when they do. What they fail of later is raised by the wait for the event, or by the Buffer's next call.
@@ -237,7 +253,6 @@ class Engine:
         An interrupt may come between any two lines: at each of them something holds what the kernels use. `handle`: the
         tensors of one that was made before the call, which a graph does not keep.
         """
-        self.stats["direct" if direct else "rounds"] += 1
         tensors = self._open[operation]
         event = None
         if self.device.asynchronous:
@@ -254,7 +269,7 @@ class Engine:
             return EventOverlap(event)
         if streams.async_finish:
             if self._driver is not None:
-                launched.driven = self._driver.drive("wait", call)
+                launched.driven = self._driver.drive("wait", call=call)
             return EventOverlap(EventHandle(until=partial(self._await_end, launched)))
         self._await_end(launched)
         return EventOverlap(EventHandle())
@@ -263,13 +278,13 @@ class Engine:
         """Wait for a call's kernels on a CPU; raise unless they have ended well."""
         if not launched.ended:
             self.check_process()
-        if not launched.ended and self.runtime is not None and self._broken is None and launched in self._on_their_way:
+        if not launched.ended and not self.destroyed and self._broken is None and launched in self._on_their_way:
             if launched.driven is not None:
                 launched.driven.result()
             else:
-                self._run("wait", launched.call)
+                self._run("wait", call=launched.call)
             self._collect()
-        self._note_ended(self.runtime)
+        self._note_ended(self._runtime)
         if not launched.ended:
             why = self._broken or "the Buffer has been destroyed, or has recovered, before it ended"
             raise DeepEPError(f"rank {self.rank}: what a {launched.call.kind} returned is not complete: {why}")
@@ -284,16 +299,16 @@ class Engine:
                 launched.ended = driven is None or (driven.done and not driven.failed)
 
     def wait_counts(self, call: C.Call) -> None:
-        """Wait until a dispatch's counts are there; raise if it has failed."""
-        self._run("wait_counts", call)
+        """Wait until a call's kernels have told what its mode waits for; raise if it has failed."""
+        self._run("wait_counts", call=call)
         self.check_failure(call)
         self.growth.follow(self.runtime, call)
 
-    def _run(self, job: str, argument: Any) -> Any:
-        """Do one of the runtime's waits, named by its method."""
+    def _run(self, job: str, **what: Any) -> bool:
+        """Do one of the runtime's waits, named by its method; -> what it returns, if anything."""
         if self._driver is None:
-            return getattr(self.runtime, job)(argument)
-        return self._driver.run(job, argument)
+            return bool(getattr(self.runtime, job)(**what))
+        return self._driver.run(job, **what)
 
     def _collect(self) -> None:
         """Retire the operations that have ended; raise what one has failed of."""
@@ -323,7 +338,7 @@ class Engine:
         self._alone.append(tensors)
         serial = launch()
         if not self.device.asynchronous:
-            self._run("wait_launch", serial)
+            self._run("wait_launch", serial=serial)
         self._alone.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -391,44 +406,41 @@ class Engine:
         """
         if self._inherited:
             return
-        if self.runtime is not None and self._broken is None:
+        if self._runtime is not None and self._broken is None:
             self._broken = DeepEPError(f"rank {self.rank}: {why}")
-            self.runtime.abort(C.EXCEPTION)
+            self._runtime.abort(C.EXCEPTION)
 
     def _end_with_process(self) -> None:
         self.break_off("the process ends with calls on their way")
 
-    def _stop_kernels(self, nanoseconds: int) -> bool:
+    def _stop_kernels(self, seconds: float) -> bool:
         """Have this rank's kernels leave, and the driver's thread stop waiting for them; -> whether both have."""
-        stopped = bool(self._run("stop_all", nanoseconds))
-        return stopped and (self._driver is None or self._driver.rest(nanoseconds / 1e9))
+        return self._run("stop_all", seconds=seconds) and (self._driver is None or self._driver.rest(seconds))
 
     def lost_ranks(self) -> list[int]:
         """Return the other ranks that are known to store nothing any more."""
         self.check_process()
-        if self.runtime is None:
-            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
-        return [rank for rank in range(self.ranks) if rank != self.rank and self.runtime.gone(rank)]
+        runtime = self.runtime
+        return [rank for rank in range(self.ranks) if rank != self.rank and runtime.gone(rank)]
 
     def recover(self, mask: int, seconds: float) -> None:
         """Go on without the ranks of `mask` and those left out before. Collective among the others."""
         self.check_process()
-        if self.runtime is None:
-            raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
+        runtime = self.runtime
         self.break_off("recover was called")
         # An interrupted recovery may have left this rank broken in a generation in which the others know of nothing.
-        if not self.runtime.aborted():
-            self.runtime.abort(C.EXCEPTION)
+        if not runtime.aborted():
+            runtime.abort(C.EXCEPTION)
         self._attempts += 1
-        if not self._stop_kernels(int(seconds * 1e9)):
+        if not self._stop_kernels(seconds):
             raise DeepEPError(f"rank {self.rank}: recover: kernels of this rank have not ended within {seconds:g} s")
         if not self._results_told:
             self._warn_of_void_results()
-        recover(self.runtime, self.rank, mask | self.mask, self._attempts, seconds)
+        recover(runtime, self.rank, mask | self.mask, self._attempts, seconds)
         try:
             self._begin_generation(mask | self.mask)
         except BaseException:  # the others have begun it too
-            self.runtime.abort_generation(self._attempts + 1, C.EXCEPTION)
+            runtime.abort_generation(self._attempts + 1, C.EXCEPTION)
             raise
 
     def _begin_generation(self, mask: int) -> None:
@@ -467,8 +479,8 @@ class Engine:
             self._set_timeout()
 
     def _set_timeout(self) -> None:
-        if self.runtime is not None:
-            self.runtime.set_timeout(int(self.timeout * 1e9))
+        if self._runtime is not None:
+            self._runtime.set_timeout(self.timeout)
 
     @contextmanager
     def telling_others(self, kind: str) -> Iterator[None]:
@@ -490,9 +502,9 @@ class Engine:
         DeepEPError
             What an operation has failed of that no call has raised yet.
         """
-        if self.runtime is None or self._inherited:
+        if self._runtime is None or self._inherited:
             return
-        runtime, well = self.runtime, not self._open and self._broken is None
+        runtime, well = self._runtime, not self._open and self._broken is None
         settled = False
         try:
             with self.telling_others("destroy"):
@@ -507,7 +519,7 @@ class Engine:
             if settled and well:
                 runtime.drain()
         finally:
-            self.runtime = None
+            self._runtime = None
             self._note_ended(runtime)
             if settled:
                 self._alone.clear()
@@ -522,22 +534,23 @@ class Engine:
     def _settle(self, seconds: float) -> bool:
         """Wait for all kernels, first for the thread that waits for some of them already."""
         rests = self._driver is None or self._driver.rest(seconds)
-        return rests and bool(self.runtime.settle(int(seconds * 1e9)))
+        return rests and self.runtime.settle(seconds)
 
     def __del__(self) -> None:
-        if getattr(self, "runtime", None) is None or self._inherited:
+        runtime = getattr(self, "_runtime", None)
+        if runtime is None or self._inherited:
             return
         try:
             if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
-                self._abandon(self.runtime)
+                self._abandon(runtime)
             elif self._open or self._on_their_way or self._alone or (self._driver is not None and self._driver.busy):
                 # Kernels may still be about.
                 self.destroy()
             else:
                 # What peers still wait for. A world of threads may have ended, and its NICs with it.
                 if self._broken is None and isinstance(self._bootstrap, Connections):
-                    self.runtime.drain()
-                self.runtime.leave()
+                    runtime.drain()
+                runtime.leave()
                 self._let_go()
         except DeepEPError as error:
             _log.error("a Buffer was dropped, and no caller is told that %s", error)

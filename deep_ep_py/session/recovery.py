@@ -59,20 +59,20 @@ def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: flo
     DeepEPError
         The Buffer stays broken.
     """
-    prefix, nanoseconds = f"rank {rank}: recover", int(seconds * 1e9)
+    prefix = f"rank {rank}: recover"
     # The others learn the mask even if this rank refuses it.
     left_out = ranks_of(mask)
-    runtime.meet(left_out, attempt, False, 0)
-    alive = runtime.wait_gone(left_out, int(min(seconds, _GONE_SECONDS) * 1e9))
+    runtime.meet(left_out, attempt, False, 0.0)
+    alive = runtime.wait_gone(left_out, min(seconds, _GONE_SECONDS))
     if alive >= 0:
         raise DeepEPError(
             f"{prefix}: rank {alive} is to be left out, but might still store into this rank's memory: expected its "
             "process to have ended, or its Buffer to be destroyed"
         )
-    _check(runtime.meet(left_out, attempt, False, nanoseconds), left_out, prefix, seconds)
+    _check(runtime.meet(left_out, attempt, False, seconds), left_out, prefix, seconds)
     runtime.clear_words(attempt + 1)
     try:
-        _check(runtime.meet(left_out, attempt, True, nanoseconds), left_out, prefix, seconds)
+        _check(runtime.meet(left_out, attempt, True, seconds), left_out, prefix, seconds)
         runtime.publish(attempt + 1, left_out)
     except BaseException:  # an interrupt too: some may have gone on, and their next wait is to end at once
         runtime.abort_generation(attempt + 1, C.EXCEPTION)

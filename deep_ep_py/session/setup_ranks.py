@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from deep_ep_py._version import __version__
 from deep_ep_py.bootstrap.connections import Connections, exchange_heaps
@@ -55,8 +54,8 @@ class MemoryPlan:
 
 
 def make_runtime(
-    bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan, timeout: float
-) -> tuple[Any, int]:
+    bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan, timeout: float, call_words: int
+) -> tuple[C.Runtime, int]:
     """Make what launches kernels, with every rank's heap. Collective.
 
     Parameters
@@ -67,6 +66,8 @@ def make_runtime(
         Where ranks compute, how they reach each other, what their heaps are cut into.
     timeout
         Seconds: of waits.
+    call_words
+        As `Needs` has it.
 
     Returns
     -------
@@ -87,8 +88,9 @@ def make_runtime(
         regions=memory.regions,
         region_bytes=memory.region_bytes,
         arena_bytes=memory.arena_bytes,
-        timeout_ns=int(timeout * 1e9),
+        timeout=timeout,
         calls=max(memory.regions, device.calls),
+        call_words=call_words,
         poison=bootstrap.in_process and device.poison,
         has_remote=by_nics,
         routes=topology.routes,

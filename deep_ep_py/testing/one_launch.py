@@ -48,7 +48,7 @@ class OneLaunch:
                 self._gathering = C.cuda.Gathering(context, self.ranks, warps, bulk_copies, cooperative)
                 for left in self._left:
                     self._gathering.leave(left)
-            return C.cuda.GatheredLauncher(self._gathering, rank, int(timeout * 1e9))
+            return C.cuda.GatheredLauncher(self._gathering, rank, timeout)
 
     def leave(self, rank: int) -> None:
         """Note that a rank's function has returned or raised, so that no other rank waits for its launches."""

@@ -139,7 +139,7 @@ def sleep(seconds: float) -> None:
 
     In `run_ranks` the clock is virtual, so this takes no time, and the other ranks' waits may run out meanwhile.
     """
-    C.executor.sleep(int(seconds * 1e9))
+    C.executor.sleep(seconds)
 
 
 def run_ranks(

@@ -68,7 +68,9 @@ class Topology:
         """What joins ranks that are not mapped; None where every pair of the Buffer's ranks is."""
         if self.fabric == "ibgda":
             return "ibgda" if self.nodes > 1 else None
-        return "weak" if self.fabric != "peer" and self.ranks > 1 else None
+        if self.fabric == "peer" or self.ranks == 1:
+            return None
+        return "weak" if self.fabric == "mixed" else self.fabric
 
     def _maps(self, peer: int) -> bool:
         if self.fabric == "ibgda":

@@ -23,7 +23,7 @@ class Runtime:
 
     def is_available(self) -> bool:
         """Tell whether operations may be called: until the Buffer is destroyed."""
-        return self._buffer._engine.runtime is not None
+        return not self._buffer._engine.destroyed
 
     def is_internode_available(self) -> bool:
         """Tell whether they may be, and the ranks are on several nodes."""

@@ -13,6 +13,7 @@ import torch
 import deep_ep_py as deep_ep
 from cases import Case
 from deep_ep_py.core import arguments
+from deep_ep_py.core.native import C
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
 
@@ -278,3 +279,7 @@ def test_what_is_right_is_not_described(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(arguments, "describe", describe)
     right = torch.zeros(2, 3)
     assert arguments.tensor("right", right, torch.float32, (None, 3), right.device) is right
+
+
+def test_limits_are_those_of_the_formats() -> None:
+    assert (arguments.MAX_RANKS, arguments.MAX_TOKENS) == (C.MOST_RANKS, C.MOST_TOKENS)

@@ -56,7 +56,7 @@ def test_a_buffer_that_one_rank_drops(fabric: str) -> None:
     run_ranks(4, on_each_rank, seed=1)
 
 
-@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.once
 def test_many_buffers_of_processes(workers: Path) -> None:
     before = shared_memory()

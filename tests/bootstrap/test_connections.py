@@ -256,3 +256,20 @@ def test_whose_death_it_was_before_all_have_met(alike: bool) -> None:
         connections.close()
         lives.kill()
         lives.wait()
+
+
+def test_a_rank_that_was_left_out_is_not_blamed_again() -> None:
+    """A rank that died earlier was left out by a recovery; now another one lets go."""
+    lives = subprocess.Popen(["sleep", "60"])
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    connections = Connections(0, 3, [os.getpid(), dead.pid, lives.pid], range(3))
+    try:
+        connections.drop([1])
+        with pytest.raises(DeepEPError) as info:
+            connections._raise_gone(2)
+        assert str(info.value) == "rank 0: rank 2 has let go of the Buffer"
+    finally:
+        connections.close()
+        lives.kill()
+        lives.wait()

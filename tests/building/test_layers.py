@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from deep_ep_py.jit import KERNELS as LISTED
 from places import CSRC, ROOT
 
 pytestmark = pytest.mark.once
@@ -25,6 +26,7 @@ INCLUDES = {
     "kernels/common": {"fabric", "device", "wire"},
     "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
     "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
+    "kernels": {"kernels/normal", "kernels/measure"},  # the registry
     "nic": {"wire"},
     "cpu/executor": {"device", "wire"},
     "cpu/vector": {"device", "wire"},
@@ -38,7 +40,7 @@ INCLUDES = {
     "host/modes/normal": {"host/session", "kernels/normal", "wire"},
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},
-    "host/cpu": {*HOST, *EXECUTOR, *KERNELS, "nic", "fabric", "device"},
+    "host/cpu": {*HOST, *EXECUTOR, "kernels", "nic", "fabric", "device"},
     "python": {
         *HOST,
         "host/session",
@@ -130,3 +132,18 @@ def test_imports_point_down() -> None:
                 wrong.append(f"{name} imports {other}")
     assert not wrong
     assert parts == set(IMPORTS)
+
+
+def test_the_lists_of_kernels_agree() -> None:
+    """The CPU's and the stand-in's, and NVRTC's: names, types, and which are compiled for a shape."""
+    listed = re.search(r"Kernels<(.+?)>;", (CSRC / "kernels" / "registry.h").read_text(), re.DOTALL)
+    assert listed is not None
+    headers = "".join(path.read_text() for path in (CSRC / "kernels").rglob("*.h"))
+    found = {}
+    for kernel in re.findall(r"\w+Kernel", listed[1]):
+        body = re.search(rf"struct {kernel} .*?\n}};", headers, re.DOTALL)
+        assert body is not None, kernel
+        name = re.search(r'kName = "(\w+)"', body[0])
+        assert name is not None, kernel
+        found[name[1]] = (f"deep_ep::{kernel}", "kOfAnyShape" not in body[0])
+    assert found == {name: (kernel.type, kernel.takes_shape) for name, kernel in LISTED.items()}

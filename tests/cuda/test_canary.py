@@ -17,7 +17,7 @@ from deep_ep_py.cli import canary as cli_canary
 from deep_ep_py.device.canary import observe
 from places import python_path
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = [pytest.mark.once, pytest.mark.timed]
 
 GOOD = {
     "side_by_side": {"cooperative": 8, "plain": 8},

@@ -40,8 +40,7 @@ WITHOUT_SPILLS = ("sm_90a", "sm_100a")
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 WITH_DATA = (include_root(), DATA)
 
-SHARED = "(8 * 32 + deep_ep::device::RowCopies::kSharedBytes) * {warps}"
-CONTRACT = Kernel("contract", "device_contract.h", "deep_ep::test::contract<{static}>", SHARED)
+CONTRACT = Kernel("contract", "device_contract.h", "deep_ep::test::contract<{static}>", "deep_ep::test::ContractKernel")
 SPILLING = Kernel("spilling", "spilling.h", "deep_ep::test::spilling<{static}>")
 
 

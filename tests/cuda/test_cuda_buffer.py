@@ -25,7 +25,7 @@ KERNELS_OF = {
     (RANKS, ROW_BYTES, 0): ["dispatch", "combine"],
 }
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,7 @@ def test_round_trip(
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 
+@pytest.mark.timed
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them, with ranks as threads, and what else tests/gpu/test_gpu.py does on a GPU."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
@@ -84,6 +85,7 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
     assert {int(ranks) for ranks in launches} == {BY_NAME[name].ranks for name in names}
 
 
+@pytest.mark.timed
 def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them say which rank did not come, or with what; and without this mode they would wait for each other."""
     on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
@@ -149,12 +151,14 @@ def test_the_measurement_of_posting(double: Path, workers: Path, tmp_path: Path)
     assert "many warps" in report["table"]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("which", ["", "waiting"])
 def test_between_a_failure_and_its_telling(double: Path, workers: Path, tmp_path: Path, which: str) -> None:
     """Other Buffers, graphs, and recoveries that fail half way: nothing ends well that had a failure's results."""
     assert "ended" in on_threads(double, workers / "after_failures.py", tmp_path / "log", *filter(None, [which]))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     "scenarios",
     [

@@ -150,7 +150,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 def gathered(ranks, timeout=30.0):
     gathering = cuda.Gathering(cuda.Context(0), ranks)
-    launchers = [cuda.GatheredLauncher(gathering, rank, int(timeout * 1e9)) for rank in range(ranks)]
+    launchers = [cuda.GatheredLauncher(gathering, rank, timeout) for rank in range(ranks)]
     for launcher in launchers:
         if not launcher.loaded("dispatch", SHAPE):
             launcher.load("dispatch", SHAPE, CUBIN, "_Zof_each_rank")
@@ -351,7 +351,7 @@ print(refused(launcher.load, "combine", SHAPE, CUBIN, "combine"))
         "CudaError: cuda:2: there are 2 GPUs",
         "CudaError: dispatch, 9 blocks of 128 threads with 0 bytes of shared memory: they wait for each other, and "
         "Double holds at most 8 at once",
-        "IndexError: no kernel named dispatch is loaded for this shape",
+        "IndexError: no kernel named dispatch is loaded for this shape: Engine.prepare comes first",
         "ValueError: kernel dispatch is loaded already",
         "CudaError: loading kernel combine: unknown error (200)",
         "CudaError: finding combine in kernel combine: unknown error (500)",

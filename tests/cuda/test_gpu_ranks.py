@@ -19,7 +19,7 @@ from deep_ep_py.bench.gpu_ranks import choose_gpu, gpu_per_rank
 from deep_ep_py.bench.gpu_timing import EventTimer, LinkedTimer
 from launches import shared_memory, torchrun
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture
@@ -142,6 +142,7 @@ class TwoRanks:
         return [value, value]
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("other_gate_open", [False, True])
 def test_gpus_without_a_common_clock(monkeypatch: pytest.MonkeyPatch, other_gate_open: bool) -> None:
     """A sample begins behind what aligns the ranks, and is the slowest rank's. It is late where no gate was closed any
@@ -164,6 +165,7 @@ def test_gpus_without_a_common_clock(monkeypatch: pytest.MonkeyPatch, other_gate
     assert timer._gate_ms["call"] == (40 if other_gate_open else 20)
 
 
+@pytest.mark.timed
 def test_an_aligned_call_is_timed_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_torch_cuda.install(["a"], monkeypatch.setattr)
     stream: Any = pretend_torch_cuda.Stream()

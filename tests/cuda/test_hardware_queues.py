@@ -14,7 +14,7 @@ from deep_ep_py.__main__ import _ranks_share_a_gpu
 from deep_ep_py.device import hardware_queues
 from places import ROOT, python_path
 
-pytestmark = [pytest.mark.once, pytest.mark.processes]
+pytestmark = pytest.mark.once
 
 ENTRIES = {
     "rates": ["-m", "deep_ep_py", "rates", "--dry-run"],

@@ -3,6 +3,7 @@
 
 #include "device/bf16.h"
 #include "device/device.h"
+#include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
 
 namespace deep_ep::test {
@@ -90,5 +91,9 @@ DEEP_EP_KERNEL void contract(const ContractArgs args) {
         args.words32[8] = float_to_bf16(bf16_to_float(static_cast<u16>(args.words32[8])) + 1.0f);
     }
 }
+
+struct ContractKernel {
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return (8 * 32 + block.copies_bytes) * block.warps; }
+};
 
 }  // namespace deep_ep::test

@@ -1,6 +1,7 @@
 // A kernel that cannot keep what it needs in registers: the report must say so, or its zeros would mean nothing.
 #pragma once
 
+#include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
 
 namespace deep_ep::test {

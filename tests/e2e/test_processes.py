@@ -6,13 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from builds import SANITIZED
+from builds import BUILD
 from launches import shared_memory, torchrun
 from worker_runs import lines_of
 
-pytestmark = pytest.mark.processes
-
-SIZES = [2] if SANITIZED else [2, 4, 8]
+SIZES = [2, 4, 8] if BUILD == "fast" else [2]
 
 
 @pytest.mark.parametrize("ranks", SIZES)
@@ -24,24 +22,33 @@ def test_round_trip(workers: Path, ranks: int) -> None:
     assert shared_memory() <= before, "processes have left shared memory behind"
 
 
+@pytest.mark.timed
 @pytest.mark.once
 def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:
     done = torchrun(workers / "async_calls.py", 3)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.timed
 @pytest.mark.once
 def test_handlers_and_collections() -> None:
     """A signal's handler may use a Buffer in whose wait it comes; one that is collected in a cycle ends in order."""
     lines_of("handlers_and_collections.py", seconds=90)
 
 
+@pytest.mark.timed
 @pytest.mark.once
 def test_interrupted_waits() -> None:
     """An interrupt ends a wait at once, beside other threads' calls, behind calls on their way, and in destroy."""
     lines_of("interrupted_waits.py", seconds=90)
 
 
+@pytest.mark.once
+def test_hosts_reach_unmapped_ranks_by_the_control_plane_alone() -> None:
+    lines_of("control_pages.py", seconds=90)
+
+
+@pytest.mark.timed
 def test_a_process_that_dies(workers: Path) -> None:
     before = shared_memory()
     done = torchrun(workers / "peer_dies.py", 3)

@@ -31,7 +31,7 @@ from deep_ep_py.bench.launch import launch
 from deep_ep_py.bench.processes import RankFailed
 from worker_runs import lines_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.once]
+pytestmark = [pytest.mark.timed, pytest.mark.once]
 
 KILLS = 50 if LONG else 6
 SECONDS = 2.0

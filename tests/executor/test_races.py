@@ -132,6 +132,7 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
     assert re.search(r"warp 1: \d+ threads?: barrier: __syncthreads", result.stderr), result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize("build", [build_portable, build_aarch64], ids=["without_assembly", "aarch64"])
 def test_planted_bugs_show_on_other_processors(tmp_path: Path, build: Callable[[Path], list[str]]) -> None:

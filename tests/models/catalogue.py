@@ -86,7 +86,7 @@ CASES = (
     Case("P16", Recovery(), "first_meeting", 16, "A begins generation 3 with a signal of generation 1"),
     Case("P16", Recovery(), "second_meeting", 17, DEADLOCK),
     Case("P16", Recovery(), "one_store", 19, DEADLOCK),
-    Case("P17", Masks(), "counts_carry_the_mask", 11, "A and B end well, one leaves out nobody, the other C"),
+    Case("P17", Masks(), "counts_carry_the_mask", 11, "A and B end well, one leaves out no rank, the other C"),
     Case("P17", Masks(), "left_out_are_not_waited_for", 5, "all leave out the same, and yet one fails"),
 )
 

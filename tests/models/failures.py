@@ -46,13 +46,13 @@ class Failures:
     read_is_awaited: bool = True  # without it A's operation may end before B has loaded its rows
     last_look: bool = True
     tells_every_rank: bool = True  # without it a rank that fails stores the abort word into its own heap alone
-    told_or_not: bool = True  # without it a rank that was told of a failure tells nobody
+    told_or_not: bool = True  # without it a rank that was told of a failure tells no rank
     answers_first: bool = True  # without it a kernel ends while its abort words are on their way
     word_of_its_generation: bool = True  # without it all generations have the same abort word
-    failures: int = 1  # so many ranks may fail by themselves; whoever else waits for them has to be told
+    failures: int = 1  # so many ranks may fail by themselves; all others that wait for them have to be told
 
     def initial(self) -> State:
-        # With a word for each generation it lands where nobody looks any longer.
+        # With a word for each generation it lands where no rank looks any longer.
         return State(stale=not self.word_of_its_generation)
 
     def steps(self, state: State) -> Iterator[Step[State]]:

@@ -41,7 +41,7 @@ class Masks:
         if unset is not None:
             for mask in range(1 << len(RANKS)):
                 if not mask >> unset & 1:
-                    text = f"{RANKS[unset]} leaves out {self._names(mask) or 'nobody'}"
+                    text = f"{RANKS[unset]} leaves out {self._names(mask) or 'no rank'}"
                     yield text, with_item(state, unset, state[unset]._replace(mask=mask))
             return
         for r in ALL:
@@ -87,7 +87,7 @@ class Masks:
             for q in well:
                 mine, theirs = state[r].mask, state[q].mask
                 if mine != theirs and not (mine >> q & 1 or theirs >> r & 1):
-                    without = [self._names(mask) or "nobody" for mask in (mine, theirs)]
+                    without = [self._names(mask) or "no rank" for mask in (mine, theirs)]
                     return f"{RANKS[r]} and {RANKS[q]} end well, one leaves out {without[0]}, the other {without[1]}"
         there = [rank for r, rank in enumerate(state) if not self._gone(r, state)]
         if any(rank.step == FAILED for rank in there) and len({rank.mask for rank in there}) == 1:

@@ -46,7 +46,7 @@ class Offers:
         if state.output == NONE:
             told = bool(state.rows) or self.offers_without_rows
             for output, what in ((state.number, f"lies at place {state.number}"), (ROUNDS, "takes rounds")):
-                text = f"A's output {name} {what}: {'offers' if told else 'tells nobody'}"
+                text = f"A's output {name} {what}: {'offers' if told else 'tells no rank'}"
                 yield text, state._replace(output=output, told=told)
         if not state.sent:
             if state.told:

@@ -56,7 +56,7 @@ class Rounds(NamedTuple):
 class Combine:
     """B and C send chunks to A, which sums round k, and gives slots back, when chunk k of both is there."""
 
-    slot_for_each_stream: bool = True  # without it B and C share one, which belongs to whoever comes first
+    slot_for_each_stream: bool = True  # without it B and C share one, which belongs to the first to come
 
     def initial(self) -> Rounds:
         return Rounds()

@@ -112,6 +112,7 @@ def test_the_gate_chooses_the_most_likely() -> None:
     torch.testing.assert_close(weights[:, 0] / weights[:, 1], of_chosen[:, 0] / of_chosen[:, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_in_one_piece(workers: Path, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,12 +65,10 @@ _ADD = "add_request(net, qp, index, word);\n    // In order"
 _NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
 _MARK = "device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));"
-_LOOK = "if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), 0ull));"
+_LOOK = "if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local), 0ull));"
 _EXCHANGE = "device::exchange_acq_rel<Scope::kSystem>(theirs, word);"
 # As over a link that is slow, which is no bug: so the peer may have looked for the last time before it is told.
-_SLOWLY = (
-    "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kSystem>(abort_word(peers().local, bank_));\n"
-)
+_SLOWLY = "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kSystem>(abort_word(peers().local));\n"
 _ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none, to, nullptr, 0, word); }()"
 _POSTED = "return true;\n}\n\n// The block, after all posting"
 
@@ -453,7 +451,7 @@ MUTANTS = (
     _one(
         "recovery: words not cleared",
         "host/session/recovery.cpp",
-        "memory_->fill(bank + sizeof(wire::BankHeader), 0, heap.bank_bytes() - sizeof(wire::BankHeader));",
+        "memory_->fill(bank, 0, heap.bank_bytes());",
         "",
         "fast",
         "recover",

@@ -9,7 +9,7 @@ import pytest
 from native_programs import FOLDER, native_build, run
 from places import NATIVE, ROOT
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.slow]
 
 
 def test_normal_mode_over_a_fabric_of_its_own() -> None:

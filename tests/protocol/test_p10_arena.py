@@ -139,14 +139,14 @@ GROWING = ["grows", "announced_by_the_next", "dropped", "no_more_memory", "littl
 BETWEEN_PROCESSES = ["all_at_once", "cannot_be_handed_over", "cannot_be_mapped"]
 
 
+@pytest.mark.slow
 @pytest.mark.once
-@pytest.mark.processes
 def test_an_arena_grows_in_one_process(double: Path, workers: Path, tmp_path: Path) -> None:
     assert on_threads(double, workers / "growing_arena.py", tmp_path / "log").split() == GROWING
 
 
+@pytest.mark.slow
 @pytest.mark.once
-@pytest.mark.processes
 def test_an_arena_grows_between_processes(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

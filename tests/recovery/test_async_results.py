@@ -49,11 +49,11 @@ def test_an_error_of_the_simulation_is_raised_by_the_next_call() -> None:
         trial = Trial.of(BY_NAME["one_rank_alone"])
         arguments = dispatch_arguments(trial.work, 0)
 
-        def run(job: str, argument: Any) -> Any:
-            return getattr(buffer.runtime, job)(argument)
+        def run(job: str, **what: Any) -> Any:
+            return getattr(buffer.runtime, job)(**what)
 
-        def drive(job: str, argument: Any) -> Any:
-            run(job, argument)
+        def drive(job: str, **what: Any) -> Any:
+            run(job, **what)
             return SimpleNamespace(done=True, failed=True, result=broken_rule)
 
         def broken_rule() -> None:

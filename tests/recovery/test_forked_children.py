@@ -8,7 +8,7 @@ import pytest
 
 from worker_runs import lines_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.once]
+pytestmark = [pytest.mark.timed, pytest.mark.once]
 
 
 @pytest.fixture(scope="module")

@@ -83,9 +83,9 @@ def test_as_a_layout_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is queued, the caller has nothing of its outputs, and nothing says that the Buffer is broken."""
     launch, outputs = C.normal.layout, {}
 
-    def interrupted(runtime: Any, *arguments: Any) -> None:
-        launch(runtime, *arguments)
-        outputs[runtime] = arguments[2:5]
+    def interrupted(runtime: Any, sizes: Any, **addresses: Any) -> None:
+        launch(runtime, sizes, **addresses)
+        outputs[runtime] = [addresses[name] for name in ("tokens_per_rank", "tokens_per_expert", "is_token_in_rank")]
         raise KeyboardInterrupt
 
     def on_each_rank(group: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
         buffer, other = (make_buffer(group, TRIAL.case, "peer") for _ in range(2))
         engine, rank = buffer._engine, buffer.rank
 
-        def interrupted(job: str, argument: Any) -> Any:
+        def interrupted(job: str, **what: Any) -> Any:
             raise KeyboardInterrupt
 
         engine._run = interrupted
@@ -122,7 +122,7 @@ def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
         del engine._run  # which would keep the Buffer
         del buffer, engine
         gc.collect()
-        assert runtime.settle(0), "the layout's kernel has not ended, and what it uses is gone"
+        assert runtime.settle(0.0), "the layout's kernel has not ended, and what it uses is gone"
         del runtime
         TRIAL.check_dispatch(rank, other.dispatch(**dispatch_arguments(TRIAL.work, rank)))
         group.barrier()

@@ -14,7 +14,7 @@ import pytest
 from builds import LONG
 from worker_runs import lines_of, show
 
-pytestmark = [pytest.mark.processes, pytest.mark.once, pytest.mark.long]
+pytestmark = [pytest.mark.timed, pytest.mark.once, pytest.mark.long]
 
 KILLS = int(os.environ.get("DEEP_EP_KILLS", 300 if LONG else 10))
 SECONDS = 1.0

@@ -21,7 +21,7 @@ from places import LONG_RESULTS
 from worker_runs import lines_of, show
 
 pytestmark = [
-    pytest.mark.processes,
+    pytest.mark.timed,
     pytest.mark.once,
     pytest.mark.long,
     pytest.mark.skipif(not LONG, reason="takes 10 minutes: `make test-long` runs it"),

@@ -37,7 +37,7 @@ def build_planted() -> Path:
 def build_protocol() -> Path:
     """The program that runs parts of the protocol without Python."""
     target = FOLDER / "tests" / "protocol"
-    native_build.build_program(VARIANT, [NATIVE / "protocol" / "main.cpp"], target)
+    native_build.build_program(VARIANT, sorted((NATIVE / "protocol").glob("*.cpp")), target)
     return target
 
 

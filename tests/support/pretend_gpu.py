@@ -68,7 +68,7 @@ class PretendGpu(CudaDevice):
         self, tensors: Sequence[torch.Tensor | None], async_finish: bool, on_comm_stream: bool
     ) -> EventHandle:
         if not self.capturing():
-            assert self.runtime.settle(int(100e9))
+            assert self.runtime.settle(100.0)
         return EventHandle()
 
 

@@ -146,7 +146,7 @@ def recoveries_that_fail_half_way(group: Any) -> None:
                 continue
             runtime = engine.runtime
             if caller is None and rank == 1:
-                engine.runtime = Interrupted(runtime)
+                engine._runtime = Interrupted(runtime)
             try:
                 buffer.recover(timeout=1.0)
             except (DeepEPError, KeyboardInterrupt):
@@ -154,7 +154,7 @@ def recoveries_that_fail_half_way(group: Any) -> None:
             else:
                 raise AssertionError("the other rank has not come")
             finally:
-                engine.runtime = runtime
+                engine._runtime = runtime
     group.barrier()
     results[0].zero_()
     graph.replay()

@@ -1,5 +1,6 @@
 // What the hosts of a Buffer's ranks tell each other, beside what their kernels do: failures, what each is at, its end,
-// and how far it is in a recovery. No other part of a rank's host looks into another's memory.
+// and how far it is in a recovery. But for networks, which carry rows, no other part of a host looks into other ranks'
+// memory.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,7 @@
 namespace deep_ep::host {
 
 uint64_t* SharedControl::abort_word(int rank, uint32_t generation) const {
-    uint8_t* const bank = heaps_[static_cast<size_t>(rank)] + layout_.bank_offset(generation);
-    return host_word(reinterpret_cast<wire::BankHeader*>(bank)->abort);
+    return host_word(header(rank)->abort_of(generation));
 }
 
 void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
@@ -14,7 +13,7 @@ void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
     // reads what this rank's user writes into published rows from now on, and then looks, finds the word: every rank
     // has it before this one's caller goes on (P12, Operation::look_last).
     std::vector<uint64_t*> words;
-    for (size_t rank = 0; rank < heaps_.size(); ++rank) words.push_back(abort_word(static_cast<int>(rank), generation));
+    for (size_t rank = 0; rank < pages_.size(); ++rank) words.push_back(abort_word(static_cast<int>(rank), generation));
     memory_.store_words(words, word);
 }
 
@@ -53,13 +52,13 @@ bool SharedControl::left(int rank) const { return memory_.acquire_word(host_word
 void SharedControl::tell_stage(const wire::RankMask& mask, uint64_t stage) {
     for (u32 word = 0; word < wire::RankMask::used(layout_.ranks); ++word) {
         std::vector<uint64_t*> words;
-        for (size_t at = 0; at < heaps_.size(); ++at) {
+        for (size_t at = 0; at < pages_.size(); ++at) {
             words.push_back(host_word(recovery_word(at, rank_).mask.words[word]));
         }
         memory_.store_words(words, mask.words[word]);
     }
     std::vector<uint64_t*> stages;
-    for (size_t at = 0; at < heaps_.size(); ++at) stages.push_back(host_word(recovery_word(at, rank_).stage));
+    for (size_t at = 0; at < pages_.size(); ++at) stages.push_back(host_word(recovery_word(at, rank_).stage));
     memory_.release_words(stages, stage);
 }
 

@@ -1,5 +1,5 @@
-// The control plane of one machine: in the heaps of all ranks, which each rank's host has mapped, and by descriptors
-// that tell of processes.
+// The control plane of one machine: in the control pages of all ranks' heaps, which each rank's host has mapped, and by
+// descriptors that tell of processes.
 #pragma once
 
 #include <functional>
@@ -14,11 +14,11 @@ class SharedControl final : public ControlPlane {
   public:
     using MakeTeller = std::function<std::unique_ptr<Teller>(const uint64_t* claimed, std::vector<uint64_t*> words)>;
 
-    // `heaps`: every rank's, as this process has them mapped, which live longer, as does `memory`.
-    SharedControl(int rank, std::vector<uint8_t*> heaps, const wire::HeapLayout& layout, Memory& memory,
+    // `pages`: every rank's control pages, as this process reaches them. `memory` lives longer.
+    SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout, Memory& memory,
                   MakeTeller make_teller)
         : rank_(rank),
-          heaps_(std::move(heaps)),
+          pages_(std::move(pages)),
           layout_(layout),
           memory_(memory),
           make_teller_(std::move(make_teller)) {}
@@ -43,16 +43,17 @@ class SharedControl final : public ControlPlane {
 
   private:
     wire::HeapHeader* header(int rank) const {
-        return reinterpret_cast<wire::HeapHeader*>(heaps_[static_cast<size_t>(rank)]);
+        return reinterpret_cast<wire::HeapHeader*>(pages_[static_cast<size_t>(rank)].get());
     }
-    // In the heap of `at`: what `rank` has told.
+    // In the pages of `at`: what `rank` has told.
     wire::RecoveryWord& recovery_word(size_t at, int rank) const {
-        return *reinterpret_cast<wire::RecoveryWord*>(heaps_[at] + layout_.recovery_offset(static_cast<u32>(rank)));
+        return *reinterpret_cast<wire::RecoveryWord*>(pages_[at].get() +
+                                                      layout_.recovery_offset(static_cast<u32>(rank)));
     }
     uint64_t* abort_word(int rank, uint32_t generation) const;
 
     const int rank_;
-    const std::vector<uint8_t*> heaps_;
+    const std::vector<std::shared_ptr<uint8_t>> pages_;
     const wire::HeapLayout layout_;
     Memory& memory_;
     const MakeTeller make_teller_;

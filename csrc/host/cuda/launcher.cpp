@@ -105,7 +105,9 @@ size_t CudaLauncher::most_shared_bytes() const {
 
 CudaLauncher::Kernel& CudaLauncher::find(const std::string& name, const RuntimeShape& shape) {
     const auto found = kernels_.find(key(name, shape));
-    if (found == kernels_.end()) throw std::out_of_range("no kernel named " + name + " is loaded for this shape");
+    if (found == kernels_.end()) {
+        throw std::out_of_range("no kernel named " + name + " is loaded for this shape: Engine.prepare comes first");
+    }
     return found->second;
 }
 

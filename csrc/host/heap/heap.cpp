@@ -57,6 +57,13 @@ std::shared_ptr<Heap> Heap::map(int descriptor, size_t bytes) {
     return map_pages(bytes, MAP_SHARED, descriptor, -1);
 }
 
+std::shared_ptr<uint8_t> Heap::map_again(size_t bytes) const {
+    // An old size of zero adds a mapping of shared pages and leaves the first as it is: mremap(2).
+    void* pages = mremap(base_, 0, bytes, MREMAP_MAYMOVE);
+    if (pages == MAP_FAILED) raise("mapping the first pages of a heap again");
+    return {static_cast<uint8_t*>(pages), [bytes](uint8_t* mapped) { munmap(mapped, bytes); }};
+}
+
 void Heap::close_descriptor() {
     if (descriptor_ >= 0) close(descriptor_);
     descriptor_ = -1;

@@ -48,6 +48,8 @@ class Heap {
     virtual int export_piece(const Piece&) const { throw std::logic_error("this heap does not grow"); }
     virtual void map_piece(const Piece&, int) { throw std::logic_error("this heap does not grow"); }
     void close_descriptor();
+    // Of memory that is shared between processes: the first bytes under other addresses, mapped as long as this lives.
+    std::shared_ptr<uint8_t> map_again(size_t bytes) const;
     // Keeps `user`, something that needs the memory mapped, as long as the heap.
     void keep(std::shared_ptr<void> user) { user_ = std::move(user); }
 

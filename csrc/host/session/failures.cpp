@@ -5,7 +5,7 @@
 namespace deep_ep::host {
 
 wire::Failure Call::failure() const {
-    const wire::Failure& record = report->outcome.failure;
+    const wire::Failure& record = outcome->failure;
     // Pairs with the claiming thread's release: the record is whole. Of another generation: a captured call's, from
     // before a recovery.
     const u64 mark = __atomic_load_n(&record.mark, __ATOMIC_ACQUIRE);

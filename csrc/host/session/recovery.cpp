@@ -76,8 +76,8 @@ void Runtime::clear_words(uint32_t generation) {
     if (generation >= kMostGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^24 times");
     const wire::HeapLayout heap = heap_layout(options_);
     u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
-    // Not the abort word: it is of an older generation, which is as good as clear, or of this one already.
-    memory_->fill(bank + sizeof(wire::BankHeader), 0, heap.bank_bytes() - sizeof(wire::BankHeader));
+    // The abort word stays: it is of an older generation, which is as good as clear, or of this one already.
+    memory_->fill(bank, 0, heap.bank_bytes());
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
     control_->clear_announcement();
     *farewell_ = {};

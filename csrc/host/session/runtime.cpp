@@ -35,14 +35,14 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
-      wrong_id_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
+      remark_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
       claimed_(std::static_pointer_cast<u64>(memory_->make_polled(sizeof(u64)))),
       failures_(FailureCount::of(options.rank_key, *memory_)),
       context_(make_private<Context>()),
       timeout_ns_(options.timeout_ns),
       make_networks_(std::move(make_networks)),
       networks_(make_networks_(*memory_)) {
-    *wrong_id_ = -1;
+    *remark_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
         if (options_.routes[r] == fabric::kMapped) mapped[r] = heaps_[r]->base();
@@ -95,18 +95,20 @@ uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned
     return serial;
 }
 
-// Stored by layout kernels; each stands for itself.
-int64_t Runtime::take_wrong_id() { return __atomic_exchange_n(wrong_id_.get(), -1, __ATOMIC_RELAXED); }
+// Stored by kernels; each stands for itself.
+int64_t Runtime::take_remark() { return __atomic_exchange_n(remark_.get(), -1, __ATOMIC_RELAXED); }
 
 // Many at once: on a GPU an allocation takes long, and may wait for kernels that wait for this rank's.
 void Runtime::make_spare(size_t count) {
     const auto tickets = make_private<Ticket>(count);
-    const auto reports = std::static_pointer_cast<Report>(memory_->make_shared(count * sizeof(Report)));
-    const size_t ranks = heaps_.size();
+    const auto outcomes = std::static_pointer_cast<wire::Outcome>(memory_->make_shared(count * sizeof(wire::Outcome)));
+    const size_t ranks = heaps_.size(), words = options_.call_words;
+    const auto told = std::static_pointer_cast<i32>(memory_->make_shared(count * words * sizeof(i32)));
     const auto bytes = std::static_pointer_cast<u64>(memory_->make_shared(count * ranks * sizeof(u64)));
     for (size_t i = 0; i < count; ++i) {
         spare_.push_back({std::shared_ptr<Ticket>(tickets, tickets.get() + i),
-                          std::shared_ptr<Report>(reports, reports.get() + i),
+                          std::shared_ptr<wire::Outcome>(outcomes, outcomes.get() + i),
+                          std::shared_ptr<i32>(told, told.get() + i * words),
                           std::shared_ptr<u64>(bytes, bytes.get() + i * ranks)});
     }
 }
@@ -118,7 +120,8 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     call->generation = generation_;
     if (spare_.empty()) make_spare(static_cast<size_t>(options_.calls));
     call->ticket = std::move(spare_.back().ticket);
-    call->report = std::move(spare_.back().report);
+    call->outcome = std::move(spare_.back().outcome);
+    call->words = std::move(spare_.back().words);
     call->heap_bytes = std::move(spare_.back().heap_bytes);
     spare_.pop_back();
     calls_.push_back(call);
@@ -135,7 +138,7 @@ void Runtime::note_graph(Call& call) {
 void Runtime::wait_counts(Call& call) {
     wait_until(call, [&] {
         // Pairs with notify's release: the counts are visible. A call that failed ends without them.
-        return __atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
+        return __atomic_load_n(&call.outcome->counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
     });
 }
 
@@ -206,10 +209,13 @@ void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) 
 void Runtime::retire(const std::shared_ptr<Call>& call) {
     calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end());
     // The memory is for the next call; a holder of this one still reads what came of it.
-    auto report = std::make_shared<Report>(*call->report);
-    call->report.swap(report);
-    report->outcome = {};
-    spare_.push_back({std::move(call->ticket), std::move(report), std::move(call->heap_bytes)});
+    auto outcome = std::make_shared<wire::Outcome>(*call->outcome);
+    call->outcome.swap(outcome);
+    *outcome = {};
+    std::shared_ptr<i32> words(new i32[options_.call_words], std::default_delete<i32[]>());
+    std::copy_n(call->words.get(), options_.call_words, words.get());
+    call->words.swap(words);
+    spare_.push_back({std::move(call->ticket), std::move(outcome), std::move(words), std::move(call->heap_bytes)});
 }
 
 bool Runtime::settle(uint64_t nanoseconds) {

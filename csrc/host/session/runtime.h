@@ -16,6 +16,7 @@
 #include "host/network/networks.h"
 #include "host/session/failure_count.h"
 #include "kernels/common/context.h"
+#include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
 
 namespace deep_ep::host {
@@ -26,33 +27,27 @@ struct BufferOptions {
     int regions;
     uint64_t region_bytes;
     uint64_t arena_bytes;
-    uint64_t timeout_ns;
+    uint64_t timeout_ns;                // at first: Runtime::set_timeout
     int calls;                          // how many may be on their way at once before more records are made
+    uint32_t call_words;                // of each call, in which its mode's kernels tell the host: Call::words
     bool poison;                        // fill outputs with a pattern before they are written
     bool has_remote;                    // some pair of ranks of the Buffer is not mapped
     std::vector<fabric::Route> routes;  // per rank: how it is reached
     uint64_t rank_key;                  // FailureCount::of
 };
 
-// What a call's kernels tell the host while they run.
-struct Report {
-    static constexpr uint32_t kMostExperts = 2048;  // of a rank
-    wire::Outcome outcome;
-    int32_t rows_per_expert[kMostExperts];
-};
-
-// One call of a collective: what its kernels share, and what they tell the host.
+// One call of a collective: what its kernels share, and what they tell the host while they run.
 struct Call {
     wire::Kind kind;
     std::shared_ptr<Ticket> ticket;
-    std::shared_ptr<Report> report;
-    std::shared_ptr<u64> heap_bytes;  // [ranks] host-visible: what each announces of its heap (P10)
-    uint32_t experts = 0;             // of this rank, whose rows notify counts
+    std::shared_ptr<wire::Outcome> outcome;  // host-visible, as are the next two
+    std::shared_ptr<i32> words;              // [BufferOptions::call_words] its mode's
+    std::shared_ptr<u64> heap_bytes;         // [ranks] what each announces of its heap (P10)
     struct Mismatch {
         int peer = -1;  // -1: none
         wire::Kind kind = wire::Kind::kNone;
     } mismatch;           // a peer found to be in another call than this
-    std::any later;       // what a kernel that is still to be launched needs; its mode's
+    std::any mode;        // what its mode keeps of it from one of its kernels to the next
     uint64_t serial = 0;  // of its latest launch; 0: it is a part of a graph
     uint64_t timeout_ns = 0;
     uint32_t generation = 0;
@@ -84,25 +79,30 @@ class Runtime final : private FailureCount::Member {
 
     // What modes launch their kernels with. A new call; its first kernel takes the operation's number.
     std::shared_ptr<Call> open(wire::Kind kind);
-    CallArgs call_args(Call& call) {
-        return {context_.get(), call.ticket.get(), &call.report->outcome, call.timeout_ns};
+    CallArgs call_args(Call& call) { return {context_.get(), call.ticket.get(), call.outcome.get(), call.timeout_ns}; }
+    // kernels/common/kernel.h; `experts` for a kernel whose shared memory depends on them. -> the launch's serial
+    // number.
+    template <class Kernel>
+    uint64_t launch(const typename Kernel::Args& args, unsigned blocks, uint32_t experts = 0) {
+        const BlockSizes block{static_cast<u32>(options_.ranks), experts, launcher_->warps(),
+                               launcher_->copies_bytes()};
+        RuntimeShape shape{};
+        if constexpr (!requires { Kernel::kOfAnyShape; }) shape = args.shape;
+        return launch(Kernel::kName, shape, blocks, Kernel::shared_bytes(block), &args, sizeof(args));
     }
-    // -> the launch's serial number.
-    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
-                    const void* args, size_t bytes);
     // After the last kernel of a call: notes whether it is a part of a graph.
     void note_graph(Call& call);
     const Launcher& launcher() const { return *launcher_; }
     // The most bytes of a put that every network takes.
     uint64_t most_put_bytes() const { return networks_.most_put_bytes(); }
-    // Where a layout kernel leaves an id that is no expert's.
-    i64* wrong_id() const { return wrong_id_.get(); }
-    // Such an id, once; -1: none.
-    int64_t take_wrong_id();
+    // Host-visible: what a launch that is no operation's leaves for its mode, -1: nothing.
+    i64* remark() const { return remark_.get(); }
+    // The same, once.
+    int64_t take_remark();
     // In this rank's heap; 0 for the address 0.
     uint64_t offset_of(uint64_t address) const { return address == 0 ? 0 : address - heap_base(options_.rank); }
 
-    // Until the counts of a dispatch are there, or the call has ended without.
+    // Until its kernels have told what its mode waits for (Outcome::counts_ready), or the call has ended without.
     void wait_counts(Call& call);
 
     // Heaps that grow (P10). What peers have been handed of this rank's heap: the next notify that a host waits for
@@ -189,6 +189,8 @@ class Runtime final : private FailureCount::Member {
         return std::static_pointer_cast<T>(memory_->make_private(count * sizeof(T)));
     }
 
+    uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, size_t shared_bytes,
+                    const void* args, size_t bytes);
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
@@ -212,7 +214,7 @@ class Runtime final : private FailureCount::Member {
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
-    const std::shared_ptr<i64> wrong_id_;                 // LayoutArgs::wrong_id
+    const std::shared_ptr<i64> remark_;                   // remark()
     const std::shared_ptr<u64> claimed_;                  // Context::claimed
     const std::shared_ptr<FailureCount> failures_;
     const std::shared_ptr<Context> context_;
@@ -225,7 +227,8 @@ class Runtime final : private FailureCount::Member {
     std::vector<std::shared_ptr<Call>> calls_;
     struct Spare {
         std::shared_ptr<Ticket> ticket;
-        std::shared_ptr<Report> report;
+        std::shared_ptr<wire::Outcome> outcome;
+        std::shared_ptr<i32> words;
         std::shared_ptr<u64> heap_bytes;
     };
     std::vector<Spare> spare_;  // of retired calls, or new

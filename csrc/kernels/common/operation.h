@@ -286,11 +286,13 @@ class Operation {
     DEEP_EP_DEVICE bool must_leave() const {
         return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;
     }
-    DEEP_EP_DEVICE static u64* abort_word(u8* heap, u64 bank) { return reinterpret_cast<u64*>(heap + bank); }
+    DEEP_EP_DEVICE u64* abort_word(u8* heap) const {
+        return &reinterpret_cast<wire::HeapHeader*>(heap)->abort_of(generation_);
+    }
     DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) >= generation_ ? word : 0; }
     // The abort word, if it is of this generation, or of a newer one that others have begun; else 0.
     DEEP_EP_DEVICE u64 aborted() const {
-        return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local, bank_)));
+        return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local)));
     }
 
     // One thread of the last block, behind the meetings that join all loads of rows. A producer that gave up has let
@@ -299,7 +301,7 @@ class Operation {
     // exchange has left, or the exchange acquires from it, and the rows are overwritten after they were loaded (P12).
     // Litmus: last_look.
     DEEP_EP_DEVICE void look_last() {
-        const u64 word = if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), 0ull));
+        const u64 word = if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local), 0ull));
         if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
     }
 
@@ -313,13 +315,13 @@ class Operation {
     // A link without atomics is not mapped: signals need them too. Ranks that are not mapped are told by the host
     // (Teller).
     DEEP_EP_DEVICE_CALL void tell(u64 word) {
-        device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local, bank_), word);
+        device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local), word);
 #pragma unroll 1
         for (u32 r = 0; r < ranks(); ++r) {
             if (r == rank() || !mapped(r)) continue;
             // A peer that has gone on to another generation may have a failure of its own there, not to be erased.
             // Relaxed: its owner and other ranks exchange it; the exchange below is what orders anything.
-            u64* const theirs = abort_word(fabric::address(peers(), r, 0), bank_);
+            u64* const theirs = abort_word(fabric::address(peers(), r, 0));
             if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
             device::exchange_acq_rel<Scope::kSystem>(theirs, word);
         }

@@ -3,9 +3,19 @@
 #pragma once
 
 #include "device/device.h"
-#include "kernels/measure/args.h"
+#include "kernels/common/kernel.h"
 
 namespace deep_ep {
+
+struct HandshakeArgs {
+    u64* own;        // the one before in the ring adds here
+    u64* next;       // this one adds here
+    u64 turns;       // how often
+    u64 timeout_ns;  // of all turns together
+    u64* outcome;    // polled by the host
+};
+
+enum class Handshake : u64 { kUnderWay = 0, kShaken = 1, kTimedOut = 2 };
 
 // One thread of the grid goes round: the others only take up their room.
 DEEP_EP_KERNEL void handshake(const HandshakeArgs args) {
@@ -24,5 +34,13 @@ DEEP_EP_KERNEL void handshake(const HandshakeArgs args) {
     // The host polls it, and then counts what was added: released after all of that.
     device::store_release<Scope::kSystem>(args.outcome, static_cast<u64>(outcome));
 }
+
+struct HandshakeKernel : NoSharedMemory {
+    static constexpr const char* kName = "handshake";
+    static constexpr bool kOfAnyShape = true;
+    using Args = HandshakeArgs;
+    template <class>
+    static constexpr auto kEntry = handshake;
+};
 
 }  // namespace deep_ep

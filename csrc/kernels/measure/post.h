@@ -2,10 +2,21 @@
 // takes no number, and the words it adds to are its caller's.
 #pragma once
 
+#include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
-#include "kernels/measure/args.h"
 
 namespace deep_ep {
+
+struct PostArgs {
+    CallArgs call;
+    u32 to;
+    u32 posters;  // warps of each block
+    u32 puts;     // of each
+    u64 bytes;    // of each; a multiple of 16
+    u64 source;   // in this rank's heap
+    u64 target;   // in `to`'s heap: `bytes` for each poster
+    u64 words;    // in `to`'s heap: one for each poster
+};
 
 // Each of the first `posters` warps of every block puts the same bytes again and again, to a place and a word of its
 // own: so posters spread over the queue pairs, and each stays on one.
@@ -27,5 +38,13 @@ DEEP_EP_KERNEL void post(const PostArgs args) {
     }
     op.meet();  // a block leaves together (P14)
 }
+
+struct PostKernel : NoSharedMemory {
+    static constexpr const char* kName = "post";
+    static constexpr bool kOfAnyShape = true;
+    using Args = PostArgs;
+    template <class>
+    static constexpr auto kEntry = post;
+};
 
 }  // namespace deep_ep

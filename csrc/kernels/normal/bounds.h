@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/common/operation.h"
-#include "kernels/normal/args.h"
+#include "kernels/normal/plan.h"
 
 namespace deep_ep {
 

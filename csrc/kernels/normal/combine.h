@@ -9,12 +9,30 @@
 // once.
 #pragma once
 
+#include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
-#include "kernels/normal/args.h"
+#include "kernels/common/shape.h"
 #include "kernels/normal/offers.h"
 #include "kernels/normal/staging.h"
 
 namespace deep_ep {
+
+// Copied at launch. Pointers are device pointers.
+struct CombineArgs {
+    CallArgs call;
+    RuntimeShape shape;
+    wire::RegionLayout layout;
+    u32 tokens;
+    u32 rows;                   // received in dispatch, or more
+    const u8* x;                // [rows, row_bytes]
+    const float* topk_weights;  // [rows, topk], null: no weights are combined
+    const i32* src_idx;         // [rows] token index at the owner
+    Plan plan;
+    wire::Offer offer;        // where x and topk_weights lie, if peers can see them
+    u8* combined_x;           // [tokens, row_bytes]
+    float* combined_weights;  // [tokens, topk]
+    const u8* bias[2];        // [tokens, row_bytes] or null
+};
 
 // Where a source's rows for this owner lie: the address of the row with index 0 among them. For a producer that sends
 // chunks it is set for every round and may point outside the slot.
@@ -35,10 +53,20 @@ struct CombineRows {
     const float** weights;  // [ranks]
 };
 
-constexpr u32 combine_shared_bytes(u32 ranks, u32 warps) {
-    return ranks * static_cast<u32>(sizeof(CombineSource)) + 2 * warps * ranks * static_cast<u32>(sizeof(u8*)) +
-           stream_progress_bytes(ranks);
-}
+struct CombineShared {
+    SharedArray<CombineSource> sources;
+    SharedArray<const u8*> row_x;
+    SharedArray<const float*> row_weights;
+    SharedArray<u32> progress;
+    u32 bytes;
+
+    constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
+        : sources(cut.take<CombineSource>(block.ranks)),
+          row_x(cut.take<const u8*>(block.warps * block.ranks)),
+          row_weights(cut.take<const float*>(block.warps * block.ranks)),
+          progress(cut.take<u32>(stream_progress_words(block.ranks))),
+          bytes(cut.end()) {}
+};
 
 // The same on all ranks: a rank without rows has null addresses for them.
 DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.format.topk_weights_bytes != 0; }
@@ -227,10 +255,11 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
 
-    auto* sources = reinterpret_cast<CombineSource*>(shared);
-    auto* row_x = reinterpret_cast<const u8**>(sources + ranks);
-    auto* row_weights = reinterpret_cast<const float**>(row_x + warps * ranks);
-    auto* progress = reinterpret_cast<u32*>(row_weights + warps * ranks);
+    const CombineShared at({ranks, 0, warps, 0});
+    auto* sources = at.sources.in(shared);
+    auto* row_x = at.row_x.in(shared);
+    auto* row_weights = at.row_weights.in(shared);
+    auto* progress = at.progress.in(shared);
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_sources(args, op, shape, sources)) return;
@@ -267,5 +296,13 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     }
     op.finish();
 }
+
+struct CombineKernel {
+    static constexpr const char* kName = "combine";
+    using Args = CombineArgs;
+    template <class Shape>
+    static constexpr auto kEntry = combine<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return CombineShared(block).bytes; }
+};
 
 }  // namespace deep_ep

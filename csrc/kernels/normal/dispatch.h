@@ -9,12 +9,38 @@
 //   data                    behind the senders' direct stores, which wait for nothing but offers
 #pragma once
 
+#include "kernels/common/expert_ids.h"
+#include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
-#include "kernels/normal/args.h"
+#include "kernels/common/shape.h"
 #include "kernels/normal/offers.h"
 #include "kernels/normal/staging.h"
 
 namespace deep_ep {
+
+// Copied at launch. Pointers are device pointers.
+struct DispatchArgs {
+    CallArgs call;
+    RuntimeShape shape;
+    wire::RegionLayout layout;
+    u32 tokens;
+    u32 experts_per_rank;
+    u32 streaming;              // rows are stored past the caches
+    u32 rows;                   // of the output: as many as come, or more
+    const u8* x;                // [tokens, row_bytes]
+    const u32* scales;          // [tokens, scales], of whatever 4 bytes; null: rows have none
+    i64 scales_stride[2];       // from token to token, from scale to scale, in scales
+    u32 scales_in_pieces;       // each token's lie side by side and can be copied 16 bytes at a time, there and here
+    ExpertIds topk_idx;         // [tokens, topk], null: rows carry no top-k, or there are none
+    const float* topk_weights;  // [tokens, topk], null with topk_idx
+    Plan plan;
+    wire::Offer offer;         // where the output lies, if peers can see it
+    u8* recv_x;                // [rows, row_bytes]
+    u32* recv_scales;          // [rows, scales]
+    ExpertIds recv_topk_idx;   // [rows, topk] local expert ids, -1: not of this rank
+    float* recv_topk_weights;  // [rows, topk]
+    i32* recv_src_idx;         // [rows] token index at the source; null in cached dispatch
+};
 
 // What a block keeps in dynamic shared memory about each rank.
 struct DispatchTarget {
@@ -34,11 +60,24 @@ struct DispatchRows {
     u32* row;   // [ranks] index among this rank's rows there
 };
 
-// `copies_bytes`: device::RowCopies::kSharedBytes of the target that runs the kernel.
-constexpr u32 dispatch_shared_bytes(u32 ranks, u32 warps, u32 copies_bytes) {
-    return warps * copies_bytes + ranks * static_cast<u32>(sizeof(DispatchTarget)) +
-           warps * ranks * static_cast<u32>(sizeof(u8*) + 2 * sizeof(u32)) + stream_progress_bytes(ranks);
-}
+struct DispatchShared {
+    SharedArray<u8> copies;
+    SharedArray<DispatchTarget> targets;
+    SharedArray<u8*> row_addresses;
+    SharedArray<u32> row_ranks;
+    SharedArray<u32> row_numbers;
+    SharedArray<u32> progress;
+    u32 bytes;
+
+    constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
+        : copies(cut.take<u8>(block.warps * block.copies_bytes)),
+          targets(cut.take<DispatchTarget>(block.ranks)),
+          row_addresses(cut.take<u8*>(block.warps * block.ranks)),
+          row_ranks(cut.take<u32>(block.warps * block.ranks)),
+          row_numbers(cut.take<u32>(block.warps * block.ranks)),
+          progress(cut.take<u32>(stream_progress_words(block.ranks))),
+          bytes(cut.end()) {}
+};
 
 // What rows carry, the same on all ranks: a rank without rows of its own has null addresses for them.
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
@@ -264,18 +303,19 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
 
-    auto* targets = reinterpret_cast<DispatchTarget*>(shared + warps * device::RowCopies::kSharedBytes);
-    auto* row_addresses = reinterpret_cast<u8**>(targets + ranks);
-    auto* row_ranks = reinterpret_cast<u32*>(row_addresses + warps * ranks);
-    auto* row_numbers = row_ranks + warps * ranks;
-    auto* progress = row_numbers + warps * ranks;
+    const DispatchShared at({ranks, 0, warps, device::RowCopies::kSharedBytes});
+    auto* targets = at.targets.in(shared);
+    auto* row_addresses = at.row_addresses.in(shared);
+    auto* row_ranks = at.row_ranks.in(shared);
+    auto* row_numbers = at.row_numbers.in(shared);
+    auto* progress = at.progress.in(shared);
     const u32 own_rows = device::warp() * ranks;
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
     blank_unused_rows(args, op, shape);
     store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
-                 shared + device::warp() * device::RowCopies::kSharedBytes);
+                 at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
 
     // All blocks' rows are stored: one signal per mapped receiver, rows or none.
     if (op.last_block(kStored)) {
@@ -304,5 +344,13 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     }
     op.finish();
 }
+
+struct DispatchKernel {
+    static constexpr const char* kName = "dispatch";
+    using Args = DispatchArgs;
+    template <class Shape>
+    static constexpr auto kEntry = dispatch<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return DispatchShared(block).bytes; }
+};
 
 }  // namespace deep_ep

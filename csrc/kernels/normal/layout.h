@@ -1,21 +1,48 @@
 // layout: which ranks each token goes to, and how many tokens each rank and expert gets.
 #pragma once
 
-#include "kernels/normal/args.h"
+#include "kernels/common/divider.h"
+#include "kernels/common/expert_ids.h"
+#include "kernels/common/kernel.h"
+#include "kernels/common/shape.h"
 
 namespace deep_ep {
 
-constexpr u32 layout_shared_bytes(u32 ranks, u32 experts) { return (ranks + experts) * sizeof(i32); }
+// Copied at launch. Pointers are device pointers.
+struct LayoutArgs {
+    RuntimeShape shape;
+    Divider experts_per_rank;
+    u32 tokens;
+    u32 experts;
+    ExpertIds topk_idx;      // [tokens, topk] expert ids, -1: none
+    i32* tokens_per_rank;    // [ranks] zeroed by the host
+    i32* tokens_per_expert;  // [experts] zeroed by the host
+    u8* is_token_in_rank;    // [tokens, ranks]
+    i64* wrong_id;           // host-visible: an id that is neither -1 nor an expert's
+};
+
+// Counts of a block.
+struct LayoutShared {
+    SharedArray<i32> ranks;
+    SharedArray<i32> experts;
+    u32 bytes;
+
+    constexpr explicit LayoutShared(const BlockSizes& block, SharedCut cut = {})
+        : ranks(cut.take<i32>(block.ranks)), experts(cut.take<i32>(block.experts)), bytes(cut.end()) {}
+};
 
 // Any grid. Counts only, so the order of the additions does not show.
 template <class Shape>
 DEEP_EP_KERNEL void layout(const LayoutArgs args) {
+    using device::Scope;
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), topk = shape.topk();
-    DEEP_EP_DYNAMIC_SHARED(i32, counts);
-    i32* rank_counts = counts;
-    i32* expert_counts = counts + ranks;
-    for (u32 i = threadIdx.x; i < ranks + args.experts; i += blockDim.x) counts[i] = 0;
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    const LayoutShared at({ranks, args.experts, device::warps(), 0});
+    auto* rank_counts = at.ranks.in(shared);
+    auto* expert_counts = at.experts.in(shared);
+    for (u32 i = threadIdx.x; i < ranks; i += blockDim.x) rank_counts[i] = 0;
+    for (u32 i = threadIdx.x; i < args.experts; i += blockDim.x) expert_counts[i] = 0;
     __syncthreads();
 
     for (u32 token = blockIdx.x * blockDim.x + threadIdx.x; token < args.tokens; token += gridDim.x * blockDim.x) {
@@ -45,5 +72,13 @@ DEEP_EP_KERNEL void layout(const LayoutArgs args) {
         if (expert_counts[e] != 0) device::add_relaxed<Scope::kDevice>(&args.tokens_per_expert[e], expert_counts[e]);
     }
 }
+
+struct LayoutKernel {
+    static constexpr const char* kName = "layout";
+    using Args = LayoutArgs;
+    template <class Shape>
+    static constexpr auto kEntry = layout<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return LayoutShared(block).bytes; }
+};
 
 }  // namespace deep_ep

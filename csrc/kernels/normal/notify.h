@@ -3,11 +3,36 @@
 // receiver. Where a dispatch is begun now and finished later, `counts` takes the other half of that exchange.
 #pragma once
 
+#include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
-#include "kernels/normal/args.h"
+#include "kernels/common/shape.h"
 #include "kernels/normal/bounds.h"
 
 namespace deep_ep {
+
+// Copied at launch. Pointers are device pointers.
+struct NotifyArgs {
+    CallArgs call;
+    RuntimeShape shape;
+    wire::RegionLayout layout;
+    u64 arguments;  // hash of what all ranks must agree on
+    u32 tokens;
+    u32 most_rows;                 // that any rank may receive, the same on all; 0: no limit
+    u32 finish_later;              // the peers' counts are not waited for yet: `counts` follows
+    const u8* is_token_in_rank;    // [tokens, ranks]
+    const i32* tokens_per_expert;  // [experts], null where there is no top-k
+    Plan plan;
+    i32* rows_to_rank;     // [ranks] rows this rank sends to each
+    i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
+    u64 heap_bytes;        // what this rank announces of its heap (P10)
+    u64* heaps;            // [ranks] host-visible: what each rank has announced; null where the host does not wait
+};
+
+struct NotifyCachedArgs {
+    CallArgs call;
+    wire::Kind kind;
+    u64 arguments;
+};
 
 // A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. No
 // atomics: the same result on every run. It runs as one warp and each token's number depends on those before, so the
@@ -84,10 +109,9 @@ DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& l
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
         const u64 there = words[word], differing = there ^ op.context().mask.words[word];
         if (differing == 0) continue;
-        u32 bit = 0;
-        while ((differing >> bit & 1) == 0) ++bit;
-        left_out_there = (there >> bit & 1) != 0;
-        return word * wire::RankMask::kBits + bit;
+        const u32 rank = wire::RankMask::lowest(word, differing);
+        left_out_there = (there >> rank % wire::RankMask::kBits & 1) != 0;
+        return rank;
     }
     return wire::kMostRanks;
 }
@@ -207,5 +231,27 @@ DEEP_EP_KERNEL void notify_cached(const NotifyCachedArgs args) {
     if (!op.enter()) return;
     if (threadIdx.x == 0) op.take_number(args.kind, args.arguments);
 }
+
+struct NotifyKernel : NoSharedMemory {
+    static constexpr const char* kName = "notify";
+    using Args = NotifyArgs;
+    template <class Shape>
+    static constexpr auto kEntry = notify<Shape>;
+};
+
+struct CountsKernel : NoSharedMemory {
+    static constexpr const char* kName = "counts";
+    using Args = NotifyArgs;
+    template <class Shape>
+    static constexpr auto kEntry = counts<Shape>;
+};
+
+struct NotifyCachedKernel : NoSharedMemory {
+    static constexpr const char* kName = "notify_cached";
+    static constexpr bool kOfAnyShape = true;
+    using Args = NotifyCachedArgs;
+    template <class>
+    static constexpr auto kEntry = notify_cached;
+};
 
 }  // namespace deep_ep

@@ -13,7 +13,7 @@
 namespace deep_ep {
 
 // Per block: the next chunk of each (stream, slot). Each warp uses its own entries only.
-constexpr u32 stream_progress_bytes(u32 ranks) { return 2 * ranks * wire::kSlots * static_cast<u32>(sizeof(u32)); }
+constexpr u32 stream_progress_words(u32 ranks) { return 2 * ranks * wire::kSlots; }
 
 // Chunks of a stream of `chunks` that take `slot`.
 constexpr u32 chunks_in_slot(u32 chunks, u32 slot) {

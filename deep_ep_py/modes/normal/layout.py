@@ -46,7 +46,15 @@ def launch_layout(
     ids, blocks = topk_idx.data_ptr(), engine.device.blocks
 
     def launch() -> int:
-        return C.normal.layout(engine.runtime, sizes, ids, per_rank, per_expert, in_rank, blocks)
+        return C.normal.layout(
+            engine.runtime,
+            sizes,
+            topk_idx=ids,
+            tokens_per_rank=per_rank,
+            tokens_per_expert=per_expert,
+            is_token_in_rank=in_rank,
+            blocks=blocks,
+        )
 
     engine.launch_alone((topk_idx, *outputs), launch)
 

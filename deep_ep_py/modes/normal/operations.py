@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,7 +119,6 @@ class PendingDispatch(_Pending):
         topk, id_bytes = 0, torch.int64.itemsize
         if given.topk_idx is not None:
             topk_idx = arguments.topk_idx(given.topk_idx, experts, device, tokens)
-            given = replace(given, topk_idx=topk_idx)
             topk, id_bytes = topk_idx.shape[1], topk_idx.element_size()
             arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, topk), device)
         sizes = _sizes(rows, topk, experts, id_bytes)
@@ -138,13 +137,13 @@ class PendingDispatch(_Pending):
             call = C.normal.notify(
                 engine.runtime,
                 sizes,
-                in_rank.data_ptr(),
-                per_expert.data_ptr(),
-                plan.native(),
-                plan.rows_to_rank.data_ptr(),
-                given.num_worst_tokens,
-                given.finish_later,
-                blocks,
+                is_token_in_rank=in_rank.data_ptr(),
+                tokens_per_expert=per_expert.data_ptr(),
+                plan=plan.native(),
+                rows_to_rank=plan.rows_to_rank.data_ptr(),
+                most_rows=given.num_worst_tokens,
+                finish_later=given.finish_later,
+                blocks=blocks,
             )
             pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, plan, None)
         return pending
@@ -165,7 +164,7 @@ class PendingDispatch(_Pending):
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", "dispatch")
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = C.normal.notify_cached(engine.runtime, False, sizes, handle.number)
+            call = C.normal.notify_cached_dispatch(engine.runtime, sizes, handle=handle.number)
             pending = PendingDispatch(engine, call, operation, blocks, streams, given, sizes, rows, handle.plan, handle)
         return pending
 
@@ -197,14 +196,24 @@ class PendingDispatch(_Pending):
         # What the outputs' memory was used for before must be over before a peer is told where it is (P9).
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
         direct = C.normal.dispatch(
-            engine.runtime, call, self.sizes, tensors, self.plan.native(), count, cached, self.blocks
+            engine.runtime,
+            call,
+            self.sizes,
+            tensors,
+            plan=self.plan.native(),
+            rows=count,
+            cached=cached,
+            blocks=self.blocks,
         )
         align = given.expert_alignment
         counts = (
-            [] if given.num_worst_tokens else [(rows + align - 1) // align * align for rows in call.rows_per_expert]
+            []
+            if given.num_worst_tokens
+            else [(rows + align - 1) // align * align for rows in C.normal.rows_per_expert(call)]
         )
         kept = () if self.handle is None else self.handle.tensors()
-        event = engine.end_operation(call, self.operation, direct, self.streams, kept)
+        event = engine.end_operation(call, self.operation, self.streams, kept)
+        engine.stats["direct" if direct else "rounds"] += 1
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
         if recv_src_idx is None:
             return received.given(), None, None, None, None, event
@@ -223,7 +232,7 @@ class PendingDispatch(_Pending):
         if self.given.num_worst_tokens:
             return self.given.num_worst_tokens
         self.engine.wait_counts(self.call)
-        return int(self.call.total_rows)
+        return C.normal.total_rows(self.call)
 
 
 @dataclass(frozen=True)
@@ -270,7 +279,7 @@ class PendingCombine(_Pending):
         engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", "combine")
         with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
-            call = C.normal.notify_cached(engine.runtime, True, sizes, handle.number)
+            call = C.normal.notify_combine(engine.runtime, sizes, handle=handle.number)
             pending = PendingCombine(engine, call, operation, blocks, streams, sizes, x, topk_weights, biases, handle)
         return pending
 
@@ -295,9 +304,17 @@ class PendingCombine(_Pending):
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
         direct = C.normal.combine(
-            engine.runtime, self.call, self.sizes, tensors, handle.plan.native(), handle.rows, engine.pulls, self.blocks
+            engine.runtime,
+            self.call,
+            self.sizes,
+            tensors,
+            plan=handle.plan.native(),
+            rows=handle.rows,
+            publish=engine.pulls,
+            blocks=self.blocks,
         )
-        event = engine.end_operation(self.call, self.operation, direct, self.streams, handle.tensors())
+        event = engine.end_operation(self.call, self.operation, self.streams, handle.tensors())
+        engine.stats["direct" if direct else "rounds"] += 1
         engine.stats["combines"] += 1
         engine.stats["copied"] += x is not self.x
         return combined_x, combined_weights, event

@@ -12,12 +12,7 @@
 
 #include "device/of_each_rank.h"
 
-#include "kernels/measure/handshake.h"
-#include "kernels/measure/post.h"
-#include "kernels/normal/combine.h"
-#include "kernels/normal/dispatch.h"
-#include "kernels/normal/layout.h"
-#include "kernels/normal/notify.h"
+#include "kernels/registry.h"
 
 namespace driver_double {
 namespace {
@@ -26,17 +21,23 @@ using deep_ep::RuntimeShape;
 using deep_ep::cpu::Executor;
 using deep_ep::device::of_each_rank;
 
-// Entries that find a rank's arguments in an array.
+// Finds a rank's arguments in an array.
 using ForRanks = void (*)(const void* array);
-const std::map<std::string, ForRanks> kForRanks = {
-    {"layout", of_each_rank<deep_ep::layout<RuntimeShape>>},
-    {"notify", of_each_rank<deep_ep::notify<RuntimeShape>>},
-    {"counts", of_each_rank<deep_ep::counts<RuntimeShape>>},
-    {"notify_cached", of_each_rank<deep_ep::notify_cached>},
-    {"dispatch", of_each_rank<deep_ep::dispatch<RuntimeShape>>},
-    {"combine", of_each_rank<deep_ep::combine<RuntimeShape>>},
-    {"post", of_each_rank<deep_ep::post>},
+
+// A kernel as launches on the stand-in find it.
+struct Known {
+    ForRanks for_ranks;
+    size_t argument_bytes;
 };
+
+std::map<std::string, Known> known() {
+    std::map<std::string, Known> by_name;
+    deep_ep::AllKernels::each([&]<class Kernel>(Kernel) {
+        by_name[Kernel::kName] = {of_each_rank<Kernel::template kEntry<RuntimeShape>>, sizeof(typename Kernel::Args)};
+    });
+    return by_name;
+}
+const std::map<std::string, Known> kKernels = known();
 
 // One rank's blocks of a launch. The array itself is not copied: it must live as long as they run.
 struct RankOfGrid {
@@ -50,13 +51,6 @@ void enter(const void* args) {
     blockIdx.y = here.rank;  // the entry reads it first of all: no other thread has its turn before
     here.entry(here.array);
 }
-
-const std::map<std::string, size_t> kArgumentBytes = {
-    {"layout", sizeof(deep_ep::LayoutArgs)},       {"notify", sizeof(deep_ep::NotifyArgs)},
-    {"dispatch", sizeof(deep_ep::DispatchArgs)},   {"notify_cached", sizeof(deep_ep::NotifyCachedArgs)},
-    {"combine", sizeof(deep_ep::CombineArgs)},     {"post", sizeof(deep_ep::PostArgs)},
-    {"handshake", sizeof(deep_ep::HandshakeArgs)}, {"counts", sizeof(deep_ep::NotifyArgs)},
-};
 
 // "_ZN7deep_ep8dispatchI..." -> "dispatch"; "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_8dispatchI..." too
 std::string name_of(const std::string& symbol) {
@@ -84,12 +78,12 @@ uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig&
         int& stream = streams[{queue, rank}];
         if (stream == 0) stream = Executor::get().new_stream();
         deep_ep::cpu::Launch launch{};
-        launch.name = kArgumentBytes.find(name)->first.c_str();
+        launch.name = kKernels.find(name)->first.c_str();
         launch.stream = stream;
         launch.blocks = config.grid[0];
         launch.threads = config.block[0];
         launch.shared_bytes = config.shared_bytes;
-        const RankOfGrid here{for_ranks(symbol) ? kForRanks.at(name) : nullptr, args, rank};
+        const RankOfGrid here{for_ranks(symbol) ? kKernels.at(name).for_ranks : nullptr, args, rank};
         if (here.entry != nullptr) {
             launch.entry = enter;
             launch.args = &here;
@@ -97,7 +91,7 @@ uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig&
         } else {
             launch.entry = deep_ep::host::find_kernel(launch.name);
             launch.args = args;
-            launch.args_bytes = kArgumentBytes.at(name);
+            launch.args_bytes = kKernels.at(name).argument_bytes;
         }
         parts.push_back(Executor::get().launch(launch));
     }
@@ -106,7 +100,7 @@ uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig&
     return number;
 }
 
-size_t argument_bytes(const std::string& symbol) { return kArgumentBytes.at(name_of(symbol)); }
+size_t argument_bytes(const std::string& symbol) { return kKernels.at(name_of(symbol)).argument_bytes; }
 
 void share(const void* memory, size_t bytes) { Executor::get().share_memory(memory, bytes, -1); }
 void unshare(const void* memory) { Executor::get().unshare_memory(memory); }

@@ -87,7 +87,7 @@ DEEP_EP_KERNEL void write_over(const void* args) {
 // Queues it behind a call.
 inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, const host::Call& behind, u32* ends,
                               bool ordered) {
-    const UserArgs args{rows, version, buffer.rank, &behind.report->outcome.failure, behind.generation, ends, ordered};
+    const UserArgs args{rows, version, buffer.rank, &behind.outcome->failure, behind.generation, ends, ordered};
     const int rank = static_cast<int>(buffer.rank), stream = buffer.stream->stream();
     cpu::Executor::get().launch(
         {"write over", rank, stream, 1, 2 * device::kWarpSize, 0, write_over, &args, sizeof(args)});
@@ -156,9 +156,8 @@ class Watcher {
     }
 
     const u64* abort_word(u32 rank) const {
-        const wire::HeapLayout heap = host::Runtime::heap_layout(runtime_.options());
-        return reinterpret_cast<const u64*>(runtime_.heap_base(static_cast<int>(rank)) +
-                                            heap.bank_offset(runtime_.generation()));
+        auto* const header = reinterpret_cast<wire::HeapHeader*>(runtime_.heap_base(static_cast<int>(rank)));
+        return &header->abort_of(runtime_.generation());
     }
 
     const host::Runtime& runtime_;

@@ -62,11 +62,11 @@ int main(int argc, char** argv) {
         {"fields", fields::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
-        {"posters", [&](uint64_t seed) { posters::run(seed, {2, 4, 6}, slow); }},
+        {"posters", [&](uint64_t seed) { posters::run(seed, 2, 4, 6, slow); }},
         // Requests end where the keys of their memory do.
-        {"keys", [&](uint64_t seed) { posters::run(seed, {2, 4, 12}, split); }},
+        {"keys", [&](uint64_t seed) { posters::run(seed, 2, 4, 12, split); }},
         // 1.5 * 2^16 blocks: the index of the queue pair wraps.
-        {"wrap", [&](uint64_t seed) { posters::run(seed, {2, 4, 4096}, fast); }},
+        {"wrap", [&](uint64_t seed) { posters::run(seed, 2, 4, 4096, fast); }},
     };
     if (argc != 3 || scenarios.count(argv[1]) == 0) return std::fprintf(stderr, "protocol SCENARIO SEED\n"), 2;
     try {

@@ -2,135 +2,14 @@
 // doorbell to each other. The receiver checks every byte.
 #pragma once
 
-#include <memory>
+#include <cstdint>
 
-#include "../program.h"
-#include "fabric/fabric.h"
-#include "host/cpu/memory.h"
-#include "host/network/ibgda/nic_agents.h"
-#include "wire/heap_layout.h"
+#include "nic/options.h"
 
 namespace protocol::posters {
 
-using namespace deep_ep;
-using namespace deep_ep::device;
-using planted::expect;
-
-constexpr u32 kPutBytes = 96, kPieces = 2;
-constexpr u64 kShift = 416;  // rows lie elsewhere at the receiver, so keys end elsewhere too
-
-struct Sizes {
-    u32 blocks, warps, puts;  // of a kernel; puts of each warp
-    u32 posters() const { return blocks * warps; }
-    u64 words_bytes() const { return (posters() * sizeof(u64) + 63) / 64 * 64; }
-    u64 row(u32 poster, u32 put) const { return words_bytes() + (u64{poster} * puts + put) * kPutBytes; }
-    u64 bytes() const { return row(posters(), 0) + kShift; }
-};
-
-struct Args {
-    const fabric::Peers* peers;
-    Sizes sizes;
-    u32 to;
-};
-
-inline u64 value(u32 poster, u32 put, u32 at) { return u64{poster} << 40 | u64{put} << 16 | at; }
-
-// What a fabric asks of an operation.
-struct Waiter {
-    template <class Ready>
-    bool wait(wire::Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
-        const WaitNote note{wire::phase_name(phase), peer, expected, shown};
-        return spin_until(ready, cpu::kForever, &note);
-    }
-    bool wait_word(wire::Phase phase, i32 peer, const u64* word, u64 expected) {
-        return wait(phase, peer, word, expected, [&] { return load_acquire<Scope::kSystem>(word) >= expected; });
-    }
-};
-
-DEEP_EP_KERNEL void send(const void* args) {
-    const Args& a = *static_cast<const Args*>(args);
-    const fabric::Peers& peers = *a.peers;
-    const u32 poster = blockIdx.x * warps() + warp();
-    fabric::Completion completion{};
-    Waiter waiter;
-    for (u32 put = 0; put < a.sizes.puts; ++put) {
-        const u64 row = a.sizes.row(poster, put);
-        for (u32 at = lane(); at < kPutBytes / sizeof(u64); at += kWarpSize) {
-            reinterpret_cast<u64*>(peers.local + row)[at] = value(poster, put, at);
-        }
-        const fabric::Piece pieces[kPieces] = {{row, row + kShift, 32}, {row + 32, row + kShift + 32, kPutBytes - 32}};
-        fabric::put_signal(peers, waiter, completion, a.to, pieces, kPieces, {poster * sizeof(u64), poster});
-    }
-    __syncthreads();
-    // Its own puts are in what the NIC has read by now: the rows may be written again.
-    fabric::quiet(peers, waiter, completion);
-    __syncthreads();
-    for (u32 put = 0; put < a.sizes.puts; ++put) {
-        for (u32 at = lane(); at < kPutBytes / sizeof(u64); at += kWarpSize) {
-            reinterpret_cast<u64*>(peers.local + a.sizes.row(poster, put))[at] = 0;
-        }
-    }
-}
-
-struct Check {
-    const u8* heap;
-    Sizes sizes;
-    u64* wrong;
-};
-
-DEEP_EP_KERNEL void receive(const void* args) {
-    const Check& a = *static_cast<const Check*>(args);
-    const u32 poster = blockIdx.x * warps() + warp();
-    const u64* word = reinterpret_cast<const u64*>(a.heap) + poster;
-    Waiter waiter;
-    if (lane() == 0) waiter.wait_word(wire::Phase::kChunk, 0, word, a.sizes.puts * wire::kUnit);
-    __syncwarp();
-    for (u32 put = 0; put < a.sizes.puts; ++put) {
-        for (u32 at = lane(); at < kPutBytes / sizeof(u64); at += kWarpSize) {
-            const u64 got = reinterpret_cast<const u64*>(a.heap + a.sizes.row(poster, put) + kShift)[at];
-            if (got != value(poster, put, at)) add_relaxed<Scope::kDevice>(a.wrong, 1);
-        }
-    }
-}
-
-inline void run(uint64_t seed, const Sizes& sizes, const nic::Options& options) {
-    constexpr size_t kLine = 64;
-    std::unique_ptr<u8[]> memory[2];
-    u8* heaps[2];
-    for (int rank = 0; rank < 2; ++rank) {
-        memory[rank] = std::make_unique<u8[]>(sizes.bytes() + kLine);
-        heaps[rank] =
-            reinterpret_cast<u8*>((reinterpret_cast<uintptr_t>(memory[rank].get()) + kLine - 1) & ~(kLine - 1));
-    }
-    u64 wrong = 0;
-    planted::run_world(2, seed, [&](int rank) {
-        cpu::Executor& executor = cpu::Executor::get();
-        if (rank == 1) {
-            planted::launch("receive", 1, sizes.blocks, sizes.warps, receive, Check{heaps[1], sizes, &wrong});
-            executor.synchronize(1, 0);
-            expect(wrong == 0, std::to_string(wrong) + " words are wrong");
-            return;
-        }
-        host::CpuMemory host_memory;
-        host::NicAgents nic({0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, &host_memory, true, true, options});
-        u8* base[2] = {heaps[0], nullptr};
-        constexpr fabric::Route kByNic = fabric::Registry::route<fabric::Ibgda>();
-        const fabric::Route route[2] = {fabric::kMapped, kByNic};
-        fabric::Peers peers{};
-        peers.ranks = 2;
-        peers.local = heaps[0];
-        peers.base = base;
-        peers.route = route;
-        peers.states[kByNic] = nic.state();
-        planted::launch("send", 0, sizes.blocks, sizes.warps, send, Args{&peers, sizes, 1});
-        executor.synchronize(0, 0);
-        const nic::Counters counted = nic.counters()[1];
-        expect(counted.atomics == u64{sizes.posters()} * sizes.puts, "atomics: " + std::to_string(counted.atomics));
-        expect(counted.bytes == counted.atomics * kPutBytes, "bytes: " + std::to_string(counted.bytes));
-        expect(counted.doorbells <= counted.atomics, "doorbells: " + std::to_string(counted.doorbells));
-        std::printf("%llu puts, %llu requests, %llu doorbells\n", counted.atomics, counted.atomics + counted.writes,
-                    counted.doorbells);
-    });
-}
+// `puts` of each warp.
+void run(uint64_t seed, deep_ep::u32 blocks, deep_ep::u32 warps, deep_ep::u32 puts,
+         const deep_ep::nic::Options& options);
 
 }  // namespace protocol::posters

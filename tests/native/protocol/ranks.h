@@ -109,6 +109,7 @@ class Buffer {
         options.timeout_ns = parts.timeout_ns;
         options.rank_key = rank;
         options.calls = 2;
+        options.call_words = host::normal::kCallWords;
         options.poison = true;
         options.has_remote = setup.fabric != "peer";
         for (u32 peer = 0; peer < kRanks; ++peer) {
@@ -137,8 +138,10 @@ class Buffer {
             return std::make_unique<host::TellerAgent>(r, claimed, std::move(words),
                                                        std::make_unique<host::CpuMemory>());
         };
-        const auto make_control = [r = options.rank, bases = place.heaps, layout, make_teller](host::Memory& memory) {
-            return std::make_unique<host::SharedControl>(r, bases, layout, memory, make_teller);
+        const auto make_control = [r = options.rank, heaps, layout, make_teller](host::Memory& memory) {
+            std::vector<std::shared_ptr<uint8_t>> pages;
+            for (const auto& heap : heaps) pages.emplace_back(heap, heap->base());
+            return std::make_unique<host::SharedControl>(r, std::move(pages), layout, memory, make_teller);
         };
         stream = std::make_shared<host::CpuLauncher>(options.rank, own->base(), layout.regions_offset());
         runtime_ = std::make_unique<host::Runtime>(options, own, heaps, std::move(parts.memory), parts.launcher(stream),
@@ -251,11 +254,11 @@ class Batch {
     // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
     bool dispatch(host::Call& call) {
         host::Runtime& runtime = buffer_.runtime();
-        if (call.later.has_value()) host::normal::counts(runtime, call);
+        if (host::normal::lacks_counts(call)) host::normal::counts(runtime, call);
         runtime.wait_counts(call);
-        if (__atomic_load_n(&call.report->outcome.counts_ready, __ATOMIC_ACQUIRE) == 0) return false;
-        count = static_cast<u32>(call.report->outcome.total_rows);
-        check_counts(call.report->rows_per_expert);
+        if (__atomic_load_n(&call.outcome->counts_ready, __ATOMIC_ACQUIRE) == 0) return false;
+        count = static_cast<u32>(host::normal::total_rows(call));
+        check_counts(call.words.get());
         const bool arena = buffer_.setup.arena;
         recv_x = Output(runtime, arena, u64{count} * kRowBytes);
         recv_idx = Output(runtime, arena, count * kTopk * sizeof(i64));

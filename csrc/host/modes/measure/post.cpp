@@ -37,7 +37,7 @@ std::shared_ptr<Call> post(Runtime& runtime, PostArgs posts, unsigned blocks) {
     check("words", to, posts.words, posters * sizeof(u64), sizeof(u64));
     auto call = runtime.open(wire::Kind::kNone);
     posts.call = runtime.call_args(*call);
-    call->serial = runtime.launch("post", {}, blocks, 0, &posts, sizeof(posts));
+    call->serial = runtime.launch<PostKernel>(posts, blocks);
     return call;
 }
 

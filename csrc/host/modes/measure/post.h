@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "host/session/runtime.h"
-#include "kernels/measure/args.h"
+#include "kernels/measure/post.h"
 
 namespace deep_ep::host::measure {
 

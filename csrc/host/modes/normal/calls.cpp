@@ -1,15 +1,23 @@
 #include "host/modes/normal/calls.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "host/modes/normal/chunk_size.h"
 #include "kernels/normal/combine.h"
 #include "kernels/normal/dispatch.h"
 #include "kernels/normal/layout.h"
+#include "kernels/normal/notify.h"
 
 namespace deep_ep::host::normal {
 namespace {
+
+// A dispatch whose counts are exchanged.
+struct Counting {
+    uint32_t experts;                 // of this rank
+    std::optional<NotifyArgs> later;  // what counts() is to launch
+};
 
 // A cached dispatch carries rows alone.
 wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached) {
@@ -88,9 +96,9 @@ uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
     const Launcher& launcher = runtime.launcher();
     auto ranks = static_cast<uint32_t>(runtime.options().ranks);
     const auto needed = [&] {
-        const uint32_t dispatch = dispatch_shared_bytes(ranks, launcher.warps(), launcher.copies_bytes());
-        return std::max({dispatch, combine_shared_bytes(ranks, launcher.warps()),
-                         static_cast<uint32_t>(layout_shared_bytes(ranks, experts))});
+        const BlockSizes block{ranks, experts, launcher.warps(), launcher.copies_bytes()};
+        return std::max({LayoutKernel::shared_bytes(block), DispatchKernel::shared_bytes(block),
+                         CombineKernel::shared_bytes(block)});
     };
     while (ranks > 0 && needed() > launcher.most_shared_bytes()) --ranks;
     return ranks;
@@ -107,17 +115,19 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
     args.tokens_per_rank = pointer<i32>(tokens_per_rank);
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);
     args.is_token_in_rank = pointer<u8>(is_token_in_rank);
-    args.wrong_id = runtime.wrong_id();
-    return runtime.launch("layout", args.shape, blocks, layout_shared_bytes(args.shape.ranks_, args.experts), &args,
-                          sizeof(args));
+    args.wrong_id = runtime.remark();
+    return runtime.launch<LayoutKernel>(args, blocks, sizes.experts);
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
                              uint64_t tokens_per_expert, const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows,
                              bool finish_later, unsigned blocks) {
+    const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
+    if (experts > kMostExperts) {
+        throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
+                                    std::to_string(kMostExperts));
+    }
     auto call = runtime.open(wire::Kind::kDispatch);
-    call->experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
-    if (call->experts > Report::kMostExperts) throw std::invalid_argument("too many experts");
     NotifyArgs args{};
     args.call = runtime.call_args(*call);
     args.shape = shape_of(sizes, runtime.options().ranks);
@@ -131,7 +141,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
     args.rows_to_rank = pointer<i32>(rows_to_rank);
-    args.rows_per_expert = call->report->rows_per_expert;
+    args.rows_per_expert = call->words.get();
     if (most_rows == 0) {
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
@@ -139,23 +149,35 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     // A warp per destination scans the tokens; the kernel has no other work for more blocks, and the last of them to
     // come goes on alone.
     blocks = std::min(blocks, wire::ceil_div(args.shape.ranks_, runtime.launcher().warps()));
-    call->serial = runtime.launch("notify", args.shape, blocks, 0, &args, sizeof(args));
-    if (finish_later) call->later = args;
+    call->serial = runtime.launch<NotifyKernel>(args, blocks);
+    call->mode = Counting{experts, finish_later ? std::optional(args) : std::nullopt};
     return call;
 }
 
 void counts(Runtime& runtime, Call& call) {
-    const auto* args = std::any_cast<NotifyArgs>(&call.later);
-    if (args == nullptr) throw std::logic_error("counts are taken once, of a dispatch that is finished later");
-    call.serial = runtime.launch("counts", args->shape, 1, 0, args, sizeof(*args));
-    call.later.reset();
+    if (!lacks_counts(call)) throw std::logic_error("counts are taken once, of a dispatch that is finished later");
+    auto& counting = std::any_cast<Counting&>(call.mode);
+    call.serial = runtime.launch<CountsKernel>(*counting.later, 1);
+    counting.later.reset();
+}
+
+bool lacks_counts(const Call& call) {
+    const auto* counting = std::any_cast<Counting>(&call.mode);
+    return counting != nullptr && counting->later.has_value();
+}
+
+int32_t total_rows(const Call& call) { return call.outcome->total_rows; }
+
+std::vector<int32_t> rows_per_expert(const Call& call) {
+    const auto* counting = std::any_cast<Counting>(&call.mode);
+    return {call.words.get(), call.words.get() + (counting == nullptr ? 0 : counting->experts)};
 }
 
 std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = runtime.open(kind);
     const NotifyCachedArgs args{runtime.call_args(*call), kind,
                                 hash_arguments(kind, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk, handle})};
-    call->serial = runtime.launch("notify_cached", {}, 1, 0, &args, sizeof(args));
+    call->serial = runtime.launch<NotifyCachedKernel>(args, 1);
     return call;
 }
 
@@ -187,9 +209,7 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes);
     args.recv_topk_weights = pointer<float>(tensors.recv_topk_weights);
     args.recv_src_idx = pointer<i32>(tensors.recv_src_idx);
-    const size_t shared_bytes =
-        dispatch_shared_bytes(args.shape.ranks_, runtime.launcher().warps(), runtime.launcher().copies_bytes());
-    call.serial = runtime.launch("dispatch", args.shape, blocks, shared_bytes, &args, sizeof(args));
+    call.serial = runtime.launch<DispatchKernel>(args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;
 }
@@ -211,8 +231,7 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     args.combined_weights = pointer<float>(tensors.combined_weights);
     args.bias[0] = pointer<const u8>(tensors.bias[0]);
     args.bias[1] = pointer<const u8>(tensors.bias[1]);
-    const size_t shared_bytes = combine_shared_bytes(args.shape.ranks_, runtime.launcher().warps());
-    call.serial = runtime.launch("combine", args.shape, blocks, shared_bytes, &args, sizeof(args));
+    call.serial = runtime.launch<CombineKernel>(args, blocks);
     runtime.note_graph(call);
     return args.offer.visible != 0;
 }

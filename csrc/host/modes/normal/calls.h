@@ -4,13 +4,14 @@
 #include <array>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "host/session/runtime.h"
-#include "kernels/normal/args.h"
+#include "kernels/normal/plan.h"
 
 namespace deep_ep::host::normal {
 
-// Addresses of what a dispatch reads and writes; 0 where a tensor is not given. See kernels/normal/args.h for shapes.
+// Addresses of what a dispatch reads and writes; 0 where a tensor is not given. Their shapes: DispatchArgs.
 struct DispatchTensors {
     uint64_t x = 0, scales = 0, topk_idx = 0, topk_weights = 0;
     std::array<int64_t, 2> scales_stride{};  // from token to token, from scale to scale, in scales
@@ -40,6 +41,10 @@ uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes);
 // Bytes of the largest message that they need at the least, and of the largest that the networks take.
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes);
 
+// Of a rank: as many as a call has words for.
+constexpr uint32_t kMostExperts = 2048;
+constexpr uint32_t kCallWords = kMostExperts;  // BufferOptions::call_words
+
 // This Buffer's ranks, or fewer: for how many a block's shared memory suffices, with so many experts.
 uint32_t most_ranks(const Runtime& runtime, uint32_t experts);
 
@@ -52,6 +57,11 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
                              uint64_t tokens_per_expert, const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows,
                              bool finish_later, unsigned blocks);
 void counts(Runtime& runtime, Call& call);
+// counts() is still to come.
+bool lacks_counts(const Call& call);
+// After Runtime::wait_counts: rows received, in all and for each expert of this rank.
+int32_t total_rows(const Call& call);
+std::vector<int32_t> rows_per_expert(const Call& call);
 // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
 std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle);
 // -> whether every mapped rank stores its rows straight into this rank's output (dispatch), or reads this rank's

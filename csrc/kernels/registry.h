@@ -1,0 +1,25 @@
+// Every kernel there is. deep_ep_py/jit/registry.py lists the same for GPUs.
+#pragma once
+
+#include "kernels/measure/handshake.h"
+#include "kernels/measure/post.h"
+#include "kernels/normal/combine.h"
+#include "kernels/normal/dispatch.h"
+#include "kernels/normal/layout.h"
+#include "kernels/normal/notify.h"
+
+namespace deep_ep {
+
+template <class... Each>
+struct Kernels {
+    // Calls `visit(kernel)` with a value of each type.
+    template <class Visit>
+    static void each(Visit visit) {
+        (visit(Each{}), ...);
+    }
+};
+
+using AllKernels = Kernels<LayoutKernel, NotifyKernel, CountsKernel, NotifyCachedKernel, DispatchKernel, CombineKernel,
+                           PostKernel, HandshakeKernel>;
+
+}  // namespace deep_ep

@@ -1,0 +1,81 @@
+"""Ranks of their own processes whose NICs carry the rows: the pages at which hosts and failing kernels would tell an
+unmapped rank something are taken away from all but the control plane, which has mappings of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import deep_ep_py as deep_ep
+from cases import Case
+from forked_ranks import Hub, run_scenarios
+from harness import Trial, dispatch_arguments, make_buffer
+
+RANKS = 4
+TRIAL = Trial.of(Case("control pages", RANKS, 24, hidden=64, topk=2, experts=8, arena_bytes=1 << 20))
+NARROW = Trial.of(Case("narrow", RANKS, 24, hidden=32, topk=2, experts=8))
+PROT_NONE = 0
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def take_pages_away(buffer: deep_ep.Buffer) -> None:
+    """An access through the heap of a rank that is not mapped ends this process from now on."""
+    runtime, topology = buffer.runtime, buffer._engine.topology
+    for peer in range(RANKS):
+        if topology.mapped[peer]:
+            continue
+        begin = runtime.peer_base(peer)
+        done = libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(runtime.control_bytes), PROT_NONE)
+        assert done == 0, ctypes.get_errno()
+        maps = Path("/proc/self/maps").read_text()
+        assert f"{begin:x}-{begin + runtime.control_bytes:x} ---s" in maps, maps
+
+
+def works(buffer: deep_ep.Buffer) -> None:
+    """A dispatch and a combine return what they must."""
+    results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+    TRIAL.check_dispatch(buffer.rank, results)
+    TRIAL.check_combine(buffer.rank, TRIAL.combine(buffer, buffer.rank, results[4]))
+
+
+def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
+    """What a dispatch raises."""
+    try:
+        buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+    except deep_ep.DeepEPError as error:
+        return str(error)
+    raise AssertionError(f"rank {buffer.rank} raised nothing")
+
+
+def life(hub: Hub, ranks_per_node: int) -> None:
+    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, another recovery."""
+    buffer = make_buffer(None, TRIAL.case, "ibgda", comm=hub, timeout=20.0, ranks_per_node=ranks_per_node)
+    take_pages_away(buffer)
+    works(buffer)
+    hub.allgather(None)  # a mismatch also ends what a slower rank has not finished
+    message_of(buffer, NARROW if hub.rank == 1 else TRIAL)
+    buffer.recover()
+    works(buffer)
+    if hub.rank == RANKS - 1:
+        buffer.destroy()
+    else:
+        said = message_of(buffer, TRIAL)
+        assert f"rank {RANKS - 1}" in said, said
+        assert buffer.lost_ranks() == [RANKS - 1]
+        buffer.recover([RANKS - 1])
+        buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+    hub.tell("ended")
+
+
+def every_rank_a_node(hub: Hub) -> None:
+    life(hub, 1)
+
+
+def two_nodes(hub: Hub) -> None:
+    life(hub, 2)
+
+
+if __name__ == "__main__":
+    run_scenarios(RANKS, every_rank_a_node, two_nodes)
