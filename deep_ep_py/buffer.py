@@ -15,6 +15,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.device.make import make_device
+from deep_ep_py.modes.low_latency.needs import LOW_LATENCY
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.handles import Handle
 from deep_ep_py.modes.normal.needs import NORMAL
@@ -139,9 +140,10 @@ class Buffer(V1Surface):
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
         topology = Topology.of(bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic)
-        self._engine = Engine(
-            bootstrap, where, num_nvl_bytes, arena_bytes, topology, self.timeout, self.regions, NORMAL
-        )
+        needs = NORMAL.beside(LOW_LATENCY)
+        # Operations of both modes use the same regions.
+        transient = max(num_nvl_bytes, num_rdma_bytes) if self.low_latency_mode else num_nvl_bytes
+        self._engine = Engine(bootstrap, where, transient, arena_bytes, topology, self.timeout, self.regions, needs)
 
     @property
     def runtime(self) -> Any:

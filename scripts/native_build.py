@@ -31,6 +31,8 @@ SOURCE_ROOT = ROOT / "csrc"
 COMMON_FLAGS = (
     # Kernels view rows as 16-byte vectors whatever their element type is; CUDA compilers allow that, so must this.
     "-fno-strict-aliasing",
+    # The order and rounding of sums is the same for every instruction set, and on GPUs.
+    "-ffp-contract=off",
     "-std=c++20",
     "-fPIC",
     "-fvisibility=hidden",

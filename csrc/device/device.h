@@ -50,7 +50,15 @@
 //     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)
 //                                  dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1), in fp32, rounded once
 //                                  to nearest even; null biases are skipped; elements a multiple of 8
-//   The warp collectives read `dst` and `src` arrays that all lanes see (shared memory or equal per-lane copies).
+//     void warp_weighted_sum_bf16(dst, src[], weights[], n, elements)
+//                                  dst = bf16(((0 + weights[0] * src[0]) + weights[1] * src[1]) + ...), in fp32, each
+//                                  product rounded, the sum rounded once; elements a multiple of 8
+//     void warp_copy_to_many(dst[], n, src, bytes)
+//                                  one read, n writes; else as warp_copy
+//     void warp_cast_e4m3(dst[], n, src, elements, scales)
+//                                  a row of bf16 to n rows of e4m3, each with its scales behind it, as e4m3.h has them;
+//                                  elements a multiple of kScaleGroup; else as warp_copy
+//   The warp collectives read `dst`, `src` and `weights` arrays that all lanes see (shared memory or equal per-lane copies).
 // clang-format on
 #pragma once
 

@@ -6,12 +6,12 @@
 
 namespace deep_ep::fabric::peer {
 
-// Adds one unit to a signal word of `to`. A thread of that rank that sees it (an acquire load at system
-// scope) sees every store that this thread made before, and every store of other threads ordered before it by a
-// barrier. Litmus: bar_then_release, mp_release_acquire_sys.
-DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word) {
+// Adds to a signal word of `to`: one unit, or a share of one, if others add the rest. A thread of that rank that sees
+// it (an acquire load at system scope) sees every store that this thread made before, and every store of other threads
+// ordered before it by a barrier. Litmus: bar_then_release, mp_release_acquire_sys.
+DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word, u64 amount = wire::kUnit) {
     // The word has one writer: this rank. An add, not a store, so that no thread needs to remember the total.
-    device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), wire::kUnit);
+    device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), amount);
 }
 
 // Warp-collective: copies the pieces, then signals.

@@ -1,6 +1,8 @@
 // Every kernel there is. deep_ep_py/jit/registry.py lists the same for GPUs.
 #pragma once
 
+#include "kernels/low_latency/combine.h"
+#include "kernels/low_latency/dispatch.h"
 #include "kernels/measure/handshake.h"
 #include "kernels/measure/post.h"
 #include "kernels/normal/combine.h"
@@ -20,6 +22,6 @@ struct Kernels {
 };
 
 using AllKernels = Kernels<LayoutKernel, NotifyKernel, CountsKernel, NotifyCachedKernel, DispatchKernel, CombineKernel,
-                           PostKernel, HandshakeKernel>;
+                           low_latency::DispatchKernel, low_latency::CombineKernel, PostKernel, HandshakeKernel>;
 
 }  // namespace deep_ep

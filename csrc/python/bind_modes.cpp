@@ -100,6 +100,7 @@ void bind_measure(py::module_& module) {
 
 void bind_modes(py::module_& m) {
     bind_normal(m);
+    bind_low_latency(m);
     bind_measure(m);
 }
 

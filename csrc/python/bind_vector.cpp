@@ -8,6 +8,7 @@
 
 #include "cpu/vector/vector.h"
 #include "device/bf16.h"
+#include "device/e4m3.h"
 #include "python/bindings.h"
 
 namespace deep_ep::python {
@@ -46,11 +47,12 @@ cpu::SumBf16 find_sum(const std::string& instructions) {
 }
 
 void sum_row(uintptr_t dst, const std::vector<uintptr_t>& src, uintptr_t bias0, uintptr_t bias1, size_t elements,
-             const std::string& instructions) {
+             const std::string& instructions, const std::vector<float>& weights) {
+    if (!weights.empty() && weights.size() != src.size()) throw std::invalid_argument("weights: expected one a row");
     if (elements % 8 != 0) throw std::invalid_argument("elements: expected a multiple of 8");
     find_sum(instructions)(pointer<void>(dst), reinterpret_cast<const u8* const*>(src.data()),
-                           static_cast<unsigned>(src.size()), pointer<const void>(bias0), pointer<const void>(bias1),
-                           elements);
+                           weights.empty() ? nullptr : weights.data(), static_cast<unsigned>(src.size()),
+                           pointer<const void>(bias0), pointer<const void>(bias1), elements);
 }
 
 std::vector<std::string> sum_instructions() {
@@ -66,6 +68,10 @@ void round_to_bf16(uintptr_t dst, uintptr_t src, size_t n) {
     for (size_t i = 0; i < n; ++i) pointer<u16>(dst)[i] = float_to_bf16(pointer<const float>(src)[i]);
 }
 
+void round_to_e4m3(uintptr_t dst, uintptr_t src, size_t n) {
+    for (size_t i = 0; i < n; ++i) pointer<u8>(dst)[i] = float_to_e4m3(pointer<const float>(src)[i]);
+}
+
 void widen_to_float(uintptr_t dst, uintptr_t src, size_t n) {
     for (size_t i = 0; i < n; ++i) pointer<float>(dst)[i] = bf16_to_float(pointer<const u16>(src)[i]);
 }
@@ -79,12 +85,15 @@ void bind_vector(py::module_& m) {
     m.def("copy_row_to_many", copy_row_to_many, py::arg("dst"), py::arg("src"), py::arg("bytes"), py::arg("streaming"),
           ReleaseGil(), "Copy one row to every address of the list `dst`.");
     m.def("sum_row", sum_row, py::arg("dst"), py::arg("src"), py::arg("bias0"), py::arg("bias1"), py::arg("elements"),
-          py::arg("instructions") = "", ReleaseGil(),
-          "Sum bfloat16 rows in list order, then the biases (0: none), in fp32, rounded once.");
+          py::arg("instructions") = "", py::arg("weights") = std::vector<float>{}, ReleaseGil(),
+          "Sum bfloat16 rows in list order, times their weights if given, then the biases (0: none), in fp32, rounded "
+          "once.");
     m.def("sum_instructions", sum_instructions,
           "The instruction sets sum_row has a version for and this CPU has, widest first.");
     m.def("round_to_bf16", round_to_bf16, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
           "Round n floats to nearest even.");
+    m.def("round_to_e4m3", round_to_e4m3, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
+          "Round n floats to float8_e4m3fn, to nearest even; what is too large becomes the largest.");
     m.def("widen_to_float", widen_to_float, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
           "Widen n bfloat16 values.");
     m.def(

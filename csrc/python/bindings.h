@@ -72,6 +72,7 @@ void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_modes(pybind11::module_& m);
+void bind_low_latency(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 
 }  // namespace deep_ep::python

@@ -19,7 +19,8 @@ enum class Phase : u32 {
     kQuiet,
     kHeader,
     kMask,
-    kBounds
+    kBounds,
+    kResults
 };
 
 // How long a wait lasts. A peer that gives no slot back most often waits itself, for a third rank. Waits for that one,
@@ -54,6 +55,8 @@ constexpr const char* phase_name(Phase phase) {
             return "ranks left out";
         case Phase::kBounds:
             return "bounds of sizes and offsets";
+        case Phase::kResults:
+            return "results arrived";
         default:
             return "";
     }

@@ -20,9 +20,9 @@ constexpr u32 kSlots = 4;
 // Kinds of signal words. Those with slots take kSlots consecutive numbers.
 enum Signal : u32 {
     kFree = 0,                // source has given back this rank's use of its region; written at every rank (P4)
-    kNotify = 1,              // source's row of counts has arrived
+    kNotify = 1,              // source's row of counts, or its routing, has arrived
     kOffer = 2,               // source's offer has arrived: where its output, or its published rows, lie (P9, P12)
-    kData = 3,                // all rows of source are in this rank's output
+    kData = 3,                // all rows of source are in this rank's output, or in its region
     kRead = 4,                // source has read the rows that this rank published (P12)
     kChunk = 5,               // slot s holds a chunk of source
     kNext = kChunk + kSlots,  // source has read slot s of the stream to it: the next chunk may come
@@ -98,7 +98,7 @@ static_assert(abort_rank(abort_word(7, kTimeout, 4095, 4094)) == 4095 &&
 
 // What a rank is doing: the operation its latest first kernel has taken, of which kind and with what arguments. Kept in
 // its own heap, for peers whose waits last suspiciously long to compare with (P15). Zero: nothing yet.
-enum class Kind : u32 { kNone, kDispatch, kCachedDispatch, kCombine };
+enum class Kind : u32 { kNone, kDispatch, kCachedDispatch, kCombine, kLowLatencyDispatch, kLowLatencyCombine };
 
 constexpr u64 announcement(u64 operation, Kind kind, u64 arguments) {
     return (operation + 1) << 24 | static_cast<u64>(kind) << 20 | (arguments & 0xfffff);
@@ -118,6 +118,10 @@ constexpr const char* kind_name(Kind kind) {
             return "cached dispatch";
         case Kind::kCombine:
             return "combine";
+        case Kind::kLowLatencyDispatch:
+            return "low-latency dispatch";
+        case Kind::kLowLatencyCombine:
+            return "low-latency combine";
         default:
             return "none";
     }

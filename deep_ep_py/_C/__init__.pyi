@@ -8,6 +8,7 @@ import collections.abc
 import typing
 from . import executor
 from . import normal
+from . import low_latency
 from . import measure
 from . import cuda
 
@@ -46,10 +47,12 @@ __all__: list[str] = [
     "cuda",
     "executor",
     "heap_bytes",
+    "low_latency",
     "measure",
     "normal",
     "pretouch",
     "round_to_bf16",
+    "round_to_e4m3",
     "sum_instructions",
     "sum_row",
     "syndrome_name",
@@ -331,6 +334,8 @@ class Runtime:
     @property
     def control_bytes(self) -> int: ...
     @property
+    def most_put_bytes(self) -> int: ...
+    @property
     def network_counters(self) -> list[NicCounters]: ...
     @property
     def network_refusal(self) -> str: ...
@@ -389,16 +394,27 @@ def round_to_bf16(dst: int, src: int, n: int) -> None:
     Round n floats to nearest even.
     """
 
+def round_to_e4m3(dst: int, src: int, n: int) -> None:
+    """
+    Round n floats to float8_e4m3fn, to nearest even; what is too large becomes the largest.
+    """
+
 def sum_instructions() -> list[str]:
     """
     The instruction sets sum_row has a version for and this CPU has, widest first.
     """
 
 def sum_row(
-    dst: int, src: collections.abc.Sequence[int], bias0: int, bias1: int, elements: int, instructions: str = ""
+    dst: int,
+    src: collections.abc.Sequence[int],
+    bias0: int,
+    bias1: int,
+    elements: int,
+    instructions: str = "",
+    weights: collections.abc.Sequence[float] = [],
 ) -> None:
     """
-    Sum bfloat16 rows in list order, then the biases (0: none), in fp32, rounded once.
+    Sum bfloat16 rows in list order, times their weights if given, then the biases (0: none), in fp32, rounded once.
     """
 
 def syndrome_name(syndrome: int) -> str: ...

@@ -64,7 +64,8 @@ def _unlike(
     return f"{name}={describe(value)}: expected {types}[{extents}], contiguous, on {device}"
 
 
-def _aligned(name: str, value: torch.Tensor) -> torch.Tensor:
+def aligned(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Check where a tensor lies."""
     if value.numel() and value.data_ptr() % ROW_ALIGNMENT:
         raise ValueError(
             f"{name}={describe(value)} at address {value.data_ptr():#x}: expected a multiple of {ROW_ALIGNMENT} bytes"
@@ -94,7 +95,7 @@ def rows(
         )
     if count is None and value.shape[0] > MAX_TOKENS:
         raise ValueError(f"{name}={describe(value)}: expected at most {MAX_TOKENS} tokens")
-    return _aligned(name, value)
+    return aligned(name, value)
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -151,6 +152,14 @@ def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | N
     return value
 
 
+def wrong_id(found: int) -> ValueError:
+    """Make the exception for an id that a kernel has met which is neither -1 nor an expert's."""
+    return ValueError(
+        f"topk_idx: an earlier get_dispatch_layout or low_latency_dispatch met the id {found}, expected -1 or an "
+        "expert's; it has counted it as none"
+    )
+
+
 def config(value: Any) -> int | None:
     """Check a Config, and return the blocks it asks for; None without one."""
     from deep_ep_py.core.config import Config
@@ -170,7 +179,7 @@ def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[to
     if len(given) > 2:
         raise ValueError(f"bias=a tuple of {len(given)}: expected at most 2 tensors")
     return tuple(
-        _aligned("bias", tensor("bias", bias, torch.bfloat16, shape, device)) for bias in given if bias is not None
+        aligned("bias", tensor("bias", bias, torch.bfloat16, shape, device)) for bias in given if bias is not None
     )
 
 

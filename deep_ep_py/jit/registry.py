@@ -77,7 +77,7 @@ class Kernel:
 
     def dynamic_shared_for(self, shape: Shape) -> str:
         """Return a constant expression: bytes of dynamic shared memory of a launch."""
-        block = f"{shape.ranks}, {shape.experts}, {shape.warps}, deep_ep::device::RowCopies::kSharedBytes"
+        block = f"{shape.ranks}, {shape.experts}, {shape.topk}, {shape.warps}, deep_ep::device::RowCopies::kSharedBytes"
         return f"{self.type}::shared_bytes({{{block}}})"
 
 
@@ -97,6 +97,18 @@ KERNELS = _kernels(
     Kernel("notify_cached", "kernels/normal/notify.h", "deep_ep::notify_cached", "deep_ep::NotifyCachedKernel"),
     Kernel("dispatch", "kernels/normal/dispatch.h", "deep_ep::dispatch<{static}>", "deep_ep::DispatchKernel"),
     Kernel("combine", "kernels/normal/combine.h", "deep_ep::combine<{static}>", "deep_ep::CombineKernel"),
+    Kernel(
+        "low_latency_dispatch",
+        "kernels/low_latency/dispatch.h",
+        "deep_ep::low_latency::dispatch<{static}>",
+        "deep_ep::low_latency::DispatchKernel",
+    ),
+    Kernel(
+        "low_latency_combine",
+        "kernels/low_latency/combine.h",
+        "deep_ep::low_latency::combine<{static}>",
+        "deep_ep::low_latency::CombineKernel",
+    ),
     Kernel("post", "kernels/measure/post.h", "deep_ep::post", "deep_ep::PostKernel"),
     Kernel("handshake", "kernels/measure/handshake.h", "deep_ep::handshake", "deep_ep::HandshakeKernel"),
 )

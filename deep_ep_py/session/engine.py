@@ -81,6 +81,8 @@ class Engine:
         Raises DeepEPError once destroyed.
     stats : dict
         Counts for `Buffer.stats`.
+    left : collections.deque of callable
+        What callers have dropped and peers wait for: `run_left` does it.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Engine:
         self._alone: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
+        self.left: deque[Callable[[], None]] = deque()
         self._broken: DeepEPError | None = None
         self._results_told = False  # of a broken Buffer: its caller has been told what the calls failed of
         self.generation, self.mask = 1, 0
@@ -297,6 +300,19 @@ class Engine:
             driven = launched.driven
             if runtime.finished(launched.call) and launched.call.failure.reason == 0:
                 launched.ended = driven is None or (driven.done and not driven.failed)
+
+    def await_half(self, call: C.Call) -> None:
+        """On a CPU wait for a launch of an operation that stays open, on a GPU let the caller's next work do so."""
+        if self.device.asynchronous:
+            self.device.order_caller_after((), async_finish=False, on_comm_stream=False)
+            return
+        self._run("wait", call=call)
+        self.check_failure(call)
+
+    def run_left(self) -> None:
+        """Do what callers have dropped."""
+        while self.left and not self.device.capturing():
+            self.left.popleft()()
 
     def wait_counts(self, call: C.Call) -> None:
         """Wait until a call's kernels have told what its mode waits for; raise if it has failed."""

@@ -23,3 +23,7 @@ class Needs:
     call_words: int
     stats: tuple[str, ...]
     explain: Callable[[int], Exception]
+
+    def beside(self, other: Needs) -> Needs:
+        """Return what both modes need together; what a launch has left means the same in both."""
+        return Needs(max(self.call_words, other.call_words), (*self.stats, *other.stats), self.explain)

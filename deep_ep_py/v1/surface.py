@@ -11,6 +11,7 @@ from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.errors import NotOfferedError
+from deep_ep_py.v1.low_latency import LowLatencySurface
 
 # By ranks, for dispatch and combine: tokens per chunk and per queue inside a node, then between nodes.
 _CHUNKS = {
@@ -29,23 +30,20 @@ _V1_SMS = 20
 _BEFORE_WORST_TOKENS = 9
 """Arguments of dispatch before that one."""
 
-_LOW_LATENCY = (
+_NOT_YET = (
     "get_next_low_latency_combine_buffer",
     "low_latency_clean_mask_buffer",
-    "low_latency_combine",
-    "low_latency_dispatch",
     "low_latency_query_mask_buffer",
     "low_latency_update_mask_buffer",
 )
 
 
-class V1Surface:
+class V1Surface(LowLatencySurface):
     """The part of a Buffer that is there because DeepEP's has it."""
 
     num_sms: int = _V1_SMS
     _num_sms_is_set = False
 
-    _engine: Any
     dispatch: Any
     combine: Any
 
@@ -95,66 +93,6 @@ class V1Surface:
         arguments.integer("num_ranks", num_ranks, 1, max(_CHUNKS))
         known = min(ranks for ranks in _CHUNKS if ranks >= num_ranks)
         return Config(cls.num_sms, *_CHUNKS[known][which])
-
-    @staticmethod
-    def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
-    ) -> int:
-        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode, by V1's formula. The mode does not exist yet.
-
-        Parameters
-        ----------
-        num_max_dispatch_tokens_per_rank : int
-            Tokens of a rank, at most.
-        hidden : int
-            Elements of a row.
-        num_ranks : int
-            Ranks of the group; of no influence.
-        num_experts : int
-            Experts of all ranks.
-
-        Returns
-        -------
-        int
-            A multiple of 128.
-
-        Raises
-        ------
-        ValueError, TypeError
-            Naming the argument.
-        """
-        arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_ROWS)
-        _check_low_latency_sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
-        scale_bytes = hidden // 128 * 4
-        dispatch_row = 16 + max(2 * hidden, hidden + scale_bytes)
-        combine_row = 2 * hidden + scale_bytes
-        rows = num_experts * num_max_dispatch_tokens_per_rank
-        send = max(num_max_dispatch_tokens_per_rank * dispatch_row, rows * combine_row)
-        receive = rows * max(dispatch_row, combine_row)
-        signals = -(-4 * num_experts // 128) * 128
-        return (2 * (send + receive + signals) + 128) // 128 * 128
-
-    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Do nothing: an operation of any mode lays out its region itself, so nothing left there needs cleaning.
-
-        Callers of V1 do this before its low-latency mode, after any normal-mode call.
-
-        Parameters
-        ----------
-        num_max_dispatch_tokens_per_rank : int
-            Tokens of a rank, at most.
-        hidden : int
-            Elements of a row.
-        num_experts : int
-            Experts of all ranks.
-
-        Raises
-        ------
-        ValueError, TypeError
-            Naming the argument.
-        """
-        self._engine.check_usable()
-        _check_low_latency_sizes(num_max_dispatch_tokens_per_rank, hidden, num_experts)
 
     @property
     def nvshmem_qp_depth(self) -> int:
@@ -219,15 +157,6 @@ class V1Surface:
 
         def __getattr__(self, name: str) -> Any:
             missing = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in _LOW_LATENCY:
-                raise NotOfferedError(f"{missing}: low-latency mode does not exist yet", name=name, obj=self)
+            if name in _NOT_YET:
+                raise NotOfferedError(f"{missing}: it does not exist yet", name=name, obj=self)
             raise AttributeError(missing, name=name, obj=self)
-
-
-def _check_low_latency_sizes(num_max_dispatch_tokens_per_rank: Any, hidden: Any, num_experts: Any) -> None:
-    for name, value in (
-        ("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank),
-        ("hidden", hidden),
-        ("num_experts", num_experts),
-    ):
-        arguments.integer(name, value, 1, arguments.MAX_ROWS)

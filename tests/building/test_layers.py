@@ -13,9 +13,9 @@ from places import CSRC, ROOT
 
 pytestmark = pytest.mark.once
 
-KERNELS = ("kernels/common", "kernels/normal", "kernels/measure")
+KERNELS = ("kernels/common", "kernels/normal", "kernels/low_latency", "kernels/measure")
 EXECUTOR = ("cpu/executor", "cpu/vector")
-MODES = ("host/modes/normal", "host/modes/measure")
+MODES = ("host/modes/normal", "host/modes/low_latency", "host/modes/measure")
 HOST = ("host/heap", "host/control", "host/launch", "host/network")
 # A folder may include those named here, and itself. Longer names go first.
 INCLUDES = {
@@ -25,8 +25,9 @@ INCLUDES = {
     "fabric": {"device", "wire"},
     "kernels/common": {"fabric", "device", "wire"},
     "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
+    "kernels/low_latency": {"kernels/common", "fabric", "device", "wire"},
     "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
-    "kernels": {"kernels/normal", "kernels/measure"},  # the registry
+    "kernels": {"kernels/normal", "kernels/low_latency", "kernels/measure"},  # the registry
     "nic": {"wire"},
     "cpu/executor": {"device", "wire"},
     "cpu/vector": {"device", "wire"},
@@ -38,6 +39,7 @@ INCLUDES = {
     "host/network": {"host/heap", "nic", "fabric"},
     "host/session": {*HOST, "kernels/common", "fabric", "wire"},
     "host/modes/normal": {"host/session", "kernels/normal", "wire"},
+    "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},
     "host/cpu": {*HOST, *EXECUTOR, "kernels", "nic", "fabric", "device"},
@@ -71,8 +73,9 @@ IMPORTS = {
     "device": GROUND | {"jit"},
     "session": GROUND | {"bootstrap", "topology", "device"},
     "modes.normal": GROUND | {"device", "session"},
-    "v1": GROUND,
-    "buffer": GROUND | {"bootstrap", "topology", "device", "session", "modes.normal", "v1"},
+    "modes.low_latency": GROUND | {"session"},
+    "v1": GROUND | {"modes.low_latency"},
+    "buffer": GROUND | {"bootstrap", "topology", "device", "session", "modes.normal", "modes.low_latency", "v1"},
     "testing": GROUND | {"device"},
     "": GROUND | {"absent", "topology", "buffer"},
     "ops": GROUND | {"modes.normal", "buffer"},

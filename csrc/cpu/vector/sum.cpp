@@ -36,8 +36,9 @@ SumVersions sum_versions() {
     return {versions, sizeof(versions) / sizeof(versions[0])};
 }
 
-void sum_bf16(void* dst, const u8* const* src, unsigned n, const void* bias0, const void* bias1, size_t elements) {
-    chosen(dst, src, n, bias0, bias1, elements);
+void sum_bf16(void* dst, const u8* const* src, const float* weights, unsigned n, const void* bias0, const void* bias1,
+              size_t elements) {
+    chosen(dst, src, weights, n, bias0, bias1, elements);
 }
 
 }  // namespace deep_ep::cpu

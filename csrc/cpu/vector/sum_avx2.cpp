@@ -7,8 +7,9 @@
 
 namespace deep_ep::cpu {
 
-void sum_avx2(void* dst, const u8* const* src, unsigned n, const void* bias0, const void* bias1, size_t elements) {
-    sum(dst, src, n, bias0, bias1, elements);
+void sum_avx2(void* dst, const u8* const* src, const float* weights, unsigned n, const void* bias0, const void* bias1,
+              size_t elements) {
+    sum(dst, src, weights, n, bias0, bias1, elements);
 }
 
 }  // namespace deep_ep::cpu

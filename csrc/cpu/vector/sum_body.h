@@ -17,13 +17,15 @@ struct Vector {
 
 // Takes kBytes of bfloat16 apart into even and odd elements: each is a float after a shift or a mask, and the results
 // go back together without a shuffle.
-template <unsigned kBytes>
-DEEP_EP_INLINE void add(typename Vector<kBytes>::Floats& even, typename Vector<kBytes>::Floats& odd, const u8* from) {
+template <unsigned kBytes, bool kWeighted = false>
+DEEP_EP_INLINE void add(typename Vector<kBytes>::Floats& even, typename Vector<kBytes>::Floats& odd, const u8* from,
+                        float weight = 1.0f) {
     using Floats = typename Vector<kBytes>::Floats;
     typename Vector<kBytes>::Words words;
     __builtin_memcpy(&words, from, kBytes);
-    even += (Floats)(words << 16);
-    odd += (Floats)(words & 0xffff0000u);
+    const Floats low = (Floats)(words << 16), high = (Floats)(words & 0xffff0000u);
+    even += kWeighted ? low * weight : low;
+    odd += kWeighted ? high * weight : high;
 }
 
 // To nearest even, into the upper half of each word. NaNs become one NaN, the one of CUDA's cvt.rn.bf16: else the
@@ -37,9 +39,9 @@ DEEP_EP_INLINE void round(typename Vector<kBytes>::Words& rounded, const typenam
 }
 
 // One pass over all rows, with `kUnroll` vectors of each in registers.
-template <unsigned kBytes, unsigned kUnroll>
-DEEP_EP_INLINE size_t sum_span(u8* dst, const u8* const* src, unsigned n, const u8* bias0, const u8* bias1,
-                               size_t begin, size_t bytes) {
+template <unsigned kBytes, unsigned kUnroll, bool kWeighted>
+DEEP_EP_INLINE size_t sum_span(u8* dst, const u8* const* src, const float* weights, unsigned n, const u8* bias0,
+                               const u8* bias1, size_t begin, size_t bytes) {
     using Words = typename Vector<kBytes>::Words;
     using Floats = typename Vector<kBytes>::Floats;
     constexpr size_t kStep = kBytes * kUnroll;
@@ -53,7 +55,10 @@ DEEP_EP_INLINE size_t sum_span(u8* dst, const u8* const* src, unsigned n, const 
         for (unsigned k = 0; k < n; ++k) {
             const u8* row = src[k] + i;
             for (size_t line = 0; line < kStep; line += 64) __builtin_prefetch(row + kAhead + line);
-            for (unsigned u = 0; u < kUnroll; ++u) add<kBytes>(even[u], odd[u], row + u * kBytes);
+            const float weight = kWeighted ? weights[k] : 1.0f;
+            for (unsigned u = 0; u < kUnroll; ++u) {
+                add<kBytes, kWeighted>(even[u], odd[u], row + u * kBytes, weight);
+            }
         }
         for (unsigned u = 0; bias0 != nullptr && u < kUnroll; ++u) add<kBytes>(even[u], odd[u], bias0 + i + u * kBytes);
         for (unsigned u = 0; bias1 != nullptr && u < kUnroll; ++u) add<kBytes>(even[u], odd[u], bias1 + i + u * kBytes);
@@ -68,14 +73,24 @@ DEEP_EP_INLINE size_t sum_span(u8* dst, const u8* const* src, unsigned n, const 
     return i;
 }
 
-DEEP_EP_TARGET void sum(void* dst, const u8* const* src, unsigned n, const void* bias0, const void* bias1,
-                        size_t elements) {
+template <bool kWeighted>
+DEEP_EP_INLINE void sum_row(void* dst, const u8* const* src, const float* weights, unsigned n, const void* bias0,
+                            const void* bias1, size_t elements) {
     auto* to = static_cast<u8*>(dst);
     const auto* first = static_cast<const u8*>(bias0);
     const auto* second = static_cast<const u8*>(bias1);
     const size_t bytes = elements * sizeof(u16);
-    const size_t done = sum_span<DEEP_EP_VECTOR_BYTES, 2>(to, src, n, first, second, 0, bytes);
-    sum_span<16, 1>(to, src, n, first, second, done, bytes);
+    const size_t done = sum_span<DEEP_EP_VECTOR_BYTES, 2, kWeighted>(to, src, weights, n, first, second, 0, bytes);
+    sum_span<16, 1, kWeighted>(to, src, weights, n, first, second, done, bytes);
+}
+
+DEEP_EP_TARGET void sum(void* dst, const u8* const* src, const float* weights, unsigned n, const void* bias0,
+                        const void* bias1, size_t elements) {
+    if (weights == nullptr) {
+        sum_row<false>(dst, src, weights, n, bias0, bias1, elements);
+    } else {
+        sum_row<true>(dst, src, weights, n, bias0, bias1, elements);
+    }
 }
 
 #undef DEEP_EP_INLINE

@@ -21,10 +21,12 @@ void copy_to_many(u8* const* dst, unsigned n, const void* src, size_t bytes, boo
 size_t streaming_threshold();
 
 // dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1): fp32, rounded once, to nearest even. Null biases are
-// skipped. Every NaN becomes 0x7fff. Rows need no alignment; `elements` is a multiple of 8.
-void sum_bf16(void* dst, const u8* const* src, unsigned n, const void* bias0, const void* bias1, size_t elements);
+// skipped. Every NaN becomes 0x7fff. With weights src[k] stands for weights[k] * src[k], rounded before it is added.
+// Rows need no alignment; `elements` is a multiple of 8.
+void sum_bf16(void* dst, const u8* const* src, const float* weights, unsigned n, const void* bias0, const void* bias1,
+              size_t elements);
 
-using SumBf16 = void (*)(void*, const u8* const*, unsigned, const void*, const void*, size_t);
+using SumBf16 = void (*)(void*, const u8* const*, const float*, unsigned, const void*, const void*, size_t);
 
 // The versions of sum_bf16, widest first. All give the same bits; sum_bf16 is the first one that this CPU can run.
 struct SumVersion {

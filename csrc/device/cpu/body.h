@@ -6,5 +6,6 @@
 #include "device/cpu/shared.h"
 #include "device/cpu/wait.h"
 
+#include "device/cpu/cast.h"
 #include "device/cpu/copy.h"
 #include "device/cpu/row_copies.h"

@@ -4,6 +4,7 @@
 
 #include "device/cuda/qualifiers.h"
 
+#include "device/cuda/cast.h"
 #include "device/cuda/copy.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/shared.h"

@@ -63,6 +63,15 @@ struct PieceSum {
             elements[2 * w + 1] += bits_float(piece.words[w] & 0xffff0000u);
         }
     }
+    // Not contracted to one instruction, which would round once: on CPUs there may be none.
+    DEEP_EP_DEVICE void add(const Piece& piece, float weight) {
+#pragma unroll
+        for (u32 w = 0; w < 4; ++w) {
+            const float low = bits_float(piece.words[w] << 16), high = bits_float(piece.words[w] & 0xffff0000u);
+            elements[2 * w] = __fadd_rn(elements[2 * w], __fmul_rn(weight, low));
+            elements[2 * w + 1] = __fadd_rn(elements[2 * w + 1], __fmul_rn(weight, high));
+        }
+    }
     DEEP_EP_DEVICE Piece rounded() const {
         Piece piece;
 #pragma unroll
@@ -80,6 +89,12 @@ struct PieceSum {
 DEEP_EP_DEVICE void warp_copy(void* dst, const void* src, u64 bytes) {
     detail::read_pieces(src, static_cast<u32>(bytes / detail::kPieceBytes),
                         [&](u32 i, const detail::Piece& piece) { detail::store_piece(dst, i, piece); });
+}
+
+DEEP_EP_DEVICE void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes) {
+    detail::read_pieces(src, static_cast<u32>(bytes / detail::kPieceBytes), [&](u32 i, const detail::Piece& piece) {
+        for (u32 k = 0; k < n; ++k) detail::store_piece(dst[k], i, piece);
+    });
 }
 
 namespace detail {
@@ -161,6 +176,26 @@ DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const 
             return detail::sum_ahead<6>(dst, src, bias0, bias1, count);
         default:
             return detail::sum_in_batches(dst, src, n, bias0, bias1, count);
+    }
+}
+
+DEEP_EP_DEVICE void warp_weighted_sum_bf16(void* dst, const u8* const* src, const float* weights, u32 n, u64 elements) {
+    using detail::kMostSummed, detail::Piece;
+    const u32 count = static_cast<u32>(elements * sizeof(u16) / detail::kPieceBytes);
+    for (u32 i = lane(); i < count; i += kWarpSize) {
+        detail::PieceSum sum{};
+        for (u32 k = 0; k < n; k += kMostSummed) {
+            Piece pieces[kMostSummed];
+#pragma unroll
+            for (u32 b = 0; b < kMostSummed; ++b) {
+                if (k + b < n) pieces[b] = detail::load_piece(src[k + b], i);
+            }
+#pragma unroll
+            for (u32 b = 0; b < kMostSummed; ++b) {
+                if (k + b < n) sum.add(pieces[b], weights[k + b]);
+            }
+        }
+        detail::store_piece(dst, i, sum.rounded());
     }
 }
 

@@ -84,10 +84,10 @@ class Runtime final : private FailureCount::Member {
     // number.
     template <class Kernel>
     uint64_t launch(const typename Kernel::Args& args, unsigned blocks, uint32_t experts = 0) {
-        const BlockSizes block{static_cast<u32>(options_.ranks), experts, launcher_->warps(),
-                               launcher_->copies_bytes()};
         RuntimeShape shape{};
         if constexpr (!requires { Kernel::kOfAnyShape; }) shape = args.shape;
+        const BlockSizes block{static_cast<u32>(options_.ranks), experts, shape.topk_, launcher_->warps(),
+                               launcher_->copies_bytes()};
         return launch(Kernel::kName, shape, blocks, Kernel::shared_bytes(block), &args, sizeof(args));
     }
     // After the last kernel of a call: notes whether it is a part of a graph.

@@ -35,7 +35,7 @@ struct Context {
 };
 
 // Points at which the last block of a kernel goes on alone.
-enum Meeting : u32 { kCounted, kStored, kFinished, kMeetings };
+enum Meeting : u32 { kCounted, kStored, kSent, kFinished, kMeetings };
 
 // One per call, or per call of a captured graph. The operation's first kernel leaves the number here, the later ones
 // read it (P1). An operation that ends well leaves it fit for the next; what one that failed leaves is of its

@@ -14,6 +14,7 @@ namespace deep_ep {
 struct BlockSizes {
     u32 ranks;
     u32 experts;  // of all ranks; 0 for kernels that keep nothing for each
+    u32 topk;     // as compiled for; 0 for kernels of any shape
     u32 warps;
     u32 copies_bytes;  // device::RowCopies::kSharedBytes of the target that runs the kernel
 };

@@ -38,21 +38,35 @@ class Operation {
           generation_(sequence_generation(call.context->sequence)),
           bank_(call.context->peers.heap.bank_offset(generation_)) {}
 
-    // The whole block, first of all. A kernel that starts with the abort word set leaves at once (P14), and so does one
-    // that was queued behind a failure of another of this rank's Buffers, whose results it may have been given.
+    // The whole block, first of all.
     DEEP_EP_DEVICE bool enter() {
-        if (threadIdx.x == 0) {
-            block_.gave_up = 0;
-            renew_ticket();
-            if (must_leave()) {
-                give_up(Phase::kNone, -1, 0, 0);
-            } else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {
-                // Added by kernels that ended before this one was launched, if their results are what it works on.
-                fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
-            }
-        }
+        look_first();
         read_number();
         return meet();
+    }
+
+    // The same in a kernel whose blocks all begin an operation, without a launch before that takes its number: each
+    // reads it here, and the last to come to advance() takes it. So nothing is stored before all blocks have read.
+    DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments) {
+        look_first();
+        number_ = sequence_operation(context_.sequence);
+        use_ = number_ / heap().regions;
+        region_ = static_cast<u32>(number_ % heap().regions);
+        arguments_ = arguments;
+        if (blockIdx.x == 0 && threadIdx.x == 0) announce(kind);
+        return meet() && await_free();
+    }
+    // One thread of the last block to send. Kernels of this Buffer are ordered by their launches; only a graph that is
+    // replayed beside a call breaks that, and then numbers differ among the ranks.
+    DEEP_EP_DEVICE void advance() {
+        ticket_.operation = number_;
+        ticket_.use = use_;
+        ticket_.region = region_;
+        ticket_.arguments = arguments_;
+        outcome_.operation = number_;
+        const u64 mine = sequence(generation_, number_);
+        const u64 found = device::cas_acq_rel<Scope::kDevice>(&context_.sequence, mine, mine + 1);
+        if (found != mine) fail(wire::kMismatch, Phase::kNone, static_cast<i32>(rank()), mine, found);
     }
 
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
@@ -64,13 +78,13 @@ class Operation {
         ticket_.arguments = arguments;
         context_.sequence = sequence(generation_, ticket_.operation + 1);
         outcome_.operation = ticket_.operation;
-        // Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
-        device::store_relaxed<Scope::kSystem>(&reinterpret_cast<wire::HeapHeader*>(peers().local)->announcement,
-                                              wire::announcement(ticket_.operation, kind, arguments));
+        read_number();
+        announce(kind);
     }
     // All threads, after the barrier that follows take_number().
     DEEP_EP_DEVICE void read_number() {
         number_ = ticket_.operation;
+        use_ = ticket_.use;
         region_ = ticket_.region;
         arguments_ = ticket_.arguments;
     }
@@ -180,11 +194,15 @@ class Operation {
         return wait_word(phase, static_cast<i32>(source), word(kind, source), target(kind, source, puts));
     }
 
+    // One thread: the same without waiting.
+    DEEP_EP_DEVICE bool has_arrived(u32 kind, u32 source, u64 puts) {
+        return device::load_acquire<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);
+    }
+
     // The whole block: every rank has given back its region's use before this one, so it may be stored into (P4).
     DEEP_EP_DEVICE bool await_free() {
-        const u64 uses = ticket_.use;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
-            if (present(r)) wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), uses * wire::kUnit);
+            if (present(r)) wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), use_ * wire::kUnit);
         }
         return meet();
     }
@@ -226,6 +244,12 @@ class Operation {
     DEEP_EP_DEVICE bool signal(u32 to, u32 kind) {
         return !failed() && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
     }
+    // One thread of each block: adds the block's share of one unit to this rank's word of `kind` at `to`, which is
+    // mapped. All shares together are the unit, whatever the grid (P8).
+    DEEP_EP_DEVICE void signal_share(u32 to, u32 kind) {
+        const u64 before = wire::kUnit * blockIdx.x / gridDim.x, after = wire::kUnit * (blockIdx.x + 1) / gridDim.x;
+        if (!failed()) fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);
+    }
     // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
     DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {
         // Another warp may give up at any time: one lane decides, or the rest would wait for those that left.
@@ -250,6 +274,26 @@ class Operation {
     }
 
   private:
+    // One thread of each block looks whether to begin at all. A kernel that starts with the abort word set leaves at
+    // once (P14), and so does one that was queued behind a failure of another of this rank's Buffers, whose results it
+    // may have been given.
+    DEEP_EP_DEVICE void look_first() {
+        if (threadIdx.x != 0) return;
+        block_.gave_up = 0;
+        renew_ticket();
+        if (must_leave()) {
+            give_up(Phase::kNone, -1, 0, 0);
+        } else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {
+            // Added by kernels that ended before this one was launched, if their results are what it works on.
+            fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
+        }
+    }
+    // One thread. Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
+    DEEP_EP_DEVICE void announce(wire::Kind kind) {
+        device::store_relaxed<Scope::kSystem>(&reinterpret_cast<wire::HeapHeader*>(peers().local)->announcement,
+                                              wire::announcement(number_, kind, arguments_));
+    }
+
     DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
 
     // In this rank's heap.
@@ -347,6 +391,7 @@ class Operation {
     const u32 generation_;
     const u64 bank_;  // offset of this generation's words in every heap
     u64 number_ = 0;
+    u64 use_ = 0;  // how often the region has been used before
     u32 region_ = 0;
     u64 arguments_ = 0;
 };

@@ -3,21 +3,11 @@
 // out of bounds (P15).
 #pragma once
 
+#include "kernels/common/copy_once.h"
 #include "kernels/common/operation.h"
 #include "kernels/normal/plan.h"
 
 namespace deep_ep {
-
-// One thread: a copy of a message that has arrived. Volatile, so that no compiler reads a part of it a second time; its
-// order comes from the signal that was acquired before.
-template <class Message>
-DEEP_EP_DEVICE Message copy_once(const void* from) {
-    static_assert(sizeof(Message) % sizeof(u64) == 0, "messages consist of words");
-    Message message;
-    const auto* words = static_cast<const volatile u64*>(from);
-    for (u32 i = 0; i < sizeof(Message) / sizeof(u64); ++i) reinterpret_cast<u64*>(&message)[i] = words[i];
-    return message;
-}
 
 // Whether `rows` rows of `bytes` each, from `offset` on, lie within [begin, end). No product overflows: rows have less
 // than 2^32 bytes. Of nothing it does not matter where it lies.

@@ -255,7 +255,7 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
 
-    const CombineShared at({ranks, 0, warps, 0});
+    const CombineShared at({ranks, 0, shape.topk(), warps, 0});
     auto* sources = at.sources.in(shared);
     auto* row_x = at.row_x.in(shared);
     auto* row_weights = at.row_weights.in(shared);

@@ -303,7 +303,7 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
 
-    const DispatchShared at({ranks, 0, warps, device::RowCopies::kSharedBytes});
+    const DispatchShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes});
     auto* targets = at.targets.in(shared);
     auto* row_addresses = at.row_addresses.in(shared);
     auto* row_ranks = at.row_ranks.in(shared);

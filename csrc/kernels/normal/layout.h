@@ -38,7 +38,7 @@ DEEP_EP_KERNEL void layout(const LayoutArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), topk = shape.topk();
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
-    const LayoutShared at({ranks, args.experts, device::warps(), 0});
+    const LayoutShared at({ranks, args.experts, topk, device::warps(), 0});
     auto* rank_counts = at.ranks.in(shared);
     auto* expert_counts = at.experts.in(shared);
     for (u32 i = threadIdx.x; i < ranks; i += blockDim.x) rank_counts[i] = 0;

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deep_ep_py.core.native import C
+from deep_ep_py.session.origin import number_of
 
 if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
@@ -152,8 +153,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     @property
     def number(self) -> int:
         """Which operation of which Buffer it was, as the 64 bits that ranks compare."""
-        number, generation = self.owner.membership.number, self.generation
-        return (number & 0xFFFFFF) << 40 | (generation & 0xFF) << 32 | self.operation & 0xFFFFFFFF
+        return number_of(self.owner, self.generation, self.operation)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return all that kernels read."""

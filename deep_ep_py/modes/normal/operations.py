@@ -15,7 +15,7 @@ from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.normal.handles import DispatchHandle, Plan, handle_of
 from deep_ep_py.modes.normal.layout import check_room
 from deep_ep_py.modes.normal.rows import Rows
-from deep_ep_py.session.recovery import ranks_of
+from deep_ep_py.session.origin import check_origin
 
 if TYPE_CHECKING:
     from deep_ep_py.core.config import Config
@@ -328,23 +328,5 @@ def _sizes(rows: Rows, topk: int = 0, experts: int = 0, id_bytes: int = torch.in
 def check_handle(engine: Engine, given: Any) -> DispatchHandle:
     """Check that a handle is of this Buffer, or of another one of the same ranks."""
     handle = handle_of(given)
-    owner = handle.owner
-    if handle.generation != owner.generation:
-        raise ValueError("handle: expected one of a dispatch since the Buffer recovered, this is of one before")
-    if owner is engine:
-        return handle
-    if owner.membership.members != engine.membership.members:
-        raise ValueError("handle: expected one of a Buffer with the same ranks, this is another Buffer's")
-    if owner.device.torch_device != engine.device.torch_device:
-        raise ValueError(
-            f"handle: expected one of a Buffer on {engine.device.torch_device}, this is of one on "
-            f"{owner.device.torch_device}"
-        )
-    if owner.mask != engine.mask:
-        raise ValueError(
-            f"handle: expected one of a Buffer that leaves out the same ranks, {ranks_of(engine.mask)}, this is of one "
-            f"that leaves out {ranks_of(owner.mask)}"
-        )
-    if owner.broken is not None:
-        raise ValueError(f"handle: expected one of a Buffer that has not failed, this one's has: {owner.broken}")
+    check_origin(engine, handle.owner, handle.generation)
     return handle

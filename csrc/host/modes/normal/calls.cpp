@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "host/modes/normal/chunk_size.h"
+#include "host/session/arguments.h"
 #include "kernels/normal/combine.h"
 #include "kernels/normal/dispatch.h"
 #include "kernels/normal/layout.h"
@@ -31,20 +32,6 @@ wire::ChunkFormat combine_format(const Sizes& sizes) {
 }
 
 RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
-
-// FNV-1a over what all ranks must agree on.
-uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values) {
-    uint64_t hash = 0xcbf29ce484222325ull ^ static_cast<uint64_t>(kind);
-    for (const uint64_t value : values) {
-        for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xff)) * 0x100000001b3ull;
-    }
-    return hash;
-}
-
-template <class T>
-T* pointer(uint64_t address) {
-    return reinterpret_cast<T*>(address);
-}
 
 wire::RegionLayout least_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
     const BufferOptions& options = runtime.options();
@@ -96,7 +83,7 @@ uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
     const Launcher& launcher = runtime.launcher();
     auto ranks = static_cast<uint32_t>(runtime.options().ranks);
     const auto needed = [&] {
-        const BlockSizes block{ranks, experts, launcher.warps(), launcher.copies_bytes()};
+        const BlockSizes block{ranks, experts, 0, launcher.warps(), launcher.copies_bytes()};
         return std::max({LayoutKernel::shared_bytes(block), DispatchKernel::shared_bytes(block),
                          CombineKernel::shared_bytes(block)});
     };

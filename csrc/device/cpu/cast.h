@@ -1,0 +1,41 @@
+// Rows cast to e4m3, see device.h.
+#pragma once
+
+#include "device/cpu/copy.h"
+#include "device/e4m3.h"
+
+namespace deep_ep::device {
+
+namespace detail {
+
+// Group by group: by the lanes in turn, or all by the first lane, as with copies.
+#if defined(DEEP_EP_COPY_PER_LANE)
+inline u32 first_group() { return lane(); }
+constexpr u32 kGroupStep = kWarpSize;
+#else
+inline u32 first_group() { return lane() == 0 ? 0 : ~0u; }
+constexpr u32 kGroupStep = 1;
+#endif
+
+}  // namespace detail
+
+inline void warp_cast_e4m3(u8* const* dst, u32 n, const void* src, u32 elements, Scales scales) {
+    const u32 groups = elements / kScaleGroup;
+    for (u32 group = detail::first_group(); group < groups; group += detail::kGroupStep) {
+        const u16* from = static_cast<const u16*>(src) + group * kScaleGroup;
+        u32 largest = 0;  // magnitudes of bfloat16 are ordered as their bits are, NaNs last
+        for (u32 i = 0; i < kScaleGroup; ++i) {
+            const u32 magnitude = from[i] & 0x7fffu;
+            largest = magnitude > largest && magnitude <= 0x7f80u ? magnitude : largest;
+        }
+        const GroupScale scale = group_scale(bf16_to_float(static_cast<u16>(largest)), scales);
+        u8 cast[kScaleGroup];
+        for (u32 i = 0; i < kScaleGroup; ++i) cast[i] = float_to_e4m3(bf16_to_float(from[i]) * scale.factor);
+        for (u32 k = 0; k < n; ++k) {
+            std::memcpy(dst[k] + group * kScaleGroup, cast, sizeof(cast));
+            store_scale(dst[k] + elements, group, scale.inverse, scales);
+        }
+    }
+}
+
+}  // namespace deep_ep::device

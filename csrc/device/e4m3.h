@@ -1,0 +1,71 @@
+// float8_e4m3fn, and the scales of rows in it: one for each kScaleGroup elements. In integer arithmetic, since sm_80
+// has no instruction for it; all targets give the same bits.
+#pragma once
+
+#include "device/bf16.h"
+
+namespace deep_ep {
+
+constexpr u32 kScaleGroup = 128;
+
+// How the scales of a row of e4m3 are chosen and kept. A row's elements times its scale are what was cast.
+enum class Scales : u32 {
+    kNone,      // the row is not cast
+    kFloat,     // amax / 448, fp32
+    kPowers,    // the least power of two not below that, fp32
+    kExponents  // the same as UE8M0: the 8 bits of its exponent
+};
+
+// Bytes of one scale.
+constexpr u32 scale_bytes(Scales scales) {
+    return scales == Scales::kNone ? 0 : scales == Scales::kExponents ? sizeof(u8) : sizeof(float);
+}
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define DEEP_EP_E4M3 __device__ __forceinline__
+#else
+#define DEEP_EP_E4M3 inline
+#endif
+
+// To nearest, ties to even; what is larger than 448 becomes 448, a NaN 0x7f.
+DEEP_EP_E4M3 u8 float_to_e4m3(float value) {
+    constexpr u32 kMost = 0x43e00000, kLeastNormal = 0x3c800000, kInfinity = 0x7f800000;  // 448, 2^-6
+    constexpr u32 kDropped = 20, kBiases = (127 - 7) << 3;
+    const u32 bits = float_bits(value), magnitude = bits & 0x7fffffffu;
+    const u32 bounded = magnitude < kMost ? magnitude : kMost;
+    const u32 normal = ((bounded + 0x7ffffu + (bounded >> kDropped & 1u)) >> kDropped) - kBiases;
+    // The last bit of 2^14 is worth 2^-9, as that of a subnormal.
+    const u32 subnormal = float_bits(bits_float(bounded) + 16384.0f) & 0xfu;
+    const u32 result = bounded < kLeastNormal ? subnormal : normal;
+    return static_cast<u8>((magnitude > kInfinity ? 0x7fu : result) | (bits >> 24 & 0x80u));
+}
+
+struct GroupScale {
+    float factor;   // what elements are multiplied by
+    float inverse;  // the scale
+};
+
+// The scale of a group whose largest magnitude is `amax`. The formulas are those of DeepEP 1.2.1
+// (`calculate_fp8_scales`), whose results callers compare with.
+DEEP_EP_E4M3 GroupScale group_scale(float amax, Scales scales) {
+    constexpr float kMost = 448.0f, kLeastAmax = 1e-4f;
+    amax = amax > kLeastAmax ? amax : kLeastAmax;
+    const float inverse = amax * (1.0f / kMost);
+    if (scales == Scales::kFloat) return {kMost / amax, inverse};
+    const u32 bits = float_bits(inverse), exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
+    const u32 bounded = exponent < 254 ? exponent : 254;  // of an infinite amax
+    return {bits_float((254 - bounded) << 23), bits_float(bounded << 23)};
+}
+
+// Writes the scale of a row's group into the row's scales.
+DEEP_EP_E4M3 void store_scale(void* row_scales, u32 group, float inverse, Scales scales) {
+    if (scales == Scales::kExponents) {
+        static_cast<u8*>(row_scales)[group] = static_cast<u8>(float_bits(inverse) >> 23);
+    } else {
+        static_cast<float*>(row_scales)[group] = inverse;
+    }
+}
+
+#undef DEEP_EP_E4M3
+
+}  // namespace deep_ep

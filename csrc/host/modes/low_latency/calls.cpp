@@ -1,0 +1,145 @@
+#include "host/modes/low_latency/calls.h"
+
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+
+#include "host/session/arguments.h"
+#include "kernels/low_latency/combine.h"
+#include "kernels/low_latency/dispatch.h"
+
+namespace deep_ep::host::low_latency {
+namespace {
+
+using deep_ep::low_latency::CombineArgs;
+using deep_ep::low_latency::CombineKernel;
+using deep_ep::low_latency::DispatchArgs;
+using deep_ep::low_latency::DispatchKernel;
+using deep_ep::low_latency::kReceive;
+using deep_ep::low_latency::kSend;
+
+// What finish() is to launch.
+struct Rest {
+    std::function<uint64_t(Runtime&)> launch;
+};
+
+// One put carries as many tokens at the most, unless that makes too many puts: fewer messages are cheaper, but of long
+// ones the first rows could be placed while the others arrive.
+constexpr uint32_t kTokensPerPut = 128;
+
+wire::LowLatencyLayout layout_of(const Sizes& sizes, uint32_t ranks, bool has_remote) {
+    wire::LowLatencyLayout layout{};
+    layout.ranks = ranks;
+    layout.most_tokens = sizes.most_tokens;
+    layout.topk = sizes.topk;
+    layout.experts_per_rank = sizes.experts / ranks;
+    const bool cast = sizes.scales != Scales::kNone;
+    layout.x_bytes = sizes.hidden * static_cast<u32>(cast ? sizeof(u8) : sizeof(u16));
+    layout.scales_bytes = sizes.hidden / kScaleGroup * scale_bytes(sizes.scales);
+    layout.result_bytes = sizes.hidden * static_cast<u32>(sizeof(u16));
+    layout.has_remote = has_remote;
+    layout.row_puts = std::min(wire::kMostRowPuts, wire::ceil_div(sizes.most_tokens, kTokensPerPut));
+    return layout;
+}
+wire::LowLatencyLayout layout_of(const Runtime& runtime, const Sizes& sizes) {
+    return layout_of(sizes, static_cast<u32>(runtime.options().ranks), runtime.options().has_remote);
+}
+
+RuntimeShape shape_of(const wire::LowLatencyLayout& layout) { return {layout.ranks, layout.result_bytes, layout.topk}; }
+
+uint64_t hash_of(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
+    return hash_arguments(kind, {sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts,
+                                 static_cast<uint64_t>(sizes.scales), handle});
+}
+
+template <class Kernel>
+uint64_t launch(Runtime& runtime, typename Kernel::Args args, uint32_t phases, unsigned blocks) {
+    args.phases = phases;
+    return runtime.launch<Kernel>(args, blocks, args.layout.ranks * args.layout.experts_per_rank);
+}
+
+template <class Kernel>
+std::shared_ptr<Call> begin(Runtime& runtime, std::shared_ptr<Call> call, const typename Kernel::Args& args, bool whole,
+                            unsigned blocks) {
+    call->serial = launch<Kernel>(runtime, args, whole ? kSend | kReceive : kSend, blocks);
+    if (!whole) {
+        call->mode = Rest{[args, blocks](Runtime& runtime) { return launch<Kernel>(runtime, args, kReceive, blocks); }};
+    }
+    runtime.note_graph(*call);
+    return call;
+}
+
+}  // namespace
+
+uint64_t region_bytes(const Sizes& sizes, uint32_t ranks, bool has_remote) {
+    const wire::LowLatencyLayout layout = layout_of(sizes, ranks, has_remote);
+    return std::max(layout.dispatch_bytes(), layout.combine_bytes());
+}
+
+uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes) {
+    if (!runtime.options().has_remote) return 0;
+    const wire::LowLatencyLayout layout = layout_of(runtime, sizes);
+    return std::max({layout.routing_bytes(layout.most_tokens),
+                     std::min(layout.tokens_per_put(), layout.most_tokens) * layout.row_bytes(),
+                     sizeof(wire::ResultHeader) + layout.most_results_of_rank() * layout.result_bytes});
+}
+
+bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
+    const Launcher& launcher = runtime.launcher();
+    const BlockSizes block{static_cast<u32>(runtime.options().ranks), sizes.experts, sizes.topk, launcher.warps(),
+                           launcher.copies_bytes()};
+    return std::max(DispatchKernel::shared_bytes(block), CombineKernel::shared_bytes(block)) <=
+           launcher.most_shared_bytes();
+}
+
+std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const DispatchTensors& tensors,
+                               const Origins& origins, bool whole, unsigned blocks) {
+    auto call = runtime.open(wire::Kind::kLowLatencyDispatch);
+    DispatchArgs args{};
+    args.call = runtime.call_args(*call);
+    args.layout = layout_of(runtime, sizes);
+    args.shape = shape_of(args.layout);
+    args.arguments = hash_of(call->kind, sizes, 0);
+    args.tokens = tokens;
+    args.scales = sizes.scales;
+    args.experts_per_rank = Divider::by(args.layout.experts_per_rank);
+    args.x = pointer<const u8>(tensors.x);
+    args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
+    args.wrong_id = runtime.remark();
+    args.recv_x = pointer<u8>(tensors.recv_x);
+    args.recv_scales = pointer<u8>(tensors.recv_scales);
+    args.scales_stride = tensors.scales_stride;
+    args.recv_count = pointer<i32>(tensors.recv_count);
+    args.origins = origins;
+    args.stats = pointer<i32>(tensors.stats);
+    args.waited_ns = pointer<i64>(tensors.waited_ns);
+    return begin<DispatchKernel>(runtime, std::move(call), args, whole, blocks);
+}
+
+std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const CombineTensors& tensors,
+                              const Origins& origins, uint64_t handle, bool whole, unsigned blocks) {
+    auto call = runtime.open(wire::Kind::kLowLatencyCombine);
+    CombineArgs args{};
+    args.call = runtime.call_args(*call);
+    args.layout = layout_of(runtime, sizes);
+    args.shape = shape_of(args.layout);
+    args.arguments = hash_of(call->kind, sizes, handle);
+    args.tokens = tokens;
+    args.x = pointer<const u8>(tensors.x);
+    args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
+    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.origins = origins;
+    args.combined_x = pointer<u8>(tensors.combined_x);
+    args.waited_ns = pointer<i64>(tensors.waited_ns);
+    return begin<CombineKernel>(runtime, std::move(call), args, whole, blocks);
+}
+
+void finish(Runtime& runtime, Call& call) {
+    const auto* rest = std::any_cast<Rest>(&call.mode);
+    if (rest == nullptr) throw std::logic_error("a call is finished once, after a launch of its first half alone");
+    call.serial = rest->launch(runtime);
+    call.mode.reset();
+    runtime.note_graph(call);
+}
+
+}  // namespace deep_ep::host::low_latency

@@ -1,0 +1,49 @@
+// The calls of low-latency mode: from sizes and addresses to the launches of each. No tensors.
+#pragma once
+
+#include <memory>
+
+#include "device/e4m3.h"
+#include "host/session/runtime.h"
+#include "kernels/low_latency/origins.h"
+
+namespace deep_ep::host::low_latency {
+
+using deep_ep::low_latency::Origins;
+
+// What is the same on all ranks.
+struct Sizes {
+    uint32_t most_tokens;  // of a rank
+    uint32_t hidden;       // elements of a row, bfloat16
+    uint32_t topk;
+    uint32_t experts;                 // of all ranks
+    uint32_t id_bytes = sizeof(i64);  // of an expert id
+    Scales scales = Scales::kNone;    // not kNone: rows travel as e4m3
+};
+
+// Addresses of what a dispatch reads and writes; 0 where a tensor is not given. Their shapes: DispatchArgs.
+struct DispatchTensors {
+    uint64_t x = 0, topk_idx = 0, recv_x = 0, recv_scales = 0, recv_count = 0, stats = 0, waited_ns = 0;
+    uint32_t scales_stride = 0;
+};
+
+// The same for a combine.
+struct CombineTensors {
+    uint64_t x = 0, topk_idx = 0, topk_weights = 0, combined_x = 0, waited_ns = 0;
+};
+
+// Bytes of one region that a dispatch and its combine need, among so many ranks, some of them not mapped or all.
+uint64_t region_bytes(const Sizes& sizes, uint32_t ranks, bool has_remote);
+// Bytes of the largest message that they send to a rank that is not mapped; 0: there is none.
+uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes);
+// Whether a block's shared memory suffices.
+bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes);
+
+// What has been launched of a call: `finish` launches the rest. `whole`: all of it at once.
+std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const DispatchTensors& tensors,
+                               const Origins& origins, bool whole, unsigned blocks);
+std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const CombineTensors& tensors,
+                              const Origins& origins, uint64_t handle, bool whole, unsigned blocks);
+void finish(Runtime& runtime, Call& call);
+
+}  // namespace deep_ep::host::low_latency

@@ -1,0 +1,26 @@
+// What the calls of all modes are made of.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "wire/signals.h"
+
+namespace deep_ep::host {
+
+// FNV-1a over what all ranks must agree on.
+inline uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values) {
+    uint64_t hash = 0xcbf29ce484222325ull ^ static_cast<uint64_t>(kind);
+    for (const uint64_t value : values) {
+        for (int byte = 0; byte < 8; ++byte) hash = (hash ^ (value >> (8 * byte) & 0xff)) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+// Addresses come from Python as numbers.
+template <class T>
+T* pointer(uint64_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+}  // namespace deep_ep::host

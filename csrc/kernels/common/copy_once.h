@@ -1,0 +1,19 @@
+// Messages are copied once and then checked: read twice, they may have changed in between (P15).
+#pragma once
+
+#include "device/device.h"
+
+namespace deep_ep {
+
+// One thread: a copy of a message that has arrived. Volatile, so that no compiler reads a part of it a second time; its
+// order comes from the signal that was acquired before.
+template <class Message>
+DEEP_EP_DEVICE Message copy_once(const void* from) {
+    static_assert(sizeof(Message) % sizeof(u64) == 0, "messages consist of words");
+    Message message;
+    const auto* words = static_cast<const volatile u64*>(from);
+    for (u32 i = 0; i < sizeof(Message) / sizeof(u64); ++i) reinterpret_cast<u64*>(&message)[i] = words[i];
+    return message;
+}
+
+}  // namespace deep_ep

@@ -1,0 +1,229 @@
+// Low-latency combine: every row of an expert's results goes back to the rank that its token is of, which sums a
+// token's results with the weights that it alone knows.
+//
+// The order of summation is that of the token's choices: ((0 + weight * result) + ...) in fp32, each product rounded,
+// the sum rounded once. Results are pushed: the caller may write over x once the sending half is through.
+//
+// Waits, in this order, so that no cycle can form (P11):
+//
+//   free of every rank   given at the end of an earlier operation
+//   results              behind the senders' halves, which wait for nothing but `free`
+#pragma once
+
+#include "kernels/low_latency/combine_args.h"
+
+namespace deep_ep::low_latency {
+
+// Rows of an expert here that are of one source.
+struct Range {
+    u32 begin;
+    u32 count;
+};
+
+// One thread or all: a range as the handle has it. False, and the operation fails: it is not one.
+DEEP_EP_DEVICE bool range_of(const CombineArgs& args, Operation& op, u32 ranks, u32 expert, u32 source, Range& range) {
+    const auto* const entry = args.origins.ranges + static_cast<u64>(expert) * ranks + source;
+    const u64 packed = static_cast<u64>(*const_cast<const volatile i64*>(entry));
+    range = {static_cast<u32>(packed >> 32), static_cast<u32>(packed)};
+    const u64 capacity = static_cast<u64>(ranks) * args.layout.most_tokens;
+    if (u64{range.begin} + range.count <= capacity && range.count <= args.layout.most_tokens) return true;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, packed);
+    return false;
+}
+
+// One thread or all: where a row's result goes. False, and the operation fails: nowhere.
+DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 ranks, u64 index, u32& owner, u32& slot) {
+    const u32 position = *const_cast<const volatile u32*>(args.origins.positions + index);
+    owner = wire::position_source(position);
+    slot = wire::position_slot(position);
+    if (owner < ranks && slot < args.layout.most_results()) return true;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), args.layout.most_results(), position);
+    return false;
+}
+
+DEEP_EP_DEVICE void write_header(Operation& op, u8* place, u32 results) {
+    wire::ResultHeader header{};
+    header.operation = op.number();
+    header.arguments = op.arguments();
+    header.results = results;
+    *reinterpret_cast<wire::ResultHeader*>(place) = header;
+}
+
+// The block: gathers the results for an owner that is not mapped, and puts them with their header.
+template <class Shape>
+DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Shape& shape, u32 owner) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes();
+    const u64 region = op.region_offset(), staged = region + layout.results_send(owner);
+    const u32 first = *const_cast<const volatile u32*>(args.origins.first_result + owner);
+    u32 results = 0;
+    for (u32 e = 0; e < layout.experts_per_rank; ++e) {
+        Range range;
+        if (!range_of(args, op, ranks, e, owner, range)) break;
+        for (u32 i = 0; i < range.count; ++i, ++results) {
+            if (results % device::warps() != device::warp()) continue;
+            const u64 index = static_cast<u64>(e) * ranks * layout.most_tokens + range.begin + i;
+            u32 source, slot;
+            if (!position_of(args, op, ranks, index, source, slot)) break;
+            if (slot >= layout.most_results_of_rank()) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results_of_rank(), slot);
+                break;
+            }
+            device::warp_copy(op.peers().local + staged + static_cast<u64>(slot) * row_bytes,
+                              args.x + index * row_bytes, row_bytes);
+        }
+    }
+    if (u64{first} + results > layout.most_results() || results > layout.most_results_of_rank()) {
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results(), u64{first} + results);
+    }
+    if (threadIdx.x == 0) write_header(op, op.peers().local + region + layout.header_send(owner), results);
+    if (!op.meet()) return false;  // all warps' rows come before the first one's put
+    if (device::warp() == 0) {
+        const fabric::Piece pieces[] = {
+            {region + layout.header_send(owner), region + layout.header(op.rank()), sizeof(wire::ResultHeader)},
+            {staged, region + layout.slot(layout.most_results() + first), static_cast<u64>(results) * row_bytes}};
+        op.put_signal(owner, wire::kChunk, pieces, results != 0 ? 2 : 1);
+    }
+    return true;
+}
+
+// All warps of all blocks: results for owners that are mapped, straight into their slots.
+template <class Shape>
+DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const Shape& shape) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes();
+    const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
+    const u64 region = op.region_offset();
+    u32 before = 0;  // rows of the experts so far, so that each warp gets its share of all
+    for (u32 e = 0; e < layout.experts_per_rank; ++e) {
+        Range last;
+        if (!range_of(args, op, ranks, e, ranks - 1, last)) return;
+        const u32 rows = last.begin + last.count;
+        for (u32 row = (warp + warps - before % warps) % warps; row < rows; row += warps) {
+            const u64 index = static_cast<u64>(e) * ranks * layout.most_tokens + row;
+            u32 owner, slot;
+            if (!position_of(args, op, ranks, index, owner, slot)) return;
+            if (!op.mapped(owner)) continue;
+            device::warp_copy(fabric::address(op.peers(), owner, region + layout.slot(slot)),
+                              args.x + index * row_bytes, row_bytes);
+        }
+        before += rows;
+    }
+}
+
+// The block. Owners are served from the next rank on, so that not all begin with the same.
+template <class Shape>
+DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const Shape& shape) {
+    const u32 ranks = shape.ranks();
+    for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
+        const u32 owner = (op.rank() + 1 + i) % ranks;
+        if (!op.present(owner)) continue;
+        if (op.mapped(owner)) {
+            u8* const place = fabric::address(op.peers(), owner, op.region_offset() + args.layout.header(op.rank()));
+            if (threadIdx.x == 0) write_header(op, place, 0);
+        } else if (!put_results(args, op, shape, owner)) {
+            return false;
+        }
+    }
+    store_results(args, op, shape);
+    if (!op.meet()) return false;  // the block's stores come before its share of each signal
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (op.mapped(r)) op.signal_share(r, wire::kData);
+    }
+    if (op.last_block(kSent) && threadIdx.x == 0) op.advance();
+    return true;
+}
+
+DEEP_EP_DEVICE u32 result_word(const Operation& op, u32 from) { return op.mapped(from) ? wire::kData : wire::kChunk; }
+
+// The block: until every rank's results have come.
+DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ranks) {
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (!op.present(r)) continue;
+        const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
+        if (!op.wait_signal(Phase::kResults, result_word(op, r), r, 1)) continue;
+        if (args.waited_ns != nullptr && blockIdx.x == 0) {
+            args.waited_ns[r] += static_cast<i64>(device::now_ns() - begin);
+        }
+        const auto header = copy_once<wire::ResultHeader>(op.local_region() + args.layout.header(r));
+        op.check_message(Phase::kResults, r, header.operation, header.arguments);
+    }
+    return op.meet();
+}
+
+// A warp: sums a token's results.
+template <class Shape>
+DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
+                                float* weights, u32 token) {
+    const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
+    const u8* const region = op.local_region();
+    u32 count = 0;
+    for (u32 base = 0; base < topk; base += device::kWarpSize) {
+        const u32 k = base + device::lane();
+        const u64 choice = static_cast<u64>(token) * topk + k;
+        u32 slot = kNoSlot;
+        if (k < topk && args.topk_idx.get(choice) >= 0) {
+            slot = *const_cast<const volatile u32*>(args.origins.own_slots + choice);
+            if (slot != kNoSlot && slot >= args.layout.slots()) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), args.layout.slots(), slot);
+                slot = kNoSlot;
+            }
+        }
+        const u32 mask = __ballot_sync(device::kFullMask, slot != kNoSlot);
+        if (slot != kNoSlot) {
+            const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+            rows[place] = region + args.layout.slot(slot);
+            weights[place] = args.topk_weights[choice];
+        }
+        count += static_cast<u32>(__popc(mask));
+    }
+    __syncwarp();  // the list is complete
+    device::warp_weighted_sum_bf16(args.combined_x + static_cast<u64>(token) * row_bytes, rows, weights, count,
+                                   row_bytes / static_cast<u32>(sizeof(u16)));
+    __syncwarp();  // the list has been read
+}
+
+// The block.
+template <class Shape>
+DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
+                                    float* weights) {
+    const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
+    if (!await_results(args, op, ranks)) return;
+    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
+        sum_results(args, op, shape, rows, weights, token);
+    }
+    if (!op.meet() || !op.last_block(kFinished)) return;
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (op.present(r)) op.consume(result_word(op, r), r, 1);
+    }
+    op.finish();
+}
+
+// Any grid.
+template <class Shape>
+DEEP_EP_KERNEL void combine(const CombineArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    Operation op(args.call, &block);
+    const auto shape = Shape::of(args.shape);
+    if ((args.phases & kSend) != 0) {
+        if (!op.enter_first(wire::Kind::kLowLatencyCombine, args.arguments)) return;
+        if (!send_combine(args, op, shape)) return;
+    } else if (!op.enter()) {
+        return;
+    }
+    if ((args.phases & kReceive) == 0) return;
+    const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
+    const u32 own = device::warp() * shape.topk();
+    receive_combine(args, op, shape, at.rows.in(shared) + own, at.weights.in(shared) + own);
+}
+
+struct CombineKernel {
+    static constexpr const char* kName = "low_latency_combine";
+    using Args = CombineArgs;
+    template <class Shape>
+    static constexpr auto kEntry = combine<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return CombineShared(block).bytes; }
+};
+
+}  // namespace deep_ep::low_latency

@@ -1,0 +1,37 @@
+// What a low-latency combine is given, and what its blocks keep in shared memory.
+#pragma once
+
+#include "kernels/common/expert_ids.h"
+#include "kernels/low_latency/origins.h"
+#include "kernels/low_latency/unit.h"
+
+namespace deep_ep::low_latency {
+
+// Copied at launch. Pointers are device pointers.
+struct CombineArgs {
+    CallArgs call;
+    RuntimeShape shape;
+    wire::LowLatencyLayout layout;
+    u64 arguments;  // hash of what all ranks must agree on
+    u32 phases;
+    u32 tokens;                 // of this rank
+    const u8* x;                // [experts of this rank, ranks * most_tokens, row_bytes] results of the experts
+    ExpertIds topk_idx;         // [tokens, topk] -1: leave this choice out
+    const float* topk_weights;  // [tokens, topk]
+    Origins origins;
+    u8* combined_x;  // [tokens, row_bytes]
+    i64* waited_ns;  // [ranks] time spent waiting for each rank's results is added; or null
+};
+
+struct CombineShared {
+    SharedArray<const u8*> rows;  // [warps, topk] the results of a token
+    SharedArray<float> weights;   // [warps, topk]
+    u32 bytes;
+
+    constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
+        : rows(cut.take<const u8*>(block.warps * block.topk)),
+          weights(cut.take<float>(block.warps * block.topk)),
+          bytes(cut.end()) {}
+};
+
+}  // namespace deep_ep::low_latency

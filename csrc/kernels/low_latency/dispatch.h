@@ -1,0 +1,40 @@
+// Low-latency dispatch: every token's row goes to every rank that holds one of its experts, without an exchange of
+// counts before it.
+//
+// Waits, in this order, so that no cycle can form (P11):
+//
+//   free of every rank   given at the end of an earlier operation
+//   routing, rows        behind the senders' halves, which wait for nothing but `free`
+#pragma once
+
+#include "kernels/low_latency/dispatch_receive.h"
+#include "kernels/low_latency/dispatch_send.h"
+
+namespace deep_ep::low_latency {
+
+// Any grid.
+template <class Shape>
+DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    Operation op(args.call, &block);
+    const auto shape = Shape::of(args.shape);
+    const DispatchScratch scratch(args, shape.ranks(), shape.topk(), shared);
+    if ((args.phases & kSend) != 0) {
+        if (!op.enter_first(wire::Kind::kLowLatencyDispatch, args.arguments)) return;
+        if (!send_dispatch(args, op, shape, scratch)) return;
+    } else if (!op.enter()) {
+        return;
+    }
+    if ((args.phases & kReceive) != 0) receive_dispatch(args, op, shape, scratch);
+}
+
+struct DispatchKernel {
+    static constexpr const char* kName = "low_latency_dispatch";
+    using Args = DispatchArgs;
+    template <class Shape>
+    static constexpr auto kEntry = dispatch<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return DispatchShared(block).bytes; }
+};
+
+}  // namespace deep_ep::low_latency

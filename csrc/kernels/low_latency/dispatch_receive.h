@@ -1,0 +1,292 @@
+// The receiving half of a low-latency dispatch: places rows by expert, in the order of sources and tokens.
+//
+// Where a source's rows begin depends on the routings of all sources before it, and on nothing else. So its rows are
+// placed once these routings and its own rows are there; rows of later sources may still be on their way.
+#pragma once
+
+#include "kernels/low_latency/dispatch_args.h"
+
+namespace deep_ep::low_latency {
+
+DEEP_EP_DEVICE Routed routed_of(const DispatchArgs& args, const Operation& op, u32 source, u32 topk) {
+    const u8* const message = op.local_region() + args.layout.routing(source);
+    return {reinterpret_cast<const wire::RoutedId*>(message + args.layout.ids_offset()), topk};
+}
+
+// One thread: takes the routing of a source, which has arrived.
+DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 source) {
+    const auto header = copy_once<wire::RoutingHeader>(op.local_region() + args.layout.routing(source));
+    if (!op.check_message(Phase::kNotify, source, header.operation, header.arguments)) return {};
+    if (header.tokens > args.layout.most_tokens || header.first_result > args.layout.most_results()) {
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), args.layout.most_tokens, header.tokens);
+        return {};
+    }
+    return {header.tokens, header.first_result};
+}
+
+// The first warp: waits for the routing of the source `known`, and takes all that have come without a gap after it. ->
+// the first source whose routing is not known.
+DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source* sources, u32 ranks, u32 known) {
+    if (device::lane() == 0 && op.present(known)) op.wait_signal(Phase::kNotify, wire::kNotify, known, 1);
+    __syncwarp();
+    for (u32 base = known; base < ranks; base += device::kWarpSize) {
+        const u32 source = base + device::lane();
+        bool here = source < ranks;
+        if (here && op.present(source)) {
+            here = op.has_arrived(wire::kNotify, source, 1);
+            if (here) sources[source] = take_routing(args, op, source);
+        } else if (here) {
+            sources[source] = {};
+        }
+        const u32 mask = __ballot_sync(device::kFullMask, here);
+        if (mask != device::kFullMask) return base + static_cast<u32>(__ffs(static_cast<int>(~mask))) - 1;
+    }
+    return ranks;
+}
+
+// The block: where the rows of sources [from, to) begin, expert by expert. The first block tells the caller.
+DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const DispatchScratch& scratch, u32 ranks,
+                                u32 from, u32 to) {
+    const u32 experts = args.layout.experts_per_rank;
+    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
+        u32 end = from == 0 ? 0 : scratch.ends[e];
+        for (u32 source = from; source < to; ++source) {
+            u32 count = 0;
+            if (op.present(source)) {
+                const u8* const message = op.local_region() + args.layout.routing(source);
+                count = reinterpret_cast<const volatile u32*>(message + sizeof(wire::RoutingHeader))[e];
+                if (count > scratch.sources[source].tokens) {
+                    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), scratch.sources[source].tokens,
+                            count);
+                    count = 0;
+                }
+            }
+            scratch.starts[source * experts + e] = end;
+            if (blockIdx.x == 0) args.origins.ranges[e * ranks + source] = static_cast<i64>(end) << 32 | count;
+            end += count;
+        }
+        scratch.ends[e] = end;
+        if (blockIdx.x != 0 || to != ranks) continue;
+        args.recv_count[e] = static_cast<i32>(end);
+        if (args.stats != nullptr) args.stats[e] += static_cast<i32>(end);
+    }
+    for (u32 source = from + threadIdx.x; blockIdx.x == 0 && source < to; source += blockDim.x) {
+        args.origins.first_result[source] = scratch.sources[source].first_result;
+    }
+}
+
+// Of a unit's tokens, by a warp.
+struct UnitPlan {
+    u32 tokens;          // those that have a row here, a bit each
+    u32 rows_before;     // of the same put, in the units before
+    u32 results_before;  // all rows placed here for the source, in the units before
+};
+
+// A warp: how many of the unit's tokens each expert has had before it, and which it has in it; scratch.offsets, marks.
+DEEP_EP_DEVICE UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
+                                  const DispatchScratch& scratch, u32 source, u32 unit) {
+    const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
+    const u32 tokens = scratch.sources[source].tokens;
+    const u32 units_per_put = args.layout.tokens_per_put() / wire::kUnitTokens;
+    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
+        scratch.marks[e] = 0;
+        scratch.offsets[e] = scratch.starts[source * experts + e];
+    }
+    UnitPlan plan{};
+    for (u32 u = 0; u <= unit; ++u) {
+        __syncwarp();  // the marks are clear
+        for (u32 bit = device::lane(); bit < wire::kUnitTokens; bit += device::kWarpSize) {
+            const u32 token = u * wire::kUnitTokens + bit;
+            for (u32 k = 0; token < tokens && k < routed.topk; ++k) {
+                if (!routed.chooses(token, k, begin, experts)) continue;
+                // A bit each, so they add up to the set.
+                device::add_relaxed<Scope::kBlock>(&scratch.marks[routed.id(token, k) - begin], 1u << bit);
+            }
+        }
+        plan.tokens = tokens_of_unit(u, tokens, [&](u32 token) { return routed.chooses_any(token, begin, experts); });
+        __syncwarp();  // the marks are set
+        if (u == unit) break;
+        if (u / units_per_put == unit / units_per_put) plan.rows_before += static_cast<u32>(__popc(plan.tokens));
+        for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
+            const u32 rows = static_cast<u32>(__popc(scratch.marks[e]));
+            scratch.offsets[e] += rows;
+            plan.results_before += rows;
+            scratch.marks[e] = 0;
+        }
+    }
+    plan.results_before = warp_total(plan.results_before);
+    return plan;
+}
+
+// A warp: a row's scales into the columns of the output, a word of 4 bytes each.
+DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, u32 expert, u32 row) {
+    const u32 bytes = args.layout.scales_bytes, words = wire::ceil_div(bytes, sizeof(u32));
+    auto* const to = reinterpret_cast<u32*>(args.recv_scales) + static_cast<u64>(expert) * words * args.scales_stride;
+    for (u32 i = device::lane(); i < words; i += device::kWarpSize) {
+        u32 word = 0;  // what the last word has beyond the scales is zero
+        for (u32 b = 0; b < sizeof(u32) && i * sizeof(u32) + b < bytes; ++b) {
+            word |= static_cast<u32>(from[i * sizeof(u32) + b]) << 8 * b;
+        }
+        to[static_cast<u64>(i) * args.scales_stride + row] = word;
+    }
+}
+
+// A warp: places the rows of one unit of a source's tokens. They have arrived.
+template <class Shape>
+DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Shape& shape,
+                               const DispatchScratch& scratch, u32 source, u32 unit) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = op.rank() * experts;
+    const u32 capacity = shape.ranks() * layout.most_tokens;  // rows of an expert
+    const Routed routed = routed_of(args, op, source, topk);
+    const UnitPlan plan = plan_unit(args, op, routed, scratch, source, unit);
+    const bool mapped = op.mapped(source);
+    const u8* const rows = op.local_region() + layout.rows(source);
+    const u32 first_of_put = unit * wire::kUnitTokens / layout.tokens_per_put() * layout.tokens_per_put();
+    u32 row_of_put = plan.rows_before, result = plan.results_before;
+    for (u32 left = plan.tokens; left != 0; left &= left - 1, ++row_of_put) {
+        const u32 bit = static_cast<u32>(__ffs(static_cast<int>(left))) - 1, token = unit * wire::kUnitTokens + bit;
+        const u8* const row = rows + (mapped ? token : first_of_put + row_of_put) * layout.row_bytes();
+        u32 count = 0;
+        for (u32 base = 0; base < topk; base += device::kWarpSize) {
+            const u32 k = base + device::lane();
+            const bool goes = k < topk && routed.chooses(token, k, begin, experts);
+            const u32 mask = __ballot_sync(device::kFullMask, goes);
+            const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+            count += static_cast<u32>(__popc(mask));
+            if (!goes) continue;
+            const u32 expert = routed.id(token, k) - begin;
+            u32 at = scratch.offsets[expert] + static_cast<u32>(__popc(scratch.marks[expert] & bits_below(bit)));
+            if (at >= capacity) {  // counts and ids that do not fit each other
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, at);
+                at = 0;
+            }
+            const u64 index = static_cast<u64>(expert) * capacity + at;
+            scratch.targets[place] = args.recv_x + index * layout.x_bytes;
+            args.origins.tokens[index] = static_cast<i32>(token);
+            args.origins.positions[index] = wire::position(source, mapped ? token * topk + k : result + place);
+        }
+        __syncwarp();  // the list is complete
+        device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes);
+        for (u32 i = 0; layout.scales_bytes != 0 && i < count; ++i) {
+            const u64 index = static_cast<u64>(scratch.targets[i] - args.recv_x) / layout.x_bytes;
+            place_scales(args, row + layout.x_bytes, static_cast<u32>(index / capacity),
+                         static_cast<u32>(index % capacity));
+        }
+        result += count;
+        __syncwarp();  // the list has been read
+    }
+}
+
+// A warp: where the results come of this rank's choices of experts at rank `from`, which is not mapped: behind those of
+// lower ranks, in the order of tokens and choices.
+DEEP_EP_DEVICE void find_slots_at(const DispatchArgs& args, const Routed& routed, u32 from) {
+    const u32 experts = args.layout.experts_per_rank, begin = from * experts, topk = routed.topk;
+    const u32 choices = args.tokens * topk;
+    u32 before = 0;
+    for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
+        before += routed.chooses(choice / topk, choice % topk, 0, begin);
+    }
+    u32 slot = static_cast<u32>(args.layout.most_results()) + warp_total(before);
+    for (u32 base = 0; base < choices; base += device::kWarpSize) {
+        const u32 choice = base + device::lane();
+        const bool here = choice < choices && routed.chooses(choice / topk, choice % topk, begin, experts);
+        const u32 mask = __ballot_sync(device::kFullMask, here);
+        if (here) args.origins.own_slots[choice] = slot + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        slot += static_cast<u32>(__popc(mask));
+    }
+    __syncwarp();  // the slots of experts' first mentions are there
+    for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
+        const u32 token = choice / topk, k = choice % topk;
+        if (routed.id(token, k) - begin >= experts || routed.first(token, k) == k) continue;
+        args.origins.own_slots[choice] = args.origins.own_slots[token * topk + routed.first(token, k)];
+    }
+}
+
+// All warps of all blocks: where the results of this rank's choices will come. The ids are those that this rank has
+// sent itself: its caller's may have been written over.
+template <class Shape>
+DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op, const Shape& shape) {
+    const u32 topk = shape.topk(), warps = gridDim.x * device::warps();
+    const u32 warp = blockIdx.x * device::warps() + device::warp();
+    const Routed routed = routed_of(args, op, op.rank(), topk);
+    for (u32 choice = warp * device::kWarpSize + device::lane(); choice < args.tokens * topk;
+         choice += warps * device::kWarpSize) {
+        const u32 token = choice / topk, id = routed.id(token, choice % topk);
+        const bool none = id == wire::kNoExpert || !op.present(rank_of(args, id));
+        if (none) args.origins.own_slots[choice] = kNoSlot;
+        if (!none && op.mapped(rank_of(args, id))) {
+            args.origins.own_slots[choice] = token * topk + routed.first(token, choice % topk);
+        }
+    }
+    for (u32 from = warp; from < shape.ranks(); from += warps) {
+        if (op.present(from) && !op.mapped(from)) find_slots_at(args, routed, from);
+    }
+}
+
+// A warp: waits for the rows of a unit of a source's tokens.
+DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit) {
+    bool here = true;
+    if (device::lane() == 0) {
+        const u32 part = unit * wire::kUnitTokens / args.layout.tokens_per_put();
+        const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
+        here = op.wait_signal(op.mapped(source) ? Phase::kData : Phase::kChunk,
+                              op.mapped(source) ? wire::kData : wire::kChunk + part, source, 1);
+        // One warp of the kernel waits for a source's first unit.
+        if (args.waited_ns != nullptr && unit == 0)
+            args.waited_ns[source] += static_cast<i64>(device::now_ns() - begin);
+    }
+    return broadcast(here) != 0;
+}
+
+// The block.
+template <class Shape>
+DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Shape& shape,
+                               const DispatchScratch& scratch) {
+    const u32 ranks = shape.ranks(), units = wire::ceil_div(args.layout.most_tokens, wire::kUnitTokens);
+    const u32 warps = gridDim.x * device::warps();
+    // Whose a unit is must not depend on what has come: other blocks may have seen more of it.
+    u32 known = 0, task = blockIdx.x * device::warps() + device::warp();
+    while (known < ranks) {
+        if (device::warp() == 0) {
+            const u32 next = take_routings(args, op, scratch.sources, ranks, known);
+            if (device::lane() == 0) *scratch.known = next;
+        }
+        if (!op.meet()) return false;
+        const u32 next = *scratch.known;
+        find_starts(args, op, scratch, ranks, known, next);
+        if (!op.meet()) return false;
+        for (; task < next * units; task += warps) {
+            const u32 source = task / units, unit = task % units;
+            if (!op.present(source)) continue;
+            if (unit != 0 && unit * wire::kUnitTokens >= scratch.sources[source].tokens) continue;
+            if (await_rows(args, op, source, unit)) place_unit(args, op, shape, scratch, source, unit);
+        }
+        known = next;
+    }
+    return true;
+}
+
+// The block.
+template <class Shape>
+DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, const Shape& shape,
+                                     const DispatchScratch& scratch) {
+    if (!place_rows(args, op, shape, scratch)) return;
+    find_own_slots(args, op, shape);
+    if (!op.meet() || !op.last_block(kFinished)) return;
+    // Also what no row was waited for.
+    for (u32 r = threadIdx.x; r < shape.ranks(); r += blockDim.x) {
+        if (!op.present(r)) continue;
+        op.consume(wire::kNotify, r, 1);
+        if (op.mapped(r)) {
+            if (op.wait_signal(Phase::kData, wire::kData, r, 1)) op.consume(wire::kData, r, 1);
+            continue;
+        }
+        for (u32 part = 0; part < args.layout.row_puts; ++part) {
+            if (op.wait_signal(Phase::kChunk, wire::kChunk + part, r, 1)) op.consume(wire::kChunk + part, r, 1);
+        }
+    }
+    op.finish();
+}
+
+}  // namespace deep_ep::low_latency

@@ -1,0 +1,164 @@
+// The sending half of a low-latency dispatch: this rank's routing to every rank, then its rows, each once to every rank
+// that has an expert of its token.
+//
+// Where a rank is mapped, rows go to the places of their tokens, by all blocks. Elsewhere a block gathers the rows of
+// one put, side by side. No block waits for another.
+#pragma once
+
+#include "kernels/low_latency/dispatch_args.h"
+
+namespace deep_ep::low_latency {
+
+// An id as routings carry it. What is no expert's counts as none, and the host says so at its next call.
+DEEP_EP_DEVICE wire::RoutedId routed_id(const DispatchArgs& args, u32 experts, u64 choice) {
+    const i64 id = args.topk_idx.get(choice);
+    if (id == -1) return wire::kNoExpert;
+    if (static_cast<u64>(id) < experts) return static_cast<wire::RoutedId>(id);
+    // Any of them will do, and nothing comes with it: relaxed.
+    device::store_relaxed<Scope::kSystem>(args.wrong_id, id);
+    return wire::kNoExpert;
+}
+
+// A warp: tells rank `to` where this rank's tokens go.
+template <class Shape>
+DEEP_EP_DEVICE void send_routing(const DispatchArgs& args, Operation& op, const Shape& shape, u32* counts, u32 to) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 experts = layout.experts_per_rank, begin = to * experts, topk = shape.topk();
+    const u64 target = op.region_offset() + layout.routing(op.rank());
+    const u64 staged = op.region_offset() + layout.routing_send(to);
+    const bool mapped = op.mapped(to);
+    u8* const message = mapped ? fabric::address(op.peers(), to, target) : op.peers().local + staged;
+    auto* const ids = reinterpret_cast<wire::RoutedId*>(message + layout.ids_offset());
+    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) counts[e] = 0;
+    __syncwarp();
+    u32 before = 0;
+    for (u32 choice = device::lane(); choice < args.tokens * topk; choice += device::kWarpSize) {
+        const u32 all = experts * shape.ranks(), id = routed_id(args, all, choice), token = choice / topk;
+        ids[choice] = static_cast<wire::RoutedId>(id);
+        bool again = false;
+        for (u32 other = token * topk; other < choice; ++other) again = again || routed_id(args, all, other) == id;
+        if (again) continue;
+        if (id < begin) ++before;
+        if (id - begin < experts) device::add_relaxed<Scope::kBlock>(&counts[id - begin], 1u);
+    }
+    before = warp_total(before);
+    __syncwarp();  // the counts are complete
+    auto* const sent = reinterpret_cast<u32*>(message + sizeof(wire::RoutingHeader));
+    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) sent[e] = counts[e];
+    if (device::lane() == 0) {
+        wire::RoutingHeader header{};
+        header.operation = op.number();
+        header.arguments = op.arguments();
+        header.tokens = args.tokens;
+        header.first_result = before;
+        *reinterpret_cast<wire::RoutingHeader*>(message) = header;
+    }
+    if (mapped) {
+        __syncwarp();  // all lanes' stores come before lane 0's release of the signal
+        if (device::lane() == 0) op.signal(to, wire::kNotify);
+        return;
+    }
+    const fabric::Piece piece{staged, target, layout.routing_bytes(args.tokens)};
+    op.put_signal(to, wire::kNotify, &piece, 1);
+}
+
+// A warp: a token's row, as it travels, to `count` places.
+template <class Shape>
+DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* const* places, u32 count, u32 token) {
+    const u8* const x = args.x + static_cast<u64>(token) * shape.row_bytes();
+    if (args.scales == Scales::kNone) {
+        device::warp_copy_to_many(places, count, x, shape.row_bytes());
+    } else {
+        device::warp_cast_e4m3(places, count, x, shape.row_bytes() / static_cast<u32>(sizeof(u16)), args.scales);
+    }
+}
+
+// All warps of all blocks: rows to ranks that are mapped.
+template <class Shape>
+DEEP_EP_DEVICE void store_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u8** places) {
+    const u32 topk = shape.topk(), experts = args.layout.experts_per_rank * shape.ranks();
+    const u64 rows = op.region_offset() + args.layout.rows(op.rank()), row_bytes = args.layout.row_bytes();
+    const u32 warps = gridDim.x * device::warps();
+    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
+        u32 count = 0;
+        for (u32 base = 0; base < topk; base += device::kWarpSize) {
+            const u32 k = base + device::lane();
+            const u64 choices = static_cast<u64>(token) * topk;
+            const u32 id = k < topk ? routed_id(args, experts, choices + k) : wire::kNoExpert;
+            const u32 to = id != wire::kNoExpert ? rank_of(args, id) : 0;
+            bool goes = id != wire::kNoExpert && op.mapped(to);
+            for (u32 other = 0; goes && other < k; ++other) {  // once to a rank
+                const u32 before = routed_id(args, experts, choices + other);
+                goes = before == wire::kNoExpert || rank_of(args, before) != to;
+            }
+            const u32 mask = __ballot_sync(device::kFullMask, goes);
+            if (goes) {
+                places[count + __popc(mask & bits_below(device::lane()))] =
+                    fabric::address(op.peers(), to, rows + token * row_bytes);
+            }
+            count += __popc(mask);
+        }
+        __syncwarp();  // the list is complete
+        if (count != 0) write_row(args, shape, places, count, token);
+        __syncwarp();  // the list has been read
+    }
+}
+
+// The block: gathers the rows of one put to a rank that is not mapped, and puts them. A put without rows is its signal.
+template <class Shape>
+DEEP_EP_DEVICE bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 to, u32 part) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = to * experts;
+    const u32 first = part * layout.tokens_per_put();
+    const u32 end = min(args.tokens, first + layout.tokens_per_put());
+    const u64 place = first * layout.row_bytes();
+    const u64 staged = op.region_offset() + layout.rows_send(to) + place;
+    u32 rows = 0;
+    for (u32 unit = first / wire::kUnitTokens; unit * wire::kUnitTokens < end; ++unit) {
+        u32 mask = tokens_of_unit(unit, end, [&](u32 token) {
+            bool any = false;
+            for (u32 k = 0; k < topk; ++k) {
+                const u64 choice = static_cast<u64>(token) * topk + k;
+                any = any || routed_id(args, experts * shape.ranks(), choice) - begin < experts;
+            }
+            return any;
+        });
+        for (; mask != 0; mask &= mask - 1, ++rows) {
+            if (rows % device::warps() != device::warp()) continue;
+            const u32 token = unit * wire::kUnitTokens + static_cast<u32>(__ffs(static_cast<int>(mask))) - 1;
+            u8* const row = op.peers().local + staged + rows * layout.row_bytes();
+            write_row(args, shape, &row, 1, token);
+        }
+    }
+    if (!op.meet()) return false;  // all warps' rows come before the first one's put
+    if (device::warp() == 0) {
+        const fabric::Piece piece{staged, op.region_offset() + layout.rows(op.rank()) + place,
+                                  rows * layout.row_bytes()};
+        op.put_signal(to, wire::kChunk + part, &piece, rows != 0 ? 1 : 0);
+    }
+    return true;
+}
+
+// The block. Ranks are served from the next one on, so that not all begin with the same.
+template <class Shape>
+DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const Shape& shape,
+                                  const DispatchScratch& scratch) {
+    const u32 ranks = shape.ranks(), warps = device::warps(), puts = args.layout.row_puts;
+    for (u32 i = blockIdx.x * warps + device::warp(); i < ranks; i += gridDim.x * warps) {
+        const u32 to = (op.rank() + 1 + i) % ranks;
+        if (op.present(to)) send_routing(args, op, shape, scratch.marks, to);
+    }
+    for (u32 i = blockIdx.x; i < ranks * puts; i += gridDim.x) {
+        const u32 to = (op.rank() + 1 + i / puts) % ranks;
+        if (op.present(to) && !op.mapped(to) && !put_rows(args, op, shape, to, i % puts)) return false;
+    }
+    store_rows(args, op, shape, scratch.targets);
+    if (!op.meet()) return false;  // the block's stores come before its share of each signal
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (op.mapped(r)) op.signal_share(r, wire::kData);
+    }
+    if (op.last_block(kSent) && threadIdx.x == 0) op.advance();
+    return true;
+}
+
+}  // namespace deep_ep::low_latency

@@ -1,0 +1,61 @@
+// What both halves of low-latency mode ask of expert ids: which rank, which of several equal ones counts, which tokens
+// of a unit.
+#pragma once
+
+#include "kernels/common/copy_once.h"
+#include "kernels/common/divider.h"
+#include "kernels/common/kernel.h"
+#include "kernels/common/operation.h"
+#include "kernels/common/shape.h"
+#include "wire/low_latency.h"
+
+namespace deep_ep::low_latency {
+
+// The halves of a kernel: launched together, or one by one (the second by the hook).
+enum Phases : u32 { kSend = 1, kReceive = 2 };
+
+// A rank's ids as a routing carries them: [tokens][top-k].
+struct Routed {
+    const wire::RoutedId* ids;
+    u32 topk;
+
+    DEEP_EP_DEVICE u32 id(u32 token, u32 k) const { return ids[static_cast<u64>(token) * topk + k]; }
+    // The first of a token's choices that names the same expert. Its row, and its result, serve them all.
+    DEEP_EP_DEVICE u32 first(u32 token, u32 k) const {
+        const u32 wanted = id(token, k);
+        u32 first = 0;
+        while (first < k && id(token, first) != wanted) ++first;
+        return first;
+    }
+    // Whether the k-th choice is the first of its expert, which is one of [begin, begin + count).
+    DEEP_EP_DEVICE bool chooses(u32 token, u32 k, u32 begin, u32 count) const {
+        return id(token, k) - begin < count && first(token, k) == k;
+    }
+    DEEP_EP_DEVICE bool chooses_any(u32 token, u32 begin, u32 count) const {
+        bool any = false;
+        for (u32 k = 0; k < topk; ++k) any = any || id(token, k) - begin < count;
+        return any;
+    }
+};
+
+// A warp: which of a unit's tokens `has(token)` holds for, a bit each. All lanes get it.
+template <class Has>
+DEEP_EP_DEVICE u32 tokens_of_unit(u32 unit, u32 tokens, Has has) {
+    u32 mask = 0;
+    for (u32 base = 0; base < wire::kUnitTokens; base += device::kWarpSize) {
+        const u32 token = unit * wire::kUnitTokens + base + device::lane();
+        mask |= __ballot_sync(device::kFullMask, token < tokens && has(token)) << base;
+    }
+    return mask;
+}
+DEEP_EP_DEVICE u32 bits_below(u32 bit) { return (1u << bit) - 1; }
+
+// A warp: the sum over its lanes; all get it.
+DEEP_EP_DEVICE u32 warp_total(u32 value) {
+    for (u32 step = device::kWarpSize / 2; step != 0; step /= 2) {
+        value += __shfl_xor_sync(device::kFullMask, value, static_cast<int>(step));
+    }
+    return value;
+}
+
+}  // namespace deep_ep::low_latency

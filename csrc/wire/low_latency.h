@@ -1,0 +1,114 @@
+// Messages of low-latency mode and how its operations lay themselves out in their region (PROTOCOL P13). Both ends
+// compute all places from what all ranks know: Buffer and sizes. No place depends on how many tokens a call has.
+//
+//   dispatch   routing of each source | rows of each source
+//   combine    header of each source | slots of mapped sources | slots of the others
+//
+// Where some rank is not mapped, what is sent to such ranks is built behind that, in the sender's own region, likewise
+// for each destination.
+#pragma once
+
+#include "wire/heap_layout.h"
+#include "wire/types.h"
+
+namespace deep_ep::wire {
+
+// Tokens whose places are found together: which of them an expert has is one word.
+constexpr u32 kUnitTokens = 32;
+
+// Puts that carry a source's rows to a rank that is not mapped. Signalled by the words of as many chunk slots.
+constexpr u32 kMostRowPuts = 3;
+static_assert(kMostRowPuts <= kSlots, "a signal word for each");
+
+// An expert's id as routings carry it.
+using RoutedId = u16;
+constexpr RoutedId kNoExpert = 0xffff;
+constexpr u32 kMostRoutedExperts = kNoExpert;
+
+// First part of a routing, which says where a source's tokens go. Followed by u32 counts[experts of the receiver], the
+// source's tokens for each, and RoutedId[tokens][top-k], the same for all receivers.
+struct RoutingHeader {
+    u64 operation;
+    u64 arguments;  // hash of what all ranks must agree on
+    u32 tokens;     // of the source
+    // Where the results for this source begin that the receiver sends in its combine, among those of all ranks; for
+    // ranks that are not mapped.
+    u32 first_result;
+    u32 reserved[10];
+};
+static_assert(sizeof(RoutingHeader) == 64, "routing header");
+
+// Of one rank's results for another, in combine.
+struct ResultHeader {
+    u64 operation;
+    u64 arguments;
+    u32 results;
+    u32 reserved[11];
+};
+static_assert(sizeof(ResultHeader) == 64, "result header");
+
+// Where a row received in a dispatch came from, and where its result goes at that rank.
+constexpr u32 kSlotBits = 22;
+constexpr u32 kMostResults = 1u << kSlotBits;  // of a rank: tokens times top-k
+constexpr u32 position(u32 source, u32 slot) { return source << kSlotBits | slot; }
+constexpr u32 position_source(u32 position) { return position >> kSlotBits; }
+constexpr u32 position_slot(u32 position) { return position & (kMostResults - 1); }
+static_assert(kMostRanks <= 1u << (32 - kSlotBits), "a rank and a slot fit into a position");
+static_assert(position_source(position(kMostRanks - 1, kMostResults - 1)) == kMostRanks - 1 &&
+                  position_slot(position(kMostRanks - 1, kMostResults - 1)) == kMostResults - 1,
+              "position: 10 bits of rank, 22 of slot");
+
+struct LowLatencyLayout {
+    u32 ranks;
+    u32 most_tokens;  // of a rank
+    u32 topk;
+    u32 experts_per_rank;
+    u32 x_bytes;       // of a row of dispatch
+    u32 scales_bytes;  // 0: rows have none
+    u32 result_bytes;  // of a row of combine
+    u32 has_remote;    // some pair of ranks of this Buffer is not load/store-reachable
+    u32 row_puts;      // 1 to kMostRowPuts
+
+    constexpr u64 most_results() const { return static_cast<u64>(most_tokens) * topk; }
+    // That one rank sends another.
+    constexpr u64 most_results_of_rank() const {
+        return static_cast<u64>(most_tokens) * (topk < experts_per_rank ? topk : experts_per_rank);
+    }
+    // Tokens whose rows go with one put, whole units. The last put may have fewer.
+    constexpr u32 tokens_per_put() const {
+        return ceil_div(ceil_div(most_tokens, kUnitTokens), row_puts) * kUnitTokens;
+    }
+
+    // --- dispatch
+    constexpr u64 counts_bytes() const {
+        return align_up(static_cast<u64>(experts_per_rank) * sizeof(u32), kPieceBytes);
+    }
+    constexpr u64 ids_bytes(u32 tokens) const {
+        return align_up(static_cast<u64>(tokens) * topk * sizeof(RoutedId), kPieceBytes);
+    }
+    constexpr u64 ids_offset() const { return sizeof(RoutingHeader) + counts_bytes(); }
+    constexpr u64 routing_bytes(u32 tokens) const { return ids_offset() + ids_bytes(tokens); }
+    constexpr u64 row_bytes() const { return align_up(static_cast<u64>(x_bytes) + scales_bytes, kPieceBytes); }
+    constexpr u64 rows_bytes() const { return most_tokens * row_bytes(); }
+    constexpr u64 routing(u32 source) const { return source * routing_bytes(most_tokens); }
+    // Of a mapped source a row lies at its token's place; of another, side by side from the place of each put's first
+    // token on.
+    constexpr u64 rows(u32 source) const { return routing(ranks) + source * rows_bytes(); }
+    constexpr u64 routing_send(u32 destination) const { return rows(ranks) + destination * routing_bytes(most_tokens); }
+    constexpr u64 rows_send(u32 destination) const { return routing_send(ranks) + destination * rows_bytes(); }
+    constexpr u64 dispatch_bytes() const { return has_remote != 0 ? rows_send(ranks) : rows(ranks); }
+
+    // --- combine
+    constexpr u64 header(u32 source) const { return source * sizeof(ResultHeader); }
+    // A token's result of its k-th expert, if that one's rank is mapped: slot token * topk + k. The others' lie behind
+    // most_results() of these, in the order of ranks, tokens and k.
+    constexpr u64 slot(u64 slot) const { return header(ranks) + slot * result_bytes; }
+    constexpr u64 slots() const { return most_results() * (has_remote != 0 ? 2 : 1); }
+    constexpr u64 header_send(u32 destination) const { return slot(slots()) + header(destination); }
+    constexpr u64 results_send(u32 destination) const {
+        return header_send(ranks) + destination * most_results_of_rank() * result_bytes;
+    }
+    constexpr u64 combine_bytes() const { return has_remote != 0 ? results_send(ranks) : slot(slots()); }
+};
+
+}  // namespace deep_ep::wire

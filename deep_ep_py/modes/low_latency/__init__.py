@@ -1,0 +1,1 @@
+"""Low-latency mode: the calls of decoding."""

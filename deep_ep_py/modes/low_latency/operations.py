@@ -1,0 +1,281 @@
+"""A low-latency dispatch and combine, from checked arguments to results, in the steps that the host takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.core import arguments
+from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import DeepEPError
+from deep_ep_py.modes.low_latency.handles import Origin, origin_of
+from deep_ep_py.modes.low_latency.sizes import Sizes
+from deep_ep_py.session.origin import check_origin
+
+if TYPE_CHECKING:
+    from deep_ep_py.session.engine import Engine
+
+Hook = Callable[[], None]
+_SCALE_COLUMNS = 4
+"""Rows of scale tensors are a multiple of so many apart, as bulk copies of them need it."""
+_WORD_EXPONENTS = 4
+"""UE8M0 scales of an int32."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a call ends: V1's arguments."""
+
+    async_finish: bool
+    return_recv_hook: bool
+
+    @staticmethod
+    def checked(async_finish: Any, return_recv_hook: Any) -> Ending:
+        """Check them."""
+        ending = Ending(
+            arguments.flag("async_finish", async_finish), arguments.flag("return_recv_hook", return_recv_hook)
+        )
+        if ending.async_finish and ending.return_recv_hook:
+            raise ValueError("async_finish=True: expected False with return_recv_hook=True, the hook is the end")
+        return ending
+
+
+class _Rest:
+    """The receiving half of a call that is still to be launched: what a hook does."""
+
+    def __init__(self, engine: Engine, call: C.Call, operation: int) -> None:
+        self._engine, self._call, self._operation = engine, call, operation
+        self._generation, self._done = engine.generation, False
+
+    def run(self) -> None:
+        """Launch it; on a CPU, wait for it."""
+        if self._done:
+            raise DeepEPError(f"{self._call.kind}: its hook has been called before")
+        engine = self._engine
+        if self._generation != engine.generation:
+            raise DeepEPError(f"{self._call.kind}: begun before the Buffer recovered, its hook cannot be called")
+        engine.check_process()
+        engine.check_whole()
+        with engine.telling_others(self._call.kind):
+            self._done = True
+            engine.device.order_after_caller(None, False)
+            C.low_latency.finish(engine.runtime, self._call)
+            engine.end_operation(self._call, self._operation, Streams())
+
+    def run_if_left(self) -> None:
+        """The same for a hook that was dropped, where there is still something to receive."""
+        if not self._done and self._generation == self._engine.generation and self._engine.broken is None:
+            self.run()
+
+
+class ReceiveHook:
+    """Receives what a call has sent for; to be called once.
+
+    One that is dropped runs before the next call or hook of its Buffer: not when it is dropped, which may be in a
+    garbage collection at any time.
+    """
+
+    def __init__(self, engine: Engine, rest: _Rest) -> None:
+        self._engine, self._rest, self._called = engine, rest, False
+
+    def __call__(self) -> None:
+        """Receive."""
+        self._called = True
+        self._engine.run_left()
+        self._rest.run()
+
+    def __del__(self) -> None:
+        if not self._called:
+            self._engine.left.append(self._rest.run_if_left)
+
+
+def _end(engine: Engine, call: C.Call, operation: int, ending: Ending) -> tuple[EventOverlap, Hook | None]:
+    """End a call whose launches are made, or the sending half of one."""
+    if not ending.return_recv_hook:
+        return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish)), None
+    hook = ReceiveHook(engine, _Rest(engine, call, operation))
+    engine.await_half(call)
+    return EventOverlap(EventHandle()), hook
+
+
+@dataclass(frozen=True)
+class DispatchArguments:
+    """What a low-latency dispatch is given: `Buffer.low_latency_dispatch` says what each is."""
+
+    x: Any
+    topk_idx: Any
+    num_max_dispatch_tokens_per_rank: Any
+    num_experts: Any
+    cumulative_local_expert_recv_stats: Any = None
+    dispatch_wait_recv_cost_stats: Any = None
+    use_fp8: Any = True
+    round_scale: Any = False
+    use_ue8m0: Any = False
+    ending: Ending = field(default_factory=lambda: Ending(False, False))
+
+    def scales(self) -> C.low_latency.Scales:
+        """How rows are cast.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        fp8 = arguments.flag("use_fp8", self.use_fp8)
+        rounded = arguments.flag("round_scale", self.round_scale)
+        exponents = arguments.flag("use_ue8m0", self.use_ue8m0)
+        if exponents and not rounded:
+            raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
+        if not fp8:
+            return C.low_latency.Scales.NONE
+        return (
+            C.low_latency.Scales.EXPONENTS
+            if exponents
+            else C.low_latency.Scales.POWERS
+            if rounded
+            else C.low_latency.Scales.FLOAT
+        )
+
+
+def dispatch(engine: Engine, given: DispatchArguments) -> tuple[Any, ...]:
+    """Check the arguments, make the outputs, launch what there is to launch."""
+    device, ranks = engine.device.torch_device, engine.ranks
+    x = arguments.rows("x", given.x, (torch.bfloat16,), device)
+    tokens, hidden = x.shape
+    topk_idx = arguments.topk_idx(given.topk_idx, arguments.experts(given.num_experts, ranks), device, tokens)
+    sizes = Sizes.checked(given.num_max_dispatch_tokens_per_rank, hidden, topk_idx.shape[1], given.num_experts, ranks)
+    if tokens > sizes.most_tokens:
+        raise ValueError(
+            f"x={arguments.describe(x)}: expected at most num_max_dispatch_tokens_per_rank={sizes.most_tokens} tokens"
+        )
+    scales = given.scales()
+    if scales != C.low_latency.Scales.NONE and hidden % C.low_latency.SCALE_GROUP:
+        raise ValueError(
+            f"x={arguments.describe(x)}: expected rows of a multiple of {C.low_latency.SCALE_GROUP} elements with "
+            "use_fp8=True"
+        )
+    local, rows = sizes.experts // ranks, ranks * sizes.most_tokens
+    stats = _optional(
+        "cumulative_local_expert_recv_stats", given.cumulative_local_expert_recv_stats, torch.int32, local, device
+    )
+    waited = _optional("dispatch_wait_recv_cost_stats", given.dispatch_wait_recv_cost_stats, torch.int64, ranks, device)
+    sizes.check_room(engine)
+    engine.prepare(x.shape[1] * x.element_size(), sizes.topk, "low_latency_dispatch")
+
+    recv_x = engine.empty_private(
+        (local, rows, hidden), torch.bfloat16 if scales == C.low_latency.Scales.NONE else torch.float8_e4m3fn
+    )
+    recv_scales = _empty_scales(engine, scales, local, rows, hidden)
+    recv_count = torch.empty(local, dtype=torch.int32, device=device)
+    tensors = C.low_latency.DispatchTensors()
+    tensors.x, tensors.topk_idx, tensors.recv_x = x.data_ptr(), topk_idx.data_ptr(), recv_x.data_ptr()
+    if recv_scales is not None:
+        tensors.recv_scales, tensors.scales_stride = recv_scales.data_ptr(), recv_scales.shape[2]
+    tensors.recv_count = recv_count.data_ptr()
+    tensors.stats = 0 if stats is None else stats.data_ptr()
+    tensors.waited_ns = 0 if waited is None else waited.data_ptr()
+    with engine.opening(
+        "low-latency dispatch", x, topk_idx, recv_x, recv_scales, recv_count, stats, waited
+    ) as operation:
+        origin = Origin(engine, engine.generation, operation, sizes, tokens)
+        handle = origin.empty_handle()
+        engine.hold(operation, *handle[:2])
+        engine.device.order_after_caller(None, False)
+        call = C.low_latency.dispatch(
+            engine.runtime,
+            sizes.native(scales, topk_idx.element_size()),
+            tokens,
+            tensors,
+            origin.native(handle),
+            whole=not given.ending.return_recv_hook,
+            blocks=_blocks(engine, tokens, sizes),
+        )
+    event, hook = _end(engine, call, operation, given.ending)
+    engine.stats["low_latency_dispatches"] += 1
+    packed = recv_x if recv_scales is None else (recv_x, recv_scales.transpose(1, 2)[:, :rows])
+    return packed, recv_count, handle, event, hook
+
+
+def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
+    """For what a rank reads and writes at the most, each row once for every expert."""
+    return engine.device.blocks_for(2 * tokens * sizes.topk * sizes.hidden * torch.bfloat16.itemsize)
+
+
+def _empty_scales(
+    engine: Engine, scales: C.low_latency.Scales, experts: int, rows: int, hidden: int
+) -> torch.Tensor | None:
+    """Make a column for each row's scales; [experts, words, rows and some]."""
+    if scales == C.low_latency.Scales.NONE:
+        return None
+    groups, stride = hidden // C.low_latency.SCALE_GROUP, -(-rows // _SCALE_COLUMNS) * _SCALE_COLUMNS
+    if scales == C.low_latency.Scales.EXPONENTS:
+        return engine.empty_private((experts, -(-groups // _WORD_EXPONENTS), stride), torch.int32)
+    return engine.empty_private((experts, groups, stride), torch.float32)
+
+
+def _optional(name: str, value: Any, dtype: torch.dtype, extent: int, device: torch.device) -> torch.Tensor | None:
+    return None if value is None else arguments.tensor(name, value, dtype, (extent,), device)
+
+
+@dataclass(frozen=True)
+class CombineArguments:
+    """What a low-latency combine is given: `Buffer.low_latency_combine` says what each is."""
+
+    x: Any
+    topk_idx: Any
+    topk_weights: Any
+    handle: Any
+    use_logfmt: Any = False
+    zero_copy: Any = False
+    ending: Ending = field(default_factory=lambda: Ending(False, False))
+    out: Any = None
+    combine_wait_recv_cost_stats: Any = None
+
+
+def combine(engine: Engine, given: CombineArguments) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+    """Check the arguments, make the output, launch what there is to launch."""
+    handle, origin = origin_of(given.handle)
+    check_origin(engine, origin.owner, origin.generation)
+    device, ranks, sizes, tokens = engine.device.torch_device, engine.ranks, origin.sizes, origin.tokens
+    for name, value in (("use_logfmt", given.use_logfmt), ("zero_copy", given.zero_copy)):
+        if arguments.flag(name, value):
+            raise ValueError(f"{name}=True: expected False, that does not exist yet")
+    shape = (sizes.experts // ranks, ranks * sizes.most_tokens, sizes.hidden)
+    x = arguments.aligned("x", arguments.tensor("x", given.x, torch.bfloat16, shape, device))
+    topk_idx = arguments.topk_idx(given.topk_idx, sizes.experts, device, tokens)
+    if topk_idx.shape[1] != sizes.topk:
+        raise ValueError(
+            f"topk_idx={arguments.describe(topk_idx)}: expected [{tokens}, {sizes.topk}], as in the dispatch"
+        )
+    weights = arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, sizes.topk), device)
+    waited = _optional("combine_wait_recv_cost_stats", given.combine_wait_recv_cost_stats, torch.int64, ranks, device)
+    out = given.out
+    if out is not None:
+        out = arguments.aligned("out", arguments.tensor("out", out, torch.bfloat16, (tokens, sizes.hidden), device))
+    sizes.check_room(engine)
+    engine.prepare(sizes.hidden * x.element_size(), sizes.topk, "low_latency_combine")
+
+    combined = engine.empty_private((tokens, sizes.hidden), torch.bfloat16) if out is None else out
+    tensors = C.low_latency.CombineTensors()
+    tensors.x, tensors.topk_idx, tensors.topk_weights = x.data_ptr(), topk_idx.data_ptr(), weights.data_ptr()
+    tensors.combined_x = combined.data_ptr()
+    tensors.waited_ns = 0 if waited is None else waited.data_ptr()
+    with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:
+        engine.device.order_after_caller(None, False)
+        call = C.low_latency.combine(
+            engine.runtime,
+            sizes.native(id_bytes=topk_idx.element_size()),
+            tokens,
+            tensors,
+            origin.native(handle),
+            handle=origin.number,
+            whole=not given.ending.return_recv_hook,
+            blocks=_blocks(engine, tokens, sizes),
+        )
+    event, hook = _end(engine, call, operation, given.ending)
+    engine.stats["low_latency_combines"] += 1
+    return combined, event, hook

@@ -1,0 +1,101 @@
+"""Sizes of low-latency calls: what they may be, and what memory they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deep_ep_py.core import arguments
+from deep_ep_py.core.native import C
+from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT
+
+if TYPE_CHECKING:
+    from deep_ep_py.session.engine import Engine
+
+V1_MOST_TOPK = 11
+"""The most that DeepEP's low-latency kernels take: what a hint is for that names none."""
+_BF16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What all ranks agree on.
+
+    Attributes
+    ----------
+    most_tokens : int
+        Of a rank.
+    hidden : int
+        Elements of a row.
+    topk : int
+        Experts of a token.
+    experts : int
+        Of all ranks.
+    """
+
+    most_tokens: int
+    hidden: int
+    topk: int
+    experts: int
+
+    @staticmethod
+    def checked(most_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int) -> Sizes:
+        """Check what a caller names.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        arguments.integer("num_max_dispatch_tokens_per_rank", most_tokens, 1, arguments.MAX_TOKENS)
+        arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // _BF16_BYTES)
+        if hidden * _BF16_BYTES % arguments.ROW_ALIGNMENT:
+            raise ValueError(
+                f"hidden={hidden}: expected a multiple of {arguments.ROW_ALIGNMENT // _BF16_BYTES}, rows of a multiple "
+                f"of {arguments.ROW_ALIGNMENT} bytes"
+            )
+        arguments.experts(experts, ranks)
+        if most_tokens * topk > C.low_latency.MOST_RESULTS:
+            raise ValueError(
+                f"num_max_dispatch_tokens_per_rank={most_tokens}: expected at most "
+                f"{C.low_latency.MOST_RESULTS // topk} with top-{topk}"
+            )
+        return Sizes(most_tokens, hidden, topk, experts)
+
+    def native(
+        self, scales: C.low_latency.Scales = C.low_latency.Scales.NONE, id_bytes: int = 8
+    ) -> C.low_latency.Sizes:
+        """Return them as kernels' launches take them."""
+        return C.low_latency.Sizes(
+            most_tokens=self.most_tokens,
+            hidden=self.hidden,
+            topk=self.topk,
+            experts=self.experts,
+            id_bytes=id_bytes,
+            scales=scales,
+        )
+
+    def buffer_bytes(self, ranks: int, regions: int, has_remote: bool) -> int:
+        """Return the bytes of a Buffer for such calls, a region of it for each operation that may be open."""
+        region = C.low_latency.region_bytes(self.native(), ranks=ranks, has_remote=has_remote)
+        return -(-region // REGION_ALIGNMENT) * REGION_ALIGNMENT * regions
+
+    def check_room(self, engine: Engine) -> None:
+        """Raise if such calls do not fit into a Buffer."""
+        needed = self.buffer_bytes(engine.ranks, engine.regions, engine.topology.network is not None)
+        if needed > engine.region_bytes * engine.regions:
+            raise ValueError(
+                f"num_rdma_bytes: the Buffer has {engine.region_bytes * engine.regions}, expected at least {needed} "
+                f"for {self.most_tokens} tokens of {self.hidden} elements, top-{self.topk} of {self.experts} experts, "
+                f"among {engine.ranks} ranks; see get_low_latency_rdma_size_hint"
+            )
+        if not C.low_latency.fits_shared_memory(engine.runtime, self.native()):
+            raise ValueError(
+                f"num_experts={self.experts}: more than a block's shared memory has room for among {engine.ranks} ranks"
+            )
+        message = C.low_latency.put_bytes(engine.runtime, self.native())
+        if message > engine.runtime.most_put_bytes:
+            raise ValueError(
+                f"nic: a send queue holds {engine.runtime.most_put_bytes} bytes at once, expected at least {message}, "
+                "the rows of one rank for another; raise blocks or most_bytes"
+            )

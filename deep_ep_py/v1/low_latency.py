@@ -1,0 +1,243 @@
+"""Low-latency mode as `deep_ep.Buffer` of DeepEP 1.2 has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from deep_ep_py.core import arguments
+from deep_ep_py.core.events import EventOverlap
+from deep_ep_py.modes.low_latency import operations
+from deep_ep_py.modes.low_latency.handles import Handle
+from deep_ep_py.modes.low_latency.operations import CombineArguments, DispatchArguments, Ending, Hook
+from deep_ep_py.modes.low_latency.sizes import V1_MOST_TOPK, Sizes
+
+if TYPE_CHECKING:
+    from deep_ep_py.session.engine import Engine
+
+_V1_REGIONS = 2
+
+
+class LowLatencySurface:
+    """The low-latency calls of a Buffer."""
+
+    low_latency_mode: bool
+    group_size: int
+    _engine: Any
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank: int,
+        hidden: int,
+        num_ranks: int,
+        num_experts: int,
+        num_topk: int | None = None,
+        regions: int = _V1_REGIONS,
+    ) -> int:
+        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode, rows of any type.
+
+        Parameters
+        ----------
+        num_max_dispatch_tokens_per_rank : int
+            Tokens of a rank, at most.
+        hidden : int
+            Elements of a row.
+        num_ranks : int
+            Ranks of the group.
+        num_experts : int
+            Experts of all ranks.
+        num_topk : int, optional
+            Experts of a token. Default: 11, the most that DeepEP takes, or all experts if they are fewer.
+        regions : int
+            As `Buffer` is given it: operations that may be open at once.
+
+        Returns
+        -------
+        int
+            A multiple of 128.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
+        """
+        arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_RANKS)
+        arguments.integer("regions", regions, 1, 16)
+        arguments.experts(num_experts, num_ranks)
+        topk = min(V1_MOST_TOPK, num_experts)
+        if num_topk is not None:
+            topk = arguments.integer("num_topk", num_topk, 1, arguments.MAX_TOPK)
+        sizes = Sizes.checked(num_max_dispatch_tokens_per_rank, hidden, topk, num_experts, num_ranks)
+        return sizes.buffer_bytes(num_ranks, regions, has_remote=num_ranks > 1)
+
+    def low_latency_dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: torch.Tensor | None = None,
+        dispatch_wait_recv_cost_stats: torch.Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+    ) -> tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor, Handle, EventOverlap, Hook | None]:
+        """Send every token to its experts, without an exchange of counts before it.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            bfloat16 [tokens, hidden], rows of a multiple of 16 bytes.
+        topk_idx : torch.Tensor
+            int64 or int32 [tokens, top-k]: expert ids, -1 for none. An expert that a token names twice gets it once.
+        num_max_dispatch_tokens_per_rank : int
+            No rank has more tokens in this call; the same on all ranks.
+        num_experts : int
+            Experts of all ranks; rank r holds ids [r * num_experts / ranks, (r + 1) * num_experts / ranks).
+        cumulative_local_expert_recv_stats : torch.Tensor, optional
+            int32 [local experts]: rows received are added.
+        dispatch_wait_recv_cost_stats : torch.Tensor, optional
+            int64 [ranks]: nanoseconds that were spent waiting for each source are added. (DeepEP counts cycles.)
+        use_fp8 : bool
+            Rows are cast to float8_e4m3fn as they are sent, with a scale for every 128 elements, of which `hidden` must
+            then be a multiple: `amax / 448` of their largest magnitude, which is taken to be at least 1e-4.
+        round_scale : bool
+            Scales are powers of two.
+        use_ue8m0 : bool
+            With `round_scale`: scales are exponents alone, four to an int32, the first in the lowest byte; bytes that
+            `hidden` does not fill are zero.
+        async_finish : bool
+            As in `dispatch`.
+        return_recv_hook : bool
+            Only send now; receive when the returned hook is called. In between the GPU does nothing for the call. The
+            results may be used after the hook alone. Other calls may come in between, as many as the Buffer has
+            regions; hooks may be called in any order, on any thread. One that is dropped runs before the next call.
+
+        Returns
+        -------
+        recv_x : torch.Tensor or tuple of torch.Tensor
+            [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]: an expert's rows stand at the beginning,
+            sorted by source, then token; what stands behind them is undefined. bfloat16; or with `use_fp8`
+            float8_e4m3fn and the scales, [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden / 128]
+            float32, or hidden / 512 int32, the rows next to each other in memory.
+        recv_count : torch.Tensor
+            int32 [local experts]: rows of each.
+        handle : tuple
+            For `low_latency_combine`: `(packed_recv_src_info int32 [local experts, ranks * most tokens]: each row's
+            token at its source, packed_recv_layout_range int64 [local experts, ranks]: begin << 32 | count of each
+            source's rows, num_max_dispatch_tokens_per_rank, hidden, num_experts)`.
+        event : EventOverlap
+        hook : callable or None
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument. Also where the Buffer is too small.
+        DeepEPTimeout, DeepEPError
+            As `dispatch`.
+        """
+        engine = self._low_latency_engine("low_latency_dispatch")
+        given = DispatchArguments(
+            x,
+            topk_idx,
+            num_max_dispatch_tokens_per_rank,
+            num_experts,
+            cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats,
+            use_fp8,
+            round_scale,
+            use_ue8m0,
+            Ending.checked(async_finish, return_recv_hook),
+        )
+        packed, count, handle, event, hook = operations.dispatch(engine, given)
+        return packed, count, handle, event, hook
+
+    def low_latency_combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        handle: Handle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: torch.Tensor | None = None,
+        combine_wait_recv_cost_stats: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+        """Send the experts' results back to their tokens, and sum them with the tokens' weights.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            bfloat16 [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]: a result in the place of each
+            row that was received. May be written over once the call has returned, or its stream has come so far.
+        topk_idx : torch.Tensor
+            [tokens, top-k] as in the dispatch; where it is -1, that choice is left out of the sum.
+        topk_weights : torch.Tensor
+            float32 [tokens, top-k].
+        handle : tuple
+            Of the dispatch; may be used again, also as a tuple that was rebuilt of its elements.
+        use_logfmt, zero_copy : bool
+            Must be False.
+        async_finish, return_recv_hook : bool
+            As in `low_latency_dispatch`.
+        out : torch.Tensor, optional
+            bfloat16 [tokens, hidden]: where to put the sums.
+        combine_wait_recv_cost_stats : torch.Tensor, optional
+            int64 [ranks]: nanoseconds that were spent waiting for each rank's results are added.
+
+        Returns
+        -------
+        combined_x : torch.Tensor
+            bfloat16 [tokens, hidden]: the sum over a token's choices, in their order, of weight times result, in fp32,
+            rounded once.
+        event : EventOverlap
+        hook : callable or None
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        DeepEPTimeout, DeepEPError
+            As `dispatch`.
+        """
+        engine = self._low_latency_engine("low_latency_combine")
+        ending = Ending.checked(async_finish, return_recv_hook)
+        given = CombineArguments(
+            x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, ending, out, combine_wait_recv_cost_stats
+        )
+        return operations.combine(engine, given)
+
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Do nothing: an operation of any mode lays out its region itself, so nothing left there needs cleaning.
+
+        Callers of V1 do this before its low-latency mode, after any normal-mode call.
+
+        Parameters
+        ----------
+        num_max_dispatch_tokens_per_rank : int
+            Tokens of a rank, at most.
+        hidden : int
+            Elements of a row.
+        num_experts : int
+            Experts of all ranks.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Naming the argument.
+        """
+        self._engine.check_usable()
+        Sizes.checked(num_max_dispatch_tokens_per_rank, hidden, 1, num_experts, self.group_size)
+
+    def _low_latency_engine(self, name: str) -> Engine:
+        if not self.low_latency_mode:
+            raise ValueError(f"{name}: expected a Buffer that was made with low_latency_mode=True")
+        engine: Engine = self._engine
+        engine.check_usable()
+        engine.run_left()
+        return engine

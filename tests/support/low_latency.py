@@ -1,0 +1,259 @@
+"""What low-latency calls must return, in plain torch; shares no code with the library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import deep_ep_py as deep_ep
+from harness import HARSH_NIC
+
+GROUP = 128
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A case.
+
+    Attributes
+    ----------
+    tokens
+        Of each rank.
+    most_tokens
+        num_max_dispatch_tokens_per_rank.
+    """
+
+    name: str
+    ranks: int
+    tokens: tuple[int, ...]
+    most_tokens: int
+    hidden: int
+    topk: int
+    experts: int
+    id_dtype: torch.dtype = torch.int64
+
+    @property
+    def local(self) -> int:
+        """Experts of a rank."""
+        return self.experts // self.ranks
+
+    @property
+    def rows(self) -> int:
+        """Rows of an expert's output."""
+        return self.ranks * self.most_tokens
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a rank receives: per local expert the (source, token) pairs in order."""
+
+    pairs: list[list[tuple[int, int]]]
+
+    def counts(self) -> Tensor:
+        return torch.tensor([len(own) for own in self.pairs], dtype=torch.int32)
+
+    def ranges(self, ranks: int) -> Tensor:
+        ranges = torch.zeros((len(self.pairs), ranks), dtype=torch.int64)
+        for expert, own in enumerate(self.pairs):
+            begin = 0
+            for rank in range(ranks):
+                count = sum(source == rank for source, _ in own)
+                ranges[expert, rank] = begin << 32 | count
+                begin += count
+        return ranges
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens of all ranks, where they go, what experts make of them, and what must come of it."""
+
+    sizes: Sizes
+    x: list[Tensor]
+    topk_idx: list[Tensor]
+    weights: list[Tensor]
+    packed: list[Packed]
+    results: list[Tensor]  # [local experts, rows, hidden] of each rank
+    combined: list[Tensor]
+
+    @staticmethod
+    def of(sizes: Sizes, seed: int = 1, skipped: float = 0.1, twice: float = 0.0) -> Work:
+        """Make one at random; choices are -1 with probability `skipped`, an earlier one with `twice`."""
+        random = torch.Generator().manual_seed(seed)
+        x, topk_idx, weights = [], [], []
+        for tokens in sizes.tokens:
+            x.append((3 * torch.randn((tokens, sizes.hidden), generator=random)).to(torch.bfloat16))
+            order = torch.rand((tokens, sizes.experts), generator=random).argsort(dim=1)
+            ids = order[:, : sizes.topk]
+            if sizes.topk > sizes.experts:
+                ids = order.repeat(1, -(-sizes.topk // sizes.experts))[:, : sizes.topk]
+            again = torch.rand(ids.shape, generator=random) < twice
+            again[:, 0] = False
+            ids = torch.where(again, ids[:, :1], ids)
+            none = torch.rand(ids.shape, generator=random) < skipped
+            topk_idx.append(torch.where(none, -1, ids).to(sizes.id_dtype).contiguous())
+            weights.append(torch.rand((tokens, sizes.topk), generator=random))
+        return Work.on(sizes, x, topk_idx, weights, random)
+
+    @staticmethod
+    def on(
+        sizes: Sizes, x: list[Tensor], topk_idx: list[Tensor], weights: list[Tensor], random: torch.Generator
+    ) -> Work:
+        packed = [
+            Packed([_pairs(topk_idx, rank * sizes.local + e) for e in range(sizes.local)])
+            for rank in range(sizes.ranks)
+        ]
+        results = []
+        for own in packed:
+            # What no token is for must not be read.
+            result = torch.full((sizes.local, sizes.rows, sizes.hidden), torch.nan, dtype=torch.bfloat16)
+            for expert, pairs in enumerate(own.pairs):
+                values = torch.randn((len(pairs), sizes.hidden), generator=random) * 2
+                result[expert, : len(pairs)] = values.to(torch.bfloat16)
+            results.append(result)
+        combined = [
+            _combine(sizes, rank, topk_idx[rank], weights[rank], packed, results) for rank in range(sizes.ranks)
+        ]
+        return Work(sizes, x, topk_idx, weights, packed, results, combined)
+
+
+def _pairs(topk_idx: list[Tensor], expert: int) -> list[tuple[int, int]]:
+    return [
+        (rank, int(token))
+        for rank, ids in enumerate(topk_idx)
+        for token in (ids == expert).any(dim=1).nonzero().flatten()
+    ]
+
+
+def _combine(
+    sizes: Sizes, rank: int, topk_idx: Tensor, weights: Tensor, packed: Sequence[Packed], results: Sequence[Tensor]
+) -> Tensor:
+    sums = torch.zeros((len(topk_idx), sizes.hidden), dtype=torch.float32)
+    for token in range(len(topk_idx)):
+        for k in range(sizes.topk):
+            expert = int(topk_idx[token, k])
+            if expert < 0:
+                continue
+            owner, local = divmod(expert, sizes.local)
+            row = packed[owner].pairs[local].index((rank, token))
+            sums[token] = sums[token] + weights[token, k] * results[owner][local, row].float()
+    return sums.to(torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """How a dispatch casts, as its options."""
+
+    use_fp8: bool = False
+    round_scale: bool = False
+    use_ue8m0: bool = False
+
+    @property
+    def options(self) -> dict[str, bool]:
+        return {"use_fp8": self.use_fp8, "round_scale": self.round_scale, "use_ue8m0": self.use_ue8m0}
+
+    def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return float8_e4m3fn [tokens, hidden] and scales [tokens, groups]: fp32, or bytes of exponents."""
+        groups = x.float().view(len(x), -1, GROUP)
+        amax = groups.abs().amax(dim=2).clamp(min=1e-4)
+        inverse, factor = amax * torch.tensor(1 / 448, dtype=torch.float32), torch.tensor(448.0) / amax
+        if self.round_scale:
+            mantissa, exponent = torch.frexp(inverse)  # in [0.5, 1)
+            exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+            inverse, factor = torch.exp2(exponent.float()), torch.exp2(-exponent.float())
+        cast = (groups * factor[:, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn).view(x.shape)
+        if self.use_ue8m0:
+            return cast, (inverse.view(torch.int32) >> 23).to(torch.uint8)
+        return cast, inverse
+
+
+BF16 = Cast()
+CASTS = {"bf16": BF16, "fp8": Cast(True), "rounded": Cast(True, True), "ue8m0": Cast(True, True, True)}
+
+
+def check_dispatch(work: Work, rank: int, cast: Cast, results: Sequence[Any]) -> None:
+    """Compare what a dispatch has returned, bit by bit."""
+    sizes, own = work.sizes, work.packed[rank]
+    packed, counts, handle = results[:3]
+    recv_x, recv_scales = packed if cast.use_fp8 else (packed, None)
+    assert recv_x.shape == (sizes.local, sizes.rows, sizes.hidden)
+    assert torch.equal(counts, own.counts()), (counts, own.counts())
+    assert torch.equal(handle[1], own.ranges(sizes.ranks))
+    assert handle[2:] == (sizes.most_tokens, sizes.hidden, sizes.experts)
+    for expert, pairs in enumerate(own.pairs):
+        tokens = torch.tensor([token for _, token in pairs], dtype=torch.int32)
+        assert torch.equal(handle[0][expert, : len(pairs)], tokens)
+        sent = [work.x[source][token] for source, token in pairs]
+        if not sent:
+            continue
+        rows = torch.stack(sent)
+        got = recv_x[expert, : len(pairs)]
+        if recv_scales is None:
+            assert torch.equal(got.view(torch.int16), rows.view(torch.int16)), (rank, expert)
+            continue
+        wanted, scales = cast.of(rows)
+        assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)), (rank, expert)
+        check_scales(recv_scales[expert, : len(pairs)], scales)
+
+
+def check_scales(got: Tensor, wanted: Tensor) -> None:
+    """Compare scales; exponents come four to an int32."""
+    if wanted.dtype == torch.uint8:
+        words = -(-wanted.shape[1] // 4)
+        padded = torch.zeros((len(wanted), 4 * words), dtype=torch.uint8)
+        padded[:, : wanted.shape[1]] = wanted
+        assert torch.equal(got.contiguous(), padded.view(torch.int32))
+    else:
+        assert torch.equal(got, wanted)
+
+
+def check_combine(work: Work, rank: int, combined: Tensor) -> None:
+    """Compare what a combine has returned, bit by bit."""
+    assert torch.equal(combined.view(torch.int16), work.combined[rank].view(torch.int16)), rank
+
+
+def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_ep.Buffer:
+    """Make a case's Buffer on the calling rank, no larger than it must be."""
+    regions = options.get("regions", 2)
+    needed = deep_ep.Buffer.get_low_latency_rdma_size_hint(
+        sizes.most_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk, regions=regions
+    )
+    if fabric == "ibgda" and "nic" not in options:
+        # A message has a few requests.
+        from dataclasses import replace
+
+        longest = max(sizes.most_tokens * min(sizes.topk, sizes.local) * 2 * sizes.hidden, 4096)
+        most = max(HARSH_NIC.most_bytes, -(-longest // 4 // 16) * 16)
+        queues = HARSH_NIC.queues_per_peer if sizes.ranks < 16 else 1
+        options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, most_bytes=most)
+    options = {"arena_bytes": 1 << 24, **options}
+    return deep_ep.Buffer(group, 0, needed, low_latency_mode=True, fabric=fabric, **options)
+
+
+def dispatch(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, **options: Any) -> tuple[Any, ...]:
+    """Dispatch the calling rank's tokens."""
+    sizes, rank = work.sizes, buffer.rank
+    arguments = (work.x[rank], work.topk_idx[rank], sizes.most_tokens, sizes.experts)
+    return buffer.low_latency_dispatch(*arguments, **cast.options, **options)
+
+
+def combine(buffer: deep_ep.Buffer, work: Work, handle: Any, **options: Any) -> tuple[Any, ...]:
+    """Combine the calling rank's results."""
+    rank = buffer.rank
+    return buffer.low_latency_combine(work.results[rank], work.topk_idx[rank], work.weights[rank], handle, **options)
+
+
+def round_trip(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, hooks: bool = False) -> Any:
+    """Dispatch and combine, checked; returns the handle."""
+    results = dispatch(buffer, work, cast, return_recv_hook=hooks)
+    if hooks:
+        results[4]()
+    check_dispatch(work, buffer.rank, cast, results)
+    combined, _, hook = combine(buffer, work, results[2], return_recv_hook=hooks)
+    if hooks:
+        hook()
+    check_combine(work, buffer.rank, combined)
+    return results[2]
