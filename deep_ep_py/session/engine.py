@@ -520,6 +520,8 @@ class Engine:
         """
         if self._runtime is None or self._inherited:
             return
+        if self._broken is None:
+            self.run_left()
         runtime, well = self._runtime, not self._open and self._broken is None
         settled = False
         try:

@@ -538,7 +538,7 @@ def test_sglang_two_batches(asynchronous: bool) -> None:
 
 
 def test_sglang_auto_and_lmdeploy() -> None:
-    """One Buffer for both modes: normal calls work, also after it was cleaned for decoding, whose calls are refused."""
+    """One Buffer for both modes, which is cleaned before each turn of decoding."""
     from deep_ep import Buffer, Config
 
     def on_each_rank(group: Any) -> None:
@@ -560,16 +560,19 @@ def test_sglang_auto_and_lmdeploy() -> None:
             dispatcher.combine_b()
             buffer.clean_low_latency_buffer(128, CASE.hidden, CASE.experts)
             work = TRIALS[0].work
-            with pytest.raises(NotImplementedError, match="low_latency_dispatch.*low-latency mode does not exist yet"):
-                buffer.low_latency_dispatch(
-                    work.x[buffer.rank],
-                    work.topk_idx[buffer.rank],
-                    128,
-                    CASE.experts,
-                    use_fp8=True,
-                    async_finish=False,
-                    return_recv_hook=True,
-                )
+            x, ids = work.x[buffer.rank], work.topk_idx[buffer.rank]
+            packed, _, handle, _, hook = buffer.low_latency_dispatch(
+                x, ids, 128, CASE.experts, use_fp8=False, async_finish=False, return_recv_hook=True
+            )
+            hook()
+            weights = torch.full(ids.shape, 0.5)
+            combined, _, hook = buffer.low_latency_combine(
+                packed, topk_idx=ids, topk_weights=weights, handle=handle, async_finish=False, return_recv_hook=True
+            )
+            hook()
+            # Every expert has returned the row it was given.
+            chosen = (ids >= 0).sum(dim=1, keepdim=True)
+            assert torch.equal(combined, (x.float() * chosen * 0.5).to(x.dtype))
 
     under_schedules(CASE.ranks, on_each_rank, count=RUNS)
 

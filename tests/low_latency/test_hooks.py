@@ -1,0 +1,175 @@
+"""Calls in halves: several open at once, hooks in any order, dropped ones, what is refused; modes and shapes mixed."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+import deep_ep_py as deep_ep
+from cases import Case
+from deep_ep_py.testing import run_ranks
+from harness import Trial, barrier, round_trip, under_schedules
+from low_latency import BF16, CASTS, Sizes, Work, check_combine, check_dispatch, combine, dispatch, make_buffer
+from low_latency import round_trip as low_latency_round_trip
+
+SIZES = Sizes("hooks", 3, (9, 40, 0), 40, 128, 4, 6)
+MIXED = ("peer", "weak", "ibgda", "mixed")
+
+
+def works(*seeds: int) -> list[Work]:
+    return [Work.of(SIZES, seed) for seed in seeds]
+
+
+@pytest.mark.parametrize("fabric", MIXED)
+def test_two_layers_in_turns(fabric: str) -> None:
+    """As two micro-batches do: both dispatches on their way, hooks in another order."""
+    both = works(1, 2)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, fabric) as buffer:
+            for first, second in ((0, 1), (1, 0), (0, 1)):
+                sent = [dispatch(buffer, work, return_recv_hook=True) for work in both]
+                for i in (first, second):
+                    sent[i][4]()
+                    check_dispatch(both[i], buffer.rank, BF16, sent[i])
+                returned = [combine(buffer, both[i], sent[i][2], return_recv_hook=True) for i in (second, first)]
+                for (combined, _, hook), i in zip(reversed(returned), (first, second), strict=True):
+                    hook()
+                    check_combine(both[i], buffer.rank, combined)
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_a_region_is_needed_again() -> None:
+    """Operation n is refused while n - regions is open, even alone."""
+    (work,) = works(1)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "peer") as buffer:
+            hooks = [dispatch(buffer, work, return_recv_hook=True)[4] for _ in range(2)]
+            hooks[1]()
+            with pytest.raises(deep_ep.DeepEPError, match="needs the region of operation 0, which is still open"):
+                dispatch(buffer, work)
+            hooks[0]()
+            low_latency_round_trip(buffer, work)
+
+    run_ranks(SIZES.ranks, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+def test_a_dropped_hook_runs_before_the_next_call(fabric: str) -> None:
+    (work,) = works(1)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, fabric) as buffer:
+            for _ in range(3):
+                results = dispatch(buffer, work, return_recv_hook=True)
+                packed, counts, handle = results[:3]
+                del results
+                gc.collect()
+                low_latency_round_trip(buffer, work)
+                check_dispatch(work, buffer.rank, BF16, (packed, counts, handle))
+            assert not buffer._engine.left
+            dispatch(buffer, work, return_recv_hook=True)
+            gc.collect()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_hooks_that_cannot_be_called() -> None:
+    (work,) = works(1)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "peer") as buffer:
+            hook = dispatch(buffer, work, return_recv_hook=True)[4]
+            hook()
+            with pytest.raises(deep_ep.DeepEPError, match="low-latency dispatch: its hook has been called before"):
+                hook()
+            hook = dispatch(buffer, work, return_recv_hook=True)[4]
+            barrier(group)  # one that recovers ends what others are in
+            buffer.recover()
+            with pytest.raises(deep_ep.DeepEPError, match="begun before the Buffer recovered"):
+                hook()
+            low_latency_round_trip(buffer, work)
+            handle = dispatch(buffer, work)[2]
+            barrier(group)
+            buffer.recover()
+            with pytest.raises(ValueError, match="handle: expected one of a dispatch since the Buffer recovered"):
+                combine(buffer, work, handle)
+
+    run_ranks(SIZES.ranks, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("fabric", MIXED)
+def test_modes_and_shapes_share_a_buffer(fabric: str) -> None:
+    trial = Trial.of(Case("beside", 3, 12, hidden=64, topk=2, experts=6))
+    shapes = [
+        SIZES,
+        Sizes("wide", 3, (5, 5, 5), 5, 512, 2, 9),
+        Sizes("long", 3, (60, 2, 33), 64, 16, 3, 3, torch.int32),
+    ]
+    mine = [Work.of(sizes) for sizes in shapes]
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, max(shapes, key=lambda one: one.most_tokens * one.hidden), fabric) as buffer:
+            for turn in range(2):
+                for work in mine:
+                    cast = CASTS["fp8"] if work.sizes.hidden % 128 == 0 and turn else BF16
+                    low_latency_round_trip(buffer, work, cast, hooks=turn == 0)
+                    round_trip(buffer, buffer.rank, trial, 1)
+
+    under_schedules(3, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", MIXED)
+def test_handles_are_used_again(fabric: str) -> None:
+    """Also as tuples rebuilt of their elements, and with fewer choices than in the dispatch."""
+    (work,) = works(3)
+    rest = [torch.where(torch.arange(SIZES.topk) == 1, -1, ids) for ids in work.topk_idx]
+    fewer = Work(SIZES, work.x, rest, work.weights, work.packed, work.results, work.combined)
+    expected = []
+    for rank in range(SIZES.ranks):
+        weights = torch.where(torch.arange(SIZES.topk) == 1, 0.0, work.weights[rank])
+        expected.append(weights)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, fabric) as buffer:
+            results = dispatch(buffer, work, async_finish=True)
+            results[3].current_stream_wait()
+            handle = results[2]
+            out = torch.full(work.combined[buffer.rank].shape, torch.nan, dtype=torch.bfloat16)
+            combined, event, _ = combine(buffer, work, tuple([*handle]), out=out, async_finish=True)
+            event.current_stream_wait()
+            assert combined is out
+            check_combine(work, buffer.rank, out)
+            low_latency_round_trip(buffer, Work.of(SIZES, 4))
+            check_combine(work, buffer.rank, combine(buffer, work, handle)[0])
+            without = combine(buffer, fewer, handle)[0]
+            arguments = (work.results[buffer.rank], work.topk_idx[buffer.rank], expected[buffer.rank], handle)
+            zero = buffer.low_latency_combine(*arguments)[0]
+            assert torch.equal(without, zero)
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_statistics() -> None:
+    (work,) = works(5)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "mixed") as buffer:
+            rows, waited = torch.ones(SIZES.local, dtype=torch.int32), torch.zeros(SIZES.ranks, dtype=torch.int64)
+            returned = torch.zeros(SIZES.ranks, dtype=torch.int64)
+            for _ in range(2):
+                results = dispatch(
+                    buffer, work, cumulative_local_expert_recv_stats=rows, dispatch_wait_recv_cost_stats=waited
+                )
+                combine(buffer, work, results[2], combine_wait_recv_cost_stats=returned)
+            assert torch.equal(rows, 1 + 2 * results[1])
+            assert (waited >= 0).all() and (returned >= 0).all()
+            counted = buffer.stats()
+            assert (counted["low_latency_dispatches"], counted["low_latency_combines"]) == (2, 2)
+
+    run_ranks(SIZES.ranks, on_each_rank, seed=1)
