@@ -53,11 +53,11 @@
 //     void warp_weighted_sum_bf16(dst, src[], weights[], n, elements)
 //                                  dst = bf16(((0 + weights[0] * src[0]) + weights[1] * src[1]) + ...), in fp32, each
 //                                  product rounded, the sum rounded once; elements a multiple of 8
-//     void warp_copy_to_many(dst[], n, src, bytes)
-//                                  one read, n writes; else as warp_copy
-//     void warp_cast_e4m3(dst[], n, src, elements, scales)
-//                                  a row of bf16 to n rows of e4m3, each with its scales behind it, as e4m3.h has them;
-//                                  elements a multiple of kScaleGroup; else as warp_copy
+//     void warp_copy_to_many(dst[], n, src, bytes, streaming)
+//                                  one read, n writes, past the caches if `streaming`; else as warp_copy
+//     void warp_cast_e4m3(dst, src, elements, scales)
+//                                  a row of bf16 to one of e4m3 with its scales behind it, as e4m3.h has them; elements
+//                                  a multiple of kScaleGroup; else as warp_copy
 //   The warp collectives read `dst`, `src` and `weights` arrays that all lanes see (shared memory or equal per-lane copies).
 // clang-format on
 #pragma once

@@ -47,6 +47,7 @@ void bind_types(py::module_& m) {
         .def_readwrite("topk_idx", &CombineTensors::topk_idx)
         .def_readwrite("topk_weights", &CombineTensors::topk_weights)
         .def_readwrite("combined_x", &CombineTensors::combined_x)
+        .def_readwrite("publish", &CombineTensors::publish)
         .def_readwrite("waited_ns", &CombineTensors::waited_ns);
     py::class_<Origins>(m, "Origins")
         .def(py::init(&make_origins), py::kw_only(), py::arg("tokens"), py::arg("ranges"), py::arg("positions"),

@@ -1,8 +1,8 @@
 // Messages of low-latency mode and how its operations lay themselves out in their region (PROTOCOL P13). Both ends
 // compute all places from what all ranks know: Buffer and sizes. No place depends on how many tokens a call has.
 //
-//   dispatch   routing of each source | rows of each source
-//   combine    header of each source | slots of mapped sources | slots of the others
+//   dispatch   routing of each source | this rank's rows, for ranks that are mapped to read | rows of each other source
+//   combine    header of each source | rows that mapped sources publish | slots of mapped sources | of the others
 //
 // Where some rank is not mapped, what is sent to such ranks is built behind that, in the sender's own region, likewise
 // for each destination.
@@ -42,20 +42,26 @@ static_assert(sizeof(RoutingHeader) == 64, "routing header");
 struct ResultHeader {
     u64 operation;
     u64 arguments;
+    u64 published;  // where in its heap the rank's results lie, for the other to read there; kUnpublished: in slots
     u32 results;
-    u32 reserved[11];
+    u32 reserved[9];
 };
+constexpr u64 kUnpublished = ~0ull;
 static_assert(sizeof(ResultHeader) == 64, "result header");
 
-// Where a row received in a dispatch came from, and where its result goes at that rank.
+// A slot for a result and the rank at its other end: of a row received in a dispatch, where it came from and where its
+// result goes there; of a choice, whose result it is and where it comes.
 constexpr u32 kSlotBits = 22;
-constexpr u32 kMostResults = 1u << kSlotBits;  // of a rank: tokens times top-k
-constexpr u32 position(u32 source, u32 slot) { return source << kSlotBits | slot; }
-constexpr u32 position_source(u32 position) { return position >> kSlotBits; }
-constexpr u32 position_slot(u32 position) { return position & (kMostResults - 1); }
+constexpr u32 kMostResults =
+    (1u << (kSlotBits - 1)) - 1;  // of a rank: tokens times top-k; there are two slots for each
+constexpr u32 kNoPosition = ~0u;
+constexpr u32 position(u32 rank, u32 slot) { return rank << kSlotBits | slot; }
+constexpr u32 position_rank(u32 position) { return position >> kSlotBits; }
+constexpr u32 position_slot(u32 position) { return position & ((1u << kSlotBits) - 1); }
 static_assert(kMostRanks <= 1u << (32 - kSlotBits), "a rank and a slot fit into a position");
-static_assert(position_source(position(kMostRanks - 1, kMostResults - 1)) == kMostRanks - 1 &&
-                  position_slot(position(kMostRanks - 1, kMostResults - 1)) == kMostResults - 1,
+static_assert(position_rank(position(kMostRanks - 1, 2 * kMostResults - 1)) == kMostRanks - 1 &&
+                  position_slot(position(kMostRanks - 1, 2 * kMostResults - 1)) == 2 * kMostResults - 1 &&
+                  position(kMostRanks - 1, 2 * kMostResults - 1) != kNoPosition,
               "position: 10 bits of rank, 22 of slot");
 
 struct LowLatencyLayout {
@@ -91,18 +97,22 @@ struct LowLatencyLayout {
     constexpr u64 row_bytes() const { return align_up(static_cast<u64>(x_bytes) + scales_bytes, kPieceBytes); }
     constexpr u64 rows_bytes() const { return most_tokens * row_bytes(); }
     constexpr u64 routing(u32 source) const { return source * routing_bytes(most_tokens); }
-    // Of a mapped source a row lies at its token's place; of another, side by side from the place of each put's first
-    // token on.
-    constexpr u64 rows(u32 source) const { return routing(ranks) + source * rows_bytes(); }
+    // Of this rank, each at its token's place. All ranks have read them when all have given `free`.
+    constexpr u64 own_rows() const { return routing(ranks); }
+    // Of a source that is not mapped: side by side, from the place of each put's first token on.
+    constexpr u64 rows(u32 source) const { return own_rows() + (1 + source) * rows_bytes(); }
     constexpr u64 routing_send(u32 destination) const { return rows(ranks) + destination * routing_bytes(most_tokens); }
     constexpr u64 rows_send(u32 destination) const { return routing_send(ranks) + destination * rows_bytes(); }
-    constexpr u64 dispatch_bytes() const { return has_remote != 0 ? rows_send(ranks) : rows(ranks); }
+    constexpr u64 dispatch_bytes() const { return has_remote != 0 ? rows_send(ranks) : rows(0); }
 
     // --- combine
     constexpr u64 header(u32 source) const { return source * sizeof(ResultHeader); }
     // A token's result of its k-th expert, if that one's rank is mapped: slot token * topk + k. The others' lie behind
-    // most_results() of these, in the order of ranks, tokens and k.
-    constexpr u64 slot(u64 slot) const { return header(ranks) + slot * result_bytes; }
+    // most_results() of these, in the order of ranks, tokens and k. For a slot of a rank that publishes: which row.
+    constexpr u64 published_row(u64 slot) const { return header(ranks) + slot * sizeof(u32); }
+    constexpr u64 slot(u64 slot) const {
+        return align_up(published_row(most_results()), kPieceBytes) + slot * result_bytes;
+    }
     constexpr u64 slots() const { return most_results() * (has_remote != 0 ? 2 : 1); }
     constexpr u64 header_send(u32 destination) const { return slot(slots()) + header(destination); }
     constexpr u64 results_send(u32 destination) const {

@@ -240,10 +240,13 @@ def dispatch(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, **options: A
     return buffer.low_latency_dispatch(*arguments, **cast.options, **options)
 
 
-def combine(buffer: deep_ep.Buffer, work: Work, handle: Any, **options: Any) -> tuple[Any, ...]:
-    """Combine the calling rank's results."""
+def combine(
+    buffer: deep_ep.Buffer, work: Work, handle: Any, x: Tensor | None = None, **options: Any
+) -> tuple[Any, ...]:
+    """Combine the calling rank's results, which may lie in `x`."""
     rank = buffer.rank
-    return buffer.low_latency_combine(work.results[rank], work.topk_idx[rank], work.weights[rank], handle, **options)
+    x = work.results[rank] if x is None else x
+    return buffer.low_latency_combine(x, work.topk_idx[rank], work.weights[rank], handle, **options)
 
 
 def round_trip(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, hooks: bool = False) -> Any:
@@ -256,4 +259,13 @@ def round_trip(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, hooks: boo
     if hooks:
         hook()
     check_combine(work, buffer.rank, combined)
+    if not cast.use_fp8:
+        # In the received tensor, which other ranks can see where they are mapped.
+        packed = results[0].copy_(work.results[buffer.rank])
+        combined, _, hook = combine(buffer, work, results[2], packed, return_recv_hook=hooks)
+        if hooks:
+            hook()
+        else:
+            packed.fill_(torch.nan)  # it is the caller's again
+        check_combine(work, buffer.rank, combined)
     return results[2]

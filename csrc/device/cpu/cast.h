@@ -19,7 +19,7 @@ constexpr u32 kGroupStep = 1;
 
 }  // namespace detail
 
-inline void warp_cast_e4m3(u8* const* dst, u32 n, const void* src, u32 elements, Scales scales) {
+inline void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales) {
     const u32 groups = elements / kScaleGroup;
     for (u32 group = detail::first_group(); group < groups; group += detail::kGroupStep) {
         const u16* from = static_cast<const u16*>(src) + group * kScaleGroup;
@@ -29,12 +29,9 @@ inline void warp_cast_e4m3(u8* const* dst, u32 n, const void* src, u32 elements,
             largest = magnitude > largest && magnitude <= 0x7f80u ? magnitude : largest;
         }
         const GroupScale scale = group_scale(bf16_to_float(static_cast<u16>(largest)), scales);
-        u8 cast[kScaleGroup];
-        for (u32 i = 0; i < kScaleGroup; ++i) cast[i] = float_to_e4m3(bf16_to_float(from[i]) * scale.factor);
-        for (u32 k = 0; k < n; ++k) {
-            std::memcpy(dst[k] + group * kScaleGroup, cast, sizeof(cast));
-            store_scale(dst[k] + elements, group, scale.inverse, scales);
-        }
+        u8* const to = dst + group * kScaleGroup;
+        for (u32 i = 0; i < kScaleGroup; ++i) to[i] = float_to_e4m3(bf16_to_float(from[i]) * scale.factor);
+        store_scale(dst + elements, group, scale.inverse, scales);
     }
 }
 

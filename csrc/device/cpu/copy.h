@@ -26,7 +26,7 @@ inline void warp_copy(void* dst, const void* src, u64 bytes) {
 
 constexpr u32 kPieceElements = kPieceBytes / sizeof(u16);
 
-inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes) {
+inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
     const auto* from = static_cast<const Piece*>(src);
     for (u64 i = lane(); i < bytes / kPieceBytes; i += kWarpSize) {
         const Piece piece = from[i];
@@ -62,8 +62,8 @@ inline void warp_copy(void* dst, const void* src, u64 bytes) {
     if (lane() == 0) cpu::copy(dst, src, bytes);
 }
 
-inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes) {
-    if (lane() == 0) cpu::copy_to_many(dst, n, src, bytes, false);
+inline void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool streaming) {
+    if (lane() == 0) cpu::copy_to_many(dst, n, src, bytes, streaming);
 }
 
 inline void sum_rows(void* dst, const u8* const* src, const float* weights, u32 n, const void* bias0, const void* bias1,

@@ -7,7 +7,7 @@
 namespace deep_ep::device {
 
 // A lane takes 8 elements, half a warp a group.
-DEEP_EP_DEVICE void warp_cast_e4m3(u8* const* dst, u32 n, const void* src, u32 elements, Scales scales) {
+DEEP_EP_DEVICE void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales) {
     constexpr u32 kElements = detail::kPieceBytes / sizeof(u16), kLanes = kScaleGroup / kElements;
     const u32 count = elements / kElements;
     for (u32 first = 0; first < count; first += kWarpSize) {
@@ -38,10 +38,8 @@ DEEP_EP_DEVICE void warp_cast_e4m3(u8* const* dst, u32 n, const void* src, u32 e
         for (u32 e = 0; e < kElements; ++e) {
             cast |= static_cast<u64>(float_to_e4m3(values[e] * scale.factor)) << 8 * e;
         }
-        for (u32 k = 0; k < n; ++k) {
-            reinterpret_cast<u64*>(dst[k])[i] = cast;
-            if (i % kLanes == 0) store_scale(dst[k] + elements, i / kLanes, scale.inverse, scales);
-        }
+        reinterpret_cast<u64*>(dst)[i] = cast;
+        if (i % kLanes == 0) store_scale(dst + elements, i / kLanes, scale.inverse, scales);
     }
 }
 

@@ -91,7 +91,8 @@ DEEP_EP_DEVICE void warp_copy(void* dst, const void* src, u64 bytes) {
                         [&](u32 i, const detail::Piece& piece) { detail::store_piece(dst, i, piece); });
 }
 
-DEEP_EP_DEVICE void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes) {
+// `streaming` is for CPUs: a GPU's stores pass L1 by anyway.
+DEEP_EP_DEVICE void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
     detail::read_pieces(src, static_cast<u32>(bytes / detail::kPieceBytes), [&](u32 i, const detail::Piece& piece) {
         for (u32 k = 0; k < n; ++k) detail::store_piece(dst[k], i, piece);
     });

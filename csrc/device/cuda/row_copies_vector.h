@@ -11,9 +11,8 @@ class RowCopies {
 
     DEEP_EP_DEVICE explicit RowCopies(void*) {}
 
-    // `streaming` is for CPUs: a GPU's stores pass L1 by anyway.
-    DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
-        warp_copy_to_many(dst, n, src, bytes);
+    DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool streaming) {
+        warp_copy_to_many(dst, n, src, bytes, streaming);
     }
 
     DEEP_EP_DEVICE void finish() { __syncwarp(); }

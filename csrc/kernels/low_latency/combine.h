@@ -2,12 +2,14 @@
 // token's results with the weights that it alone knows.
 //
 // The order of summation is that of the token's choices: ((0 + weight * result) + ...) in fp32, each product rounded,
-// the sum rounded once. Results are pushed: the caller may write over x once the sending half is through.
+// the sum rounded once. Results are pushed: the caller may write over x once the sending half is through. Or a rank
+// publishes x, mapped ranks read it there, and its receiving half ends when they have (P12).
 //
 // Waits, in this order, so that no cycle can form (P11):
 //
 //   free of every rank   given at the end of an earlier operation
 //   results              behind the senders' halves, which wait for nothing but `free`
+//   read                 behind the owners' sums, which wait for nothing but results
 #pragma once
 
 #include "kernels/low_latency/combine_args.h"
@@ -34,17 +36,18 @@ DEEP_EP_DEVICE bool range_of(const CombineArgs& args, Operation& op, u32 ranks, 
 // One thread or all: where a row's result goes. False, and the operation fails: nowhere.
 DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 ranks, u64 index, u32& owner, u32& slot) {
     const u32 position = *const_cast<const volatile u32*>(args.origins.positions + index);
-    owner = wire::position_source(position);
+    owner = wire::position_rank(position);
     slot = wire::position_slot(position);
     if (owner < ranks && slot < args.layout.most_results()) return true;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), args.layout.most_results(), position);
     return false;
 }
 
-DEEP_EP_DEVICE void write_header(Operation& op, u8* place, u32 results) {
+DEEP_EP_DEVICE void write_header(Operation& op, u8* place, u32 results, u64 published = wire::kUnpublished) {
     wire::ResultHeader header{};
     header.operation = op.number();
     header.arguments = op.arguments();
+    header.published = published;
     header.results = results;
     *reinterpret_cast<wire::ResultHeader*>(place) = header;
 }
@@ -104,10 +107,29 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
             u32 owner, slot;
             if (!position_of(args, op, ranks, index, owner, slot)) return;
             if (!op.mapped(owner)) continue;
-            device::warp_copy(fabric::address(op.peers(), owner, region + layout.slot(slot)),
-                              args.x + index * row_bytes, row_bytes);
+            u8* const place = fabric::address(op.peers(), owner, region + layout.slot(slot));
+            device::warp_copy_to_many(&place, 1, args.x + index * row_bytes, row_bytes, args.streaming != 0);
         }
         before += rows;
+    }
+}
+
+// All threads of all blocks: tells owners that are mapped which rows their results are.
+template <class Shape>
+DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, const Shape& shape) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 ranks = shape.ranks(), threads = gridDim.x * blockDim.x;
+    for (u32 e = 0; e < layout.experts_per_rank; ++e) {
+        Range last;
+        if (!range_of(args, op, ranks, e, ranks - 1, last)) return;
+        for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < last.begin + last.count; row += threads) {
+            const u32 index = e * ranks * layout.most_tokens + row;
+            u32 owner, slot;
+            if (!position_of(args, op, ranks, index, owner, slot)) return;
+            if (!op.mapped(owner)) continue;
+            u8* const place = fabric::address(op.peers(), owner, op.region_offset() + layout.published_row(slot));
+            *reinterpret_cast<u32*>(place) = index;
+        }
     }
 }
 
@@ -120,12 +142,16 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
         if (!op.present(owner)) continue;
         if (op.mapped(owner)) {
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + args.layout.header(op.rank()));
-            if (threadIdx.x == 0) write_header(op, place, 0);
+            if (threadIdx.x == 0) write_header(op, place, 0, args.published);
         } else if (!put_results(args, op, shape, owner)) {
             return false;
         }
     }
-    store_results(args, op, shape);
+    if (args.published == wire::kUnpublished) {
+        store_results(args, op, shape);
+    } else {
+        publish_results(args, op, shape);
+    }
     if (!op.meet()) return false;  // the block's stores come before its share of each signal
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
@@ -136,9 +162,25 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
 
 DEEP_EP_DEVICE u32 result_word(const Operation& op, u32 from) { return op.mapped(from) ? wire::kData : wire::kChunk; }
 
+// One thread: a rank's results, where it publishes them; null: they are in slots. The operation fails if they are
+// nowhere.
+DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u32 from, u64 offset) {
+    if (offset == wire::kUnpublished || !op.mapped(from)) return nullptr;
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u64 rows = u64{layout.experts_per_rank} * layout.ranks * layout.most_tokens;
+    // Raised by the host while kernels run; an older value refuses, and nothing comes with it: relaxed.
+    const u64 end = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[from]);
+    const u64 begin = op.peers().heap.arena_offset();
+    if (begin <= offset && offset <= end && rows * layout.result_bytes <= end - offset)
+        return fabric::address(op.peers(), from, offset);
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), end, offset);
+    return nullptr;
+}
+
 // The block: until every rank's results have come.
-DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ranks) {
+DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ranks, const u8** published) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        published[r] = nullptr;
         if (!op.present(r)) continue;
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
         if (!op.wait_signal(Phase::kResults, result_word(op, r), r, 1)) continue;
@@ -146,33 +188,48 @@ DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ra
             args.waited_ns[r] += static_cast<i64>(device::now_ns() - begin);
         }
         const auto header = copy_once<wire::ResultHeader>(op.local_region() + args.layout.header(r));
-        op.check_message(Phase::kResults, r, header.operation, header.arguments);
+        if (!op.check_message(Phase::kResults, r, header.operation, header.arguments)) continue;
+        published[r] = published_by(args, op, r, header.published);
     }
     return op.meet();
+}
+
+// One lane: where the result of a choice is. Null: there is none; the operation fails if it would be nowhere.
+DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 ranks, const u8* const* published,
+                                   u64 choice) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    if (args.topk_idx.get(choice) < 0) return nullptr;
+    const u32 position = *const_cast<const volatile u32*>(args.origins.own_slots + choice);
+    if (position == wire::kNoPosition) return nullptr;
+    const u32 from = wire::position_rank(position), slot = wire::position_slot(position);
+    if (from >= ranks || slot >= layout.slots()) {
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), layout.slots(), position);
+        return nullptr;
+    }
+    if (published[from] == nullptr || slot >= layout.most_results()) return op.local_region() + layout.slot(slot);
+    const auto* const rows = reinterpret_cast<const volatile u32*>(op.local_region() + layout.published_row(slot));
+    const u32 row = *rows;
+    if (row < layout.experts_per_rank * ranks * layout.most_tokens) {
+        return published[from] + u64{row} * layout.result_bytes;
+    }
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), layout.experts_per_rank * ranks, row);
+    return nullptr;
 }
 
 // A warp: sums a token's results.
 template <class Shape>
 DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                float* weights, u32 token) {
+                                float* weights, const u8* const* published, u32 token) {
     const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
-    const u8* const region = op.local_region();
     u32 count = 0;
     for (u32 base = 0; base < topk; base += device::kWarpSize) {
         const u32 k = base + device::lane();
         const u64 choice = static_cast<u64>(token) * topk + k;
-        u32 slot = kNoSlot;
-        if (k < topk && args.topk_idx.get(choice) >= 0) {
-            slot = *const_cast<const volatile u32*>(args.origins.own_slots + choice);
-            if (slot != kNoSlot && slot >= args.layout.slots()) {
-                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), args.layout.slots(), slot);
-                slot = kNoSlot;
-            }
-        }
-        const u32 mask = __ballot_sync(device::kFullMask, slot != kNoSlot);
-        if (slot != kNoSlot) {
+        const u8* const row = k < topk ? result_of(args, op, shape.ranks(), published, choice) : nullptr;
+        const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
+        if (row != nullptr) {
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
-            rows[place] = region + args.layout.slot(slot);
+            rows[place] = row;
             weights[place] = args.topk_weights[choice];
         }
         count += static_cast<u32>(__popc(mask));
@@ -186,15 +243,27 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
 // The block.
 template <class Shape>
 DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                    float* weights) {
+                                    float* weights, const u8** published) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
-    if (!await_results(args, op, ranks)) return;
+    if (!await_results(args, op, ranks, published)) return;
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
-        sum_results(args, op, shape, rows, weights, token);
+        sum_results(args, op, shape, rows, weights, published, token);
     }
     if (!op.meet() || !op.last_block(kFinished)) return;
+
+    // All blocks have read what was published for this owner.
+    const bool publishes = args.published != wire::kUnpublished;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (op.present(r)) op.consume(result_word(op, r), r, 1);
+        if (published[r] != nullptr) op.signal(r, wire::kRead);
+    }
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (publishes && op.mapped(r)) op.wait_signal(Phase::kRead, wire::kRead, r, 1);
+    }
+    if (!op.meet()) return;
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+        if (!op.present(r)) continue;
+        op.consume(result_word(op, r), r, 1);
+        if (publishes && op.mapped(r)) op.consume(wire::kRead, r, 1);
     }
     op.finish();
 }
@@ -215,7 +284,7 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     if ((args.phases & kReceive) == 0) return;
     const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
     const u32 own = device::warp() * shape.topk();
-    receive_combine(args, op, shape, at.rows.in(shared) + own, at.weights.in(shared) + own);
+    receive_combine(args, op, shape, at.rows.in(shared) + own, at.weights.in(shared) + own, at.published.in(shared));
 }
 
 struct CombineKernel {

@@ -15,22 +15,26 @@ struct CombineArgs {
     u64 arguments;  // hash of what all ranks must agree on
     u32 phases;
     u32 tokens;                 // of this rank
+    u32 streaming;              // rows are stored past the caches
     const u8* x;                // [experts of this rank, ranks * most_tokens, row_bytes] results of the experts
     ExpertIds topk_idx;         // [tokens, topk] -1: leave this choice out
     const float* topk_weights;  // [tokens, topk]
+    u64 published;              // where x lies in this rank's heap, for mapped ranks to read there; or kUnpublished
     Origins origins;
     u8* combined_x;  // [tokens, row_bytes]
     i64* waited_ns;  // [ranks] time spent waiting for each rank's results is added; or null
 };
 
 struct CombineShared {
-    SharedArray<const u8*> rows;  // [warps, topk] the results of a token
-    SharedArray<float> weights;   // [warps, topk]
+    SharedArray<const u8*> rows;       // [warps, topk] the results of a token
+    SharedArray<float> weights;        // [warps, topk]
+    SharedArray<const u8*> published;  // [ranks] a rank's results, if this one reads them there
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
         : rows(cut.take<const u8*>(block.warps * block.topk)),
           weights(cut.take<float>(block.warps * block.topk)),
+          published(cut.take<const u8*>(block.ranks)),
           bytes(cut.end()) {}
 };
 

@@ -16,6 +16,7 @@ struct DispatchArgs {
     u64 arguments;  // hash of what all ranks must agree on
     u32 phases;
     u32 tokens;
+    u32 streaming;  // rows are stored past the caches
     Scales scales;
     Divider experts_per_rank;
     const u8* x;         // [tokens, row_bytes]

@@ -131,22 +131,26 @@ DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, u32 e
     }
 }
 
-// A warp: places the rows of one unit of a source's tokens. They have arrived.
+// A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them from `part` on. They are there.
 template <class Shape>
 DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Shape& shape,
-                               const DispatchScratch& scratch, u32 source, u32 unit) {
+                               const DispatchScratch& scratch, u32 source, u32 unit, u32 part, u32 parts) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = op.rank() * experts;
     const u32 capacity = shape.ranks() * layout.most_tokens;  // rows of an expert
     const Routed routed = routed_of(args, op, source, topk);
     const UnitPlan plan = plan_unit(args, op, routed, scratch, source, unit);
     const bool mapped = op.mapped(source);
-    const u8* const rows = op.local_region() + layout.rows(source);
+    // A mapped source's rows are read where it has written them. It writes others there once all ranks have given back
+    // this use of their regions, which comes after these loads (P4).
+    const u8* const rows = mapped ? fabric::address(op.peers(), source, op.region_offset() + layout.own_rows())
+                                  : op.local_region() + layout.rows(source);
     const u32 first_of_put = unit * wire::kUnitTokens / layout.tokens_per_put() * layout.tokens_per_put();
-    u32 row_of_put = plan.rows_before, result = plan.results_before;
+    u32 row_of_put = plan.rows_before, result = plan.results_before, turn = 0;
     for (u32 left = plan.tokens; left != 0; left &= left - 1, ++row_of_put) {
         const u32 bit = static_cast<u32>(__ffs(static_cast<int>(left))) - 1, token = unit * wire::kUnitTokens + bit;
         const u8* const row = rows + (mapped ? token : first_of_put + row_of_put) * layout.row_bytes();
+        const bool mine = turn++ % parts == part;
         u32 count = 0;
         for (u32 base = 0; base < topk; base += device::kWarpSize) {
             const u32 k = base + device::lane();
@@ -154,7 +158,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
             const u32 mask = __ballot_sync(device::kFullMask, goes);
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
             count += static_cast<u32>(__popc(mask));
-            if (!goes) continue;
+            if (!goes || !mine) continue;
             const u32 expert = routed.id(token, k) - begin;
             u32 at = scratch.offsets[expert] + static_cast<u32>(__popc(scratch.marks[expert] & bits_below(bit)));
             if (at >= capacity) {  // counts and ids that do not fit each other
@@ -166,14 +170,15 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
             args.origins.tokens[index] = static_cast<i32>(token);
             args.origins.positions[index] = wire::position(source, mapped ? token * topk + k : result + place);
         }
+        result += count;
+        if (!mine) continue;
         __syncwarp();  // the list is complete
-        device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes);
+        device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes, args.streaming != 0);
         for (u32 i = 0; layout.scales_bytes != 0 && i < count; ++i) {
             const u64 index = static_cast<u64>(scratch.targets[i] - args.recv_x) / layout.x_bytes;
             place_scales(args, row + layout.x_bytes, static_cast<u32>(index / capacity),
                          static_cast<u32>(index % capacity));
         }
-        result += count;
         __syncwarp();  // the list has been read
     }
 }
@@ -192,7 +197,8 @@ DEEP_EP_DEVICE void find_slots_at(const DispatchArgs& args, const Routed& routed
         const u32 choice = base + device::lane();
         const bool here = choice < choices && routed.chooses(choice / topk, choice % topk, begin, experts);
         const u32 mask = __ballot_sync(device::kFullMask, here);
-        if (here) args.origins.own_slots[choice] = slot + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        const u32 own = slot + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        if (here) args.origins.own_slots[choice] = wire::position(from, own);
         slot += static_cast<u32>(__popc(mask));
     }
     __syncwarp();  // the slots of experts' first mentions are there
@@ -214,9 +220,10 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
          choice += warps * device::kWarpSize) {
         const u32 token = choice / topk, id = routed.id(token, choice % topk);
         const bool none = id == wire::kNoExpert || !op.present(rank_of(args, id));
-        if (none) args.origins.own_slots[choice] = kNoSlot;
+        if (none) args.origins.own_slots[choice] = wire::kNoPosition;
         if (!none && op.mapped(rank_of(args, id))) {
-            args.origins.own_slots[choice] = token * topk + routed.first(token, choice % topk);
+            args.origins.own_slots[choice] =
+                wire::position(rank_of(args, id), token * topk + routed.first(token, choice % topk));
         }
     }
     for (u32 from = warp; from < shape.ranks(); from += warps) {
@@ -224,17 +231,15 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
     }
 }
 
-// A warp: waits for the rows of a unit of a source's tokens.
-DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit) {
+// A warp: waits for the rows of a unit of a source's tokens. `first`: no other warp waits for the source's first unit.
+DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit, bool first) {
     bool here = true;
     if (device::lane() == 0) {
         const u32 part = unit * wire::kUnitTokens / args.layout.tokens_per_put();
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
         here = op.wait_signal(op.mapped(source) ? Phase::kData : Phase::kChunk,
                               op.mapped(source) ? wire::kData : wire::kChunk + part, source, 1);
-        // One warp of the kernel waits for a source's first unit.
-        if (args.waited_ns != nullptr && unit == 0)
-            args.waited_ns[source] += static_cast<i64>(device::now_ns() - begin);
+        if (args.waited_ns != nullptr && first) args.waited_ns[source] += static_cast<i64>(device::now_ns() - begin);
     }
     return broadcast(here) != 0;
 }
@@ -245,6 +250,9 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
                                const DispatchScratch& scratch) {
     const u32 ranks = shape.ranks(), units = wire::ceil_div(args.layout.most_tokens, wire::kUnitTokens);
     const u32 warps = gridDim.x * device::warps();
+    // A unit is shared by as many warps as there are for each.
+    const u32 shares = warps / (ranks * units);
+    const u32 parts = shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
     // Whose a unit is must not depend on what has come: other blocks may have seen more of it.
     u32 known = 0, task = blockIdx.x * device::warps() + device::warp();
     while (known < ranks) {
@@ -256,11 +264,14 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
         const u32 next = *scratch.known;
         find_starts(args, op, scratch, ranks, known, next);
         if (!op.meet()) return false;
-        for (; task < next * units; task += warps) {
-            const u32 source = task / units, unit = task % units;
+        for (; task < next * units * parts; task += warps) {
+            const u32 source = task / parts / units, unit = task / parts % units, part = task % parts;
             if (!op.present(source)) continue;
             if (unit != 0 && unit * wire::kUnitTokens >= scratch.sources[source].tokens) continue;
-            if (await_rows(args, op, source, unit)) place_unit(args, op, shape, scratch, source, unit);
+            const bool first = unit == 0 && part == 0;
+            if (await_rows(args, op, source, unit, first)) {
+                place_unit(args, op, shape, scratch, source, unit, part, parts);
+            }
         }
         known = next;
     }

@@ -1,8 +1,7 @@
-// The sending half of a low-latency dispatch: this rank's routing to every rank, then its rows, each once to every rank
-// that has an expert of its token.
+// The sending half of a low-latency dispatch: this rank's routing to every rank, then its rows.
 //
-// Where a rank is mapped, rows go to the places of their tokens, by all blocks. Elsewhere a block gathers the rows of
-// one put, side by side. No block waits for another.
+// Ranks that are mapped read the rows where they are, each written once into this rank's region by all blocks. For
+// another rank a block gathers the rows of one put, side by side. No block waits for another.
 #pragma once
 
 #include "kernels/low_latency/dispatch_args.h"
@@ -62,45 +61,33 @@ DEEP_EP_DEVICE void send_routing(const DispatchArgs& args, Operation& op, const 
     op.put_signal(to, wire::kNotify, &piece, 1);
 }
 
-// A warp: a token's row, as it travels, to `count` places.
+// A warp: a token's row as it travels.
 template <class Shape>
-DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* const* places, u32 count, u32 token) {
+DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* place, u32 token) {
     const u8* const x = args.x + static_cast<u64>(token) * shape.row_bytes();
     if (args.scales == Scales::kNone) {
-        device::warp_copy_to_many(places, count, x, shape.row_bytes());
+        device::warp_copy(place, x, shape.row_bytes());
     } else {
-        device::warp_cast_e4m3(places, count, x, shape.row_bytes() / static_cast<u32>(sizeof(u16)), args.scales);
+        device::warp_cast_e4m3(place, x, shape.row_bytes() / static_cast<u32>(sizeof(u16)), args.scales);
     }
 }
 
-// All warps of all blocks: rows to ranks that are mapped.
+// All warps of all blocks: rows for ranks that are mapped.
 template <class Shape>
-DEEP_EP_DEVICE void store_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u8** places) {
+DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Shape& shape) {
     const u32 topk = shape.topk(), experts = args.layout.experts_per_rank * shape.ranks();
-    const u64 rows = op.region_offset() + args.layout.rows(op.rank()), row_bytes = args.layout.row_bytes();
     const u32 warps = gridDim.x * device::warps();
+    u8* const rows = op.local_region() + args.layout.own_rows();
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
-        u32 count = 0;
+        bool goes = false;
         for (u32 base = 0; base < topk; base += device::kWarpSize) {
             const u32 k = base + device::lane();
-            const u64 choices = static_cast<u64>(token) * topk;
-            const u32 id = k < topk ? routed_id(args, experts, choices + k) : wire::kNoExpert;
-            const u32 to = id != wire::kNoExpert ? rank_of(args, id) : 0;
-            bool goes = id != wire::kNoExpert && op.mapped(to);
-            for (u32 other = 0; goes && other < k; ++other) {  // once to a rank
-                const u32 before = routed_id(args, experts, choices + other);
-                goes = before == wire::kNoExpert || rank_of(args, before) != to;
-            }
-            const u32 mask = __ballot_sync(device::kFullMask, goes);
-            if (goes) {
-                places[count + __popc(mask & bits_below(device::lane()))] =
-                    fabric::address(op.peers(), to, rows + token * row_bytes);
-            }
-            count += __popc(mask);
+            const u64 choice = static_cast<u64>(token) * topk + k;
+            const u32 id = k < topk ? routed_id(args, experts, choice) : wire::kNoExpert;
+            const bool mapped = id != wire::kNoExpert && op.mapped(rank_of(args, id));
+            goes = __any_sync(device::kFullMask, mapped) != 0 || goes;
         }
-        __syncwarp();  // the list is complete
-        if (count != 0) write_row(args, shape, places, count, token);
-        __syncwarp();  // the list has been read
+        if (goes) write_row(args, shape, rows + token * args.layout.row_bytes(), token);
     }
 }
 
@@ -126,8 +113,7 @@ DEEP_EP_DEVICE bool put_rows(const DispatchArgs& args, Operation& op, const Shap
         for (; mask != 0; mask &= mask - 1, ++rows) {
             if (rows % device::warps() != device::warp()) continue;
             const u32 token = unit * wire::kUnitTokens + static_cast<u32>(__ffs(static_cast<int>(mask))) - 1;
-            u8* const row = op.peers().local + staged + rows * layout.row_bytes();
-            write_row(args, shape, &row, 1, token);
+            write_row(args, shape, op.peers().local + staged + rows * layout.row_bytes(), token);
         }
     }
     if (!op.meet()) return false;  // all warps' rows come before the first one's put
@@ -152,7 +138,7 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
         const u32 to = (op.rank() + 1 + i / puts) % ranks;
         if (op.present(to) && !op.mapped(to) && !put_rows(args, op, shape, to, i % puts)) return false;
     }
-    store_rows(args, op, shape, scratch.targets);
+    write_rows(args, op, shape);
     if (!op.meet()) return false;  // the block's stores come before its share of each signal
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);

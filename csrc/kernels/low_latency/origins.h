@@ -11,8 +11,7 @@ struct Origins {
     i64* ranges;        // [experts of this rank, ranks] where a source's rows begin, and in the lower half how many
     u32* positions;     // as `tokens`: wire::position
     u32* first_result;  // [ranks] where the results for a rank begin that is not mapped, at that rank
-    u32* own_slots;     // [tokens, topk] where the result of each of this rank's choices comes, or kNoSlot
+    u32* own_slots;     // [tokens, topk] wire::position of the result of each of this rank's choices, or kNoPosition
 };
-constexpr u32 kNoSlot = ~0u;
 
 }  // namespace deep_ep::low_latency

@@ -263,6 +263,8 @@ def combine(engine: Engine, given: CombineArguments) -> tuple[torch.Tensor, Even
     tensors = C.low_latency.CombineTensors()
     tensors.x, tensors.topk_idx, tensors.topk_weights = x.data_ptr(), topk_idx.data_ptr(), weights.data_ptr()
     tensors.combined_x = combined.data_ptr()
+    # The caller may write over x when a call has returned, but not while a hook is still to come.
+    tensors.publish = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
     tensors.waited_ns = 0 if waited is None else waited.data_ptr()
     with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:
         engine.device.order_after_caller(None, False)

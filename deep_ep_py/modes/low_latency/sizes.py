@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.core import arguments
@@ -60,8 +61,14 @@ class Sizes:
                 f"num_max_dispatch_tokens_per_rank={most_tokens}: expected at most "
                 f"{C.low_latency.MOST_RESULTS // topk} with top-{topk}"
             )
+        if experts * most_tokens > arguments.MAX_ROWS:
+            raise ValueError(
+                f"num_max_dispatch_tokens_per_rank={most_tokens}: expected at most {arguments.MAX_ROWS // experts} "
+                f"with {experts} experts"
+            )
         return Sizes(most_tokens, hidden, topk, experts)
 
+    @cache  # noqa: B019 - there are few
     def native(
         self, scales: C.low_latency.Scales = C.low_latency.Scales.NONE, id_bytes: int = 8
     ) -> C.low_latency.Sizes:

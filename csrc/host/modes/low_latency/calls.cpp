@@ -47,6 +47,11 @@ wire::LowLatencyLayout layout_of(const Runtime& runtime, const Sizes& sizes) {
 
 RuntimeShape shape_of(const wire::LowLatencyLayout& layout) { return {layout.ranks, layout.result_bytes, layout.topk}; }
 
+// Where all ranks' rows together, of which this rank's stand for the others', do not fit into the caches.
+bool streams(const Runtime& runtime, const wire::LowLatencyLayout& layout, uint64_t row_bytes, uint32_t tokens) {
+    return row_bytes * tokens * layout.topk * layout.ranks > runtime.launcher().streaming_threshold();
+}
+
 uint64_t hash_of(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     return hash_arguments(kind, {sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts,
                                  static_cast<uint64_t>(sizes.scales), handle});
@@ -101,6 +106,7 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
     args.shape = shape_of(args.layout);
     args.arguments = hash_of(call->kind, sizes, 0);
     args.tokens = tokens;
+    args.streaming = streams(runtime, args.layout, args.layout.x_bytes, tokens);
     args.scales = sizes.scales;
     args.experts_per_rank = Divider::by(args.layout.experts_per_rank);
     args.x = pointer<const u8>(tensors.x);
@@ -125,9 +131,13 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
     args.shape = shape_of(args.layout);
     args.arguments = hash_of(call->kind, sizes, handle);
     args.tokens = tokens;
+    args.streaming = streams(runtime, args.layout, args.layout.result_bytes, tokens);
     args.x = pointer<const u8>(tensors.x);
     args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
     args.topk_weights = pointer<const float>(tensors.topk_weights);
+    const uint64_t rows = uint64_t{args.layout.experts_per_rank} * args.layout.ranks * args.layout.most_tokens;
+    const bool visible = runtime.arena()->contains(args.x, rows * args.layout.result_bytes);
+    args.published = tensors.publish && visible ? runtime.offset_of(tensors.x) : wire::kUnpublished;
     args.origins = origins;
     args.combined_x = pointer<u8>(tensors.combined_x);
     args.waited_ns = pointer<i64>(tensors.waited_ns);

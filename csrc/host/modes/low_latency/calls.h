@@ -27,9 +27,10 @@ struct DispatchTensors {
     uint32_t scales_stride = 0;
 };
 
-// The same for a combine.
+// The same for a combine. `publish`: let mapped ranks read x where it is, if they can; the call ends when they have.
 struct CombineTensors {
     uint64_t x = 0, topk_idx = 0, topk_weights = 0, combined_x = 0, waited_ns = 0;
+    bool publish = false;
 };
 
 // Bytes of one region that a dispatch and its combine need, among so many ranks, some of them not mapped or all.
