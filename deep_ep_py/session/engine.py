@@ -243,6 +243,10 @@ class Engine:
             self.stats["operations"] += 1
             yield operation
 
+    def is_open(self, operation: int) -> bool:
+        """Tell whether an operation's last kernel is still to be launched."""
+        return operation in self._open
+
     def hold(self, operation: int, *tensors: torch.Tensor | None) -> None:
         """Keep tensors as long as an operation is open, even if its caller leaves it by an exception."""
         self._open[operation] += tensors

@@ -9,9 +9,11 @@ import torch
 from deep_ep_py.core import arguments
 from deep_ep_py.core.events import EventOverlap
 from deep_ep_py.modes.low_latency import operations
-from deep_ep_py.modes.low_latency.handles import Handle
+from deep_ep_py.modes.low_latency.handles import Handle, origin_of
 from deep_ep_py.modes.low_latency.operations import CombineArguments, DispatchArguments, Ending, Hook
 from deep_ep_py.modes.low_latency.sizes import V1_MOST_TOPK, Sizes
+from deep_ep_py.modes.low_latency.views import Views
+from deep_ep_py.session.origin import check_origin
 
 if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
@@ -25,6 +27,7 @@ class LowLatencySurface:
     low_latency_mode: bool
     group_size: int
     _engine: Any
+    _zero_copy_views: Views | None = None
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
@@ -181,8 +184,11 @@ class LowLatencySurface:
             float32 [tokens, top-k].
         handle : tuple
             Of the dispatch; may be used again, also as a tuple that was rebuilt of its elements.
-        use_logfmt, zero_copy : bool
+        use_logfmt : bool
             Must be False.
+        zero_copy : bool
+            The results are not in `x` but where `get_next_low_latency_combine_buffer` has said for this handle.
+            Other ranks read them there: all ranks call the hooks of such combines in the same order.
         async_finish, return_recv_hook : bool
             As in `low_latency_dispatch`.
         out : torch.Tensor, optional
@@ -210,7 +216,41 @@ class LowLatencySurface:
         given = CombineArguments(
             x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, ending, out, combine_wait_recv_cost_stats
         )
-        return operations.combine(engine, given)
+        return operations.combine(engine, self._views(), given)
+
+    def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
+        """Return memory for the experts' results, for the next combine of a dispatch with `zero_copy=True`.
+
+        Ranks that are mapped read the results there, so that they are not copied. There are as many such tensors as
+        the Buffer has regions; they are made when they are first asked for, and kept. What is there is only the
+        caller's until the combine, and again when its results have been received.
+
+        Parameters
+        ----------
+        handle : tuple
+            Of the dispatch.
+
+        Returns
+        -------
+        torch.Tensor
+            bfloat16 [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]; the same until the combine.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        DeepEPError
+            All are in use by combines whose hooks have not been called.
+        """
+        engine = self._low_latency_engine("get_next_low_latency_combine_buffer")
+        _, origin = origin_of(handle)
+        check_origin(engine, origin.owner, origin.generation)
+        return self._views().next_for(origin, origin.result_shape)
+
+    def _views(self) -> Views:
+        if self._zero_copy_views is None:
+            self._zero_copy_views = Views(self._engine)
+        return self._zero_copy_views
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Do nothing: an operation of any mode lays out its region itself, so nothing left there needs cleaning.

@@ -31,7 +31,6 @@ _BEFORE_WORST_TOKENS = 9
 """Arguments of dispatch before that one."""
 
 _NOT_YET = (
-    "get_next_low_latency_combine_buffer",
     "low_latency_clean_mask_buffer",
     "low_latency_query_mask_buffer",
     "low_latency_update_mask_buffer",

@@ -179,7 +179,6 @@ def test_attributes_that_callers_read(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "get_next_low_latency_combine_buffer",
         "low_latency_update_mask_buffer",
         "low_latency_query_mask_buffer",
         "low_latency_clean_mask_buffer",

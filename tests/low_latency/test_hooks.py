@@ -155,6 +155,35 @@ def test_handles_are_used_again(fabric: str) -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+@pytest.mark.parametrize("fabric", MIXED)
+def test_results_are_read_where_experts_have_written_them(fabric: str) -> None:
+    both = works(6, 7)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, fabric) as buffer:
+            for hooks in (False, True, True):
+                handles = [dispatch(buffer, work)[2] for work in both]
+                views = [buffer.get_next_low_latency_combine_buffer(handle) for handle in handles]
+                assert views[0].data_ptr() != views[1].data_ptr()
+                assert buffer.get_next_low_latency_combine_buffer(handles[0]) is views[0]
+                ended = []
+                for work, handle, view in zip(both, handles, views, strict=True):
+                    view.copy_(work.results[buffer.rank])
+                    elsewhere = torch.full_like(view, torch.nan)
+                    options = {"zero_copy": True, "return_recv_hook": hooks}
+                    ended.append(combine(buffer, work, handle, elsewhere, **options))
+                if hooks:
+                    with pytest.raises(deep_ep.DeepEPError, match="the hooks of 2 zero-copy combines have not been"):
+                        buffer.get_next_low_latency_combine_buffer(handles[0])
+                for work, view, (combined, _, hook) in zip(both, views, ended, strict=True):
+                    if hooks:
+                        hook()
+                    view.fill_(torch.nan)  # it is the caller's again
+                    check_combine(work, buffer.rank, combined)
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
 def test_statistics() -> None:
     (work,) = works(5)
 

@@ -80,8 +80,10 @@ class Work:
     combined: list[Tensor]
 
     @staticmethod
-    def of(sizes: Sizes, seed: int = 1, skipped: float = 0.1, twice: float = 0.0) -> Work:
-        """Make one at random; choices are -1 with probability `skipped`, an earlier one with `twice`."""
+    def of(sizes: Sizes, seed: int = 1, skipped: float = 0.1, twice: float = 0.0, results: bool = True) -> Work:
+        """Make one at random; choices are -1 with probability `skipped`, an earlier one with `twice`. Without `results`
+        nothing is known of a combine.
+        """
         random = torch.Generator().manual_seed(seed)
         x, topk_idx, weights = [], [], []
         for tokens in sizes.tokens:
@@ -96,6 +98,8 @@ class Work:
             none = torch.rand(ids.shape, generator=random) < skipped
             topk_idx.append(torch.where(none, -1, ids).to(sizes.id_dtype).contiguous())
             weights.append(torch.rand((tokens, sizes.topk), generator=random))
+        if not results:
+            return Work(sizes, x, topk_idx, weights, [], [], [])
         return Work.on(sizes, x, topk_idx, weights, random)
 
     @staticmethod

@@ -53,6 +53,12 @@ class Origin:
         """Which operation of which Buffer it was; the same on all ranks."""
         return number_of(self.owner, self.generation, self.operation)
 
+    @property
+    def result_shape(self) -> tuple[int, int, int]:
+        """Of what the experts hand to the combine."""
+        ranks = self.owner.ranks
+        return self.sizes.experts // ranks, ranks * self.sizes.most_tokens, self.sizes.hidden
+
     def empty_handle(self) -> Handle:
         """Make a handle for the dispatch to fill."""
         device, sizes, ranks = self.owner.device.torch_device, self.sizes, self.owner.ranks

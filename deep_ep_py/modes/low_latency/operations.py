@@ -14,6 +14,7 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.handles import Origin, origin_of
 from deep_ep_py.modes.low_latency.sizes import Sizes
+from deep_ep_py.modes.low_latency.views import Views
 from deep_ep_py.session.origin import check_origin
 
 if TYPE_CHECKING:
@@ -236,16 +237,18 @@ class CombineArguments:
     combine_wait_recv_cost_stats: Any = None
 
 
-def combine(engine: Engine, given: CombineArguments) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
     """Check the arguments, make the output, launch what there is to launch."""
     handle, origin = origin_of(given.handle)
     check_origin(engine, origin.owner, origin.generation)
     device, ranks, sizes, tokens = engine.device.torch_device, engine.ranks, origin.sizes, origin.tokens
-    for name, value in (("use_logfmt", given.use_logfmt), ("zero_copy", given.zero_copy)):
-        if arguments.flag(name, value):
-            raise ValueError(f"{name}=True: expected False, that does not exist yet")
-    shape = (sizes.experts // ranks, ranks * sizes.most_tokens, sizes.hidden)
+    if arguments.flag("use_logfmt", given.use_logfmt):
+        raise ValueError("use_logfmt=True: expected False, that does not exist yet")
+    shape = origin.result_shape
     x = arguments.aligned("x", arguments.tensor("x", given.x, torch.bfloat16, shape, device))
+    zero_copy = arguments.flag("zero_copy", given.zero_copy)
+    if zero_copy:
+        x = views.take(origin, shape)
     topk_idx = arguments.topk_idx(given.topk_idx, sizes.experts, device, tokens)
     if topk_idx.shape[1] != sizes.topk:
         raise ValueError(
@@ -264,9 +267,12 @@ def combine(engine: Engine, given: CombineArguments) -> tuple[torch.Tensor, Even
     tensors.x, tensors.topk_idx, tensors.topk_weights = x.data_ptr(), topk_idx.data_ptr(), weights.data_ptr()
     tensors.combined_x = combined.data_ptr()
     # The caller may write over x when a call has returned, but not while a hook is still to come.
-    tensors.publish = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
+    in_one = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
+    tensors.publish = zero_copy or in_one
     tensors.waited_ns = 0 if waited is None else waited.data_ptr()
     with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:
+        if zero_copy:
+            views.used(origin, shape, operation)
         engine.device.order_after_caller(None, False)
         call = C.low_latency.combine(
             engine.runtime,
