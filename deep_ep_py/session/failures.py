@@ -70,7 +70,7 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: 
         )
     return (
         f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k, "
-        f"num_worst_tokens, scales or types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
+        f"most tokens, scales or types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
     )
 
 

@@ -22,6 +22,16 @@ def test_round_trip(workers: Path, ranks: int) -> None:
     assert shared_memory() <= before, "processes have left shared memory behind"
 
 
+@pytest.mark.parametrize("ranks", SIZES)
+def test_low_latency_layers(workers: Path, ranks: int) -> None:
+    """Also with hooks that another thread calls."""
+    before = shared_memory()
+    fabrics = [f"--fabric={fabric}" for fabric in ("peer", "weak", "ibgda", "mixed")]
+    done = torchrun(workers / "low_latency_layers.py", ranks, *fabrics)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() <= before, "processes have left shared memory behind"
+
+
 @pytest.mark.timed
 @pytest.mark.once
 def test_calls_that_go_on_while_their_caller_does_not(workers: Path) -> None:

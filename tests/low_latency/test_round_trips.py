@@ -18,6 +18,7 @@ CASES = (
     Sizes("several puts", 2, (300, 257), 300, 32, 2, 6),
     Sizes("few experts", 3, (9, 1, 12), 12, 384, 6, 3),
     Sizes("no tokens at all", 3, (0, 0, 0), 4, 128, 2, 6),
+    Sizes("many ranks", 32, tuple(range(32)), 31, 16, 4, 64),
     Sizes("odd rows", 3, (5, 4, 3), 5, 640, 8, 24, torch.int32),
 )
 MIXED = (*FABRICS, "mixed")
