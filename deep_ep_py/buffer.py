@@ -29,7 +29,7 @@ from deep_ep_py.v1.surface import V1Surface
 
 
 class Buffer(V1Surface):
-    """Expert-parallel communication among the ranks of one machine, which may play several nodes; normal mode.
+    """Expert-parallel communication among the ranks of one machine, which may play several nodes.
 
     The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and
     issue its operations in the same order.
@@ -40,10 +40,14 @@ class Buffer(V1Surface):
         The ranks. Under `deep_ep_py.testing.run_ranks`, the group it passes.
     num_nvl_bytes : int
         Bytes for rows and counts in transit: at least 4 rows per rank and region, better 64; a multiple of 128.
-    num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric,
-    enable_shrink
-        As in DeepEP, for other modes and machines than this version has. `enable_shrink` must be False, the others have
-        no effect: with `low_latency_mode=True` a Buffer makes normal-mode calls, and any low-latency one raises.
+    num_rdma_bytes : int
+        The same for low-latency calls: see `get_low_latency_rdma_size_hint`. Both modes use the same memory, the larger
+        of the two numbers; without `low_latency_mode` this one has no effect.
+    low_latency_mode : bool
+        Low-latency calls may be made, beside those of normal mode.
+    num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric, enable_shrink
+        As in DeepEP, for other machines than this version knows. `enable_shrink` must be False, the others have no
+        effect.
     explicitly_destroy : bool
         `destroy()` will be called; otherwise the Buffer goes with its last reference.
     comm : mpi4py.MPI.Comm, optional
@@ -121,7 +125,9 @@ class Buffer(V1Surface):
         self.low_latency_mode = arguments.flag("low_latency_mode", low_latency_mode)
         self.enable_shrink = arguments.flag("enable_shrink", enable_shrink)
         if self.enable_shrink:
-            raise ValueError("enable_shrink=True: expected False, low-latency mode does not exist yet")
+            raise ValueError(
+                "enable_shrink=True: expected False, masking ranks in low-latency calls does not exist yet"
+            )
         if arena_bytes is not None:
             arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
         self.device = arguments.device(device)

@@ -112,7 +112,7 @@ class V1Surface(LowLatencySurface):
         offset : int
             Bytes to leave out at its beginning, a multiple of the dtype's.
         use_rdma_buffer : bool
-            Must be False: there is one memory for all paths.
+            The same memory: there is one for all paths. Only on a Buffer with low-latency mode.
 
         Returns
         -------
@@ -127,8 +127,8 @@ class V1Surface(LowLatencySurface):
         self._engine.check_usable()
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype={dtype!r}: expected a torch.dtype")
-        if arguments.flag("use_rdma_buffer", use_rdma_buffer):
-            raise ValueError("use_rdma_buffer=True: expected False, low-latency mode does not exist yet")
+        if arguments.flag("use_rdma_buffer", use_rdma_buffer) and not self.low_latency_mode:
+            raise ValueError("use_rdma_buffer=True: expected a Buffer that was made with low_latency_mode=True")
         memory: torch.Tensor = self._engine.region_memory()
         if arguments.integer("offset", offset, 0, len(memory)) % dtype.itemsize:
             raise ValueError(f"offset={offset}: expected a multiple of the {dtype.itemsize} bytes of {dtype}")

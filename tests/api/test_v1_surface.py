@@ -358,7 +358,7 @@ def test_local_buffer() -> None:
         ({"dtype": torch.int32, "offset": 2}, "offset=2: .*multiple of the 4"),
         ({"dtype": torch.int8, "offset": 1 << 17}, "offset=131072"),
         ({"dtype": torch.int32, "size": torch.Size((1 << 14, 2))}, "size=.*at most 16384"),
-        ({"dtype": torch.int8, "use_rdma_buffer": True}, "use_rdma_buffer=True.*low-latency"),
+        ({"dtype": torch.int8, "use_rdma_buffer": True}, "use_rdma_buffer=True.*low_latency_mode=True"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value.split("=")[0],
 )

@@ -27,6 +27,7 @@ def snippet(marker: str) -> str:
     ("name", "line"),
     [
         ("layer.py", r"rank (\d): sent 512 tokens, received \d+ rows, got back \(512, 1024\)"),
+        ("decode.py", r"rank (\d): \d+ rows for 4 experts, got back \(1\d, 1024\)"),
         ("model.py", r"rank (\d): \d+ rows, \(128, 256\), gradient \(4, 256, 128\)"),
     ],
 )

@@ -85,7 +85,7 @@ MUTANTS = (
         "exact",
         "peer",
     ),
-    _one("peer: half a unit", "fabric/peer.h", "wire::kUnit);", "wire::kUnit / 2);", "fast", "peer"),
+    _one("peer: half a unit", "fabric/peer.h", "word.offset), amount);", "word.offset), amount / 2);", "fast", "peer"),
     _silent(
         "weak: command released by a relaxed store",
         "fabric/weak.h",
