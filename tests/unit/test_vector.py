@@ -83,6 +83,23 @@ def test_sum_needs_no_alignment(version: str) -> None:
         assert torch.equal(summed(shifted, [], version, offset), model(rows, []))
 
 
+@pytest.mark.parametrize("version", ["", *SUM_VERSIONS])
+@pytest.mark.parametrize("elements", [8, 40, 1000])
+def test_weighted_sum_rounds_each_product(elements: int, version: str) -> None:
+    for count in (1, 2, 8):
+        rows = random_rows(count, elements, seed=count)
+        weights = torch.rand(count, generator=torch.Generator().manual_seed(count))
+        total = torch.zeros(elements)
+        for row, weight in zip(rows, weights, strict=True):
+            total = total + weight * row.float()
+        out = torch.empty(elements, dtype=torch.bfloat16)
+        addresses = [row.data_ptr() for row in rows]
+        C.sum_row(out.data_ptr(), addresses, 0, 0, elements, version, weights.tolist())
+        assert torch.equal(out.view(torch.int16), total.to(torch.bfloat16).view(torch.int16))
+    with pytest.raises(ValueError, match="weights"):
+        C.sum_row(out.data_ptr(), addresses, 0, 0, elements, version, [1.0])
+
+
 def test_sum_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match="multiple of 8"):
         C.sum_row(0, [], 0, 0, 7)
