@@ -176,6 +176,7 @@ class Engine:
         remark = runtime.take_remark()
         if remark != -1:
             raise self._needs.explain(remark)
+        self.run_left()
 
     def check_whole(self) -> None:
         """Raise if the Buffer is broken, naming what failed first."""

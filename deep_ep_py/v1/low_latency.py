@@ -279,5 +279,4 @@ class LowLatencySurface:
             raise ValueError(f"{name}: expected a Buffer that was made with low_latency_mode=True")
         engine: Engine = self._engine
         engine.check_usable()
-        engine.run_left()
         return engine

@@ -23,6 +23,7 @@ KERNELS_OF = {
     (RANKS, 0, TOPK): ["layout"],
     (RANKS, ROW_BYTES, TOPK): ["notify", "dispatch", "notify_cached", "combine"],
     (RANKS, ROW_BYTES, 0): ["dispatch", "combine"],
+    (RANKS, 512, TOPK): ["low_latency_dispatch", "low_latency_combine"],
 }
 
 pytestmark = pytest.mark.once
@@ -39,6 +40,18 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for shape, names in KERNELS_OF.items():
         cache.get_all([KERNELS[name] for name in names], Shape(*shape), "sm_90a")
     return cache.folder
+
+
+@pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+def test_low_latency_layers(
+    double: Path, compiled: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
+) -> None:
+    """The same for low-latency calls: at once and by hooks, one launch or two."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
+    monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
+    done = torchrun(workers / "low_latency_layers.py", RANKS, "--pretend-gpu", f"--fabric={fabric}")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("arguments", [(), ("--path=rounds",), ("--path=ibgda",)], ids=["direct", "rounds", "nodes"])

@@ -7,13 +7,17 @@ import threading
 
 import torch.distributed as dist
 
+import pretend_gpu
 from low_latency import BF16, CASTS, Sizes, Work, check_dispatch, combine, dispatch, make_buffer, round_trip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fabric", action="append")
+    parser.add_argument("--pretend-gpu", action="store_true")
     options = parser.parse_args()
+    if options.pretend_gpu:
+        pretend_gpu.install()
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
     tokens = tuple(10 + 7 * rank for rank in range(ranks))

@@ -1,5 +1,6 @@
 // The library's kernels run on the executor, found by the symbols that NVRTC gave them.
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -52,14 +53,21 @@ void enter(const void* args) {
     here.entry(here.array);
 }
 
-// "_ZN7deep_ep8dispatchI..." -> "dispatch"; "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_8dispatchI..." too
+// "_ZN7deep_ep8dispatchI..." -> "dispatch"; "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_8dispatchI..." too. A mode's
+// namespace is a part of the name: "_ZN7deep_ep11low_latency8dispatchI..." -> "low_latency_dispatch".
 std::string name_of(const std::string& symbol) {
     const std::string prefix = for_ranks(symbol) ? "IXadL_ZNS_" : "_ZN7deep_ep";
-    const size_t at = symbol.find(prefix);
+    size_t at = symbol.find(prefix);
     if (at == std::string::npos) throw std::invalid_argument(symbol);
-    size_t digits = 0;
-    const size_t length = std::stoul(symbol.substr(at + prefix.size()), &digits);
-    return symbol.substr(at + prefix.size() + digits, length);
+    std::string name;
+    for (at += prefix.size(); at < symbol.size() && std::isdigit(symbol[at]) != 0;) {
+        size_t digits = 0;
+        const size_t length = std::stoul(symbol.substr(at), &digits);
+        name += (name.empty() ? "" : "_") + symbol.substr(at + digits, length);
+        at += digits + length;
+    }
+    if (kKernels.count(name) == 0) throw std::invalid_argument(symbol);
+    return name;
 }
 
 std::mutex mutex;                                    // guards what follows
