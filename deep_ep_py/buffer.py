@@ -385,6 +385,8 @@ class Buffer(V1Surface):
         row_bytes, multiple = 2 * hidden, arguments.ROW_ALIGNMENT // (1 if arguments.flag("fp8", fp8) else 2)
         if hidden % multiple:
             raise ValueError(f"hidden={hidden}: expected a multiple of {multiple}")
+        if self.low_latency_mode:
+            self._engine.prepare(row_bytes, topk, "low_latency_dispatch", "low_latency_combine")
         layout.warmup(self._engine, row_bytes, topk)
         if fp8:
             layout.warmup(self._engine, hidden, topk)

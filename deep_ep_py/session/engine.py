@@ -176,7 +176,6 @@ class Engine:
         remark = runtime.take_remark()
         if remark != -1:
             raise self._needs.explain(remark)
-        self.run_left()
 
     def check_whole(self) -> None:
         """Raise if the Buffer is broken, naming what failed first."""
@@ -224,6 +223,7 @@ class Engine:
         The body launches its first kernel. `tensors`, what its kernels read and write, are held as long as the
         operation is open.
         """
+        self.run_left()
         operation, before = self._issued, self._issued - self.regions
         if before in self._open:
             raise DeepEPError(
@@ -525,12 +525,12 @@ class Engine:
         """
         if self._runtime is None or self._inherited:
             return
-        if self._broken is None:
-            self.run_left()
-        runtime, well = self._runtime, not self._open and self._broken is None
-        settled = False
+        runtime, well, settled = self._runtime, False, False
         try:
             with self.telling_others("destroy"):
+                if self._broken is None:
+                    self.run_left()
+                well = not self._open and self._broken is None
                 # Operations that were begun and never ended, or failed: their kernels may still run on what is held.
                 if self._open and self._broken is None:
                     runtime.abort(C.EXCEPTION)
@@ -563,6 +563,7 @@ class Engine:
         runtime = getattr(self, "_runtime", None)
         if runtime is None or self._inherited:
             return
+        self.left.clear()  # it would wait for other ranks, in a garbage collection
         try:
             if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
                 self._abandon(runtime)

@@ -188,7 +188,8 @@ class LowLatencySurface:
             Must be False.
         zero_copy : bool
             The results are not in `x` but where `get_next_low_latency_combine_buffer` has said for this handle.
-            Other ranks read them there: all ranks call the hooks of such combines in the same order.
+            Other ranks read them there: all ranks call the hook of such a combine at the same place among their other
+            calls and hooks, and one that is dropped breaks the Buffer.
         async_finish, return_recv_hook : bool
             As in `low_latency_dispatch`.
         out : torch.Tensor, optional
@@ -243,6 +244,7 @@ class LowLatencySurface:
             All are in use by combines whose hooks have not been called.
         """
         engine = self._low_latency_engine("get_next_low_latency_combine_buffer")
+        engine.run_left()
         _, origin = origin_of(handle)
         check_origin(engine, origin.owner, origin.generation)
         return self._views().next_for(origin, origin.result_shape)

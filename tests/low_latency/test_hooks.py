@@ -188,6 +188,62 @@ def test_results_are_read_where_experts_have_written_them(fabric: str) -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+@pytest.mark.parametrize("fabric", ["peer", "mixed"])
+def test_a_view_is_not_given_away_while_it_is_read(fabric: str) -> None:
+    both = works(6, 7)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, fabric) as buffer:
+            handles = [dispatch(buffer, work)[2] for work in both]
+            for _ in range(3):
+                ended = []
+                for work, handle in zip(both, handles, strict=True):
+                    view = buffer.get_next_low_latency_combine_buffer(handle)
+                    view.copy_(work.results[buffer.rank])
+                    ended.append(combine(buffer, work, handle, view, zero_copy=True, async_finish=True))
+                for work, (combined, event, _) in zip(both, ended, strict=True):
+                    event.current_stream_wait()
+                    check_combine(work, buffer.rank, combined)
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_a_dropped_hook_of_published_results_breaks_the_buffer() -> None:
+    """In what order it would run is the collector's affair, and other ranks wait in the order of theirs."""
+    (work,) = works(6)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "peer") as buffer:
+            handle = dispatch(buffer, work)[2]
+            buffer.get_next_low_latency_combine_buffer(handle).copy_(work.results[buffer.rank])
+            combine(buffer, work, handle, zero_copy=True, return_recv_hook=True)
+            gc.collect()
+            barrier(group)
+            with pytest.raises(deep_ep.DeepEPError, match="the hook of a low-latency combine was dropped|broken"):
+                dispatch(buffer, work)
+            buffer.recover()
+            low_latency_round_trip(buffer, work)
+
+    run_ranks(SIZES.ranks, on_each_rank, seed=1)
+
+
+def test_handles_that_do_not_fit() -> None:
+    (work,) = works(6)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "peer") as buffer, make_buffer(group, SIZES, "weak") as other:
+            *_, handle, _, hook = dispatch(buffer, work, return_recv_hook=True)
+            with pytest.raises(ValueError, match="handle: expected one of a dispatch whose hook has been called"):
+                combine(buffer, work, handle)
+            hook()
+            with pytest.raises(ValueError, match="handle: expected one of a Buffer that reaches the same ranks"):
+                combine(other, work, handle)
+            check_combine(work, buffer.rank, combine(buffer, work, handle)[0])
+            low_latency_round_trip(other, work)
+
+    run_ranks(SIZES.ranks, on_each_rank, seed=1)
+
+
 def test_statistics() -> None:
     (work,) = works(5)
 

@@ -68,7 +68,7 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
             const u64 index = static_cast<u64>(e) * ranks * layout.most_tokens + range.begin + i;
             u32 source, slot;
             if (!position_of(args, op, ranks, index, source, slot)) break;
-            if (slot >= layout.most_results_of_rank()) {
+            if (source != owner || slot >= layout.most_results_of_rank()) {
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results_of_rank(), slot);
                 break;
             }
@@ -212,7 +212,8 @@ DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 r
     if (row < layout.experts_per_rank * ranks * layout.most_tokens) {
         return published[from] + u64{row} * layout.result_bytes;
     }
-    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), layout.experts_per_rank * ranks, row);
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from),
+            layout.experts_per_rank * ranks * layout.most_tokens, row);
     return nullptr;
 }
 

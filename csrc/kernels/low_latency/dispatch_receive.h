@@ -68,7 +68,6 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
         scratch.ends[e] = end;
         if (blockIdx.x != 0 || to != ranks) continue;
         args.recv_count[e] = static_cast<i32>(end);
-        if (args.stats != nullptr) args.stats[e] += static_cast<i32>(end);
     }
     for (u32 source = from + threadIdx.x; blockIdx.x == 0 && source < to; source += blockDim.x) {
         args.origins.first_result[source] = scratch.sources[source].first_result;
@@ -285,6 +284,9 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
     if (!place_rows(args, op, shape, scratch)) return;
     find_own_slots(args, op, shape);
     if (!op.meet() || !op.last_block(kFinished)) return;
+    for (u32 e = threadIdx.x; args.stats != nullptr && e < args.layout.experts_per_rank; e += blockDim.x) {
+        args.stats[e] += static_cast<i32>(scratch.ends[e]);
+    }
     // Also what no row was waited for.
     for (u32 r = threadIdx.x; r < shape.ranks(); r += blockDim.x) {
         if (!op.present(r)) continue;

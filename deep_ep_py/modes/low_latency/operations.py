@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,12 @@ class Ending:
 class _Rest:
     """The receiving half of a call that is still to be launched: what a hook does."""
 
-    def __init__(self, engine: Engine, call: C.Call, operation: int) -> None:
-        self._engine, self._call, self._operation = engine, call, operation
+    def __init__(self, engine: Engine, call: C.Call, operation: int, published: bool) -> None:
+        self._engine, self._call, self._operation, self._published = engine, call, operation, published
         self._generation, self._done = engine.generation, False
+        self._captured = engine.device.capturing()
+        # What comes behind the call there may use its results once the hook has been called, on whatever thread.
+        self._stream = torch.cuda.current_stream() if engine.device.asynchronous else None
 
     def run(self) -> None:
         """Launch it; on a CPU, wait for it."""
@@ -61,16 +65,26 @@ class _Rest:
             raise DeepEPError(f"{self._call.kind}: begun before the Buffer recovered, its hook cannot be called")
         engine.check_process()
         engine.check_whole()
-        with engine.telling_others(self._call.kind):
-            self._done = True
-            engine.device.order_after_caller(None, False)
-            C.low_latency.finish(engine.runtime, self._call)
-            engine.end_operation(self._call, self._operation, Streams())
+        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+            if engine.device.capturing() != self._captured:
+                where = "in the capture" if self._captured else "outside a capture"
+                raise DeepEPError(f"{self._call.kind}: it was begun {where}, and its hook is to be called there")
+            with engine.telling_others(self._call.kind):
+                self._done = True
+                engine.device.order_after_caller(None, False)
+                C.low_latency.finish(engine.runtime, self._call)
+                engine.end_operation(self._call, self._operation, Streams())
 
     def run_if_left(self) -> None:
         """The same for a hook that was dropped, where there is still something to receive."""
-        if not self._done and self._generation == self._engine.generation and self._engine.broken is None:
-            self.run()
+        engine = self._engine
+        if self._done or self._generation != engine.generation or engine.broken is not None:
+            return
+        if self._captured or self._published:
+            # It could not run in the capture any more; or in the order in which other ranks call such hooks.
+            engine.break_off(f"the hook of a {self._call.kind} was dropped, which only its caller can call in time")
+            engine.check_whole()
+        self.run()
 
 
 class ReceiveHook:
@@ -94,11 +108,13 @@ class ReceiveHook:
             self._engine.left.append(self._rest.run_if_left)
 
 
-def _end(engine: Engine, call: C.Call, operation: int, ending: Ending) -> tuple[EventOverlap, Hook | None]:
+def _end(
+    engine: Engine, call: C.Call, operation: int, ending: Ending, published: bool = False
+) -> tuple[EventOverlap, Hook | None]:
     """End a call whose launches are made, or the sending half of one."""
     if not ending.return_recv_hook:
         return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish)), None
-    hook = ReceiveHook(engine, _Rest(engine, call, operation))
+    hook = ReceiveHook(engine, _Rest(engine, call, operation, published))
     engine.await_half(call)
     return EventOverlap(EventHandle()), hook
 
@@ -241,14 +257,18 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     """Check the arguments, make the output, launch what there is to launch."""
     handle, origin = origin_of(given.handle)
     check_origin(engine, origin.owner, origin.generation)
+    if origin.owner.topology.mapped != engine.topology.mapped:
+        raise ValueError("handle: expected one of a Buffer that reaches the same ranks by loads and stores")
+    if origin.owner.is_open(origin.operation):
+        raise ValueError("handle: expected one of a dispatch whose hook has been called")
     device, ranks, sizes, tokens = engine.device.torch_device, engine.ranks, origin.sizes, origin.tokens
     if arguments.flag("use_logfmt", given.use_logfmt):
         raise ValueError("use_logfmt=True: expected False, that does not exist yet")
     shape = origin.result_shape
     x = arguments.aligned("x", arguments.tensor("x", given.x, torch.bfloat16, shape, device))
     zero_copy = arguments.flag("zero_copy", given.zero_copy)
-    if zero_copy:
-        x = views.take(origin, shape)
+    view = views.take(origin, shape) if zero_copy else None
+    x = x if view is None else view.memory
     topk_idx = arguments.topk_idx(given.topk_idx, sizes.experts, device, tokens)
     if topk_idx.shape[1] != sizes.topk:
         raise ValueError(
@@ -271,8 +291,8 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     tensors.publish = zero_copy or in_one
     tensors.waited_ns = 0 if waited is None else waited.data_ptr()
     with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:
-        if zero_copy:
-            views.used(origin, shape, operation)
+        if view is not None:
+            view.given_for, view.used_by = None, (engine.generation, operation)
         engine.device.order_after_caller(None, False)
         call = C.low_latency.combine(
             engine.runtime,
@@ -284,6 +304,8 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
             whole=not given.ending.return_recv_hook,
             blocks=_blocks(engine, tokens, sizes),
         )
-    event, hook = _end(engine, call, operation, given.ending)
+    event, hook = _end(engine, call, operation, given.ending, published=zero_copy)
+    if view is not None:
+        view.event = event
     engine.stats["low_latency_combines"] += 1
     return combined, event, hook

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from deep_ep_py.core.events import EventOverlap
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.handles import Origin
 
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 
 
-@dataclass
-class _View:
+@dataclass(eq=False)
+class View:
+    """One of them."""
+
     memory: torch.Tensor
     given_for: int | None = None  # the number of the dispatch whose results it is for
-    used_by: int | None = None  # the operation that reads it
+    used_by: tuple[int, int] | None = None  # generation and number of the operation that reads it
+    event: EventOverlap | None = None  # of that operation's end, where it has no hook
 
 
 class Views:
@@ -35,7 +39,7 @@ class Views:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._views: dict[Shape, list[_View]] = defaultdict(list)
+        self._views: dict[Shape, list[View]] = defaultdict(list)
 
     def next_for(self, origin: Origin, shape: Shape) -> torch.Tensor:
         """Return the view for the next zero-copy combine of a dispatch's results; until then the same.
@@ -46,11 +50,14 @@ class Views:
             The combines of all views are still open.
         """
         view = self._given_for(origin, shape) or self._unused(shape)
+        if view.event is not None:  # other ranks may still read what was there
+            view.event.current_stream_wait()
+            view.event = None
         view.given_for = origin.number
         return view.memory
 
-    def take(self, origin: Origin, shape: Shape) -> torch.Tensor:
-        """Return the view for the combine that comes now, `used` says by which operation.
+    def take(self, origin: Origin, shape: Shape) -> View:
+        """Return the view for the combine that comes now.
 
         Raises
         ------
@@ -60,28 +67,30 @@ class Views:
         view = self._given_for(origin, shape)
         if view is None:
             raise ValueError("zero_copy=True: expected get_next_low_latency_combine_buffer(handle) to come first")
-        return view.memory
+        return view
 
-    def used(self, origin: Origin, shape: Shape, operation: int) -> None:
-        """Say which operation reads the view that was taken."""
-        view = self._given_for(origin, shape)
-        assert view is not None
-        view.given_for, view.used_by = None, operation
+    def _is_read(self, view: View) -> bool:
+        """Tell whether an operation reads it whose hook has not been called."""
+        if view.used_by is None:
+            return False
+        generation, operation = view.used_by
+        return generation == self._engine.generation and self._engine.is_open(operation)
 
-    def _given_for(self, origin: Origin, shape: Shape) -> _View | None:
+    def _given_for(self, origin: Origin, shape: Shape) -> View | None:
         return next((view for view in self._views[shape] if view.given_for == origin.number), None)
 
-    def _unused(self, shape: Shape) -> _View:
+    def _unused(self, shape: Shape) -> View:
         """Find one that no open combine reads: one that is for nothing, else a new one, else the first given away."""
         views, engine = self._views[shape], self._engine
-        closed = [view for view in views if view.used_by is None or not engine.is_open(view.used_by)]
-        free = next((view for view in closed if view.given_for is None), None)
+        closed = [view for view in views if not self._is_read(view)]
+        free = next((view for view in closed if view.given_for is None and view.event is None), None)
         if free is None and len(views) < engine.regions:
-            free = _View(engine.empty(shape, torch.bfloat16))
+            free = View(engine.empty(shape, torch.bfloat16))
             views.append(free)
         if free is None and closed:
-            free = closed[0]
-            views.append(views.pop(views.index(free)))
+            free = min(closed, key=lambda view: view.given_for is not None)
+        if free is not None:
+            views.append(views.pop(views.index(free)))  # the next one is that which was given away the longest ago
         if free is None:
             raise DeepEPError(
                 f"rank {engine.rank}: get_next_low_latency_combine_buffer: the hooks of {len(views)} zero-copy "
