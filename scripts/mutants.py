@@ -1,4 +1,4 @@
-"""Plants each bug of tests/mutants/table.py in a copy of the sources and runs what must catch it.
+"""Plants each bug of tests/mutants in a copy of the sources and runs what must catch it.
 
     python scripts/mutants.py                 all of them; the last line says how many were caught
     python scripts/mutants.py --only ibgda    those whose name contains that
@@ -31,10 +31,14 @@ import sanitizers
 
 ROOT = native_build.ROOT
 sys.path.insert(0, str(ROOT / "tests"))
-from mutants.table import BOUNDS, MUTANTS, NORMAL, ORDERED, RACING, REPLAYS, Mutant  # noqa: E402
+from mutants.mutant import BOUNDS, LOW_LATENCY, NORMAL, ORDERED, RACING, REPLAYS, Mutant  # noqa: E402
+from mutants.table import MUTANTS  # noqa: E402
 
 PROGRAM = sorted((ROOT / "tests" / "native" / "protocol").glob("*.cpp"))
-SCENARIOS = ("posters", "keys", "apart", "recover", "recover ibgda", *NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS)
+SCENARIOS = (
+    *("posters", "keys", "apart", "recover", "recover ibgda"),
+    *(*NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS, *LOW_LATENCY),
+)
 SEEDS = {"fast": 12, "exact": 24, "tsan": 60}
 SILENT_SEEDS = range(1, 5)  # with each of which a silent bug leaves the values right
 RUN_SECONDS = 20
@@ -138,7 +142,7 @@ def build(mutant: Mutant, name: str, folder: Path) -> Path:
         if f"csrc/{mutant.file}" not in depends:
             objects.append(clean)
             continue
-        output = folder / f"{name}-{path.stem}.o"
+        output = folder / "-".join([name, *path.with_suffix(".o").parts])
         flags = flags_of(variant, source)
         begin = precompiled(name) if flags == flags_of(variant, PROGRAM[0]) else []
         command = [*compiler, *flags, *begin, "-c", str(path), "-o", str(output)]

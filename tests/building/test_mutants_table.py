@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mutants.table import MUTANTS, Mutant
+from mutants.mutant import Mutant
+from mutants.table import MUTANTS
 from places import CSRC
 
 pytestmark = pytest.mark.once

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import deep_ep_py as deep_ep
+from builds import BUILD
 from deep_ep_py.testing import run_ranks, sleep
 from harness import barrier, under_schedules
 from low_latency import BF16, Sizes, Work, check_dispatch, combine, dispatch, make_buffer, round_trip
@@ -19,6 +20,9 @@ MIXED = ("peer", "weak", "ibgda", "mixed")
 TIMEOUT, LATE = 30.0, 1
 
 
+@pytest.mark.skipif(
+    BUILD == "tsan", reason="messages of calls that do not match overwrite each other: races on purpose"
+)
 @pytest.mark.parametrize("fabric", MIXED)
 def test_calls_that_do_not_match(fabric: str) -> None:
     """Rank 1 names other sizes, and then makes another call."""

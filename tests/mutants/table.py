@@ -1,61 +1,12 @@
 """Bugs that the tests must catch, each planted alone: what is changed, and which build and scenario must notice.
 
-The scenarios are those of tests/native/protocol. A change is a pair of texts; the first stands once in the file.
+A change is a pair of texts; the first stands once in the file.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda")
-FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda")
-# In these, rows are written over while others read them, and what comes of it must not count: a race on purpose.
-RACING = (*FAILING, "failing, watched")
-ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
-REPLAYS = ("replays", "replays ibgda")
-BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A planted bug.
-
-    Parameters
-    ----------
-    name
-        What is wrong.
-    file
-        Where, below csrc/.
-    changes
-        Texts and their replacements.
-    build
-        The variant that catches it.
-    scenarios
-        Those in which it does, in the order of trying.
-    silent
-        Whether all scenarios of the fast build pass in spite of it, which is checked: only an order of memory is wrong.
-    endless
-        Whether it shows by never ending.
-    """
-
-    name: str
-    file: str
-    changes: tuple[tuple[str, str], ...]
-    build: str
-    scenarios: tuple[str, ...]
-    silent: bool = False
-    endless: bool = False
-
-
-def _one(
-    name: str, file: str, text: str, replacement: str, build: str, *scenarios: str, silent: bool = False
-) -> Mutant:
-    return Mutant(name, file, ((text, replacement),), build, scenarios, silent)
-
-
-def _silent(name: str, file: str, text: str, replacement: str, *scenarios: str) -> Mutant:
-    return _one(name, file, text, replacement, "tsan", *scenarios, silent=True)
-
+from mutants import low_latency
+from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _RECORD = "device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));"
 _DOORBELL = "device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));"
@@ -74,10 +25,10 @@ _POSTED = "return true;\n}\n\n// The block, after all posting"
 
 MUTANTS = (
     # --- fabric/peer.h, weak.h, fabric.h
-    _silent(
+    silent(
         "peer: relaxed signal", "fabric/peer.h", _PEER_SIGNAL, "device::add_relaxed<device::Scope::kSystem>(", "peer"
     ),
-    _one(
+    one(
         "peer: signal at device scope",
         "fabric/peer.h",
         _PEER_SIGNAL,
@@ -85,15 +36,22 @@ MUTANTS = (
         "exact",
         "peer",
     ),
-    _one("peer: half a unit", "fabric/peer.h", "word.offset), amount);", "word.offset), amount / 2);", "fast", "peer"),
-    _silent(
+    one(
+        "peer: half a unit",
+        "fabric/peer.h",
+        "u64 amount = wire::kUnit)",
+        "u64 amount = wire::kUnit / 2)",
+        "fast",
+        "peer",
+    ),
+    silent(
         "weak: command released by a relaxed store",
         "fabric/weak.h",
         "device::store_release<device::Scope::kSystem>(&command.ready",
         "device::store_relaxed<device::Scope::kSystem>(&command.ready",
         "weak",
     ),
-    _silent(
+    silent(
         "put: lanes' stores not joined",
         "fabric/fabric.h",
         "    __syncwarp();  // all lanes' stores into the pieces",
@@ -103,7 +61,7 @@ MUTANTS = (
         "weak",
     ),
     # --- fabric/ibgda.h
-    _silent(
+    silent(
         "ibgda: relaxed doorbell record",
         "fabric/ibgda.h",
         _RECORD,
@@ -111,7 +69,7 @@ MUTANTS = (
         "posters",
         "ibgda",
     ),
-    _one(
+    one(
         "ibgda: doorbell record at device scope",
         "fabric/ibgda.h",
         _RECORD,
@@ -119,7 +77,7 @@ MUTANTS = (
         "exact",
         "posters",
     ),
-    _one(
+    one(
         "ibgda: doorbell before its record",
         "fabric/ibgda.h",
         _RECORD,
@@ -128,8 +86,8 @@ MUTANTS = (
         "posters",
         "ibgda",
     ),
-    _one("ibgda: no doorbell record", "fabric/ibgda.h", _RECORD, "", "fast", "posters"),
-    _one(
+    one("ibgda: no doorbell record", "fabric/ibgda.h", _RECORD, "", "fast", "posters"),
+    one(
         "ibgda: record in the wrong byte order",
         "fabric/ibgda.h",
         "mlx5::send_counter(filled)",
@@ -137,7 +95,7 @@ MUTANTS = (
         "fast",
         "posters",
     ),
-    _one(
+    one(
         "ibgda: record not cut to 16 bits",
         "wire/mlx5.h",
         "return big(static_cast<u32>(produced & 0xffff)); }",
@@ -145,7 +103,7 @@ MUTANTS = (
         "fast",
         "wrap",
     ),
-    _one(
+    one(
         "ibgda: index one too high",
         "fabric/ibgda.h",
         "mlx5::control(mlx5::kRdmaWrite, index,",
@@ -153,7 +111,7 @@ MUTANTS = (
         "fast",
         "posters",
     ),
-    _one(
+    one(
         "ibgda: lost wrap-around of the ring",
         "fabric/ibgda.h",
         "qp.ring[index & (qp.blocks - 1)]",
@@ -161,7 +119,7 @@ MUTANTS = (
         "fast",
         "posters",
     ),
-    _one(
+    one(
         "ibgda: no back-pressure",
         "fabric/ibgda.h",
         "if (end > qp.blocks && !await_completed",
@@ -169,7 +127,7 @@ MUTANTS = (
         "exact",
         "posters",
     ),
-    _one(
+    one(
         "ibgda: published out of turn",
         "fabric/ibgda.h",
         "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
@@ -177,21 +135,21 @@ MUTANTS = (
         "exact",
         "posters",
     ),
-    _silent(
+    silent(
         "ibgda: relaxed turn",
         "fabric/ibgda.h",
         "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
         "device::load_relaxed<Scope::kDevice>(&qp.filled) == begin; };",
         "posters",
     ),
-    _silent(
+    silent(
         "ibgda: relaxed publication",
         "fabric/ibgda.h",
         "device::store_release<Scope::kDevice>(&qp.filled, end);",
         "device::store_relaxed<Scope::kDevice>(&qp.filled, end);",
         "posters",
     ),
-    _silent(
+    silent(
         "ibgda: relaxed completion",
         "fabric/ibgda.h",
         "device::load_acquire<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
@@ -206,7 +164,7 @@ MUTANTS = (
         ("posters",),
         endless=True,
     ),
-    _one(
+    one(
         "ibgda: the last one leaves the doorbell too",
         "fabric/ibgda.h",
         "(&qp.reserved) == end) ring(qp);",
@@ -214,7 +172,7 @@ MUTANTS = (
         "fast",
         "ibgda",
     ),
-    _one(
+    one(
         "ibgda: no completion asked for",
         "fabric/ibgda.h",
         "mlx5::kUnitsOfFetchAdd, true);",
@@ -240,7 +198,7 @@ MUTANTS = (
         "exact",
         ("posters", "ibgda"),
     ),
-    _one(
+    one(
         "ibgda: one queue pair for all words",
         "fabric/ibgda.h",
         "word.queue % net.per_peer]",
@@ -248,7 +206,7 @@ MUTANTS = (
         "fast",
         "ibgda",
     ),
-    _one(
+    one(
         "ibgda: words of a source on one queue pair",
         "kernels/common/operation.h",
         "region() * wire::kSignals + kind};",
@@ -256,7 +214,7 @@ MUTANTS = (
         "fast",
         "ibgda",
     ),
-    _one(
+    one(
         "ibgda: a signal more",
         "fabric/fabric.h",
         "return post(peers, state, waiter, completion, to, pieces, count, word);",
@@ -265,7 +223,7 @@ MUTANTS = (
         "exact",
         "posters",
     ),
-    _one(
+    one(
         "ibgda: keys of another rank",
         "fabric/ibgda.h",
         "(static_cast<u64>(qp.peer) * net.chunks +",
@@ -274,7 +232,7 @@ MUTANTS = (
         "posters",
         "ibgda",
     ),
-    _one(
+    one(
         "ibgda: request beyond the remote key",
         "fabric/ibgda.h",
         "return min(bytes, chunk - ((piece.target + done) & (chunk - 1)));",
@@ -282,7 +240,7 @@ MUTANTS = (
         "fast",
         "keys",
     ),
-    _one(
+    one(
         "ibgda: not quiet",
         "fabric/ibgda.h",
         "if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled)) return false;",
@@ -291,7 +249,7 @@ MUTANTS = (
         "posters",
     ),
     # --- kernels/common/operation.h
-    _silent(
+    silent(
         "wait: relaxed",
         "kernels/common/operation.h",
         "[&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });",
@@ -299,7 +257,7 @@ MUTANTS = (
         "peer",
         "peer rounds",
     ),
-    _silent(
+    silent(
         "last block: relaxed count",
         "kernels/common/operation.h",
         "device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u)",
@@ -307,7 +265,7 @@ MUTANTS = (
         "peer",
         "ibgda",
     ),
-    _one(
+    one(
         "meeting: no second barrier",
         "kernels/common/operation.h",
         "        __syncthreads();  // no thread gives up",
@@ -315,7 +273,7 @@ MUTANTS = (
         "tsan",
         *NORMAL,
     ),
-    _silent(
+    silent(
         "broadcast: a shuffle for a barrier",
         "kernels/common/operation.h",
         "int value) {\n    __syncwarp();",
@@ -324,7 +282,7 @@ MUTANTS = (
         "weak",
         "ibgda",
     ),
-    _one(
+    one(
         "region reused without free",
         "kernels/normal/combine.h",
         "if (!op.enter() || !op.await_free()) return;",
@@ -332,7 +290,7 @@ MUTANTS = (
         "tsan",
         "one region",
     ),
-    _one(
+    one(
         "target without its base",
         "kernels/common/operation.h",
         "return context_.base[wire::word_index(region(), kind, source, ranks())] + puts * wire::kUnit;",
@@ -341,28 +299,28 @@ MUTANTS = (
         *NORMAL,
     ),
     # --- kernels/normal/staging.h
-    _silent(
+    silent(
         "chunk: lanes' stores not joined",
         "kernels/normal/staging.h",
         "        __syncwarp();  // all lanes' stores",
         "        // all lanes' stores",
         "peer rounds",
     ),
-    _silent(
+    silent(
         "chunk: slot given back while lanes read",
         "kernels/normal/staging.h",
         "    __syncwarp();  // all lanes have read",
         "    // all lanes have read",
         "peer rounds",
     ),
-    _silent(
+    silent(
         "chunk: relaxed arrival",
         "kernels/normal/staging.h",
         "return device::load_acquire<Scope::kSystem>(word) >= expected;",
         "return device::load_relaxed<Scope::kSystem>(word) >= expected;",
         "peer rounds",
     ),
-    _one(
+    one(
         "chunk: slot reused before it is given back",
         "kernels/normal/staging.h",
         "stream.sending ? done : done + 1)",
@@ -372,7 +330,7 @@ MUTANTS = (
         "ibgda",
     ),
     # --- kernels/normal/dispatch.h, combine.h, notify.h
-    _one(
+    one(
         "dispatch: signal before the copies are finished",
         "kernels/normal/dispatch.h",
         "    copies.finish();\n",
@@ -380,7 +338,7 @@ MUTANTS = (
         "exact",
         "peer",
     ),
-    _one(
+    one(
         "dispatch: signal before all blocks have stored",
         "kernels/normal/dispatch.h",
         "if (op.last_block(kStored)) {",
@@ -388,7 +346,7 @@ MUTANTS = (
         "tsan",
         "peer",
     ),
-    _one(
+    one(
         "dispatch: rows listed by lanes that do not meet",
         "kernels/normal/dispatch.h",
         "        __syncwarp();  // the list is complete",
@@ -396,7 +354,7 @@ MUTANTS = (
         "exact",
         "peer",
     ),
-    _silent(
+    silent(
         "combine: rows listed by lanes that do not meet",
         "kernels/normal/combine.h",
         "    __syncwarp();  // the list is complete",
@@ -404,7 +362,7 @@ MUTANTS = (
         "peer",
         "weak",
     ),
-    _one(
+    one(
         "combine: read before all blocks have",
         "kernels/normal/combine.h",
         "if (!op.meet() || !op.last_block(kFinished)) return;",
@@ -413,14 +371,14 @@ MUTANTS = (
         "peer",
         "peer rounds",
     ),
-    _silent(
+    silent(
         "notify: relaxed counts",
         "kernels/normal/notify.h",
         "device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);",
         "device::store_relaxed<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);",
         "peer",
     ),
-    _one(
+    one(
         "notify: put before the block has written",
         "kernels/normal/notify.h",
         "    if (!op.meet()) return;  // the whole block's stores",
@@ -430,7 +388,7 @@ MUTANTS = (
         "weak",
     ),
     # --- host
-    _one(
+    one(
         "host: an offer of the wrong place",
         "host/modes/normal/calls.cpp",
         "offer.topk_weights = runtime.offset_of(offered.topk_weights);",
@@ -438,7 +396,7 @@ MUTANTS = (
         "fast",
         "peer",
     ),
-    _one(
+    one(
         "host: a layout for fewer experts",
         "host/modes/normal/calls.cpp",
         "args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false));",
@@ -448,7 +406,7 @@ MUTANTS = (
         "weak",
     ),
     # --- recovery
-    _one(
+    one(
         "recovery: words not cleared",
         "host/session/recovery.cpp",
         "memory_->fill(bank, 0, heap.bank_bytes());",
@@ -457,7 +415,7 @@ MUTANTS = (
         "recover",
         "recover ibgda",
     ),
-    _one(
+    one(
         "recovery: what was consumed is remembered",
         "host/session/recovery.cpp",
         "memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));",
@@ -466,7 +424,7 @@ MUTANTS = (
         "recover",
         "recover ibgda",
     ),
-    _one(
+    one(
         "recovery: the old network goes on",
         "host/session/recovery.cpp",
         "    networks_ = {};  // before the next are made: no agent of the old ones is left\n"
@@ -475,7 +433,7 @@ MUTANTS = (
         "exact",
         "recover ibgda",
     ),
-    _silent(
+    silent(
         "recovery: relaxed meetings",
         "host/cpu/memory.cpp",
         "return __atomic_load_n(word, __ATOMIC_ACQUIRE);",
@@ -483,7 +441,7 @@ MUTANTS = (
         "recover",
         "recover ibgda",
     ),
-    _one(
+    one(
         "recovery: others are sent to before they are ready",
         "host/session/recovery.cpp",
         "if (stage >= stage_of(attempt, again)) continue;",
@@ -492,7 +450,7 @@ MUTANTS = (
         "recover",
         "recover ibgda",
     ),
-    _one(
+    one(
         "recovery: the first bank alone is cleared",
         "host/session/recovery.cpp",
         "heap.bank_offset(generation);",
@@ -501,7 +459,7 @@ MUTANTS = (
         "recover",
         "recover ibgda",
     ),
-    _one(
+    one(
         "recovery: an old abort word counts",
         "kernels/common/operation.h",
         "return wire::abort_generation(word) >= generation_ ? word : 0;",
@@ -509,7 +467,7 @@ MUTANTS = (
         "fast",
         "recover",
     ),
-    _one(
+    one(
         "recovery: the host stays in its generation",
         "host/session/recovery.cpp",
         "    generation_ = generation;",
@@ -517,7 +475,7 @@ MUTANTS = (
         "fast",
         "recover",
     ),
-    _one(
+    one(
         "recovery: a replay that failed has failed forever",
         "kernels/common/operation.h",
         "return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;",
@@ -526,7 +484,7 @@ MUTANTS = (
         "replays",
     ),
     # --- notify
-    _one(
+    one(
         "notify: a begin waits for the peers' counts",
         "kernels/normal/notify.h",
         "if (args.finish_later == 0) take_counts",
@@ -535,7 +493,7 @@ MUTANTS = (
         "apart",
     ),
     # --- failing
-    _one(
+    one(
         "failing: a told thread does not pass it on",
         "kernels/common/operation.h",
         _TELL,
@@ -543,7 +501,7 @@ MUTANTS = (
         "exact",
         "failing",
     ),
-    _one(
+    one(
         "failing: the own heap alone",
         "kernels/common/operation.h",
         "if (r == rank() || !mapped(r)) continue;",
@@ -551,7 +509,7 @@ MUTANTS = (
         "fast",
         *FAILING,
     ),
-    _silent(
+    silent(
         "failing: told by a plain store",
         "kernels/common/operation.h",
         _EXCHANGE,
@@ -565,7 +523,7 @@ MUTANTS = (
         "exact",
         ("failing, watched",),
     ),
-    _one(
+    one(
         "failing: no last look",
         "kernels/common/operation.h",
         "        if (threadIdx.x == 0) look_last();\n",
@@ -581,7 +539,7 @@ MUTANTS = (
         ("failing, ordered",),
         silent=True,
     ),
-    _one(
+    one(
         "failing: the teller tells no rank",
         "host/control/teller.cpp",
         "memory_->store_words(words_, told_);",
@@ -590,7 +548,7 @@ MUTANTS = (
         "failing weak",
         "failing ibgda",
     ),
-    _one(
+    one(
         "failing: other Buffers go on",
         "kernels/common/operation.h",
         "} else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {",
@@ -599,7 +557,7 @@ MUTANTS = (
         "two buffers",
         "two buffers weak",
     ),
-    _one(
+    one(
         "failing: other Buffers are not told",
         "kernels/common/operation.h",
         "device::add_release<Scope::kSystem>(context_.failures, 1ull);",
@@ -609,7 +567,7 @@ MUTANTS = (
         "two buffers weak",
     ),
     # --- bounds
-    _one(
+    one(
         "bounds: an offer of fewer rows",
         "kernels/normal/offers.h",
         "return static_cast<u64>(mine.first) + mine.rows <= offer.rows && offer.x",
@@ -617,7 +575,7 @@ MUTANTS = (
         "fast",
         "bounds",
     ),
-    _one(
+    one(
         "bounds: an offer of what is not mapped",
         "kernels/normal/offers.h",
         "const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);",
@@ -625,7 +583,7 @@ MUTANTS = (
         "fast",
         "bounds",
     ),
-    _one(
+    one(
         "bounds: a chunk of other rows",
         "kernels/normal/staging.h",
         "if (ours && (header.first != due.first || header.rows != due.rows)) {",
@@ -634,7 +592,7 @@ MUTANTS = (
         "bounds rounds",
         "bounds weak",
     ),
-    _one(
+    one(
         "bounds: a plan's rows",
         "kernels/normal/bounds.h",
         "if (begin >= 0 && end >= begin && range.rows <= most) return true;",
@@ -643,7 +601,7 @@ MUTANTS = (
         "bounds rounds",
         "bounds",
     ),
-    _one(
+    one(
         "bounds: rows of a chunk, by their tokens",
         "kernels/normal/combine.h",
         "if (range.rows <= args.layout.chunk_rows) return true;",
@@ -652,7 +610,7 @@ MUTANTS = (
         "bounds rounds",
         "bounds weak",
     ),
-    _one(
+    one(
         "bounds: a token's row in dispatch",
         "kernels/normal/dispatch.h",
         "const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;",
@@ -660,7 +618,7 @@ MUTANTS = (
         "fast",
         "bounds",
     ),
-    _one(
+    one(
         "bounds: a row's token",
         "kernels/normal/dispatch.h",
         "if (token < args.tokens) return token;",
@@ -668,7 +626,7 @@ MUTANTS = (
         "fast",
         "bounds rounds",
     ),
-    _one(
+    one(
         "bounds: a token's row in combine",
         "kernels/normal/combine.h",
         "const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;",
@@ -676,7 +634,7 @@ MUTANTS = (
         "fast",
         "bounds",
     ),
-    _one(
+    one(
         "bounds: a source's tokens",
         "kernels/normal/combine.h",
         "if (tokens > wire::kMostTokens) {",
@@ -685,4 +643,5 @@ MUTANTS = (
         "bounds rounds",
         "bounds",
     ),
+    *low_latency.MUTANTS,
 )

@@ -6,6 +6,7 @@
 #include "bounds.h"
 #include "failing.h"
 #include "fields.h"
+#include "low_latency.h"
 #include "normal_mode.h"
 #include "posters.h"
 #include "quiet.h"
@@ -23,6 +24,9 @@ int main(int argc, char** argv) {
     slow.most_delay = 4;
     slow.relaxed = true;
     slow.traced = true;
+    deep_ep::nic::Options longer = slow;  // requests, so that a put of many rows fits into a ring
+    longer.mtu = 128;
+    longer.most_bytes = 1024;
     deep_ep::nic::Options split;
     split.blocks = 32;
     split.chunk_log2 = 12;
@@ -34,6 +38,9 @@ int main(int argc, char** argv) {
     };
     const auto failing = [&](const char* fabric, bool arena, u64 region_bytes, failing::Kind kind) {
         return [=](uint64_t seed) { failing::run(seed, {fabric, arena, region_bytes, 2, slow}, kind); };
+    };
+    const auto low_latency = [&](const char* fabric) {
+        return [=](uint64_t seed) { low_latency_mode::run(seed, {fabric, true, kTight, 2, longer}); };
     };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal("peer", true, kAmple)},
@@ -59,6 +66,10 @@ int main(int argc, char** argv) {
         {"bounds rounds", [&](uint64_t seed) { bounds::run(seed, {"peer", false, kTight, 2, slow}); }},
         {"bounds weak", [&](uint64_t seed) { bounds::run(seed, {"weak", false, 2 * kTight, 2, slow}); }},
         {"bounds ibgda", [&](uint64_t seed) { bounds::run(seed, {"ibgda", true, 2 * kTight, 2, slow}); }},
+        {"low latency", low_latency("peer")},
+        {"low latency weak", low_latency("weak")},
+        {"low latency ibgda", low_latency("ibgda")},
+        {"low latency mixed", low_latency("mixed")},
         {"fields", fields::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},

@@ -20,7 +20,7 @@ using namespace deep_ep;
 using planted::expect;
 
 struct Setup {
-    std::string fabric;  // what reaches other ranks, by its route's name
+    std::string fabric;  // what reaches other ranks, by its route's name; "mixed": the last rank is not mapped
     bool arena;          // outputs lie where peers see them
     u64 region_bytes;    // small ones make chunks of few rows
     int regions;
@@ -113,7 +113,7 @@ class Buffer {
         options.poison = true;
         options.has_remote = setup.fabric != "peer";
         for (u32 peer = 0; peer < kRanks; ++peer) {
-            options.routes.push_back(host::route_named(peer == rank ? "peer" : setup.fabric));
+            options.routes.push_back(host::route_named(route(peer)));
         }
         const wire::HeapLayout layout = host::Runtime::heap_layout(options);
         const auto own = host::Heap::make_plain(layout.bytes());
@@ -168,6 +168,12 @@ class Buffer {
     std::shared_ptr<host::CpuLauncher> stream;
 
   private:
+    std::string route(u32 peer) const {
+        if (peer == rank) return "peer";
+        if (setup.fabric != "mixed") return setup.fabric;
+        return std::max(peer, rank) == kRanks - 1 ? "ibgda" : "peer";
+    }
+
     u32 phase_ = 0;
     std::unique_ptr<host::Runtime> runtime_;
 };

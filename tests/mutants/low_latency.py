@@ -1,0 +1,333 @@
+"""Bugs of low-latency mode."""
+
+from __future__ import annotations
+
+from mutants.mutant import LOW_LATENCY, Mutant, one, silent
+
+_OPERATION = "kernels/common/operation.h"
+_SEND = "kernels/low_latency/dispatch_send.h"
+_RECEIVE = "kernels/low_latency/dispatch_receive.h"
+_COMBINE = "kernels/low_latency/combine.h"
+_MAPPED = ("low latency", "low latency mixed")
+_PUTS = ("low latency weak", "low latency ibgda")
+
+_SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);"
+_SHARES_JOINED = "    if (!op.meet()) return false;  // the block's stores come before its share of each signal\n"
+_ROWS_JOINED = "    if (!op.meet()) return false;  // all warps' rows come before the first one's put\n"
+_ADVANCE = "if (op.last_block(kSent) && threadIdx.x == 0) op.advance();"
+_EARLY_ADVANCE = "if (op.last_block(kSent), blockIdx.x == 0 && threadIdx.x == 0) op.advance();"
+_EMPTY_PUT = "op.put_signal(to, wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
+_LAST = "if (!op.meet() || !op.last_block(kFinished)) return;"
+_FIRST = "if (!op.meet() || (op.last_block(kFinished), blockIdx.x != 0)) return;"
+_READ = "if (published[r] != nullptr) op.signal(r, wire::kRead);"
+_SUMS = "    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {\n"
+_EARLY_READ = "    for (u32 r = threadIdx.x; blockIdx.x == 0 && r < ranks; r += blockDim.x) {\n" + _READ + "\n}\n"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- kernels/common/operation.h
+    one(
+        "low latency: shares of a signal that are no unit together",
+        _OPERATION,
+        "after = wire::kUnit * (blockIdx.x + 1) / gridDim.x;",
+        "after = before + wire::kUnit / gridDim.x;",
+        "fast",
+        "low latency",
+    ),
+    silent(
+        "low latency: relaxed share of a signal",
+        _OPERATION,
+        _SHARE,
+        "device::add_relaxed<Scope::kSystem>("
+        "reinterpret_cast<u64*>(peers().base[to] + word_at_peer(kind).offset), after - before);",
+        *_MAPPED,
+    ),
+    silent(
+        "low latency: relaxed arrival of a routing",
+        _OPERATION,
+        "return device::load_acquire<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);",
+        "return device::load_relaxed<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: region used before it is free",
+        _OPERATION,
+        "return meet() && await_free();",
+        "return meet();",
+        "exact",
+        *LOW_LATENCY,
+    ),
+    # --- kernels/low_latency/dispatch_send.h
+    silent(
+        "low latency: routing signalled before all lanes have stored it",
+        _SEND,
+        "        __syncwarp();  // all lanes' stores come before lane 0's release of the signal\n",
+        "",
+        *_MAPPED,
+    ),
+    silent(
+        "low latency: counts sent before all lanes have counted",
+        _SEND,
+        "    __syncwarp();  // the counts are complete\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    silent(
+        "low latency: counted before all counts are clear",
+        _SEND,
+        "counts[e] = 0;\n    __syncwarp();\n",
+        "counts[e] = 0;\n",
+        *LOW_LATENCY,
+    ),
+    one("low latency: share given before the block has stored", _SEND, _SHARES_JOINED, "", "exact", *_MAPPED),
+    one("low latency: rows put before all warps have written", _SEND, _ROWS_JOINED, "", "exact", *_PUTS),
+    one("low latency: number advanced by the first block", _SEND, _ADVANCE, _EARLY_ADVANCE, "exact", *LOW_LATENCY),
+    one(
+        "low latency: put without rows left out",
+        _SEND,
+        _EMPTY_PUT,
+        "if (rows != 0) " + _EMPTY_PUT,
+        "fast",
+        *_PUTS,
+    ),
+    one(
+        "low latency: results begin one too late",
+        _SEND,
+        "if (id < begin) ++before;",
+        "if (id <= begin) ++before;",
+        "fast",
+        *_PUTS,
+    ),
+    one(
+        "low latency: expert named twice counted twice",
+        _SEND,
+        "        if (again) continue;\n",
+        "",
+        "fast",
+        "low latency",
+    ),
+    # --- kernels/low_latency/unit.h
+    one(
+        "low latency: expert named twice gets two rows",
+        "kernels/low_latency/unit.h",
+        "return id(token, k) - begin < count && first(token, k) == k;",
+        "return id(token, k) - begin < count;",
+        "fast",
+        "low latency",
+    ),
+    # --- kernels/low_latency/dispatch_receive.h
+    one(
+        "low latency: rows not waited for",
+        _RECEIVE,
+        "if (await_rows(args, op, source, unit, first)) {",
+        "if (true) {",
+        "fast",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: the first put's signal for all",
+        _RECEIVE,
+        "op.mapped(source) ? wire::kData : wire::kChunk + part, source, 1);",
+        "op.mapped(source) ? wire::kData : wire::kChunk, source, 1);",
+        "exact",
+        *_PUTS,
+    ),
+    one(
+        "low latency: starts used before all threads have found them",
+        _RECEIVE,
+        "known, next);\n        if (!op.meet()) return false;\n",
+        "known, next);\n",
+        "exact",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: routings of one warp's used by others before it has them",
+        _RECEIVE,
+        "        if (!op.meet()) return false;\n        const u32 next",
+        "        const u32 next",
+        "exact",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: unit without those before it",
+        _RECEIVE,
+        "            scratch.offsets[e] += rows;\n",
+        "",
+        "fast",
+        "low latency",
+    ),
+    one(
+        "low latency: rows of a put without its units before",
+        _RECEIVE,
+        "plan.rows_before += static_cast<u32>(__popc(plan.tokens));",
+        "plan.rows_before = 0;",
+        "fast",
+        *_PUTS,
+    ),
+    one(
+        "low latency: results of a unit without those before it",
+        _RECEIVE,
+        "            plan.results_before += rows;\n",
+        "",
+        "fast",
+        *_PUTS,
+    ),
+    one(
+        "low latency: rows of a later put behind those of all before",
+        _RECEIVE,
+        "if (u / units_per_put == unit / units_per_put) plan.rows_before",
+        "plan.rows_before",
+        "fast",
+        *_PUTS,
+    ),
+    silent(
+        "low latency: list of targets used before all lanes have stored it",
+        _RECEIVE,
+        "        __syncwarp();  // the list is complete\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    silent(
+        "low latency: list of targets written over while lanes read",
+        _RECEIVE,
+        "        __syncwarp();  // the list has been read\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: slots of results without those of lower ranks",
+        _RECEIVE,
+        "args.layout.most_results()) + warp_total(before);",
+        "args.layout.most_results());",
+        "fast",
+        *_PUTS,
+    ),
+    one(
+        "low latency: result of an expert named again expected elsewhere",
+        _RECEIVE,
+        "token * topk + routed.first(token, choice % topk));",
+        "choice);",
+        "fast",
+        "low latency",
+    ),
+    silent(
+        "low latency: slots of first mentions read by lanes that do not meet",
+        _RECEIVE,
+        "    __syncwarp();  // the slots of experts' first mentions are there\n",
+        "",
+        *_PUTS,
+    ),
+    one(
+        "low latency: ids that the caller may have written over",
+        _RECEIVE,
+        "const u32 token = choice / topk, id = routed.id(token, choice % topk);",
+        "const u32 token = choice / topk, id = static_cast<wire::RoutedId>(args.topk_idx.get(choice));",
+        "fast",
+        "low latency",
+    ),
+    one(
+        "low latency: routing not consumed",
+        _RECEIVE,
+        "        op.consume(wire::kNotify, r, 1);\n",
+        "",
+        "fast",
+        *LOW_LATENCY,
+    ),
+    one("low latency: rows given back before all blocks have read", _RECEIVE, _LAST, _FIRST, "tsan", *LOW_LATENCY),
+    silent(
+        "low latency: marks set before all are clear",
+        _RECEIVE,
+        "        __syncwarp();  // the marks are clear\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    silent(
+        "low latency: marks used before all are set",
+        _RECEIVE,
+        "        __syncwarp();  // the marks are set\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    # --- kernels/low_latency/combine.h
+    one("low latency: results given back before all blocks have read", _COMBINE, _LAST, _FIRST, "tsan", *LOW_LATENCY),
+    one(
+        "low latency: a warp skips results of later experts",
+        _COMBINE,
+        "(warp + warps - before % warps) % warps; row < rows;",
+        "warp + before % warps; row < rows;",
+        "fast",
+        "low latency",
+    ),
+    silent(
+        "low latency: rows of a sum written over while lanes read",
+        _COMBINE,
+        "    __syncwarp();  // the list has been read\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: results not waited for",
+        _COMBINE,
+        "        if (!op.wait_signal(Phase::kResults, result_word(op, r), r, 1)) continue;\n",
+        "",
+        "fast",
+        *LOW_LATENCY,
+    ),
+    one("low latency: share given before the block's results", _COMBINE, _SHARES_JOINED, "", "exact", *_MAPPED),
+    one("low latency: results put before all warps have gathered", _COMBINE, _ROWS_JOINED, "", "exact", *_PUTS),
+    one("low latency: published rows never read, says their reader", _COMBINE, _READ, "", "fast", "low latency"),
+    Mutant(
+        "low latency: read given before the sum",
+        _COMBINE,
+        (("        " + _READ, ""), (_SUMS, _EARLY_READ + _SUMS)),
+        "exact",
+        _MAPPED,
+    ),
+    one(
+        "low latency: read not waited for",
+        _COMBINE,
+        "if (publishes && op.mapped(r)) op.wait_signal(",
+        "if (false) op.wait_signal(",
+        "exact",
+        *_MAPPED,
+    ),
+    silent(
+        "low latency: rows of a sum listed by lanes that do not meet",
+        _COMBINE,
+        "    __syncwarp();  // the list is complete\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: weights in the order of what came",
+        _COMBINE,
+        "weights[place] = args.topk_weights[choice];",
+        "weights[place] = args.topk_weights[static_cast<u64>(token) * topk + place];",
+        "fast",
+        "low latency",
+    ),
+    one(
+        "low latency: choices left out are summed",
+        _COMBINE,
+        "    if (args.topk_idx.get(choice) < 0) return nullptr;\n",
+        "",
+        "fast",
+        "low latency",
+    ),
+    # --- device/e4m3.h, host
+    one(
+        "low latency: exponent of a scale one too low",
+        "device/e4m3.h",
+        "exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);",
+        "exponent = bits >> 23;",
+        "fast",
+        "low latency",
+    ),
+    one(
+        "low latency: a hook sends again",
+        "host/modes/low_latency/calls.cpp",
+        "return launch<Kernel>(runtime, args, kReceive, blocks);",
+        "return launch<Kernel>(runtime, args, kSend | kReceive, blocks);",
+        "fast",
+        "low latency",
+    ),
+)

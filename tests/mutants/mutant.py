@@ -1,0 +1,53 @@
+"""What a planted bug is, and the scenarios that may catch one: those of tests/native/protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda")
+FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda")
+# In these, rows are written over while others read them, and what comes of it must not count: a race on purpose.
+RACING = (*FAILING, "failing, watched")
+ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
+REPLAYS = ("replays", "replays ibgda")
+BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
+LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug.
+
+    Parameters
+    ----------
+    name
+        What is wrong.
+    file
+        Where, below csrc/.
+    changes
+        Texts and their replacements.
+    build
+        The variant that catches it.
+    scenarios
+        Those in which it does, in the order of trying.
+    silent
+        Whether all scenarios of the fast build pass in spite of it, which is checked: only an order of memory is wrong.
+    endless
+        Whether it shows by never ending.
+    """
+
+    name: str
+    file: str
+    changes: tuple[tuple[str, str], ...]
+    build: str
+    scenarios: tuple[str, ...]
+    silent: bool = False
+    endless: bool = False
+
+
+def one(name: str, file: str, text: str, replacement: str, build: str, *scenarios: str, silent: bool = False) -> Mutant:
+    return Mutant(name, file, ((text, replacement),), build, scenarios, silent)
+
+
+def silent(name: str, file: str, text: str, replacement: str, *scenarios: str) -> Mutant:
+    return one(name, file, text, replacement, "tsan", *scenarios, silent=True)

@@ -1,0 +1,311 @@
+// Low-latency dispatch and combine through a Runtime, on ranks that are threads: whole and by halves, results pushed
+// and published. Every value is checked.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "host/modes/low_latency/calls.h"
+#include "ranks.h"
+
+namespace protocol::low_latency_mode {
+
+using host::low_latency::Sizes;
+
+struct Case {
+    Sizes sizes;
+    u32 tokens[kRanks];
+    unsigned blocks;
+
+    u32 local() const { return sizes.experts / kRanks; }
+    u32 rows() const { return kRanks * sizes.most_tokens; }  // of an expert
+    bool cast() const { return sizes.scales != Scales::kNone; }
+    u32 x_bytes() const { return sizes.hidden * (cast() ? 1 : 2); }
+    u32 groups() const { return sizes.hidden / kScaleGroup; }
+};
+
+// Two units of tokens, and blocks of unequal shares; rows of two groups that are cast; rows that take two puts.
+constexpr Case kUnits = {{40, 16, 3, 6}, {37, 0, 40}, 3};
+constexpr Case kCast = {{4, 2 * kScaleGroup, 2, 6, sizeof(i64), Scales::kExponents}, {4, 3, 0}, 2};
+constexpr Case kPuts = {{136, 8, 1, 3}, {130, 2, 0}, 2};
+
+// Some choices are none, some name the token's first expert again.
+inline i64 choice(const Case& of, u32 number, u32 rank, u32 token, u32 k) {
+    const u32 mixed = token * (number + 3) + rank * 5 + k * 2 + token / 7;
+    if (k != 0 && token % 5 == 2) return choice(of, number, rank, token, 0);
+    return (token + k) % 7 == 6 ? -1 : static_cast<i64>(mixed % of.sizes.experts);
+}
+inline bool chooses(const Case& of, u32 number, u32 rank, u32 token, u32 expert) {
+    for (u32 k = 0; k < of.sizes.topk; ++k) {
+        if (choice(of, number, rank, token, k) == expert) return true;
+    }
+    return false;
+}
+// Combine leaves these out too.
+inline bool left_out(u32 token, u32 k) { return (token + 2 * k) % 11 == 0; }
+inline u32 weight(u32 token, u32 k) { return 1 + (token + k) % 3; }
+// Small, so that sums of products are exact in bfloat16.
+inline u32 result(u32 expert, u32 source, u32 token, u32 h) { return (expert * 3 + source * 5 + token * 7 + h) % 27; }
+
+// What is cast: up to 12 times a power of two, the largest in every group. Then the scale is 2^-5 times that power.
+inline u32 power(u32 token, u32 group) { return (token + group) % 3; }
+inline float cast_element(u32 number, u32 rank, u32 token, u32 h) {
+    const u32 mixed = h + token * 3 + rank * 5 + number;
+    const float value = static_cast<float>((mixed % 13) << power(token, h / kScaleGroup));
+    return mixed % 2 == 0 ? value : -value;
+}
+inline float decoded(u8 e4m3, u8 exponent) {
+    const int exponent_bits = e4m3 >> 3 & 0xf;
+    const float mantissa = static_cast<float>(e4m3 & 7) / 8 + static_cast<float>(exponent_bits != 0);
+    const float magnitude = std::ldexp(mantissa, std::max(exponent_bits, 1) - 7 + exponent - 127);
+    return (e4m3 & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+// One dispatch of a rank's tokens, and combines of what experts make of them.
+class Trip {
+  public:
+    Trip(Buffer& buffer, const Case& of, u32 number)
+        : buffer_(buffer),
+          of_(of),
+          number_(number),
+          rank_(buffer.rank),
+          tokens_(of.tokens[rank_]),
+          x_(buffer.runtime(), false, u64{tokens_} * of.sizes.hidden * sizeof(u16)),
+          recv_x_(buffer.runtime(), false, u64{of.local()} * of.rows() * of.x_bytes()),
+          recv_scales_(buffer.runtime(), false, of.cast() ? u64{of.local()} * of.rows() * sizeof(u32) : 0),
+          results_(buffer.runtime(), buffer.setup.arena, u64{of.local()} * of.rows() * of.sizes.hidden * sizeof(u16)),
+          sums_(buffer.runtime(), false, u64{tokens_} * of.sizes.hidden * sizeof(u16)),
+          idx_(tokens_ * of.sizes.topk),
+          weights_(tokens_ * of.sizes.topk),
+          count_(of.local()),
+          stats_(of.local(), kStats),
+          row_token_(of.local() * of.rows()),
+          ranges_(of.local() * kRanks),
+          waited_(kRanks),
+          positions_(of.local() * of.rows()),
+          first_result_(kRanks),
+          own_slots_(tokens_ * of.sizes.topk) {
+        for (u32 e = 0; e < of.local(); ++e) {
+            auto& rows = rows_.emplace_back();
+            for (u32 source = 0; source < kRanks; ++source) {
+                for (u32 t = 0; t < of.tokens[source]; ++t) {
+                    if (chooses(of, number, source, t, rank_ * of.local() + e)) rows.push_back({source, t});
+                }
+            }
+        }
+        for (u32 t = 0; t < tokens_; ++t) {
+            for (u32 h = 0; h < of.sizes.hidden; ++h) x_.as<u16>()[t * of.sizes.hidden + h] = sent(rank_, t, h);
+            for (u32 k = 0; k < of.sizes.topk; ++k) {
+                idx_[t * of.sizes.topk + k] = choice(of, number, rank_, t, k);
+                weights_[t * of.sizes.topk + k] = static_cast<float>(weight(t, k));
+            }
+        }
+    }
+
+    void dispatch(bool whole) {
+        host::low_latency::DispatchTensors tensors;
+        tensors.x = x_.address();
+        tensors.topk_idx = address(idx_);
+        tensors.recv_x = recv_x_.address();
+        tensors.recv_scales = recv_scales_.address();
+        tensors.scales_stride = of_.rows();
+        tensors.recv_count = address(count_);
+        tensors.stats = address(stats_);
+        tensors.waited_ns = address(waited_);
+        call_ =
+            host::low_latency::dispatch(buffer_.runtime(), of_.sizes, tokens_, tensors, origins(), whole, of_.blocks);
+        if (whole) return finish_dispatch();
+        await_half();
+        write_over_sent();
+    }
+    void receive() {
+        host::low_latency::finish(buffer_.runtime(), *call_);
+        finish_dispatch();
+    }
+
+    // `publish`: peers that see this rank's results read them where they are.
+    void combine(bool whole, bool publish) {
+        write_results();
+        for (u32 i = 0; i < idx_.size(); ++i) {
+            const u32 t = i / of_.sizes.topk, k = i % of_.sizes.topk;
+            idx_[i] = left_out(t, k) ? -1 : choice(of_, number_, rank_, t, k);
+        }
+        std::fill(sums_.as<u16>(), sums_.as<u16>() + tokens_ * of_.sizes.hidden, u16{0xffff});
+        host::low_latency::CombineTensors tensors;
+        tensors.x = results_.address();
+        tensors.topk_idx = address(idx_);
+        tensors.topk_weights = address(weights_);
+        tensors.combined_x = sums_.address();
+        tensors.waited_ns = address(waited_);
+        tensors.publish = publish;
+        call_ = host::low_latency::combine(buffer_.runtime(), of_.sizes, tokens_, tensors, origins(), number_, whole,
+                                           of_.blocks);
+        if (whole) return finish_combine();
+        await_half();
+        if (!publish) write_over_results();
+    }
+    void receive_sums() {
+        host::low_latency::finish(buffer_.runtime(), *call_);
+        finish_combine();
+    }
+    void end() { results_.release(); }
+
+  private:
+    static constexpr i32 kStats = 100;
+
+    template <class T>
+    static u64 address(std::vector<T>& vector) {
+        return reinterpret_cast<u64>(vector.data());
+    }
+    host::low_latency::Origins origins() {
+        return {row_token_.data(), ranges_.data(), positions_.data(), first_result_.data(), own_slots_.data()};
+    }
+    u16 sent(u32 rank, u32 token, u32 h) const {
+        if (of_.cast()) return float_to_bf16(cast_element(number_, rank, token, h));
+        return element(number_, rank, token, h);
+    }
+    std::string whose() const { return "rank " + std::to_string(rank_) + ", trip " + std::to_string(number_) + ": "; }
+
+    // A caller may, as soon as the sending half is through.
+    void write_over_sent() {
+        std::fill(x_.as<u16>(), x_.as<u16>() + tokens_ * of_.sizes.hidden, u16{0xffff});
+        std::fill(idx_.begin(), idx_.end(), 0);
+    }
+    void write_over_results() {
+        std::fill(results_.as<u16>(), results_.as<u16>() + of_.local() * of_.rows() * of_.sizes.hidden, u16{0xffff});
+    }
+    // Rows that are no token's keep what they have.
+    void write_results() {
+        for (u32 e = 0; e < of_.local(); ++e) {
+            for (u32 row = 0; row < rows_[e].size(); ++row) {
+                const auto [source, t] = rows_[e][row];
+                for (u32 h = 0; h < of_.sizes.hidden; ++h) {
+                    results_.as<u16>()[(e * of_.rows() + row) * of_.sizes.hidden + h] =
+                        bf16(result(rank_ * of_.local() + e, source, t, h));
+                }
+            }
+        }
+    }
+    void await_half() {
+        buffer_.runtime().wait(*call_);
+        expect(call_->failure().mark == 0, whose() + "the sending half has failed");
+    }
+    void finish_dispatch() {
+        end_well(buffer_, call_);
+        write_over_sent();
+        check_rows();
+    }
+    void finish_combine() {
+        end_well(buffer_, call_);
+        write_over_results();
+        check_sums();
+    }
+
+    void check_rows() const {
+        for (u32 e = 0; e < of_.local(); ++e) {
+            const std::string what = whose() + "local expert " + std::to_string(e) + ", ";
+            const auto& rows = rows_[e];
+            const auto count = static_cast<i32>(rows.size());
+            expect(count_[e] == count, what + std::to_string(count_[e]) + " rows, expected " + std::to_string(count));
+            expect(stats_[e] == kStats + count, what + "statistics");
+            i64 begin = 0;
+            for (u32 source = 0; source < kRanks; ++source) {
+                const auto of_source = [&](const Row& row) { return row.source == source; };
+                const i64 range = begin << 32 | std::count_if(rows.begin(), rows.end(), of_source);
+                expect(ranges_[e * kRanks + source] == range, what + "range");
+                begin += static_cast<u32>(range);
+            }
+            for (u32 row = 0; row < rows.size(); ++row) check_row(e, row, what + "row " + std::to_string(row) + ": ");
+        }
+        for (const Output* output : {&recv_x_, &recv_scales_}) output->check(whose());
+    }
+    void check_row(u32 e, u32 row, const std::string& what) const {
+        const auto [source, t] = rows_[e][row];
+        const u32 hidden = of_.sizes.hidden, index = e * of_.rows() + row;
+        expect(row_token_[index] == static_cast<i32>(t), what + "token at the source");
+        for (u32 h = 0; h < hidden; ++h) {
+            if (!of_.cast()) {
+                expect(recv_x_.as<u16>()[index * hidden + h] == sent(source, t, h), what + "x");
+                continue;
+            }
+            const u32 group = h / kScaleGroup;
+            const u32 exponents = recv_scales_.as<u32>()[index], exponent = exponents >> 8 * group & 0xff;
+            expect(exponents >> 8 * of_.groups() == 0, what + "exponents of groups that there are not");
+            expect(exponent == 127 - 5 + power(t, group), what + "exponent");
+            expect(decoded(recv_x_.data()[index * hidden + h], static_cast<u8>(exponent)) ==
+                       cast_element(number_, source, t, h),
+                   what + "x, cast");
+        }
+    }
+    void check_sums() const {
+        for (u32 t = 0; t < tokens_; ++t) {
+            for (u32 h = 0; h < of_.sizes.hidden; ++h) {
+                u32 sum = 0;
+                for (u32 k = 0; k < of_.sizes.topk; ++k) {
+                    const i64 id = choice(of_, number_, rank_, t, k);
+                    if (id < 0 || left_out(t, k)) continue;
+                    sum += weight(t, k) * result(static_cast<u32>(id), rank_, t, h);
+                }
+                expect(sums_.as<u16>()[t * of_.sizes.hidden + h] == bf16(sum),
+                       whose() + "sum of token " + std::to_string(t));
+            }
+        }
+        sums_.check(whose());
+    }
+
+    struct Row {
+        u32 source, token;
+    };
+    Buffer& buffer_;
+    const Case& of_;
+    const u32 number_, rank_, tokens_;
+    std::vector<std::vector<Row>> rows_;  // that this rank receives, by local expert
+    Output x_, recv_x_, recv_scales_, results_, sums_;
+    std::vector<i64> idx_;
+    std::vector<float> weights_;
+    std::vector<i32> count_, stats_, row_token_;
+    std::vector<i64> ranges_, waited_;
+    std::vector<u32> positions_, first_result_, own_slots_;
+    std::shared_ptr<host::Call> call_;
+};
+
+inline void run(uint64_t seed, Setup setup) {
+    for (const Case* of : {&kUnits, &kCast, &kPuts}) {
+        const u64 bytes = host::low_latency::region_bytes(of->sizes, kRanks, setup.fabric != "peer");
+        setup.region_bytes = std::max(setup.region_bytes, wire::align_up(bytes, 128));
+    }
+    World world;
+    planted::run_world(kRanks, seed, [&](int r) {
+        Buffer buffer(world, static_cast<u32>(r), setup);
+        for (const Case* of : {&kUnits, &kCast, &kPuts}) {
+            expect(host::low_latency::put_bytes(buffer.runtime(), of->sizes) <= buffer.runtime().most_put_bytes(),
+                   "a put does not fit into a ring");
+        }
+        Trip first(buffer, kUnits, 0);
+        first.dispatch(true);
+        first.combine(true, false);
+        first.combine(true, true);
+        first.end();
+        // As many open at once as there are regions; hooks may be called in any order.
+        Trip cast(buffer, kCast, 1), units(buffer, kUnits, 2);
+        cast.dispatch(false);
+        units.dispatch(false);
+        units.receive();
+        cast.receive();
+        cast.combine(false, false);
+        units.combine(false, true);
+        cast.receive_sums();
+        units.receive_sums();
+        cast.end();
+        units.end();
+        Trip puts(buffer, kPuts, 3);
+        puts.dispatch(true);
+        puts.combine(true, false);
+        puts.end();
+        buffer.meet(world);
+        buffer.runtime().drain();
+        buffer.meet(world);
+    });
+}
+
+}  // namespace protocol::low_latency_mode
