@@ -7,6 +7,8 @@
 Each is collective, and so is its backward: a dispatch's is a combine, a combine's is a dispatch along the same routes.
 All ranks of the group must call the same ops in the same order, and have the same inputs require a gradient. A rank
 that received no rows is no exception: its experts' output must still depend on `received.x`.
+
+For decoding there are `low_latency_dispatch` and `low_latency_combine`, without gradients.
 """
 
 from __future__ import annotations
@@ -16,9 +18,19 @@ from typing import NamedTuple
 from torch import Tensor
 
 from deep_ep_py.ops import library
+from deep_ep_py.ops.low_latency import Received, low_latency_combine, low_latency_dispatch
 from deep_ep_py.ops.registry import register
 
-__all__ = ["Dispatched", "combine", "dispatch", "dispatch_again", "register"]
+__all__ = [
+    "Dispatched",
+    "Received",
+    "combine",
+    "dispatch",
+    "dispatch_again",
+    "low_latency_combine",
+    "low_latency_dispatch",
+    "register",
+]
 
 
 class Dispatched(NamedTuple):

@@ -78,7 +78,7 @@ IMPORTS = {
     "buffer": GROUND | {"bootstrap", "topology", "device", "session", "modes.normal", "modes.low_latency", "v1"},
     "testing": GROUND | {"device"},
     "": GROUND | {"absent", "topology", "buffer"},
-    "ops": GROUND | {"modes.normal", "buffer"},
+    "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer"},
     "moe": GROUND | {"ops"},
     "compat": GROUND | {"", "absent", "v1", "moe"},
     "bench": GROUND | {"", "jit", "bootstrap", "device", "testing"},

@@ -61,13 +61,35 @@ class Origin:
 
     def empty_handle(self) -> Handle:
         """Make a handle for the dispatch to fill."""
-        device, sizes, ranks = self.owner.device.torch_device, self.sizes, self.owner.ranks
-        experts, rows = sizes.experts // ranks, ranks * sizes.most_tokens
-        words = 2 * experts * rows + ranks + self.tokens * sizes.topk
+        device, ranks = self.owner.device.torch_device, self.owner.ranks
+        experts, rows, _ = self.result_shape
+        words = self.storage_words(experts, rows, ranks, self.tokens, self.sizes.topk)
         storage = torch.empty(words, dtype=torch.int32, device=device)
+        return self.handle_over(storage, torch.empty((experts, ranks), dtype=torch.int64, device=device))
+
+    @staticmethod
+    def storage_words(experts: int, rows: int, ranks: int, tokens: int, topk: int) -> int:
+        """Return how many int32 lie behind a handle's first element, that included."""
+        return 2 * experts * rows + ranks + tokens * topk
+
+    def handle_over(self, storage: torch.Tensor, ranges: torch.Tensor) -> Handle:
+        """Make the handle whose first element begins a storage of `storage_words`."""
         setattr(storage.untyped_storage(), _ORIGIN, self)
-        ranges = torch.empty((experts, ranks), dtype=torch.int64, device=device)
-        return storage[: experts * rows].view(experts, rows), ranges, sizes.most_tokens, sizes.hidden, sizes.experts
+        experts, rows, _ = self.result_shape
+        src_info = storage[: experts * rows].view(experts, rows)
+        return src_info, ranges, self.sizes.most_tokens, self.sizes.hidden, self.sizes.experts
+
+    @staticmethod
+    def behind(src_info: torch.Tensor) -> Origin | None:
+        """Return what a handle's first element is of; None for another tensor, or a copy."""
+        origin = getattr(src_info.untyped_storage(), _ORIGIN, None)
+        return origin if isinstance(origin, Origin) else None
+
+    def storage_of(self, src_info: torch.Tensor) -> torch.Tensor:
+        """Return all that lies behind a handle's first element, as one tensor."""
+        experts, rows, _ = self.result_shape
+        words = self.storage_words(experts, rows, self.owner.ranks, self.tokens, self.sizes.topk)
+        return src_info.as_strided((words,), (1,))
 
     def native(self, handle: Handle) -> C.low_latency.Origins:
         """Return the addresses of all there is, as kernels take them."""
@@ -98,8 +120,8 @@ def origin_of(given: Any) -> tuple[Handle, Origin]:
     src_info, ranges, *numbers = given
     if not isinstance(src_info, torch.Tensor) or not isinstance(ranges, torch.Tensor):
         raise TypeError(f"handle=a {type(given).__name__} of 5: {wanted}")
-    origin = getattr(src_info.untyped_storage(), _ORIGIN, None)
-    if not isinstance(origin, Origin):
+    origin = Origin.behind(src_info)
+    if origin is None:
         raise ValueError(f"handle: {wanted}; its first element is a copy or another tensor")
     sizes, ranks = origin.sizes, origin.owner.ranks
     experts, rows = sizes.experts // ranks, ranks * sizes.most_tokens

@@ -134,28 +134,25 @@ class DispatchArguments:
     use_ue8m0: Any = False
     ending: Ending = field(default_factory=lambda: Ending(False, False))
 
-    def scales(self) -> C.low_latency.Scales:
-        """How rows are cast.
 
-        Raises
-        ------
-        TypeError, ValueError
-            Naming the argument.
-        """
-        fp8 = arguments.flag("use_fp8", self.use_fp8)
-        rounded = arguments.flag("round_scale", self.round_scale)
-        exponents = arguments.flag("use_ue8m0", self.use_ue8m0)
-        if exponents and not rounded:
-            raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
-        if not fp8:
-            return C.low_latency.Scales.NONE
-        return (
-            C.low_latency.Scales.EXPONENTS
-            if exponents
-            else C.low_latency.Scales.POWERS
-            if rounded
-            else C.low_latency.Scales.FLOAT
-        )
+def scales_of(use_fp8: Any, round_scale: Any, use_ue8m0: Any) -> C.low_latency.Scales:
+    """Return how rows are cast.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    fp8 = arguments.flag("use_fp8", use_fp8)
+    rounded = arguments.flag("round_scale", round_scale)
+    exponents = arguments.flag("use_ue8m0", use_ue8m0)
+    if exponents and not rounded:
+        raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
+    if not fp8:
+        return C.low_latency.Scales.NONE
+    if exponents:
+        return C.low_latency.Scales.EXPONENTS
+    return C.low_latency.Scales.POWERS if rounded else C.low_latency.Scales.FLOAT
 
 
 def dispatch(engine: Engine, given: DispatchArguments) -> tuple[Any, ...]:
@@ -169,7 +166,7 @@ def dispatch(engine: Engine, given: DispatchArguments) -> tuple[Any, ...]:
         raise ValueError(
             f"x={arguments.describe(x)}: expected at most num_max_dispatch_tokens_per_rank={sizes.most_tokens} tokens"
         )
-    scales = given.scales()
+    scales = scales_of(given.use_fp8, given.round_scale, given.use_ue8m0)
     if scales != C.low_latency.Scales.NONE and hidden % C.low_latency.SCALE_GROUP:
         raise ValueError(
             f"x={arguments.describe(x)}: expected rows of a multiple of {C.low_latency.SCALE_GROUP} elements with "
@@ -186,7 +183,7 @@ def dispatch(engine: Engine, given: DispatchArguments) -> tuple[Any, ...]:
     recv_x = engine.empty_private(
         (local, rows, hidden), torch.bfloat16 if scales == C.low_latency.Scales.NONE else torch.float8_e4m3fn
     )
-    recv_scales = _empty_scales(engine, scales, local, rows, hidden)
+    recv_scales = empty_scales(scales, local, rows, hidden, engine.empty_private)
     recv_count = torch.empty(local, dtype=torch.int32, device=device)
     tensors = C.low_latency.DispatchTensors()
     tensors.x, tensors.topk_idx, tensors.recv_x = x.data_ptr(), topk_idx.data_ptr(), recv_x.data_ptr()
@@ -222,16 +219,16 @@ def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
     return engine.device.blocks_for(2 * tokens * sizes.topk * sizes.hidden * torch.bfloat16.itemsize)
 
 
-def _empty_scales(
-    engine: Engine, scales: C.low_latency.Scales, experts: int, rows: int, hidden: int
+def empty_scales(
+    scales: C.low_latency.Scales, experts: int, rows: int, hidden: int, empty: Callable[..., torch.Tensor]
 ) -> torch.Tensor | None:
-    """Make a column for each row's scales; [experts, words, rows and some]."""
+    """Make a column for each row's scales, [experts, words, rows and some], by `empty(shape, dtype=)`."""
     if scales == C.low_latency.Scales.NONE:
         return None
     groups, stride = hidden // C.low_latency.SCALE_GROUP, -(-rows // _SCALE_COLUMNS) * _SCALE_COLUMNS
     if scales == C.low_latency.Scales.EXPONENTS:
-        return engine.empty_private((experts, -(-groups // _WORD_EXPONENTS), stride), torch.int32)
-    return engine.empty_private((experts, groups, stride), torch.float32)
+        return empty((experts, -(-groups // _WORD_EXPONENTS), stride), dtype=torch.int32)
+    return empty((experts, groups, stride), dtype=torch.float32)
 
 
 def _optional(name: str, value: Any, dtype: torch.dtype, extent: int, device: torch.device) -> torch.Tensor | None:

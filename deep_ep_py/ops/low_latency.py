@@ -1,0 +1,215 @@
+"""Low-latency dispatch and combine as torch ops, for decoding inside what `torch.compile` compiles. No gradients.
+
+    name = deep_ep_py.ops.register(buffer)      # made with low_latency_mode=True; hold on to it
+    received = low_latency_dispatch(x, topk_idx, most_tokens, num_experts, name)
+    out = low_latency_combine(my_experts(received.x, received.counts), topk_idx, topk_weights, received.routes, name)
+
+All sizes are known before the call, so a compiler needs no unbacked ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deep_ep_py.buffer import Buffer
+from deep_ep_py.core.arguments import tensor
+from deep_ep_py.modes.low_latency.handles import Handle, Origin
+from deep_ep_py.modes.low_latency.operations import empty_scales, scales_of
+from deep_ep_py.modes.low_latency.sizes import Sizes
+from deep_ep_py.ops.registry import buffer_of, serial_of
+
+_NUMBERS = 7
+"""Of routes: of the Buffer, the operation and its generation, most tokens, hidden, top-k, experts."""
+
+
+class Received(NamedTuple):
+    """What a rank received.
+
+    Attributes
+    ----------
+    x : torch.Tensor
+        [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden], bfloat16 or float8_e4m3fn: an expert's rows
+        stand at the beginning, sorted by source, then token.
+    scales : torch.Tensor or None
+        With `use_fp8`: as `Buffer.low_latency_dispatch` returns them.
+    counts : torch.Tensor
+        int32 [local experts]: rows of each.
+    routes : list of torch.Tensor
+        For `low_latency_combine`; of no other use.
+    """
+
+    x: Tensor
+    scales: Tensor | None
+    counts: Tensor
+    routes: list[Tensor]
+
+
+def low_latency_dispatch(
+    x: Tensor,
+    topk_idx: Tensor,
+    num_max_dispatch_tokens_per_rank: int,
+    num_experts: int,
+    group: str,
+    use_fp8: bool = False,
+    round_scale: bool = False,
+    use_ue8m0: bool = False,
+) -> Received:
+    """Send every token to its experts.
+
+    Parameters
+    ----------
+    group : str
+        From `register`.
+    x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0
+        As `Buffer.low_latency_dispatch` takes them.
+
+    Returns
+    -------
+    Received
+
+    Raises
+    ------
+    TypeError, ValueError, DeepEPError, DeepEPTimeout
+        As `Buffer.low_latency_dispatch`; and if `group` is not registered.
+    """
+    most_tokens = num_max_dispatch_tokens_per_rank
+    recv_x, scales, counts, routes = dispatch_op(
+        x, topk_idx, most_tokens, num_experts, use_fp8, round_scale, use_ue8m0, group
+    )
+    return Received(recv_x, scales if use_fp8 else None, counts, routes)
+
+
+def low_latency_combine(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    """Send the experts' results back to their tokens, and sum them with the tokens' weights.
+
+    Parameters
+    ----------
+    x, topk_idx, topk_weights
+        As `Buffer.low_latency_combine` takes them.
+    routes : list of torch.Tensor
+        `Received.routes` of the same Buffer.
+    group : str
+        From `register`.
+
+    Returns
+    -------
+    torch.Tensor
+        bfloat16 [tokens, hidden].
+
+    Raises
+    ------
+    TypeError, ValueError, DeepEPError, DeepEPTimeout
+        As `Buffer.low_latency_combine`; and if `routes` are not of this Buffer.
+    """
+    return combine_op(x, topk_idx, topk_weights, routes, group)
+
+
+@torch.library.custom_op(
+    "deep_ep::low_latency_dispatch",
+    mutates_args=(),
+    schema="(Tensor x, Tensor topk_idx, int most_tokens, int num_experts, bool use_fp8, bool round_scale, "
+    "bool use_ue8m0, str group) -> (Tensor recv_x, Tensor recv_scales, Tensor recv_counts, Tensor[] routes)",
+)
+def dispatch_op(
+    x: Tensor,
+    topk_idx: Tensor,
+    most_tokens: int,
+    num_experts: int,
+    use_fp8: bool,
+    round_scale: bool,
+    use_ue8m0: bool,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Send tokens to their experts."""
+    buffer = buffer_of(group)
+    packed, counts, handle, _, _ = buffer.low_latency_dispatch(
+        x.contiguous(),
+        topk_idx.contiguous(),
+        most_tokens,
+        num_experts,
+        use_fp8=use_fp8,
+        round_scale=round_scale,
+        use_ue8m0=use_ue8m0,
+    )
+    recv_x, scales = packed if isinstance(packed, tuple) else (packed, x.new_empty(0))
+    return recv_x, scales, counts, _to_routes(buffer, handle)
+
+
+@dispatch_op.register_fake
+def _(
+    x: Tensor,
+    topk_idx: Tensor,
+    most_tokens: int,
+    num_experts: int,
+    use_fp8: bool,
+    round_scale: bool,
+    use_ue8m0: bool,
+    group: str,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    buffer = buffer_of(group)
+    ranks = buffer.group_size
+    local, rows, (tokens, hidden), topk = num_experts // ranks, ranks * most_tokens, x.shape, topk_idx.shape[1]
+    recv_x = x.new_empty((local, rows, hidden), dtype=torch.float8_e4m3fn if use_fp8 else torch.bfloat16)
+    scales = empty_scales(scales_of(use_fp8, round_scale, use_ue8m0), local, rows, hidden, x.new_empty)
+    storage = Origin.storage_words(local, rows, ranks, tokens, topk)
+    routes = [
+        torch.empty(_NUMBERS, dtype=torch.int64, device="cpu"),
+        x.new_empty(storage, dtype=torch.int32),
+        x.new_empty((local, ranks), dtype=torch.int64),
+    ]
+    packed_scales = x.new_empty(0) if scales is None else scales.transpose(1, 2)[:, :rows]
+    return recv_x, packed_scales, x.new_empty(local, dtype=torch.int32), routes
+
+
+@torch.library.custom_op(
+    "deep_ep::low_latency_combine",
+    mutates_args=(),
+    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor[] routes, str group) -> Tensor",
+)
+def combine_op(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    """Send results back to their tokens, and sum them."""
+    buffer = buffer_of(group)
+    handle = _to_handle(buffer, routes, topk_idx.shape[0])
+    combined, _, _ = buffer.low_latency_combine(
+        x.contiguous(), topk_idx.contiguous(), topk_weights.contiguous(), handle
+    )
+    return combined
+
+
+@combine_op.register_fake
+def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> Tensor:
+    return x.new_empty((topk_idx.shape[0], x.shape[2]))
+
+
+def _to_routes(buffer: Buffer, handle: Handle) -> list[Tensor]:
+    """Return a handle's routes: numbers on the CPU, then what lies behind its first element, then its second."""
+    origin = Origin.behind(handle[0])
+    assert origin is not None
+    sizes = origin.sizes
+    numbers = [serial_of(buffer), origin.operation, origin.generation]
+    numbers += [sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts]
+    return [torch.tensor(numbers, device="cpu"), origin.storage_of(handle[0]), handle[1]]
+
+
+def _to_handle(buffer: Buffer, routes: list[Tensor], tokens: int) -> Handle:
+    """Return the handle whose routes these are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are not what a dispatch of this Buffer has returned.
+    """
+    if len(routes) != 3:
+        raise ValueError(f"routes=a list of {len(routes)}: expected the 3 tensors that low_latency_dispatch returned")
+    numbers = tensor("routes[0]", routes[0], torch.int64, (_NUMBERS,), torch.device("cpu"))
+    serial, operation, generation, *rest = numbers.tolist()
+    if serial != serial_of(buffer):
+        raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
+    origin = Origin(buffer._engine, generation, operation, Sizes(*rest), tokens)
+    ranks, (local, rows, _) = buffer.group_size, origin.result_shape
+    words = Origin.storage_words(local, rows, ranks, tokens, origin.sizes.topk)
+    storage = tensor("routes[1]", routes[1], torch.int32, (words,), buffer.device)
+    return origin.handle_over(storage, tensor("routes[2]", routes[2], torch.int64, (local, ranks), buffer.device))
