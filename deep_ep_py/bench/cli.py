@@ -59,7 +59,8 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     "--dtype",
     type=click.Choice(limits.DTYPES),
     default=_DEFAULTS.dtype,
-    help="Of the rows that dispatch carries; fp8 with a scale per 128, and without combine, which takes BF16 alone.",
+    help="Of the rows that dispatch carries; fp8 with a scale per 128. In normal mode without combine, which takes "
+    "BF16 alone; in low-latency mode they are cast inside dispatch.",
 )
 @click.option("--routing", type=click.Choice(limits.ROUTINGS), default=_DEFAULTS.routing, help="How tokens choose.")
 @click.option("--seed", type=int, default=_DEFAULTS.seed)
@@ -69,7 +70,8 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     multiple=True,
     callback=_split_names,
     metavar="NAME",
-    help=f"Measure this next to ours: {', '.join(limits.BASELINES)}. Repeat it, or separate names by commas.",
+    help=f"Measure this next to ours: {', '.join(limits.BASELINES_OF['normal'])}; in low-latency mode "
+    f"{', '.join(limits.BASELINES_OF['low-latency'])}. Repeat it, or separate names by commas.",
 )
 @click.option(
     "--num-sms", type=int, default=_DEFAULTS.num_sms, help="Blocks of each rank's kernels; 0: the Buffer's default."

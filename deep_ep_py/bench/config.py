@@ -11,7 +11,10 @@ MODES = ("normal", "low-latency")
 DEVICES = ("cpu", "cuda")
 DTYPES = ("bf16", "fp8")
 ROUTINGS = ("uniform", "deepseek", "skewed")
-BASELINES = ("memcpy", "gloo_bare", "gloo")
+BASELINES_OF = {
+    "normal": ("memcpy", "gloo_bare", "gloo"),
+    "low-latency": ("memcpy", "gloo_bare", "normal", "barrier"),
+}
 CORRUPTIBLE = ("dispatch", "combine")
 
 MAX_RANKS, MAX_TOPK, MAX_EXPERTS, MAX_SMS = 64, 32, 2048, 256
@@ -42,7 +45,7 @@ class BenchConfig:
     seed
         Seeds the rows, the routings and the weights of every iteration.
     baselines
-        Names from `BASELINES`, measured in the same run.
+        Names from `BASELINES_OF` the mode, measured in the same run.
     iterations, warmup
         Timed iterations, and iterations before them that are not timed.
     chain
@@ -93,7 +96,7 @@ class BenchConfig:
     @property
     def combines(self) -> bool:
         """Whether combine is measured: it takes BF16 rows alone, whatever dispatch has carried."""
-        return self.dtype == "bf16"
+        return self.dtype == "bf16" or self.mode == "low-latency"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for a report."""
@@ -111,8 +114,9 @@ class BenchConfig:
         """
         for name, choices in (("mode", MODES), ("device", DEVICES), ("dtype", DTYPES), ("routing", ROUTINGS)):
             _require(getattr(self, name) in choices, name, getattr(self, name), "one of " + ", ".join(choices))
+        known = BASELINES_OF[self.mode]
         for baseline in self.baselines:
-            _require(baseline in BASELINES, "baseline", baseline, "one of " + ", ".join(BASELINES))
+            _require(baseline in known, "baseline", baseline, f"one of {', '.join(known)} with --mode {self.mode}")
         _require(self.corrupt in (None, *CORRUPTIBLE), "corrupt", self.corrupt, "one of " + ", ".join(CORRUPTIBLE))
         _require(1 <= self.ranks <= MAX_RANKS, "ranks", self.ranks, f"between 1 and {MAX_RANKS}")
         _require(bool(self.tokens) and min(self.tokens) >= 1, "tokens", self.tokens, "one or more sizes of at least 1")
@@ -142,8 +146,10 @@ class BenchConfig:
     def _require_capabilities(self) -> None:
         if self.device == "cuda" and self.baselines:
             raise CapabilityError("--baseline: those are for CPUs; with --device cuda the GPU's own copy is measured")
-        if self.mode != "normal":
-            raise CapabilityError("--mode low-latency: only normal mode exists so far; use --mode normal")
+        if self.mode != "normal" and self.device != "cpu":
+            raise CapabilityError("--mode low-latency: on CPUs only so far; use --device cpu")
+        if self.mode != "normal" and self.keep:
+            raise CapabilityError(f"--keep {self.keep}: in normal mode only; use --keep 0")
         if self.nodes != 1 and self.device != "cpu":
             raise CapabilityError(f"--nodes {self.nodes}: ranks inside one node only so far on a GPU; use --nodes 1")
         if self.keep and self.device != "cpu":

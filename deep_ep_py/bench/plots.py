@@ -10,7 +10,14 @@ from deep_ep_py.bench.results import BASELINE_OP
 
 INSTALL_HINT = "a plot needs matplotlib: pip install matplotlib"
 OURS = "deep_ep_py"
-_COLORS = {OURS: "#0b6e4f", "memcpy": "#7a7a7a", "gloo_bare": "#d98e04", "gloo": "#b3423a"}
+_COLORS = {
+    OURS: "#0b6e4f",
+    "memcpy": "#7a7a7a",
+    "gloo_bare": "#d98e04",
+    "gloo": "#b3423a",
+    "normal": "#2b6cb0",
+    "barrier": "#8e44ad",
+}
 _PANELS = ("dispatch", "combine", "pair")
 
 

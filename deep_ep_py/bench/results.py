@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from deep_ep_py.bench import gpu, gpu_timing, ours, timing
+from deep_ep_py.bench import gpu, gpu_timing, low_latency, low_latency_baselines, ours, timing
 from deep_ep_py.bench.baselines import BASELINE_NOTES
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.machine import describe_machine
@@ -32,6 +32,12 @@ _GPU_EACH = {
     "copying": "the GPU that copies slowest, within its own memory,",
 }
 _COUNT_BYTES = 4
+_RESULT_BYTES = 2
+"""Of an element of a low-latency combine, whatever dispatch has carried."""
+SELECTION_BYTES_NOTE = (
+    "Logical bytes: one row (with FP8 cast, and with its scales) per (token, expert) selection, the own rank's "
+    "included, all ranks together; a combine's rows are BF16. GB/s are 10^9 bytes of these per second of the median."
+)
 COMBINING = ("combine", "combine_private", "pair")
 BASELINE_OP = {"dispatch": "dispatch", "combine": "combine", "combine_private": "combine", "pair": "pair"}
 
@@ -64,8 +70,8 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
         "timing": _boundary(gpus),
         "notes": {
             "ops": _ops(config),
-            "baselines": {name: BASELINE_NOTES[name] for name in config.baselines},
-            "bytes": BYTES_NOTE,
+            "baselines": {name: _baseline_notes(config)[name] for name in config.baselines},
+            "bytes": SELECTION_BYTES_NOTE if config.mode == "low-latency" else BYTES_NOTE,
             "ratios": RATIO_NOTE,
             **({"moved": MOVED_NOTE.format(**(_GPU_EACH if gpus > 1 else _ONE_GPU))} if gpus else {}),
         },
@@ -81,7 +87,13 @@ def _boundary(gpus: int) -> str:
     return gpu_timing.LINKED_BOUNDARY if gpus > 1 else gpu_timing.BOUNDARY
 
 
+def _baseline_notes(config: BenchConfig) -> dict[str, str]:
+    return low_latency_baselines.BASELINE_NOTES if config.mode == "low-latency" else BASELINE_NOTES
+
+
 def _ops(config: BenchConfig) -> dict[str, str]:
+    if config.mode == "low-latency":
+        return low_latency.OPS
     ops = gpu.OPS if config.device == "cuda" else ours.OPS
     return ops if config.combines else {name: what for name, what in ops.items() if name not in COMBINING}
 
@@ -93,7 +105,9 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     rows = statistics.mean(size["rows"])
     payload = round(rows * config.payload_bytes)
     counts = _COUNT_BYTES * config.ranks * (config.ranks + config.experts)
-    logical_bytes = {"layout_notify": counts, "pair": 2 * payload}
+    results = round(rows * _RESULT_BYTES * config.hidden) if config.mode == "low-latency" else payload
+    logical_bytes = {"layout_notify": counts, "pair": payload + results}
+    logical_bytes |= {name: results for name in _ops(config) if name.startswith("combine")}
     ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in _ops(config)}
     if "copy_gb_per_s" in size:
         moved = round((payload + config.ranks * size["tokens"] * config.payload_bytes) / size["gpus"])

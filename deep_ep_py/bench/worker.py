@@ -13,6 +13,7 @@ from deep_ep_py.bench.baselines import Baseline, make_baselines
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.launch import RankContext
+from deep_ep_py.bench.low_latency import LowLatencyRun
 from deep_ep_py.bench.oracle import Oracle
 from deep_ep_py.bench.ours import Ours
 from deep_ep_py.bench.timing import Stopwatch
@@ -33,7 +34,8 @@ def run_bench(context: RankContext, config: BenchConfig) -> list[dict[str, Any]]
     list of dict
         For each size what `results.report` expects; the same on every rank.
     """
-    return [_SizeRun(context, config, tokens).run() for tokens in config.tokens]
+    run = LowLatencyRun if config.mode == "low-latency" else _SizeRun
+    return [run(context, config, tokens).run() for tokens in config.tokens]
 
 
 class _SizeRun:

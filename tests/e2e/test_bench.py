@@ -109,7 +109,11 @@ def test_tokens_in_rank_counts_a_rank_once_and_leaves_out_minus_one() -> None:
         (["--routing=deepseek", "--experts=8", "--topk=8"], "group-limited"),
         (["--device=cuda"], "--device cuda: torch sees no GPU here"),
         (["--num-sms=-1"], "--num-sms is -1; expected between 0 and 256"),
-        (["--mode=low-latency"], "--mode low-latency: only normal mode exists so far"),
+        (
+            ["--mode=low-latency", "--baseline=gloo"],
+            "expected one of memcpy, gloo_bare, normal, barrier with --mode low",
+        ),
+        (["--mode=low-latency", "--keep=2"], "--keep 2: in normal mode only"),
         (["--nodes=3"], "--nodes is 3; expected a divisor of the 8 ranks"),
         (["--dtype=fp8", "--hidden=64", "--experts=16"], "--hidden is 64; expected a multiple of 128 with --dtype fp8"),
         (["--dtype=fp8", "--corrupt=combine"], "--corrupt combine: no combine is measured with --dtype fp8"),
@@ -193,6 +197,37 @@ def test_a_run_reports_every_figure(tmp_path: Path) -> None:
             *("baseline memcpy", "baseline gloo_bare", "baseline gloo"),
         }
     assert (tmp_path / "pictures" / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+LOW_LATENCY = {"dispatch", "combine", "combine_private", "pair"} | {
+    f"{op}_{half}" for op in ("dispatch", "combine") for half in ("send", "receive")
+}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
+    options = ["--mode=low-latency", f"--dtype={dtype}", "--hidden=128", "--tokens=24,1", "--json=report.json"]
+    baselines = "--baseline=memcpy,gloo_bare,normal,barrier"
+    done = bench(*SMALL, *options, baselines, "--plot=plot.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is True
+    row = 256 if dtype == "bf16" else 128 + 4
+    for size in result["sizes"]:
+        assert set(size["ops"]) == LOW_LATENCY
+        assert size["rows"] == 2 * size["tokens"] * 4
+        assert size["ops"]["dispatch"]["bytes"] == size["rows"] * row
+        assert size["ops"]["combine"]["bytes"] == size["rows"] * 256
+        assert set(size["ratios"]["pair"]) == {"memcpy", "gloo_bare", "normal", "barrier"}
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("operation", ["dispatch", "combine"])
+def test_one_wrong_element_is_seen_in_low_latency_mode(operation: str, tmp_path: Path) -> None:
+    options = ["--mode=low-latency", "--tokens=16", "--no-plot", f"--corrupt={operation}"]
+    done = bench(*SMALL, *options, cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "NOT verified" in done.stdout
 
 
 @pytest.mark.parametrize("operation", ["dispatch", "combine"])

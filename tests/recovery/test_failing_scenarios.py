@@ -8,7 +8,7 @@ import re
 import pytest
 
 from builds import BUILD
-from mutants.table import BOUNDS, ORDERED, RACING, REPLAYS
+from mutants.mutant import BOUNDS, ORDERED, RACING, REPLAYS
 from native_programs import build_protocol, run
 
 SEEDS = range(1, {"fast": 8, "exact": 3, "tsan": 3, "asan": 2}[BUILD] + 1)

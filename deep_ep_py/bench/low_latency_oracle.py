@@ -1,0 +1,84 @@
+"""Where low-latency rows go and what must come of them, in plain torch, from the seed alone."""
+
+from __future__ import annotations
+
+import torch
+
+from deep_ep_py.bench.inputs import Inputs
+from deep_ep_py.moe import per_token_cast_to_fp8
+
+
+class Selections:
+    """One iteration's (token, expert) pairs, all ranks'.
+
+    Parameters
+    ----------
+    inputs
+        The rank's inputs, made for the iteration.
+
+    Attributes
+    ----------
+    rows : torch.Tensor
+        int64 [tokens, top-k]: the row of this rank's each choice among its expert's.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        config = inputs.config
+        self._inputs, self._experts = inputs, config.experts
+        self._local = config.experts // config.ranks
+        self.routes = [inputs.route_of(rank, inputs.step) for rank in range(config.ranks)]
+        chosen = [self._one_hot(topk_idx) for topk_idx, _ in self.routes]
+        counts = torch.stack([one.sum(dim=0) for one in chosen])
+        begins = counts.cumsum(dim=0) - counts
+        topk_idx = self.routes[inputs.rank][0]
+        before = chosen[inputs.rank].cumsum(dim=0) - 1
+        self.rows = (begins[inputs.rank] + before).gather(1, topk_idx)
+        self._chosen, self._counts = chosen, counts
+
+    def _one_hot(self, topk_idx: torch.Tensor) -> torch.Tensor:
+        return torch.zeros((len(topk_idx), self._experts), dtype=torch.int64).scatter_(1, topk_idx, 1)
+
+    def received(self, local: int) -> torch.Tensor:
+        """Return what this rank receives for one of its experts: int16 bits, by source and token."""
+        expert, inputs = self._inputs.rank * self._local + local, self._inputs
+        rows = [
+            inputs.x_bits(source, inputs.step, chosen[:, expert].nonzero().flatten())
+            for source, chosen in enumerate(self._chosen)
+        ]
+        return torch.cat(rows)
+
+    def copy_rows(self, results: torch.Tensor) -> None:
+        """Make the experts' results: the rows themselves."""
+        for local in range(self._local):
+            rows = self.received(local)
+            results[local, : len(rows)].view(torch.int16).copy_(rows)
+
+    def check_dispatch(
+        self, packed: torch.Tensor | tuple[torch.Tensor, torch.Tensor], counts: torch.Tensor
+    ) -> str | None:
+        """Compare counts and rows bit for bit; FP8 rows with those of the library's own cast."""
+        first = self._inputs.rank * self._local
+        wanted = self._counts.sum(dim=0)[first : first + self._local]
+        if not torch.equal(counts.to(torch.int64), wanted):
+            return f"dispatch: counts {counts.tolist()}, {wanted.tolist()} expected"
+        for local in range(self._local):
+            rows = self.received(local)
+            if isinstance(packed, tuple):
+                cast, scales = per_token_cast_to_fp8(rows.view(torch.bfloat16))
+                same = torch.equal(packed[0][local, : len(rows)].view(torch.uint8), cast.view(torch.uint8))
+                same = same and torch.equal(packed[1][local, : len(rows)], scales)
+            else:
+                same = torch.equal(packed[local, : len(rows)].view(torch.int16), rows)
+            if not same:
+                return f"dispatch: rows of expert {first + local} differ"
+        return None
+
+    def check_combine(self, combined_x: torch.Tensor) -> str | None:
+        """Compare bit for bit with the sum in the order of choices: every expert has returned the row itself."""
+        inputs = self._inputs
+        x = inputs.x.float()
+        total = torch.zeros_like(x)
+        for k in range(inputs.topk_idx.shape[1]):
+            total = total + inputs.topk_weights[:, k, None] * x
+        wrong = combined_x.view(torch.int16) != total.to(torch.bfloat16).view(torch.int16)
+        return f"combine: {int(wrong.sum())} elements differ" if bool(wrong.any()) else None
