@@ -66,16 +66,17 @@ class Memcpy(SelectionBaseline):
         tokens, topk = inputs.topk_idx.shape
         self._selections, self._packed = selections, packed
         if self._config.dtype == "fp8":
-            bases = torch.full((ranks,), packed.data_ptr())
+            self._elsewhere = torch.zeros((tokens * topk, self._config.hidden), dtype=torch.bfloat16)
+            self._places = self._elsewhere.data_ptr() + torch.arange(tokens * topk) * row_bytes
         else:
             offset = torch.tensor([runtime.heap_offset(packed.data_ptr())])
             offsets = [torch.empty_like(offset) for _ in range(ranks)]
             dist.all_gather(offsets, offset, group=self._group)
             bases = torch.tensor([runtime.peer_base(rank) for rank in range(ranks)]) + torch.cat(offsets)
-        local = self._config.experts // ranks
-        owner, expert = inputs.topk_idx // local, inputs.topk_idx % local
-        places = bases[owner] + (expert * packed.shape[1] + selections.rows) * row_bytes
-        self._places = places.flatten().contiguous()
+            local = self._config.experts // ranks
+            owner, expert = inputs.topk_idx // local, inputs.topk_idx % local
+            places = bases[owner] + (expert * packed.shape[1] + selections.rows) * row_bytes
+            self._places = places.flatten().contiguous()
         self._x = (inputs.x.data_ptr() + torch.arange(tokens).repeat_interleave(topk) * row_bytes).contiguous()
         self._own = torch.empty((tokens * topk, self._config.hidden), dtype=torch.bfloat16)
         self._own_rows = self._own.data_ptr() + torch.arange(tokens * topk) * row_bytes

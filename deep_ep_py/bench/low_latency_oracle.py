@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from deep_ep_py.bench.config import FP8_BLOCK
 from deep_ep_py.bench.inputs import Inputs
-from deep_ep_py.moe import per_token_cast_to_fp8
+
+_MOST, _LEAST_AMAX = 448.0, 1e-4
 
 
 class Selections:
@@ -56,7 +58,7 @@ class Selections:
     def check_dispatch(
         self, packed: torch.Tensor | tuple[torch.Tensor, torch.Tensor], counts: torch.Tensor
     ) -> str | None:
-        """Compare counts and rows bit for bit; FP8 rows with those of the library's own cast."""
+        """Compare counts and rows bit for bit."""
         first = self._inputs.rank * self._local
         wanted = self._counts.sum(dim=0)[first : first + self._local]
         if not torch.equal(counts.to(torch.int64), wanted):
@@ -64,7 +66,7 @@ class Selections:
         for local in range(self._local):
             rows = self.received(local)
             if isinstance(packed, tuple):
-                cast, scales = per_token_cast_to_fp8(rows.view(torch.bfloat16))
+                cast, scales = _cast(rows.view(torch.bfloat16))
                 same = torch.equal(packed[0][local, : len(rows)].view(torch.uint8), cast.view(torch.uint8))
                 same = same and torch.equal(packed[1][local, : len(rows)], scales)
             else:
@@ -82,3 +84,11 @@ class Selections:
             total = total + inputs.topk_weights[:, k, None] * x
         wrong = combined_x.view(torch.int16) != total.to(torch.bfloat16).view(torch.int16)
         return f"combine: {int(wrong.sum())} elements differ" if bool(wrong.any()) else None
+
+
+def _cast(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows as float8_e4m3fn, and their scales, as `Buffer.low_latency_dispatch` defines them."""
+    groups = rows.float().view(len(rows), rows.shape[1] // FP8_BLOCK, FP8_BLOCK)
+    amax = groups.abs().amax(dim=2).clamp(min=_LEAST_AMAX)
+    cast = (groups * (torch.tensor(_MOST) / amax)[:, :, None]).clamp(-_MOST, _MOST)
+    return cast.to(torch.float8_e4m3fn).view(rows.shape), amax * torch.tensor(1 / _MOST)
