@@ -1,8 +1,8 @@
-#!/usr/bin/env bash
-# Low-latency mode: 8 ranks of one node, decoding sizes, beside what moves a row for every selection.
-set -euo pipefail
+#!/bin/sh
+# Low-latency mode inside one node, decoding sizes, against what moves a row for every selection.
+set -e
 cd "$(dirname "$0")/.."
-name="${1:-low_latency_one_node}"
-exec "${PYTHON:-.venv/bin/python}" -m deep_ep_py bench --mode low-latency --ranks 8 --tokens 1,8,32,128 \
-    --baseline memcpy,gloo_bare,normal,barrier \
+name=${1:-low_latency_one_node}
+exec "${PYTHON:-python3}" -m deep_ep_py bench --mode low-latency --device cpu --ranks 8 --tokens 1,8,32,128 --hidden 7168 \
+    --topk 8 --experts 256 --dtype bf16 --routing uniform --baseline memcpy,gloo_bare,normal,barrier \
     --json "benchmarks/results/$name.json" --plot "benchmarks/results/$name.png"
