@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -98,6 +98,10 @@ class CpuDevice:
         """Nothing: there are no streams."""
         del on_comm_stream
         return nullcontext()
+
+    def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Nothing: there are no streams."""
+        return nullcontext
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         """Wait for the event; torch has done what it was asked when it returns."""

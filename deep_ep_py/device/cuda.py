@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property, partial
 from types import SimpleNamespace
@@ -207,6 +207,10 @@ class CudaDevice:
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         """Make tensors on the communication stream, or on the current one."""
         return torch.cuda.stream(self.comm_stream) if on_comm_stream else nullcontext()
+
+    def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
+        """The current stream."""
+        return partial(torch.cuda.stream, torch.cuda.current_stream(self.torch_device))
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         """Make the communication stream wait."""

@@ -102,6 +102,9 @@ class Device(Protocol):
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         """Let tensors made in the body be used first by the kernels if so asked, else by the caller's own work."""
 
+    def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Return what makes a context in which the caller's work goes, also later, to where it goes now."""
+
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         """Let the kernels launched next wait for the event and, unless `on_comm_stream`, for all that the caller has
         queued.

@@ -81,7 +81,7 @@ IMPORTS = {
     "ops": GROUND | {"modes.normal", "modes.low_latency", "buffer"},
     "moe": GROUND | {"ops"},
     "compat": GROUND | {"", "absent", "v1", "moe"},
-    "bench": GROUND | {"", "jit", "bootstrap", "device", "testing"},
+    "bench": GROUND | {"", "jit", "bootstrap", "device", "testing", "moe"},
     "cli": GROUND | {"jit", "device", "compat"},
     "examples": GROUND | {"", "ops", "moe", "bench"},
     "__main__": GROUND | {"device"},

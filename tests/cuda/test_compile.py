@@ -62,7 +62,8 @@ def compiled(name: str, architecture: str, kernels: str = "KERNELS") -> Compiled
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_compiles(name: str, architecture: str) -> None:
     kernel = compiled(name, architecture)
-    assert name.encode() in kernel.symbol.encode()
+    *space, function = re.findall(r"\w+", KERNELS[name].expression.split("<")[0])
+    assert all(part in kernel.symbol for part in (*space, function))
     assert kernel.resources.code > 0
     assert 0 < kernel.resources.registers <= 65536 // (32 * SHAPE.warps), "a multiprocessor holds a block"
     if architecture in WITHOUT_SPILLS:

@@ -7,7 +7,7 @@ import math
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -60,6 +60,9 @@ class PretendGpu(CudaDevice):
 
     def allocating(self, on_comm_stream: bool) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def callers_stream(self) -> Callable[[], AbstractContextManager[Any]]:
+        return nullcontext
 
     def order_after_caller(self, event: EventHandle | None, on_comm_stream: bool) -> None:
         pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,7 @@ class _Rest:
         self._generation, self._done = engine.generation, False
         self._captured = engine.device.capturing()
         # What comes behind the call there may use its results once the hook has been called, on whatever thread.
-        self._stream = torch.cuda.current_stream() if engine.device.asynchronous else None
+        self._on_callers_stream = engine.device.callers_stream()
 
     def run(self) -> None:
         """Launch it; on a CPU, wait for it."""
@@ -65,7 +64,7 @@ class _Rest:
             raise DeepEPError(f"{self._call.kind}: begun before the Buffer recovered, its hook cannot be called")
         engine.check_process()
         engine.check_whole()
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+        with self._on_callers_stream():
             if engine.device.capturing() != self._captured:
                 where = "in the capture" if self._captured else "outside a capture"
                 raise DeepEPError(f"{self._call.kind}: it was begun {where}, and its hook is to be called there")
