@@ -82,8 +82,8 @@ struct UnitPlan {
 };
 
 // A warp: how many of the unit's tokens each expert has had before it, and which it has in it; scratch.offsets, marks.
-DEEP_EP_DEVICE UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
-                                  const DispatchScratch& scratch, u32 source, u32 unit) {
+DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
+                                       const DispatchScratch& scratch, u32 source, u32 unit) {
     const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
     const u32 tokens = scratch.sources[source].tokens;
     const u32 units_per_put = args.layout.tokens_per_put() / wire::kUnitTokens;
@@ -184,7 +184,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
 
 // A warp: where the results come of this rank's choices of experts at rank `from`, which is not mapped: behind those of
 // lower ranks, in the order of tokens and choices.
-DEEP_EP_DEVICE void find_slots_at(const DispatchArgs& args, const Routed& routed, u32 from) {
+DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Routed& routed, u32 from) {
     const u32 experts = args.layout.experts_per_rank, begin = from * experts, topk = routed.topk;
     const u32 choices = args.tokens * topk;
     u32 before = 0;
