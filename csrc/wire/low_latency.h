@@ -43,8 +43,7 @@ struct ResultHeader {
     u64 operation;
     u64 arguments;
     u64 published;  // where in its heap the rank's results lie, for the other to read there; kUnpublished: in slots
-    u32 results;
-    u32 reserved[9];
+    u32 reserved[10];
 };
 constexpr u64 kUnpublished = ~0ull;
 static_assert(sizeof(ResultHeader) == 64, "result header");

@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: expert named twice counted twice",
         _SEND,
-        "        if (again) continue;\n",
+        "        if (given.first(token, k) != k) continue;\n",
         "",
         "fast",
         "low latency",

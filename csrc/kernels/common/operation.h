@@ -49,21 +49,14 @@ class Operation {
     // reads it here, and the last to come to advance() takes it. So nothing is stored before all blocks have read.
     DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments) {
         look_first();
-        number_ = sequence_operation(context_.sequence);
-        use_ = number_ / heap().regions;
-        region_ = static_cast<u32>(number_ % heap().regions);
-        arguments_ = arguments;
+        read_sequence(arguments);
         if (blockIdx.x == 0 && threadIdx.x == 0) announce(kind);
         return meet() && await_free();
     }
     // One thread of the last block to send. Kernels of this Buffer are ordered by their launches; only a graph that is
     // replayed beside a call breaks that, and then numbers differ among the ranks.
     DEEP_EP_DEVICE void advance() {
-        ticket_.operation = number_;
-        ticket_.use = use_;
-        ticket_.region = region_;
-        ticket_.arguments = arguments_;
-        outcome_.operation = number_;
+        fill_ticket();
         const u64 mine = sequence(generation_, number_);
         const u64 found = device::cas_acq_rel<Scope::kDevice>(&context_.sequence, mine, mine + 1);
         if (found != mine) fail(wire::kMismatch, Phase::kNone, static_cast<i32>(rank()), mine, found);
@@ -72,13 +65,9 @@ class Operation {
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
     // after by their launches, so plain accesses suffice.
     DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
-        ticket_.operation = sequence_operation(context_.sequence);
-        ticket_.use = ticket_.operation / heap().regions;
-        ticket_.region = static_cast<u32>(ticket_.operation % heap().regions);
-        ticket_.arguments = arguments;
-        context_.sequence = sequence(generation_, ticket_.operation + 1);
-        outcome_.operation = ticket_.operation;
-        read_number();
+        read_sequence(arguments);
+        fill_ticket();
+        context_.sequence = sequence(generation_, number_ + 1);
         announce(kind);
     }
     // All threads, after the barrier that follows take_number().
@@ -194,7 +183,7 @@ class Operation {
         return wait_word(phase, static_cast<i32>(source), word(kind, source), target(kind, source, puts));
     }
 
-    // One thread: the same without waiting.
+    // One thread: the same without waiting. An acquire, which pairs as wait_word()'s does.
     DEEP_EP_DEVICE bool has_arrived(u32 kind, u32 source, u64 puts) {
         return device::load_acquire<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);
     }
@@ -245,7 +234,9 @@ class Operation {
         return !failed() && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
     }
     // One thread of each block: adds the block's share of one unit to this rank's word of `kind` at `to`, which is
-    // mapped. All shares together are the unit, whatever the grid (P8).
+    // mapped. All shares together are the unit, whatever the grid (P8). A release at system scope, behind the block's
+    // barrier: a thread of `to` that acquires the whole unit there has read from every block's release, and sees the
+    // stores of all.
     DEEP_EP_DEVICE void signal_share(u32 to, u32 kind) {
         const u64 before = wire::kUnit * blockIdx.x / gridDim.x, after = wire::kUnit * (blockIdx.x + 1) / gridDim.x;
         if (!failed()) fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);
@@ -287,6 +278,21 @@ class Operation {
             // Added by kernels that ended before this one was launched, if their results are what it works on.
             fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
         }
+    }
+    // The number of the operation that comes now.
+    DEEP_EP_DEVICE void read_sequence(u64 arguments) {
+        number_ = sequence_operation(context_.sequence);
+        use_ = number_ / heap().regions;
+        region_ = static_cast<u32>(number_ % heap().regions);
+        arguments_ = arguments;
+    }
+    // One thread.
+    DEEP_EP_DEVICE void fill_ticket() {
+        ticket_.operation = number_;
+        ticket_.use = use_;
+        ticket_.region = region_;
+        ticket_.arguments = arguments_;
+        outcome_.operation = number_;
     }
     // One thread. Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
     DEEP_EP_DEVICE void announce(wire::Kind kind) {

@@ -43,12 +43,13 @@ DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 rank
     return false;
 }
 
-DEEP_EP_DEVICE void write_header(Operation& op, u8* place, u32 results, u64 published = wire::kUnpublished) {
+// One thread: into the owner's region, or into what is put there. The owner reads it when it has acquired the results'
+// signal, which this block gives behind its barrier.
+DEEP_EP_DEVICE void write_header(const Operation& op, u8* place, u64 published) {
     wire::ResultHeader header{};
     header.operation = op.number();
     header.arguments = op.arguments();
     header.published = published;
-    header.results = results;
     *reinterpret_cast<wire::ResultHeader*>(place) = header;
 }
 
@@ -79,7 +80,7 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
     if (u64{first} + results > layout.most_results() || results > layout.most_results_of_rank()) {
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results(), u64{first} + results);
     }
-    if (threadIdx.x == 0) write_header(op, op.peers().local + region + layout.header_send(owner), results);
+    if (threadIdx.x == 0) write_header(op, op.peers().local + region + layout.header_send(owner), wire::kUnpublished);
     if (!op.meet()) return false;  // all warps' rows come before the first one's put
     if (device::warp() == 0) {
         const fabric::Piece pieces[] = {
@@ -90,7 +91,8 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
     return true;
 }
 
-// All warps of all blocks: results for owners that are mapped, straight into their slots.
+// All warps of all blocks: results for owners that are mapped, straight into their slots. Plain stores: each block's
+// share of the signal releases them, behind its barrier.
 template <class Shape>
 DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const Shape& shape) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -114,7 +116,8 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
     }
 }
 
-// All threads of all blocks: tells owners that are mapped which rows their results are.
+// All threads of all blocks: tells owners that are mapped which rows their results are. Plain stores, released as
+// results are; so is x, which was written before this kernel.
 template <class Shape>
 DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, const Shape& shape) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -142,7 +145,7 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
         if (!op.present(owner)) continue;
         if (op.mapped(owner)) {
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + args.layout.header(op.rank()));
-            if (threadIdx.x == 0) write_header(op, place, 0, args.published);
+            if (threadIdx.x == 0) write_header(op, place, args.published);
         } else if (!put_results(args, op, shape, owner)) {
             return false;
         }

@@ -10,7 +10,7 @@ namespace deep_ep::low_latency {
 
 DEEP_EP_DEVICE Routed routed_of(const DispatchArgs& args, const Operation& op, u32 source, u32 topk) {
     const u8* const message = op.local_region() + args.layout.routing(source);
-    return {reinterpret_cast<const wire::RoutedId*>(message + args.layout.ids_offset()), topk};
+    return {{reinterpret_cast<const wire::RoutedId*>(message + args.layout.ids_offset())}, topk};
 }
 
 // One thread: takes the routing of a source, which has arrived.
@@ -28,7 +28,6 @@ DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 
 // the first source whose routing is not known.
 DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source* sources, u32 ranks, u32 known) {
     if (device::lane() == 0 && op.present(known)) op.wait_signal(Phase::kNotify, wire::kNotify, known, 1);
-    __syncwarp();
     for (u32 base = known; base < ranks; base += device::kWarpSize) {
         const u32 source = base + device::lane();
         bool here = source < ranks;
@@ -44,7 +43,8 @@ DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source
     return ranks;
 }
 
-// The block: where the rows of sources [from, to) begin, expert by expert. The first block tells the caller.
+// The block: where the rows of sources [from, to) begin, expert by expert. The first block tells the caller. Their
+// routings were acquired by the first warp, before the block's barrier.
 DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const DispatchScratch& scratch, u32 ranks,
                                 u32 from, u32 to) {
     const u32 experts = args.layout.experts_per_rank;
@@ -66,8 +66,7 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
             end += count;
         }
         scratch.ends[e] = end;
-        if (blockIdx.x != 0 || to != ranks) continue;
-        args.recv_count[e] = static_cast<i32>(end);
+        if (blockIdx.x == 0 && to == ranks) args.recv_count[e] = static_cast<i32>(end);
     }
     for (u32 source = from + threadIdx.x; blockIdx.x == 0 && source < to; source += blockDim.x) {
         args.origins.first_result[source] = scratch.sources[source].first_result;
@@ -120,7 +119,7 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
 // A warp: a row's scales into the columns of the output, a word of 4 bytes each.
 DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, u32 expert, u32 row) {
     const u32 bytes = args.layout.scales_bytes, words = wire::ceil_div(bytes, sizeof(u32));
-    auto* const to = reinterpret_cast<u32*>(args.recv_scales) + static_cast<u64>(expert) * words * args.scales_stride;
+    auto* const to = args.recv_scales + static_cast<u64>(expert) * words * args.scales_stride;
     for (u32 i = device::lane(); i < words; i += device::kWarpSize) {
         u32 word = 0;  // what the last word has beyond the scales is zero
         for (u32 b = 0; b < sizeof(u32) && i * sizeof(u32) + b < bytes; ++b) {

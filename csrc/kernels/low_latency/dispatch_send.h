@@ -8,19 +8,30 @@
 
 namespace deep_ep::low_latency {
 
-// An id as routings carry it. What is no expert's counts as none, and the host says so at its next call.
-DEEP_EP_DEVICE wire::RoutedId routed_id(const DispatchArgs& args, u32 experts, u64 choice) {
-    const i64 id = args.topk_idx.get(choice);
-    if (id == -1) return wire::kNoExpert;
-    if (static_cast<u64>(id) < experts) return static_cast<wire::RoutedId>(id);
-    // Any of them will do, and nothing comes with it: relaxed.
-    device::store_relaxed<Scope::kSystem>(args.wrong_id, id);
-    return wire::kNoExpert;
+// The caller's ids. What is no expert's counts as none, and the host says so at its next call.
+struct GivenIds {
+    const DispatchArgs& args;
+    u32 experts;
+
+    DEEP_EP_DEVICE u32 operator()(u64 choice) const {
+        const i64 id = args.topk_idx.get(choice);
+        if (id == -1) return wire::kNoExpert;
+        if (static_cast<u64>(id) < experts) return static_cast<u32>(id);
+        // This rank's host loads it. Any of them will do, and nothing comes with it: relaxed.
+        device::store_relaxed<Scope::kSystem>(args.wrong_id, id);
+        return wire::kNoExpert;
+    }
+};
+using Given = Choices<GivenIds>;
+
+template <class Shape>
+DEEP_EP_DEVICE Given given_to(const DispatchArgs& args, const Shape& shape) {
+    return {{args, args.layout.experts_per_rank * shape.ranks()}, shape.topk()};
 }
 
 // A warp: tells rank `to` where this rank's tokens go.
 template <class Shape>
-DEEP_EP_DEVICE void send_routing(const DispatchArgs& args, Operation& op, const Shape& shape, u32* counts, u32 to) {
+DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, const Shape& shape, u32* counts, u32 to) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 experts = layout.experts_per_rank, begin = to * experts, topk = shape.topk();
     const u64 target = op.region_offset() + layout.routing(op.rank());
@@ -30,13 +41,12 @@ DEEP_EP_DEVICE void send_routing(const DispatchArgs& args, Operation& op, const 
     auto* const ids = reinterpret_cast<wire::RoutedId*>(message + layout.ids_offset());
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) counts[e] = 0;
     __syncwarp();
+    const Given given = given_to(args, shape);
     u32 before = 0;
     for (u32 choice = device::lane(); choice < args.tokens * topk; choice += device::kWarpSize) {
-        const u32 all = experts * shape.ranks(), id = routed_id(args, all, choice), token = choice / topk;
+        const u32 token = choice / topk, k = choice % topk, id = given.id(token, k);
         ids[choice] = static_cast<wire::RoutedId>(id);
-        bool again = false;
-        for (u32 other = token * topk; other < choice; ++other) again = again || routed_id(args, all, other) == id;
-        if (again) continue;
+        if (given.first(token, k) != k) continue;
         if (id < begin) ++before;
         if (id - begin < experts) device::add_relaxed<Scope::kBlock>(&counts[id - begin], 1u);
     }
@@ -72,18 +82,17 @@ DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* 
     }
 }
 
-// All warps of all blocks: rows for ranks that are mapped.
+// All warps of all blocks: rows for ranks that are mapped, which load them here once they have acquired every block's
+// share of the signal.
 template <class Shape>
 DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Shape& shape) {
-    const u32 topk = shape.topk(), experts = args.layout.experts_per_rank * shape.ranks();
+    const Given given = given_to(args, shape);
     const u32 warps = gridDim.x * device::warps();
     u8* const rows = op.local_region() + args.layout.own_rows();
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
         bool goes = false;
-        for (u32 base = 0; base < topk; base += device::kWarpSize) {
-            const u32 k = base + device::lane();
-            const u64 choice = static_cast<u64>(token) * topk + k;
-            const u32 id = k < topk ? routed_id(args, experts, choice) : wire::kNoExpert;
+        for (u32 base = 0; base < given.topk; base += device::kWarpSize) {
+            const u32 k = base + device::lane(), id = k < given.topk ? given.id(token, k) : wire::kNoExpert;
             const bool mapped = id != wire::kNoExpert && op.mapped(rank_of(args, id));
             goes = __any_sync(device::kFullMask, mapped) != 0 || goes;
         }
@@ -95,21 +104,15 @@ DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Sh
 template <class Shape>
 DEEP_EP_DEVICE bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 to, u32 part) {
     const wire::LowLatencyLayout& layout = args.layout;
-    const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = to * experts;
+    const u32 experts = layout.experts_per_rank, begin = to * experts;
+    const Given given = given_to(args, shape);
     const u32 first = part * layout.tokens_per_put();
     const u32 end = min(args.tokens, first + layout.tokens_per_put());
     const u64 place = first * layout.row_bytes();
     const u64 staged = op.region_offset() + layout.rows_send(to) + place;
     u32 rows = 0;
     for (u32 unit = first / wire::kUnitTokens; unit * wire::kUnitTokens < end; ++unit) {
-        u32 mask = tokens_of_unit(unit, end, [&](u32 token) {
-            bool any = false;
-            for (u32 k = 0; k < topk; ++k) {
-                const u64 choice = static_cast<u64>(token) * topk + k;
-                any = any || routed_id(args, experts * shape.ranks(), choice) - begin < experts;
-            }
-            return any;
-        });
+        u32 mask = tokens_of_unit(unit, end, [&](u32 token) { return given.chooses_any(token, begin, experts); });
         for (; mask != 0; mask &= mask - 1, ++rows) {
             if (rows % device::warps() != device::warp()) continue;
             const u32 token = unit * wire::kUnitTokens + static_cast<u32>(__ffs(static_cast<int>(mask))) - 1;

@@ -14,12 +14,13 @@ namespace deep_ep::low_latency {
 // The halves of a kernel: launched together, or one by one (the second by the hook).
 enum Phases : u32 { kSend = 1, kReceive = 2 };
 
-// A rank's ids as a routing carries them: [tokens][top-k].
-struct Routed {
-    const wire::RoutedId* ids;
+// The experts that a rank's tokens choose. `Ids`: from the place in [tokens][top-k] to the id, or to kNoExpert.
+template <class Ids>
+struct Choices {
+    Ids ids;
     u32 topk;
 
-    DEEP_EP_DEVICE u32 id(u32 token, u32 k) const { return ids[static_cast<u64>(token) * topk + k]; }
+    DEEP_EP_DEVICE u32 id(u32 token, u32 k) const { return ids(static_cast<u64>(token) * topk + k); }
     // The first of a token's choices that names the same expert. Its row, and its result, serve them all.
     DEEP_EP_DEVICE u32 first(u32 token, u32 k) const {
         const u32 wanted = id(token, k);
@@ -37,6 +38,14 @@ struct Routed {
         return any;
     }
 };
+
+// As a routing carries them.
+struct RoutedIds {
+    const wire::RoutedId* ids;
+
+    DEEP_EP_DEVICE u32 operator()(u64 choice) const { return ids[choice]; }
+};
+using Routed = Choices<RoutedIds>;
 
 // A warp: which of a unit's tokens `has(token)` holds for, a bit each. All lanes get it.
 template <class Has>

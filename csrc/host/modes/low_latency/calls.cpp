@@ -113,7 +113,7 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
     args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
     args.wrong_id = runtime.remark();
     args.recv_x = pointer<u8>(tensors.recv_x);
-    args.recv_scales = pointer<u8>(tensors.recv_scales);
+    args.recv_scales = pointer<u32>(tensors.recv_scales);
     args.scales_stride = tensors.scales_stride;
     args.recv_count = pointer<i32>(tensors.recv_count);
     args.origins = origins;
