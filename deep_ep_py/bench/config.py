@@ -150,6 +150,10 @@ class BenchConfig:
             raise CapabilityError("--mode low-latency: on CPUs only so far; use --device cpu")
         if self.mode != "normal" and self.keep:
             raise CapabilityError(f"--keep {self.keep}: in normal mode only; use --keep 0")
+        if self.mode != "normal" and self.num_sms:
+            raise CapabilityError(
+                f"--num-sms {self.num_sms}: in normal mode only; low-latency calls choose by their size"
+            )
         if self.nodes != 1 and self.device != "cpu":
             raise CapabilityError(f"--nodes {self.nodes}: ranks inside one node only so far on a GPU; use --nodes 1")
         if self.keep and self.device != "cpu":

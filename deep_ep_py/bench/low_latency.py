@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.low_latency_baselines import SelectionBaseline, make_baselines
 from deep_ep_py.bench.low_latency_oracle import Selections
-from deep_ep_py.bench.timing import Stopwatch
+from deep_ep_py.bench.size_run import SizeRun
 
 # What each timed call covers; goes into the report.
 OPS = {
@@ -55,8 +54,6 @@ class LowLatencyCalls:
             nic=deep_ep.NicOptions(blocks=1024, mtu=1 << 20, in_flight=16),
             arena_bytes=2 * packed + _ARENA_SLACK,
         )
-        if config.num_sms:
-            self.buffer._engine.device.blocks = config.num_sms
         self.packed: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
         self.counts = torch.empty(0)
         self.combined_x = torch.empty(0)
@@ -108,56 +105,23 @@ class LowLatencyCalls:
             self.combine(self.results if self._config.dtype == "fp8" else self.recv_x)
 
 
-class LowLatencyRun:
-    """All iterations of one size on one rank.
-
-    Parameters
-    ----------
-    context
-        This rank.
-    config
-        The run.
-    tokens
-        Of each rank: the size.
-    """
+class LowLatencyRun(SizeRun):
+    """All iterations of one size on one rank."""
 
     def __init__(self, context: RankContext, config: BenchConfig, tokens: int) -> None:
-        self._context, self._config, self._tokens = context, config, tokens
-        self._steps = config.warmup + config.iterations
-        context.emit({"kind": "size", "tokens": tokens, "steps": self._steps})
-        # Rows are cast inside dispatch.
-        self._inputs = Inputs(replace(config, dtype="bf16"), tokens, context.rank, self._gather)
+        super().__init__(context, config, tokens, replace(config, dtype="bf16"))  # rows are cast inside dispatch
         self._calls = LowLatencyCalls(config, self._inputs, context.group)
         self._baselines: dict[str, SelectionBaseline] = make_baselines(config, self._inputs, context.group)
-        self._watch = Stopwatch(context.group)
-        self._checked: dict[str, list[str]] = {}
-        self._last = False
 
-    def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        gathered = [torch.empty_like(mine) for _ in range(self._context.ranks)]
-        dist.all_gather(gathered, mine, group=self._context.group)
-        return gathered
+    def _rows(self) -> list[int]:
+        return [self._config.ranks * self._tokens * self._config.topk] * self._config.iterations
 
-    def run(self) -> dict[str, Any]:
-        """Measure, and return what `results.report` expects; the same on every rank."""
-        for step in range(self._steps):
-            self._inputs.advance(step)
-            self._watch.recording = step >= self._config.warmup
-            self._last = step == self._steps - 1
-            self._iteration()
-            self._context.emit({"kind": "step", "step": step})
-        rows = self._config.ranks * self._tokens * self._config.topk
-        result = {
-            "tokens": self._tokens,
-            "series": self._watch.series(),
-            "late_starts": self._watch.late_starts(),
-            "rows": [rows] * self._config.iterations,
-            "checks": self._all_ranks_checks(),
-            "variants": {name: baseline.variants for name, baseline in self._baselines.items()},
-        }
+    def _variants(self) -> dict[str, tuple[str, ...]]:
+        return {name: baseline.variants for name, baseline in self._baselines.items()}
+
+    def _close(self) -> None:
         self._calls.release()
         self._calls.buffer.destroy()
-        return result
 
     def _iteration(self) -> None:
         calls, watch, selections = self._calls, self._watch, Selections(self._inputs)
@@ -196,27 +160,7 @@ class LowLatencyRun:
         watch.time("combine_send", lambda: calls.combine(results, hook=True))
         watch.time("combine_receive", calls.receive)
 
-    def _barrier(self) -> None:
-        if self._last:
-            dist.barrier(group=self._context.group)  # memcpy's rows come from other ranks
-
-    def _check(self, name: str, check: Callable[[], str | None]) -> None:
-        """Check a result in the last iteration, not in the others."""
-        if not self._last:
-            return
-        self._context.emit({"kind": "check", "name": name})
-        errors = self._checked.setdefault(name, [])
-        wrong = check()
-        if wrong is not None:
-            errors.append(f"rank {self._context.rank}: {wrong}")
-
     def _corrupt(self, name: str, result: torch.Tensor) -> None:
-        """Change one element where a test asks for it."""
-        if self._last and self._config.corrupt == name and self._context.rank == self._context.ranks - 1:
+        if self._is_corrupted(name):
             rows = result[int(self._calls.counts.argmax())] if name == "dispatch" else result
             rows.view(torch.uint8).view(-1)[1] ^= 1 << 2
-
-    def _all_ranks_checks(self) -> dict[str, list[str]]:
-        gathered: list[Any] = [None] * self._context.ranks
-        dist.all_gather_object(gathered, self._checked, group=self._context.group)
-        return {name: [error for checks in gathered for error in checks[name]] for name in self._checked}

@@ -114,6 +114,7 @@ def test_tokens_in_rank_counts_a_rank_once_and_leaves_out_minus_one() -> None:
             "expected one of memcpy, gloo_bare, normal, barrier with --mode low",
         ),
         (["--mode=low-latency", "--keep=2"], "--keep 2: in normal mode only"),
+        (["--mode=low-latency", "--num-sms=2"], "--num-sms 2: in normal mode only"),
         (["--nodes=3"], "--nodes is 3; expected a divisor of the 8 ranks"),
         (["--dtype=fp8", "--hidden=64", "--experts=16"], "--hidden is 64; expected a multiple of 128 with --dtype fp8"),
         (["--dtype=fp8", "--corrupt=combine"], "--corrupt combine: no combine is measured with --dtype fp8"),

@@ -1,0 +1,106 @@
+"""All iterations of one size on one rank: what benchmarks of every mode have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.inputs import Inputs
+from deep_ep_py.bench.launch import RankContext
+from deep_ep_py.bench.timing import Stopwatch
+
+
+class SizeRun(ABC):
+    """All iterations of one size on one rank.
+
+    Parameters
+    ----------
+    context
+        This rank.
+    config
+        The run.
+    tokens
+        Of each rank: the size.
+    inputs_config
+        What the inputs are made by, where it is not `config`.
+    """
+
+    def __init__(
+        self, context: RankContext, config: BenchConfig, tokens: int, inputs_config: BenchConfig | None = None
+    ) -> None:
+        self._context, self._config, self._tokens = context, config, tokens
+        self._steps = config.warmup + config.iterations
+        context.emit({"kind": "size", "tokens": tokens, "steps": self._steps})
+        self._inputs = Inputs(inputs_config or config, tokens, context.rank, self._gather)
+        self._watch = Stopwatch(context.group)
+        self._checked: dict[str, list[str]] = {}
+        self._last = False  # the iteration whose results are checked
+
+    def run(self) -> dict[str, Any]:
+        """Measure, and return what `results.report` expects; the same on every rank."""
+        for step in range(self._steps):
+            self._inputs.advance(step)
+            self._watch.recording = step >= self._config.warmup
+            self._last = step == self._steps - 1
+            self._iteration()
+            self._context.emit({"kind": "step", "step": step})
+        result = {
+            "tokens": self._tokens,
+            "series": self._watch.series(),
+            "late_starts": self._watch.late_starts(),
+            "rows": self._rows(),
+            "checks": self._all_ranks_checks(),
+            "variants": self._variants(),
+        }
+        self._close()
+        return result
+
+    @abstractmethod
+    def _iteration(self) -> None:
+        """Measure every call once."""
+
+    @abstractmethod
+    def _rows(self) -> list[int]:
+        """Count the rows that all ranks receive together, in each timed iteration."""
+
+    @abstractmethod
+    def _variants(self) -> Mapping[str, tuple[str, ...]]:
+        """Tell which variants of each baseline were measured."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Let go of the Buffer."""
+
+    def _check(self, name: str, check: Callable[[], str | None]) -> None:
+        """Check a result in the last iteration, not in the others."""
+        if not self._last:
+            return
+        self._context.emit({"kind": "check", "name": name})
+        errors = self._checked.setdefault(name, [])
+        wrong = check()
+        if wrong is not None:
+            errors.append(f"rank {self._context.rank}: {wrong}")
+
+    def _is_corrupted(self, name: str) -> bool:
+        """Tell whether a test asks for one element of this result to be changed, here and now."""
+        return self._last and self._config.corrupt == name and self._context.rank == self._context.ranks - 1
+
+    def _barrier(self) -> None:
+        """Wait for all ranks where results are checked: some of a baseline's rows come from other ranks."""
+        if self._last:
+            dist.barrier(group=self._context.group)
+
+    def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        gathered = [torch.empty_like(mine) for _ in range(self._context.ranks)]
+        dist.all_gather(gathered, mine, group=self._context.group)
+        return gathered
+
+    def _all_ranks_checks(self) -> dict[str, list[str]]:
+        gathered: list[Any] = [None] * self._context.ranks
+        dist.all_gather_object(gathered, self._checked, group=self._context.group)
+        return {name: [error for checks in gathered for error in checks[name]] for name in self._checked}
