@@ -81,8 +81,8 @@ class Engine:
         Raises DeepEPError once destroyed.
     stats : dict
         Counts for `Buffer.stats`.
-    left : collections.deque of callable
-        What callers have dropped and peers wait for: `run_left` does it.
+    dropped : collections.deque of callable
+        What callers have dropped and peers wait for: `run_dropped` does it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Engine:
         self._alone: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
-        self.left: deque[Callable[[], None]] = deque()
+        self.dropped: deque[Callable[[], None]] = deque()
         self._broken: DeepEPError | None = None
         self._results_told = False  # of a broken Buffer: its caller has been told what the calls failed of
         self.generation, self.mask = 1, 0
@@ -223,7 +223,7 @@ class Engine:
         The body launches its first kernel. `tensors`, what its kernels read and write, are held as long as the
         operation is open.
         """
-        self.run_left()
+        self.run_dropped()
         operation, before = self._issued, self._issued - self.regions
         if before in self._open:
             raise DeepEPError(
@@ -314,10 +314,10 @@ class Engine:
         self._run("wait", call=call)
         self.check_failure(call)
 
-    def run_left(self) -> None:
+    def run_dropped(self) -> None:
         """Do what callers have dropped."""
-        while self.left and not self.device.capturing():
-            self.left.popleft()()
+        while self.dropped and not self.device.capturing():
+            self.dropped.popleft()()
 
     def wait_counts(self, call: C.Call) -> None:
         """Wait until a call's kernels have told what its mode waits for; raise if it has failed."""
@@ -529,7 +529,7 @@ class Engine:
         try:
             with self.telling_others("destroy"):
                 if self._broken is None:
-                    self.run_left()
+                    self.run_dropped()
                 well = not self._open and self._broken is None
                 # Operations that were begun and never ended, or failed: their kernels may still run on what is held.
                 if self._open and self._broken is None:
@@ -563,7 +563,7 @@ class Engine:
         runtime = getattr(self, "_runtime", None)
         if runtime is None or self._inherited:
             return
-        self.left.clear()  # it would wait for other ranks, in a garbage collection
+        self.dropped.clear()  # it would wait for other ranks, in a garbage collection
         try:
             if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
                 self._abandon(runtime)

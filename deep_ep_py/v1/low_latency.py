@@ -244,7 +244,7 @@ class LowLatencySurface:
             All are in use by combines whose hooks have not been called.
         """
         engine = self._low_latency_engine("get_next_low_latency_combine_buffer")
-        engine.run_left()
+        engine.run_dropped()
         _, origin = origin_of(handle)
         check_origin(engine, origin.owner, origin.generation)
         return self._views().next_for(origin, origin.result_shape)

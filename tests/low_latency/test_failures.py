@@ -123,3 +123,31 @@ def test_going_on_without_a_rank(fabric: str) -> None:
         buffer.destroy()
 
     run_ranks(SIZES.ranks, on_each_rank, seed=1)
+
+
+def test_views_after_a_combine_that_failed() -> None:
+    """The event of an asynchronous one tells of the failure; the view serves the next generation."""
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "peer") as buffer:
+            for _ in range(2):  # all views there are
+                handle = dispatch(buffer, WORK)[2]
+                view = buffer.get_next_low_latency_combine_buffer(handle)
+                view.copy_(WORK.results[buffer.rank])
+                barrier(group)
+                if buffer.rank == 1:
+                    buffer.abort()
+                    buffer.recover()
+                    continue
+                event = combine(buffer, WORK, handle, view, zero_copy=True, async_finish=True)[1]
+                with pytest.raises(deep_ep.DeepEPError, match="rank 1"):
+                    event.current_stream_wait()
+                buffer.recover()
+            for _ in range(3):
+                handle = dispatch(buffer, WORK)[2]
+                view = buffer.get_next_low_latency_combine_buffer(handle)
+                view.copy_(WORK.results[buffer.rank])
+                combined = combine(buffer, WORK, handle, view, zero_copy=True)[0]
+                assert torch.equal(combined, WORK.combined[buffer.rank])
+
+    under_schedules(SIZES.ranks, on_each_rank)

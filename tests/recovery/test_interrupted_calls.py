@@ -14,6 +14,9 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer
+from low_latency import Sizes, Work
+from low_latency import dispatch as low_latency_dispatch
+from low_latency import make_buffer as low_latency_buffer
 
 TRIAL = Trial.of(BY_NAME["two_ranks"])
 
@@ -128,3 +131,33 @@ def test_a_buffer_dropped_after_an_interrupted_layout() -> None:
         group.barrier()
 
     run_ranks(2, on_each_rank, seed=3)
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_as_a_low_latency_call_ends(hooks: bool) -> None:
+    """At once, or when its sending half is under way: the peers are told."""
+    work = Work.of(Sizes("interrupted", 2, (9, 5), 9, 64, 2, 4))
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def on_each_rank(group: Any) -> None:
+        buffer = low_latency_buffer(group, work.sizes, "peer")
+        engine = buffer._engine
+        if buffer.rank == 1:
+            with pytest.raises(DeepEPError, match="rank 0") as raised:
+                for _ in range(3):
+                    hook = low_latency_dispatch(buffer, work, return_recv_hook=hooks)[4]
+                    if hook is not None:
+                        hook()
+            assert not isinstance(raised.value, DeepEPTimeout)
+            return
+        ending = "await_half" if hooks else "end_operation"
+        setattr(engine, ending, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            low_latency_dispatch(buffer, work, return_recv_hook=hooks)
+        delattr(engine, ending)
+        with pytest.raises(DeepEPError, match="KeyboardInterrupt"):
+            buffer.check()
+
+    run_ranks(2, on_each_rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -227,8 +227,6 @@ def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_e
     )
     if fabric == "ibgda" and "nic" not in options:
         # A message has a few requests.
-        from dataclasses import replace
-
         longest = max(sizes.most_tokens * min(sizes.topk, sizes.local) * 2 * sizes.hidden, 4096)
         most = max(HARSH_NIC.most_bytes, -(-longest // 4 // 16) * 16)
         queues = HARSH_NIC.queues_per_peer if sizes.ranks < 16 else 1

@@ -35,7 +35,7 @@ class Origin:
     owner : Engine
         Whose operation it was.
     generation, operation : int
-        In which generation of its Buffer, and the how-manieth there.
+        The generation of its Buffer, and its number there; the same on all ranks.
     sizes : Sizes
         Of the dispatch.
     tokens : int

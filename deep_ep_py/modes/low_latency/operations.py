@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,7 +74,7 @@ class _Rest:
                 C.low_latency.finish(engine.runtime, self._call)
                 engine.end_operation(self._call, self._operation, Streams())
 
-    def run_if_left(self) -> None:
+    def run_if_dropped(self) -> None:
         """The same for a hook that was dropped, where there is still something to receive."""
         engine = self._engine
         if self._done or self._generation != engine.generation or engine.broken is not None:
@@ -99,12 +99,12 @@ class ReceiveHook:
     def __call__(self) -> None:
         """Receive."""
         self._called = True
-        self._engine.run_left()
+        self._engine.run_dropped()
         self._rest.run()
 
     def __del__(self) -> None:
         if not self._called:
-            self._engine.left.append(self._rest.run_if_left)
+            self._engine.dropped.append(self._rest.run_if_dropped)
 
 
 def _end(
@@ -126,12 +126,12 @@ class DispatchArguments:
     topk_idx: Any
     num_max_dispatch_tokens_per_rank: Any
     num_experts: Any
-    cumulative_local_expert_recv_stats: Any = None
-    dispatch_wait_recv_cost_stats: Any = None
-    use_fp8: Any = True
-    round_scale: Any = False
-    use_ue8m0: Any = False
-    ending: Ending = field(default_factory=lambda: Ending(False, False))
+    cumulative_local_expert_recv_stats: Any
+    dispatch_wait_recv_cost_stats: Any
+    use_fp8: Any
+    round_scale: Any
+    use_ue8m0: Any
+    ending: Ending
 
 
 def scales_of(use_fp8: Any, round_scale: Any, use_ue8m0: Any) -> C.low_latency.Scales:
@@ -207,7 +207,7 @@ def dispatch(engine: Engine, given: DispatchArguments) -> tuple[Any, ...]:
             whole=not given.ending.return_recv_hook,
             blocks=_blocks(engine, tokens, sizes),
         )
-    event, hook = _end(engine, call, operation, given.ending)
+        event, hook = _end(engine, call, operation, given.ending)
     engine.stats["low_latency_dispatches"] += 1
     packed = recv_x if recv_scales is None else (recv_x, recv_scales.transpose(1, 2)[:, :rows])
     return packed, recv_count, handle, event, hook
@@ -242,11 +242,11 @@ class CombineArguments:
     topk_idx: Any
     topk_weights: Any
     handle: Any
-    use_logfmt: Any = False
-    zero_copy: Any = False
-    ending: Ending = field(default_factory=lambda: Ending(False, False))
-    out: Any = None
-    combine_wait_recv_cost_stats: Any = None
+    use_logfmt: Any
+    zero_copy: Any
+    ending: Ending
+    out: Any
+    combine_wait_recv_cost_stats: Any
 
 
 def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
@@ -300,8 +300,8 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
             whole=not given.ending.return_recv_hook,
             blocks=_blocks(engine, tokens, sizes),
         )
-    event, hook = _end(engine, call, operation, given.ending, published=zero_copy)
-    if view is not None:
+        event, hook = _end(engine, call, operation, given.ending, published=zero_copy)
+    if view is not None and hook is None:
         view.event = event
     engine.stats["low_latency_combines"] += 1
     return combined, event, hook

@@ -50,9 +50,9 @@ class Views:
             The combines of all views are still open.
         """
         view = self._given_for(origin, shape) or self._unused(shape)
-        if view.event is not None:  # other ranks may still read what was there
+        if view.event is not None and self._is_of_now(view):  # other ranks may still read what was there
             view.event.current_stream_wait()
-            view.event = None
+        view.event = None
         view.given_for = origin.number
         return view.memory
 
@@ -71,10 +71,11 @@ class Views:
 
     def _is_read(self, view: View) -> bool:
         """Tell whether an operation reads it whose hook has not been called."""
-        if view.used_by is None:
-            return False
-        generation, operation = view.used_by
-        return generation == self._engine.generation and self._engine.is_open(operation)
+        return self._is_of_now(view) and view.used_by is not None and self._engine.is_open(view.used_by[1])
+
+    def _is_of_now(self, view: View) -> bool:
+        """Tell whether the operation that read it last was begun since the Buffer recovered; else no rank reads it."""
+        return view.used_by is not None and view.used_by[0] == self._engine.generation
 
     def _given_for(self, origin: Origin, shape: Shape) -> View | None:
         return next((view for view in self._views[shape] if view.given_for == origin.number), None)

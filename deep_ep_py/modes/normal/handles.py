@@ -95,7 +95,7 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     topk : int
         Experts per token, 0 where the dispatch carried none.
     operation : int
-        The how-manieth operation of its Buffer's generation it was; the same on all ranks.
+        The operation's number in its Buffer's generation; the same on all ranks.
     generation : int
         In which generation of its Buffer it was: recovering begins another.
     """
