@@ -21,7 +21,7 @@ from deep_ep_py.modes.normal.handles import Handle
 from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
-from deep_ep_py.session.recovery import mask_of, ranks_of
+from deep_ep_py.session.recovery import mask_of
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology
 from deep_ep_py.v1.runtime import Runtime
@@ -45,11 +45,14 @@ class Buffer(V1Surface):
         of the two numbers; without `low_latency_mode` this one has no effect.
     low_latency_mode : bool
         Low-latency calls may be made, beside those of normal mode.
-    num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric, enable_shrink
-        As in DeepEP, for other machines than this version knows. `enable_shrink` must be False, the others have no
-        effect.
+    num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric
+        As in DeepEP, for other machines than this version knows. They have no effect.
     explicitly_destroy : bool
         `destroy()` will be called; otherwise the Buffer goes with its last reference.
+    enable_shrink : bool
+        Low-latency calls go on without a rank that does not answer in time, or whose process has ended: it is masked,
+        on all ranks. Its rows are missing, or zeros where it had told of them; its results are left out of sums. Such
+        a Buffer makes low-latency calls alone.
     comm : mpi4py.MPI.Comm, optional
         Used where `group` is None. The arguments so far stand in DeepEP 1.2.1's order. Versions without `use_fabric`
         call the same places otherwise: a call that names all of theirs, up to `comm`, by position is told apart; in a
@@ -124,10 +127,8 @@ class Buffer(V1Surface):
             arguments.flag(name, value)
         self.low_latency_mode = arguments.flag("low_latency_mode", low_latency_mode)
         self.enable_shrink = arguments.flag("enable_shrink", enable_shrink)
-        if self.enable_shrink:
-            raise ValueError(
-                "enable_shrink=True: expected False, masking ranks in low-latency calls does not exist yet"
-            )
+        if self.enable_shrink and not self.low_latency_mode:
+            raise ValueError("enable_shrink=True: expected low_latency_mode=True with it, other calls mask no ranks")
         if arena_bytes is not None:
             arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
         self.device = arguments.device(device)
@@ -149,7 +150,9 @@ class Buffer(V1Surface):
         needs = NORMAL.beside(LOW_LATENCY)
         # Operations of both modes use the same regions.
         transient = max(num_nvl_bytes, num_rdma_bytes) if self.low_latency_mode else num_nvl_bytes
-        self._engine = Engine(bootstrap, where, transient, arena_bytes, topology, self.timeout, self.regions, needs)
+        self._engine = Engine(
+            bootstrap, where, transient, arena_bytes, topology, self.timeout, self.regions, needs, self.enable_shrink
+        )
 
     @property
     def runtime(self) -> Any:
@@ -311,7 +314,7 @@ class Buffer(V1Surface):
 
         It comes next on this Buffer, unless `finish_later` is true.
         """
-        self._engine.check_usable()
+        self._check_normal("dispatch")
         streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
         given = DispatchArguments(x, handle, config=self._config(config), streams=streams, **options)
         return PendingDispatch.begin(self._engine, given)
@@ -361,7 +364,7 @@ class Buffer(V1Surface):
         DeepEPTimeout, DeepEPError
             As `dispatch`.
         """
-        self._engine.check_usable()
+        self._check_normal("combine")
         streams = arguments.streams(previous_event, async_finish, allocate_on_comm_stream)
         given = CombineArguments(x, handle, topk_weights, bias, self._config(config), streams)
         return PendingCombine.begin(self._engine, given).finish()
@@ -509,11 +512,6 @@ class Buffer(V1Surface):
         """Return the ranks whose processes have ended, or whose Buffers are destroyed, as far as is known here."""
         return self._engine.lost_ranks()
 
-    @property
-    def masked_ranks(self) -> list[int]:
-        """Ranks that are left out since the Buffer recovered."""
-        return ranks_of(self._engine.mask)
-
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
         """Give the waits of the calls begun in the body another bound than the Buffer's.
@@ -525,6 +523,11 @@ class Buffer(V1Surface):
         """
         with self._engine.timeout_of(arguments.seconds("seconds", seconds)):
             yield
+
+    def _check_normal(self, name: str) -> None:
+        if self.enable_shrink:
+            raise ValueError(f"{name}: expected a Buffer with enable_shrink=False, such calls mask no ranks")
+        self._engine.check_usable()
 
     def destroy(self) -> None:
         """Give back what the Buffer holds, the process group too. Not collective; outputs live on. Nothing in a forked

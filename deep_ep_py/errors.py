@@ -55,14 +55,6 @@ class DeepEPTimeout(DeepEPError):
         )
 
 
-class NotOfferedError(AttributeError, NotImplementedError):
-    """DeepEP has a method of this name, and this library does not have it yet.
-
-    It is raised by the attribute look-up, so that `hasattr` is False; code that calls the method can catch it as a
-    `NotImplementedError`.
-    """
-
-
 class CudaError(RuntimeError):
     """There is no GPU or no driver, or the driver refused something: the message says what, and the driver's text."""
 

@@ -213,19 +213,22 @@ DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& wai
     using namespace ibgda;
     for (u32 i = threadIdx.x; i < peers.ranks * net.per_peer; i += blockDim.x) {
         QueuePair& qp = net.queue_pairs[i];
+        // What is on its way to a rank that is masked reaches nobody, whatever it is read from.
+        if (waiter.masked(qp.peer)) continue;
         const u64 filled = device::load_relaxed<Scope::kDevice>(&qp.filled);
-        if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled)) return false;
+        if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled) && !waiter.masked(qp.peer)) return false;
     }
     return true;
 }
 
 // One thread: a queue pair whose completion tells of an error does nothing any more.
-DEEP_EP_DEVICE bool fault(const Peers& peers, const Ibgda& net, Fault& found) {
+template <class Known>
+DEEP_EP_DEVICE bool fault(const Peers& peers, const Ibgda& net, Fault& found, Known known) {
     using namespace ibgda;
 #pragma unroll 1
     for (u32 i = 0; i < peers.ranks * net.per_peer; ++i) {
         const QueuePair& qp = net.queue_pairs[i];
-        if (qp.cqe == nullptr) continue;  // not used
+        if (qp.cqe == nullptr || known(qp.peer)) continue;  // not used, or found before
         // Acquire: the NIC has written the rest before; what it writes later are errors too.
         const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
         if (mlx5::cqe_kind(tail) != mlx5::kRequestError) continue;

@@ -59,6 +59,9 @@ DEEP_EP_DEVICE bool quiet(const Peers&, WeakQueue&, Waiter& waiter, Completion& 
 }
 
 // Its agent refuses nothing.
-DEEP_EP_DEVICE bool fault(const Peers&, const WeakQueue&, Fault&) { return false; }
+template <class Known>
+DEEP_EP_DEVICE bool fault(const Peers&, const WeakQueue&, Fault&, Known) {
+    return false;
+}
 
 }  // namespace deep_ep::fabric

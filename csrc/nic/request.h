@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "nic/closing.h"
 #include "nic/memory_table.h"
 
 namespace deep_ep::nic {
@@ -15,6 +16,7 @@ struct Connection {
     int rank;
     int peer;
     u32 number;
+    Closing closing;
 };
 
 struct Request {

@@ -127,6 +127,10 @@ void SendQueue::complete() {
 }
 
 bool SendQueue::broken() {
+    if (connection_.closing.closed()) {  // the other end does not answer
+        fail(mlx5::kRetriesExceeded);
+        return true;
+    }
     const bool ours = options_.fault_rank == connection_.rank &&
                       (options_.fault_peer == -1 || options_.fault_peer == connection_.peer);
     if (!ours || done_.load(std::memory_order_relaxed) < options_.fault_after) return false;

@@ -99,8 +99,12 @@ RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std:
     const auto make_teller = [context](const uint64_t* claimed, std::vector<uint64_t*> words) {
         return std::make_unique<host::TellerThread>(claimed, std::move(words), std::make_unique<CudaMemory>(context));
     };
-    return RuntimePointer(new host::Runtime(options, own, heaps, std::move(memory), std::move(launcher),
-                                            control_over(options, pages_of(heaps), make_teller), std::move(networks)));
+    auto control = control_over(options, pages_of(heaps), make_teller);
+    const auto make_warden = [context, control](host::WardenPost post) {
+        return std::make_unique<host::WardenThread>(std::move(post), std::make_unique<CudaMemory>(context), control);
+    };
+    return RuntimePointer(new host::Runtime(options, own, heaps, std::move(memory), std::move(launcher), control,
+                                            make_warden, std::move(networks)));
 }
 
 uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage::kBytes : 0; }

@@ -7,6 +7,7 @@
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
 #include "host/cpu/teller_agent.h"
+#include "host/cpu/warden_agent.h"
 #include "host/heap/dlpack.h"
 #include "host/launch/runner.h"
 #include "host/session/runtime.h"
@@ -51,8 +52,24 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
         return std::make_unique<host::TellerAgent>(rank, claimed, std::move(words), std::move(words_memory));
     };
     auto control = control_over(options, control_pages(options, heaps, network_options.in_process), make_teller);
+    const auto make_warden =
+        [control, in_process = network_options.in_process](host::WardenPost post) -> std::unique_ptr<host::Warden> {
+        auto words_memory = std::make_unique<host::CpuMemory>();
+        if (!in_process) {
+            return std::make_unique<host::WardenThread>(std::move(post), std::move(words_memory), control);
+        }
+        return std::make_unique<host::WardenAgent>(std::move(post), std::move(words_memory), control);
+    };
     return RuntimePointer(new Runtime(options, own, std::move(heaps), std::move(memory), std::move(launcher), control,
-                                      std::move(networks)));
+                                      make_warden, std::move(networks)));
+}
+
+std::vector<u32> ranks_of(const wire::RankMask& mask) {
+    std::vector<u32> ranks;
+    for (u32 rank = 0; rank < wire::kMostRanks; ++rank) {
+        if (mask.has(rank)) ranks.push_back(rank);
+    }
+    return ranks;
 }
 
 wire::RankMask mask_of(const std::vector<u32>& ranks) {
@@ -301,6 +318,7 @@ void bind_runtime(py::module_& m) {
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
     m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
+    m.attr("MASKED") = static_cast<uint32_t>(wire::kMasked);
     m.attr("ELSEWHERE") = static_cast<uint32_t>(wire::kElsewhere);
     m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
     m.attr("MASK_PHASE") = wire::phase_name(wire::Phase::kMask);
@@ -318,17 +336,11 @@ void bind_runtime(py::module_& m) {
         .value("GIVEN_UP", Meeting::kGivenUp);
     meeting.def_readonly("result", &Meeting::result)
         .def_readonly("peer", &Meeting::peer)
-        .def_property_readonly("left_out", [](const Meeting& met) {
-            std::vector<u32> ranks;
-            for (u32 rank = 0; rank < wire::kMostRanks; ++rank) {
-                if (met.mask.has(rank)) ranks.push_back(rank);
-            }
-            return ranks;
-        });
+        .def_property_readonly("left_out", [](const Meeting& met) { return ranks_of(met.mask); });
 
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes, double timeout,
-                         int calls, uint32_t call_words, bool poison, bool has_remote,
+                         int calls, uint32_t call_words, bool masks_ranks, bool poison, bool has_remote,
                          const std::vector<std::string>& names, uint64_t rank_key) {
                  std::vector<fabric::Route> routes;
                  for (const std::string& name : names) routes.push_back(host::route_named(name));
@@ -340,14 +352,15 @@ void bind_runtime(py::module_& m) {
                                       .timeout_ns = nanoseconds(timeout),
                                       .calls = calls,
                                       .call_words = call_words,
+                                      .masks_ranks = masks_ranks,
                                       .poison = poison,
                                       .has_remote = has_remote,
                                       .routes = std::move(routes),
                                       .rank_key = rank_key};
              }),
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
-             py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"), py::arg("poison"),
-             py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"));
+             py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"),
+             py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
@@ -396,6 +409,8 @@ void bind_runtime(py::module_& m) {
         .def("leave", &Runtime::leave, NoGil())
         .def("watch", &Runtime::watch)
         .def("gone", &Runtime::gone)
+        .def("mask", &Runtime::mask, py::arg("rank"), NoGil())
+        .def_property_readonly("masked", [](const Runtime& runtime) { return ranks_of(runtime.masked()); })
         .def(
             "stop_all", [](Runtime& runtime, double seconds) { return runtime.stop_all(nanoseconds(seconds)); },
             py::arg("seconds"), NoGil())

@@ -3,14 +3,14 @@
 //
 //   control pages | bank 0 | bank 1 | region 0 | ... | region D-1 | arena (outputs)
 //
-// The control pages, header and recovery words, hold what hosts tell each other and what kernels tell of failures; no
-// put goes there. A bank holds the signal words of one generation of operations. Neighbouring generations use
-// different banks and abort words, so a store of the generation before cannot erase a failure of this one. A recovery
-// that follows one that failed may clear the bank of the old generation; an abort word, which keeps its generation's
-// kernels away, is never cleared (P15, P16).
+// The control pages, header, recovery words and masks, hold what hosts tell each other and what kernels tell of
+// failures; no put goes there. A bank holds the signal words of one generation of operations. Neighbouring generations
+// use different banks and abort words, so a store of the generation before cannot erase a failure of this one. A
+// recovery that follows one that failed may clear the bank of the old generation; an abort word, which keeps its
+// generation's kernels away, is never cleared (P15, P16).
 #pragma once
 
-#include "wire/rank_mask.h"
+#include "wire/masked_ranks.h"
 #include "wire/signals.h"
 #include "wire/types.h"
 
@@ -41,11 +41,14 @@ struct HeapHeader {
     u64 announcement;         // see announcement(); this rank's kernels store, other ranks' hosts load
     u64 compiling;            // not 0 while this rank's host makes kernels ready; other ranks' hosts load
     u64 left;                 // not 0 once this rank will store to no heap again; other ranks' hosts load
+    u64 waiting;              // 1 + a rank that a kernel here has waited for for some time; other ranks' hosts load
+    u64 mail;                 // changes when another rank's host has stored into its mask here; this rank's host loads
     AbortWord abort[kBanks];  // by generation
+    MaskedRanks masked;
 
     constexpr u64& abort_of(u32 generation) { return abort[generation % kBanks].value; }
 };
-static_assert(sizeof(HeapHeader) == (1 + kBanks) * kLine, "header");
+static_assert(sizeof(HeapHeader) == (1 + kBanks) * kLine + sizeof(MaskedRanks), "header");
 
 struct HeapLayout {
     u32 ranks;
@@ -57,7 +60,11 @@ struct HeapLayout {
     constexpr u64 bank_bytes() const { return align_up(words() * sizeof(u64), kLine); }
     // Of what a rank says when it recovers.
     constexpr u64 recovery_offset(u32 rank) const { return sizeof(HeapHeader) + rank * sizeof(RecoveryWord); }
-    constexpr u64 control_bytes() const { return align_up(recovery_offset(ranks), kPage); }
+    // Of the ranks that `rank` masks in a generation; stored by that rank's host in every rank's heap.
+    constexpr u64 mask_offset(u32 generation, u32 rank) const {
+        return recovery_offset(ranks) + (static_cast<u64>(generation % kBanks) * ranks + rank) * sizeof(RankMask);
+    }
+    constexpr u64 control_bytes() const { return align_up(mask_offset(kBanks - 1, ranks), kPage); }
     constexpr u64 bank_offset(u32 generation) const { return control_bytes() + generation % kBanks * bank_bytes(); }
     constexpr u64 regions_offset() const { return align_up(bank_offset(0) + kBanks * bank_bytes(), kPage); }
     constexpr u64 arena_offset() const { return regions_offset() + regions * region_bytes; }

@@ -50,6 +50,7 @@ enum Reason : u32 {
     kDied = 7,       // a peer's process has ended in the middle of an operation
     kLeft = 8,       // a peer has destroyed its Buffer while others wait for it
     kElsewhere = 9,  // an operation of another Buffer of the same rank has failed, and this one may work on its results
+    kMasked = 10,    // other ranks go on without this one (P17); it alone is told
 };
 
 // What a rank that failed has done.
@@ -65,6 +66,8 @@ constexpr const char* reason_name(u32 reason) {
             return "was told by its NIC that it cannot send to";
         case kOverflow:
             return "saw more rows than num_worst_tokens for";
+        case kMasked:
+            return "has masked";
         case kElsewhere:
             return "had an operation fail on another of its Buffers, whose results this one may have been given";
         default:

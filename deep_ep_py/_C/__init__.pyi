@@ -24,6 +24,7 @@ __all__: list[str] = [
     "Failure",
     "Heap",
     "LEFT",
+    "MASKED",
     "MASK_PHASE",
     "MISMATCH",
     "MOST_RANKS",
@@ -258,6 +259,7 @@ class BufferOptions:
         timeout: float,
         calls: int,
         call_words: int,
+        masks_ranks: bool,
         poison: bool,
         has_remote: bool,
         routes: collections.abc.Sequence[str],
@@ -302,6 +304,7 @@ class Runtime:
         """
         Bytes of a rank's heap that there is memory behind, here.
         """
+    def mask(self, rank: int) -> None: ...
     def meet(self, left_out: collections.abc.Sequence[int], attempt: int, again: bool, seconds: float) -> Meeting: ...
     def note_told(self) -> None: ...
     def on_compiling_peer(self, arg0: collections.abc.Callable[[Call, int], None]) -> None: ...
@@ -333,6 +336,8 @@ class Runtime:
     def arena_used(self) -> int: ...
     @property
     def control_bytes(self) -> int: ...
+    @property
+    def masked(self) -> list[int]: ...
     @property
     def most_put_bytes(self) -> int: ...
     @property
@@ -430,6 +435,7 @@ DIED: int = 7
 ELSEWHERE: int = 9
 EXCEPTION: int = 4
 LEFT: int = 8
+MASKED: int = 10
 MASK_PHASE: str = "ranks left out"
 MISMATCH: int = 3
 MOST_RANKS: int = 1024

@@ -60,6 +60,8 @@ class Engine:
         Which ranks there are, and how this one reaches them.
     needs : Needs
         Of the mode whose calls it holds.
+    masks_ranks : bool
+        A rank that is waited for in vain is masked, and the others go on; else all fail.
 
     Attributes
     ----------
@@ -95,6 +97,7 @@ class Engine:
         timeout: float,
         regions: int,
         needs: Needs,
+        masks_ranks: bool,
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
@@ -106,13 +109,15 @@ class Engine:
         self._bootstrap = bootstrap = connect(bootstrap)
         try:
             self.membership = Membership.agree(bootstrap, name)
-            runtime, self._regions_offset = make_runtime(bootstrap, device, topology, memory, timeout, needs.call_words)
+            runtime, self._regions_offset = make_runtime(
+                bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks
+            )
             self.growth = Growth(bootstrap, runtime)
         except BaseException:
             self._let_go()
             raise
         self._runtime: C.Runtime | None = runtime
-        self._needs = needs
+        self._needs, self.masks_ranks = needs, masks_ranks
         self.stats = dict.fromkeys(("operations", *needs.stats), 0)
         self._publishes_rows = self.ranks == 1 or sum(topology.mapped) > 1
         self._issued = 0

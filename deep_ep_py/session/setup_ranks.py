@@ -54,7 +54,13 @@ class MemoryPlan:
 
 
 def make_runtime(
-    bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan, timeout: float, call_words: int
+    bootstrap: Bootstrap,
+    device: Device,
+    topology: Topology,
+    memory: MemoryPlan,
+    timeout: float,
+    call_words: int,
+    masks_ranks: bool,
 ) -> tuple[C.Runtime, int]:
     """Make what launches kernels, with every rank's heap. Collective.
 
@@ -68,6 +74,8 @@ def make_runtime(
         Seconds: of waits.
     call_words
         As `Needs` has it.
+    masks_ranks
+        A rank that is waited for in vain is masked: the others go on without it.
 
     Returns
     -------
@@ -80,7 +88,7 @@ def make_runtime(
     ValueError
         The ranks were started differently.
     """
-    _agree(bootstrap, device, topology, memory)
+    _agree(bootstrap, device, topology, memory, masks_ranks)
     rank, by_nics = topology.rank, topology.network is not None
     options = C.BufferOptions(
         rank=rank,
@@ -91,6 +99,7 @@ def make_runtime(
         timeout=timeout,
         calls=max(memory.regions, device.calls),
         call_words=call_words,
+        masks_ranks=masks_ranks,
         poison=bootstrap.in_process and device.poison,
         has_remote=by_nics,
         routes=topology.routes,
@@ -117,7 +126,7 @@ def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
     return hash((name_of(bootstrap), str(device.torch_device))) & (1 << 64) - 1
 
 
-def _agree(bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan) -> None:
+def _agree(bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan, masks_ranks: bool) -> None:
     """Refuse ranks that were started differently before they share memory."""
     mine = {
         "version": __version__,
@@ -127,6 +136,7 @@ def _agree(bootstrap: Bootstrap, device: Device, topology: Topology, memory: Mem
         "arena_bytes": memory.arena_bytes,
         "arena_bytes at first": memory.first_arena_bytes,
         "regions": memory.regions,
+        "enable_shrink": masks_ranks,
         **topology.must_agree(),
     }
     for peer, theirs in enumerate(bootstrap.all_gather(mine)):

@@ -255,9 +255,10 @@ class LowLatencySurface:
         return self._zero_copy_views
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Do nothing: an operation of any mode lays out its region itself, so nothing left there needs cleaning.
+        """Do nothing, but with `enable_shrink` wait for all ranks, and mask those that do not come.
 
-        Callers of V1 do this before its low-latency mode, after any normal-mode call.
+        Callers of V1 clean before its low-latency mode, after any normal-mode call. Here an operation of any mode lays
+        out its region itself, so nothing left there needs cleaning.
 
         Parameters
         ----------
@@ -275,6 +276,8 @@ class LowLatencySurface:
         """
         self._engine.check_usable()
         Sizes.checked(num_max_dispatch_tokens_per_rank, hidden, 1, num_experts, self.group_size)
+        if self._engine.masks_ranks:
+            operations.meet(self._engine)
 
     def _low_latency_engine(self, name: str) -> Engine:
         if not self.low_latency_mode:

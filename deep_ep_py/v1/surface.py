@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
-from deep_ep_py.errors import NotOfferedError
 from deep_ep_py.v1.low_latency import LowLatencySurface
+from deep_ep_py.v1.masks import MaskSurface
 
 # By ranks, for dispatch and combine: tokens per chunk and per queue inside a node, then between nodes.
 _CHUNKS = {
@@ -30,14 +30,8 @@ _V1_SMS = 20
 _BEFORE_WORST_TOKENS = 9
 """Arguments of dispatch before that one."""
 
-_NOT_YET = (
-    "low_latency_clean_mask_buffer",
-    "low_latency_query_mask_buffer",
-    "low_latency_update_mask_buffer",
-)
 
-
-class V1Surface(LowLatencySurface):
+class V1Surface(LowLatencySurface, MaskSurface):
     """The part of a Buffer that is there because DeepEP's has it."""
 
     num_sms: int = _V1_SMS
@@ -151,11 +145,3 @@ class V1Surface(LowLatencySurface):
         """Call `combine`, which serves any number of nodes."""
         result: tuple[Any, ...] = self.combine(*arguments, **options)
         return result
-
-    if not TYPE_CHECKING:  # to a type checker it would make every name an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            missing = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in _NOT_YET:
-                raise NotOfferedError(f"{missing}: it does not exist yet", name=name, obj=self)
-            raise AttributeError(missing, name=name, obj=self)

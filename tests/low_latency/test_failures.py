@@ -89,13 +89,8 @@ def test_a_rank_that_raises_between_the_halves(fabric: str) -> None:
 @pytest.mark.parametrize("fabric", ["peer", "ibgda", "mixed"])
 def test_going_on_without_a_rank(fabric: str) -> None:
     """Its experts are chosen by none, and its tokens are none."""
-    gone, rest = 1, [0, 2]
-    kept = [ids.where(ids // SIZES.local != gone, -1) for ids in WORK.topk_idx]
-    kept[gone] = kept[gone][:0]
-    random = torch.Generator().manual_seed(9)
-    x = [own if rank != gone else own[:0] for rank, own in enumerate(WORK.x)]
-    weights = [own if rank != gone else own[:0] for rank, own in enumerate(WORK.weights)]
-    without = Work.on(replace(SIZES, tokens=(9, 0, 3)), x, kept, weights, random)
+    gone = 1
+    without = WORK.without(gone)
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, SIZES, fabric)
@@ -109,9 +104,7 @@ def test_going_on_without_a_rank(fabric: str) -> None:
         buffer.recover([gone])
         for hooks in (False, True):
             # Choices of experts that are gone are still named: nothing goes there.
-            named = replace(
-                without, topk_idx=[WORK.topk_idx[rank] if rank in rest else kept[gone] for rank in range(3)]
-            )
+            named = replace(without, topk_idx=[ids[: len(x)] for ids, x in zip(WORK.topk_idx, without.x, strict=True)])
             results = dispatch(buffer, named, return_recv_hook=hooks)
             if hooks:
                 results[4]()

@@ -123,6 +123,26 @@ class Work:
         ]
         return Work(sizes, x, topk_idx, weights, packed, results, combined)
 
+    def without(self, *gone: int) -> Work:
+        """Return what is left where ranks have no tokens and no experts."""
+        x, kept, weights = [*self.x], self._choices_without(*gone), [*self.weights]
+        for rank in gone:
+            x[rank], weights[rank], kept[rank] = x[rank][:0], weights[rank][:0], kept[rank][:0]
+        sizes = replace(self.sizes, tokens=tuple(len(own) for own in x))
+        return Work.on(sizes, x, kept, weights, torch.Generator().manual_seed(9))
+
+    def sums_without(self, *gone: int) -> list[Tensor]:
+        """Return what must be combined where the results of ranks are missing."""
+        kept = self._choices_without(*gone)
+        return [
+            _combine(self.sizes, rank, kept[rank], self.weights[rank], self.packed, self.results)
+            for rank in range(self.sizes.ranks)
+        ]
+
+    def _choices_without(self, *gone: int) -> list[Tensor]:
+        experts = torch.tensor(gone)
+        return [ids.where(~torch.isin(ids // self.sizes.local, experts), -1) for ids in self.topk_idx]
+
 
 def _pairs(topk_idx: list[Tensor], expert: int) -> list[tuple[int, int]]:
     return [

@@ -37,6 +37,22 @@ class ControlPlane {
     virtual void set_compiling(bool compiling) = 0;
     virtual bool compiling(int rank) const = 0;
 
+    // --- ranks that are masked in a generation (P17)
+    // Tells a rank that the others go on without it; see wire::kMasked. When it returns that rank has the word.
+    virtual void tell_masked(int rank, uint64_t word, uint32_t generation) = 0;
+    // Tells every other rank which ones this rank masks.
+    virtual void tell_masks(const wire::RankMask& mask, uint32_t generation) = 0;
+    // Tells this rank's kernels which ranks are masked. `count`: of such changes.
+    virtual void tell_own_masks(const wire::RankMask& mask, uint64_t count) = 0;
+    // Changes when another rank has told which ones it masks.
+    virtual uint64_t mail() const = 0;
+    // All that this rank has been told of.
+    virtual wire::RankMask told_masks(uint32_t generation) const = 0;
+    // For whom a rank's kernels have waited for some time; -1: nobody.
+    virtual int waiting_for(int rank) const = 0;
+    // Before a generation begins; no kernel runs, and no rank masks any in it.
+    virtual void clear_masks(uint32_t generation) = 0;
+
     // --- its end
     // This rank stores nothing any more. What it has stored is visible to one that sees left().
     virtual void leave() = 0;

@@ -44,6 +44,66 @@ void SharedControl::set_compiling(bool compiling) {
 // Stored by that rank's host; it stands for itself.
 bool SharedControl::compiling(int rank) const { return memory_.load_word(host_word(header(rank)->compiling)) != 0; }
 
+// Exchanged, or in place when this returns: that rank's last look pairs with it as with any abort word.
+void SharedControl::tell_masked(int rank, uint64_t word, uint32_t generation) {
+    memory_.store_words({abort_word(rank, generation)}, word);
+}
+
+void SharedControl::tell_masks(const wire::RankMask& mask, uint32_t generation) {
+    std::vector<uint64_t*> mails;
+    for (size_t at = 0; at < pages_.size(); ++at) {
+        if (at != static_cast<size_t>(rank_)) mails.push_back(host_word(header(static_cast<int>(at))->mail));
+    }
+    for (u32 word = 0; word < mask_words(); ++word) {
+        std::vector<uint64_t*> words;
+        for (size_t at = 0; at < pages_.size(); ++at) {
+            words.push_back(host_word(mask_of(at, rank_, generation).words[word]));
+        }
+        memory_.store_words(words, mask.words[word]);
+    }
+    // Released to the hosts that acquire it: the mask is there. Another value than any before, whoever stores it.
+    memory_.release_words(mails, ++letters_ << wire::kAbortRankBits | static_cast<uint64_t>(rank_));
+}
+
+// Kernels here acquire the bits: the ranks that are masked have been told before. The count comes last.
+void SharedControl::tell_own_masks(const wire::RankMask& mask, uint64_t count) {
+    wire::MaskedRanks& masked = header(rank_)->masked;
+    for (u32 word = 0; word < mask_words(); ++word) {
+        memory_.release_words({host_word(masked.ranks.words[word])}, mask.words[word]);
+    }
+    memory_.release_words({host_word(masked.count)}, count);
+}
+
+uint64_t SharedControl::mail() const { return memory_.acquire_word(host_word(header(rank_)->mail)); }
+
+// Stored by the other ranks' hosts; acquired, since the ranks that are masked have been told before.
+wire::RankMask SharedControl::told_masks(uint32_t generation) const {
+    wire::RankMask all{};
+    for (u32 rank = 0; rank < layout_.ranks; ++rank) {
+        wire::RankMask& theirs = mask_of(static_cast<size_t>(rank_), static_cast<int>(rank), generation);
+        for (u32 word = 0; word < mask_words(); ++word) {
+            all.words[word] |= memory_.acquire_word(host_word(theirs.words[word]));
+        }
+    }
+    return all;
+}
+
+// Stored by that rank's kernels; it stands for itself.
+int SharedControl::waiting_for(int rank) const {
+    return static_cast<int>(memory_.load_word(host_word(header(rank)->waiting))) - 1;
+}
+
+void SharedControl::clear_masks(uint32_t generation) {
+    tell_own_masks({}, 0);
+    memory_.store_words({host_word(header(rank_)->waiting)}, 0);
+    for (u32 rank = 0; rank < layout_.ranks; ++rank) {
+        for (u32 word = 0; word < mask_words(); ++word) {
+            wire::RankMask& theirs = mask_of(static_cast<size_t>(rank_), static_cast<int>(rank), generation);
+            memory_.store_words({host_word(theirs.words[word])}, 0);
+        }
+    }
+}
+
 void SharedControl::leave() { memory_.release_words({host_word(header(rank_)->left)}, 1); }
 
 // Acquired, so that what it has stored before its end is read after it.

@@ -32,6 +32,13 @@ class SharedControl final : public ControlPlane {
     void clear_announcement() override;
     void set_compiling(bool compiling) override;
     bool compiling(int rank) const override;
+    void tell_masked(int rank, uint64_t word, uint32_t generation) override;
+    void tell_masks(const wire::RankMask& mask, uint32_t generation) override;
+    void tell_own_masks(const wire::RankMask& mask, uint64_t count) override;
+    uint64_t mail() const override;
+    wire::RankMask told_masks(uint32_t generation) const override;
+    int waiting_for(int rank) const override;
+    void clear_masks(uint32_t generation) override;
     void leave() override;
     bool left(int rank) const override;
     bool ended(int rank) const override { return lifelines_.ended(rank); }
@@ -50,6 +57,12 @@ class SharedControl final : public ControlPlane {
         return *reinterpret_cast<wire::RecoveryWord*>(pages_[at].get() +
                                                       layout_.recovery_offset(static_cast<u32>(rank)));
     }
+    // In the pages of `at`: the ranks that `rank` masks.
+    wire::RankMask& mask_of(size_t at, int rank, uint32_t generation) const {
+        return *reinterpret_cast<wire::RankMask*>(pages_[at].get() +
+                                                  layout_.mask_offset(generation, static_cast<u32>(rank)));
+    }
+    u32 mask_words() const { return wire::RankMask::used(layout_.ranks); }
     uint64_t* abort_word(int rank, uint32_t generation) const;
 
     const int rank_;
@@ -58,6 +71,7 @@ class SharedControl final : public ControlPlane {
     Memory& memory_;
     const MakeTeller make_teller_;
     Lifelines lifelines_;
+    uint64_t letters_ = 0;  // see mail()
 };
 
 }  // namespace deep_ep::host

@@ -2,6 +2,8 @@
 
 #include <chrono>
 
+#include "wire/signals.h"
+
 namespace deep_ep::host {
 namespace {
 
@@ -14,6 +16,8 @@ bool Teller::due() const { return __atomic_load_n(claimed_, __ATOMIC_ACQUIRE) !=
 
 void Teller::tell() noexcept {
     told_ = __atomic_load_n(claimed_, __ATOMIC_ACQUIRE);
+    // The others have masked this rank, and go on.
+    if (wire::abort_reason(told_) == wire::kMasked) return;
     try {
         memory_->store_words(words_, told_);
     } catch (...) {

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "host/heap/memory.h"
+#include "nic/closing.h"
 #include "nic/options.h"
+#include "wire/heap_layout.h"
 
 namespace deep_ep::host {
 
@@ -37,6 +39,15 @@ struct NetworkPlace {
     bool kernels_on_cpu;        // on this process's executor
     bool in_process;            // all ranks are threads of this process
     nic::Options nic;           // of software NICs
+
+    nic::Closing closing(u32 peer) const {
+        const u32 self = static_cast<u32>(rank);
+        const auto word = [this](u32 at, u32 of) {
+            return &reinterpret_cast<const wire::HeapHeader*>(heaps[at])
+                        ->masked.ranks.words[of / wire::RankMask::kBits];
+        };
+        return {word(self, peer), word(peer, self), self, peer};
+    }
 };
 
 // Makes the network of the fabric with that state; null in a build that has none. The fabric's folder sets it when the

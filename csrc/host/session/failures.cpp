@@ -1,4 +1,6 @@
 // What a Runtime does about failures: its own kernels', its peers', and those of its rank's other Buffers (P15).
+#include <stdexcept>
+
 #include "host/control/host_word.h"
 #include "host/session/runtime.h"
 
@@ -18,8 +20,14 @@ wire::Failure Call::failure() const {
 void Runtime::abort(uint32_t reason, int peer) {
     told_ = true;
     failures_->note_told();
-    control_->tell_failure(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer),
-                           generation_);
+    tell_failure(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer));
+}
+
+// A rank that is masked tells nobody: the others go on, without it and its failures (P17).
+void Runtime::tell_failure(uint64_t word) {
+    const uint64_t own = control_->failure(generation_);
+    const bool masked = aborted() && wire::abort_reason(own) == wire::kMasked;
+    if (!masked) control_->tell_failure(word, generation_);
 }
 
 bool Runtime::aborted() const { return wire::abort_generation(control_->failure(generation_)) >= generation_; }
@@ -30,7 +38,7 @@ void Runtime::abort_generation(uint32_t generation, uint32_t reason) {
 
 void Runtime::pass_abort_on() {
     // Some rank has stored it here, or this rank would not have given up.
-    control_->tell_failure(control_->failure(generation_), generation_);
+    tell_failure(control_->failure(generation_));
 }
 
 // Null where kernels reach all ranks.
@@ -41,6 +49,23 @@ std::unique_ptr<Teller> Runtime::teller() const {
         if (present(rank) && !mapped) ranks.push_back(rank);
     }
     return ranks.empty() ? nullptr : control_->make_teller(host_word(*claimed_), generation_, ranks);
+}
+
+std::unique_ptr<Warden> Runtime::warden() const {
+    if (!options_.masks_ranks) return nullptr;
+    return make_warden_({options_.rank, options_.ranks, generation_, mask_,
+                         reinterpret_cast<uint64_t*>(suspects_.get()), progress(), lifelines_});
+}
+
+void Runtime::watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes) {
+    lifelines_ = Lifelines(sockets, processes);
+    control_->watch(lifelines_);
+    if (warden_) warden_->watch(lifelines_);
+}
+
+void Runtime::mask(int rank) {
+    if (!warden_) throw std::logic_error("mask: expected a Buffer that masks ranks");
+    warden_->mask(rank);
 }
 
 void Runtime::note_told() {
@@ -72,34 +97,17 @@ bool Runtime::forgive(uint64_t nanoseconds) {
     return true;
 }
 
-// How many operations of this generation a peer has finished, as this rank has heard (P4).
-uint64_t Runtime::operations_of(int peer) const {
-    const wire::HeapLayout heap = heap_layout(options_);
-    uint64_t uses = 0;
-    for (u32 region = 0; region < heap.regions; ++region) {
-        const uint64_t offset =
-            heap.bank_offset(generation_) + heap.word_in_bank(region, wire::kFree, static_cast<u32>(peer));
-        uses += memory_->load_word(reinterpret_cast<const uint64_t*>(heap_base(options_.rank) + offset));
-    }
-    return uses / wire::kUnit;
-}
-
-// A peer that is gone and had not finished the operation this rank is in, so that it never will; -1: none. A peer that
-// has finished it may go. `left`: looks for one that has left, whose process need not have ended.
+// A peer that is lost; -1: none. `left`: looks for one that has left, whose process need not have ended.
 int Runtime::find_lost(bool left) const {
-    const uint64_t own = control_->announcement(options_.rank);
-    for (int peer = 0; own != 0 && peer < options_.ranks; ++peer) {
+    for (int peer = 0; peer < options_.ranks; ++peer) {
         if (peer == options_.rank || !present(peer)) continue;
-        // Its words are read below, after its end: none is added later.
-        if (control_->left(peer) != left) continue;
-        // A peer that has left in between has closed its sockets, but its process lives: it is no loss of a process.
-        if (!left && (!control_->ended(peer) || control_->left(peer))) continue;
-        if (operations_of(peer) <= wire::announced_operation(own)) return peer;
+        if (progress().is_lost(*control_, *memory_, generation_, peer, left)) return peer;
     }
     return -1;
 }
 
 bool Runtime::abort_if_lost() {
+    if (warden_) return false;  // which masks it
     // One that has left may have done so for a reason that it has told, or because a process has died.
     for (const bool left : {false, true}) {
         const int peer = find_lost(left);
@@ -113,8 +121,10 @@ bool Runtime::abort_if_lost() {
 // A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
 bool Runtime::compare_with_peers(Call& call) {
     const uint64_t own = control_->announcement(options_.rank);
+    const wire::RankMask unheeded = masked();
     for (int peer = 0; peer < options_.ranks; ++peer) {
-        const uint64_t theirs = present(peer) ? control_->announcement(peer) : 0;
+        const bool counts = present(peer) && !unheeded.has(static_cast<u32>(peer));
+        const uint64_t theirs = counts ? control_->announcement(peer) : 0;
         if (theirs == own || theirs == 0 || own == 0) continue;
         if (wire::announced_operation(theirs) != wire::announced_operation(own)) continue;
         call.mismatch = {peer, wire::announced_kind(theirs)};

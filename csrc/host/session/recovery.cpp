@@ -19,6 +19,7 @@ constexpr uint64_t stage_of(uint64_t attempt, bool again) { return attempt << 1 
 bool Runtime::stop_all(uint64_t nanoseconds) {
     // Nothing is told any more of this generation, whose words others are about to leave.
     teller_.reset();
+    warden_.reset();
     const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
     control_->stop_own(word, generation_);
     if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
@@ -80,6 +81,13 @@ void Runtime::clear_words(uint32_t generation) {
     memory_->fill(bank, 0, heap.bank_bytes());
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
     control_->clear_announcement();
+    if (options_.masks_ranks) {
+        control_->clear_masks(generation);
+        memory_->fill(decisions_.get(), 0, heaps_.size() * static_cast<size_t>(options_.regions) * sizeof(u64));
+        // No kernel runs, and no warden.
+        for (size_t rank = 0; rank < heaps_.size(); ++rank)
+            __atomic_store_n(&suspects_.get()[rank], 0, __ATOMIC_RELAXED);
+    }
     *farewell_ = {};
     // Calls of graphs will run again: what they leave is of their own generation alone.
     std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });
@@ -98,6 +106,7 @@ void Runtime::publish(uint32_t generation, const wire::RankMask& mask) {
     generation_ = generation;
     for (const auto& call : calls_) call->generation = generation;
     teller_ = teller();
+    warden_ = warden();
 }
 
 }  // namespace deep_ep::host

@@ -22,7 +22,7 @@ wire::HeapLayout Runtime::heap_layout(const BufferOptions& options) {
 
 Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
                  std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, const MakeControl& make_control,
-                 MakeNetworks make_networks)
+                 MakeWarden make_warden, MakeNetworks make_networks)
     : options_(options),
       heaps_(std::move(heaps)),
       arena_(std::make_shared<Arena>(std::move(own), heap_layout(options).arena_offset(), options.arena_bytes,
@@ -37,9 +37,14 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
       remark_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
       claimed_(std::static_pointer_cast<u64>(memory_->make_polled(sizeof(u64)))),
+      suspects_(options.masks_ranks ? std::static_pointer_cast<u64>(memory_->make_polled(heaps_.size() * sizeof(u64)))
+                                    : nullptr),
+      decisions_(options.masks_ranks ? make_private<u64>(heaps_.size() * static_cast<size_t>(options.regions))
+                                     : nullptr),
       failures_(FailureCount::of(options.rank_key, *memory_)),
       context_(make_private<Context>()),
       timeout_ns_(options.timeout_ns),
+      make_warden_(std::move(make_warden)),
       make_networks_(std::move(make_networks)),
       networks_(make_networks_(*memory_)) {
     *remark_ = -1;
@@ -54,6 +59,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     write_context(sequence(generation_, 0));
     failures_->join(*this);
     teller_ = teller();
+    warden_ = warden();
     make_spare(static_cast<size_t>(options_.calls));
     if (options_.poison) {
         const wire::HeapLayout heap = heap_layout(options_);
@@ -79,6 +85,8 @@ void Runtime::write_context(uint64_t sequence) {
     context.farewell = farewell_.get();
     context.mask = mask_;
     context.claimed = claimed_.get();
+    context.suspects = suspects_.get();
+    context.decisions = decisions_.get();
     context.failures = failures_->address();
     // A failure whose caller has not been told concerns this Buffer too: what comes may be given its results.
     const uint64_t told = failures_->told();
@@ -238,6 +246,7 @@ void Runtime::drain() {
 void Runtime::leave() {
     networks_ = {};
     teller_.reset();
+    warden_.reset();
     control_->leave();
 }
 

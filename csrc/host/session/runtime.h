@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "host/control/control_plane.h"
+#include "host/control/progress.h"
+#include "host/control/warden.h"
 #include "host/heap/arena.h"
 #include "host/heap/heap.h"
 #include "host/heap/memory.h"
@@ -30,6 +32,7 @@ struct BufferOptions {
     uint64_t timeout_ns;                // at first: Runtime::set_timeout
     int calls;                          // how many may be on their way at once before more records are made
     uint32_t call_words;                // of each call, in which its mode's kernels tell the host: Call::words
+    bool masks_ranks;                   // a wait in vain does not fail all ranks but masks the one (P17)
     bool poison;                        // fill outputs with a pattern before they are written
     bool has_remote;                    // some pair of ranks of the Buffer is not mapped
     std::vector<fabric::Route> routes;  // per rank: how it is reached
@@ -70,7 +73,7 @@ class Runtime final : private FailureCount::Member {
   public:
     Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::vector<std::shared_ptr<Heap>> heaps,
             std::unique_ptr<Memory> memory, std::shared_ptr<Launcher> launcher, const MakeControl& make_control,
-            MakeNetworks make_networks);
+            MakeWarden make_warden, MakeNetworks make_networks);
     ~Runtime() override;
     Runtime(const Runtime&) = delete;
     Runtime& operator=(const Runtime&) = delete;
@@ -130,9 +133,7 @@ class Runtime final : private FailureCount::Member {
     void leave();
 
     // Peers live in processes whose end shows on these descriptors: (rank, descriptor). They stay the caller's.
-    void watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes) {
-        control_->watch(Lifelines(sockets, processes));
-    }
+    void watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes);
 
     // Tells every rank, this one included, that this rank has failed (P15). When it returns all of them have the word.
     void abort(uint32_t reason, int peer = -1);
@@ -149,6 +150,11 @@ class Runtime final : private FailureCount::Member {
     // Leaves these failures behind, when all of this rank's kernels have ended that were to leave; false where some
     // of them have not in time, or some Buffer's caller has not been told yet. This Buffer's own kernels have ended.
     bool forgive(uint64_t nanoseconds);
+
+    // With BufferOptions::masks_ranks: masks a rank now. When it returns that one and this rank's kernels know it.
+    void mask(int rank);
+    // The ranks that are masked in this generation, as far as this rank knows.
+    wire::RankMask masked() const { return warden_ ? warden_->masked() : wire::RankMask{}; }
 
     // A rank is known to store nothing any more.
     bool gone(int rank) const;
@@ -196,8 +202,12 @@ class Runtime final : private FailureCount::Member {
     bool compare_with_peers(Call& call);
     bool abort_if_lost();
     int find_lost(bool left) const;
-    uint64_t operations_of(int peer) const;
     bool present(int rank) const { return !mask_.has(static_cast<u32>(rank)); }
+    std::unique_ptr<Warden> warden() const;
+    void tell_failure(uint64_t word);
+    Progress progress() const {
+        return {options_.rank, heap_layout(options_), heaps_[static_cast<size_t>(options_.rank)]->base()};
+    }
     void write_context(uint64_t sequence);
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
 
@@ -216,6 +226,8 @@ class Runtime final : private FailureCount::Member {
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
     const std::shared_ptr<i64> remark_;                   // remark()
     const std::shared_ptr<u64> claimed_;                  // Context::claimed
+    const std::shared_ptr<u64> suspects_;                 // Context::suspects
+    const std::shared_ptr<u64> decisions_;                // Context::decisions
     const std::shared_ptr<FailureCount> failures_;
     const std::shared_ptr<Context> context_;
     uint64_t timeout_ns_;
@@ -235,9 +247,12 @@ class Runtime final : private FailureCount::Member {
     std::function<void(const Call&, int)> tell_;
     std::atomic<bool> told_{false};  // its caller knows that this generation has failed
     uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
+    Lifelines lifelines_;
+    const MakeWarden make_warden_;
     const MakeNetworks make_networks_;
     Networks networks_;  // these last, so that they stop first
     std::unique_ptr<Teller> teller_;
+    std::unique_ptr<Warden> warden_;  // null without masks
 };
 
 }  // namespace deep_ep::host

@@ -28,6 +28,8 @@ struct Context {
     u64* base;     // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
     fabric::Completion* farewell;  // puts that no operation waits for: the `free` words; host-visible
     wire::RankMask mask;           // ranks that are neither sent to nor waited for (P17)
+    u64* suspects;                 // host-visible, [ranks]: wire/masked_ranks.h; null: a wait in vain fails all ranks
+    u64* decisions;                // [regions, ranks] see Operation::takes_part; null as `suspects`
     u64* claimed;                  // host-visible: the abort word of the latest failure that a kernel here has claimed
     u64* failures;                 // of this rank's Buffers: each generation of one that has failed counts once
     u64 failures_known;            // how many of them no longer concern this Buffer

@@ -4,6 +4,7 @@
 
 #include "fabric/fabric.h"
 #include "kernels/common/context.h"
+#include "kernels/common/patience.h"
 #include "wire/messages.h"
 
 namespace deep_ep {
@@ -87,6 +88,15 @@ class Operation {
     DEEP_EP_DEVICE const Context& context() const { return context_; }
     // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
     DEEP_EP_DEVICE bool present(u32 rank) const { return !context_.mask.has(rank); }
+    // True for a rank that this Buffer goes on without, since some rank has waited for it in vain (P17). This rank's
+    // host stores the bit when the rank has been told: the acquire orders what is stored from now on, which that rank
+    // might still read, behind its abort word, at which it looks last.
+    DEEP_EP_DEVICE bool masked(u32 rank) const {
+        if (!masks_ranks()) return false;
+        constexpr u32 kBits = wire::RankMask::kBits;
+        const u64* const word = &header()->masked.ranks.words[rank / kBits];
+        return (device::load_acquire<Scope::kSystem>(word) >> rank % kBits & 1) != 0;
+    }
     // Present, and reached by loads and stores.
     DEEP_EP_DEVICE bool mapped(u32 rank) const { return present(rank) && fabric::mapped(peers(), rank); }
 
@@ -147,23 +157,33 @@ class Operation {
         return false;
     }
 
-    // One thread: waits until `ready()` returns true. Bounded: false once the operation has to be given up.
+    // One thread: waits until `ready()` returns true. Bounded: false once the operation has to be given up, or the peer
+    // is masked.
     template <class Ready>
     DEEP_EP_DEVICE bool wait(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
         if (failed()) return false;
         if (ready()) return true;
         const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
-        bool arrived = false;
+        Patience patience(context_, phase, peer, timeout_ns_);
+        bool arrived = false, over = false, broken = false;
         fabric::Fault fault{};
-        bool broken = false;
-        device::spin_until(
-            [&] {
-                arrived = ready();
-                return arrived || failed() || must_leave();
-            },
-            [&] { return broken = fabric::fault(peers(), fault); },
-            device::now_ns() + wire::patience_ns(phase, timeout_ns_), &note);
+        do {
+            broken = false;
+            device::spin_until(
+                [&] {
+                    arrived = ready();
+                    over = arrived || failed() || must_leave() || (peer >= 0 && masked(static_cast<u32>(peer)));
+                    return over;
+                },
+                [&] {
+                    return broken =
+                               fabric::fault(peers(), fault, [&](u32 r) { return masked(r) || patience.knows(r); });
+                },
+                patience.deadline(), &note);
+        } while (!over && (broken ? patience.outlasts(fault.peer) : patience.extend()));
+        patience.end(arrived);
         if (arrived) return true;
+        if (!failed() && !must_leave() && peer >= 0 && masked(static_cast<u32>(peer))) return false;
         if (broken) {
             fail(wire::kNetwork, phase, static_cast<i32>(fault.peer), fault.request, fault.error);
             return false;
@@ -183,6 +203,21 @@ class Operation {
         return wait_word(phase, static_cast<i32>(source), word(kind, source), target(kind, source, puts));
     }
 
+    // One thread, when a source has sent or is masked: whether what it sends takes part in this operation. Decided by
+    // the first thread of this rank to ask; every block obeys (P17). What the deciding thread has acquired of the
+    // source is visible to all that learn the decision.
+    DEEP_EP_DEVICE bool takes_part(u32 source) {
+        if (!masks_ranks()) return true;
+        u64* const decision = context_.decisions + region() * ranks() + source;
+        const u64 mine = (number_ + 1) << 1 | (masked(source) ? 0 : 1);
+        u64 found = device::load_acquire<Scope::kDevice>(decision);
+        if (found >> 1 != mine >> 1) {  // of an older operation of the region
+            const u64 before = device::cas_acq_rel<Scope::kDevice>(decision, found, mine);
+            found = before == found ? mine : before;
+        }
+        return (found & 1) != 0;
+    }
+
     // One thread: the same without waiting. An acquire, which pairs as wait_word()'s does.
     DEEP_EP_DEVICE bool has_arrived(u32 kind, u32 source, u64 puts) {
         return device::load_acquire<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);
@@ -191,7 +226,8 @@ class Operation {
     // The whole block: every rank has given back its region's use before this one, so it may be stored into (P4).
     DEEP_EP_DEVICE bool await_free() {
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
-            if (present(r)) wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), use_ * wire::kUnit);
+            if (!present(r) || masked(r)) continue;
+            wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), use_ * wire::kUnit);
         }
         return meet();
     }
@@ -229,9 +265,17 @@ class Operation {
 
     // --- sending
     // ----------------------------------------------------------------------------------------------------------------
+    // One thread: whether to send to a rank still. Where ranks are masked, others may have gone on without this one,
+    // and what it sends from now on could come into another operation: it looks before each thing that it sends (P17).
+    DEEP_EP_DEVICE bool may_send(u32 to) {
+        if (failed()) return false;
+        if (!masks_ranks()) return true;
+        if (must_leave()) give_up(Phase::kNone, -1, 0, 0);
+        return !failed() && !masked(to);
+    }
     // One thread: adds one unit to this rank's word of `kind` at `to`.
     DEEP_EP_DEVICE bool signal(u32 to, u32 kind) {
-        return !failed() && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
+        return may_send(to) && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
     }
     // One thread of each block: adds the block's share of one unit to this rank's word of `kind` at `to`, which is
     // mapped. All shares together are the unit, whatever the grid (P8). A release at system scope, behind the block's
@@ -239,12 +283,12 @@ class Operation {
     // stores of all.
     DEEP_EP_DEVICE void signal_share(u32 to, u32 kind) {
         const u64 before = wire::kUnit * blockIdx.x / gridDim.x, after = wire::kUnit * (blockIdx.x + 1) / gridDim.x;
-        if (!failed()) fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);
+        if (may_send(to)) fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);
     }
     // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
     DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {
         // Another warp may give up at any time: one lane decides, or the rest would wait for those that left.
-        if (!broadcast(!failed())) return false;
+        if (!broadcast(may_send(to))) return false;
         return fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count, word_at_peer(kind));
     }
 
@@ -259,7 +303,7 @@ class Operation {
         // All other blocks have come to their last meeting: no block of this call adds to the counts any longer.
         for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
-            if (!present(r)) continue;
+            if (!present(r) || masked(r)) continue;
             fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
         }
     }
@@ -279,6 +323,8 @@ class Operation {
             fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
         }
     }
+    DEEP_EP_DEVICE bool masks_ranks() const { return context_.suspects != nullptr; }
+    DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
     // The number of the operation that comes now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {
         number_ = sequence_operation(context_.sequence);
@@ -296,8 +342,7 @@ class Operation {
     }
     // One thread. Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
     DEEP_EP_DEVICE void announce(wire::Kind kind) {
-        device::store_relaxed<Scope::kSystem>(&reinterpret_cast<wire::HeapHeader*>(peers().local)->announcement,
-                                              wire::announcement(number_, kind, arguments_));
+        device::store_relaxed<Scope::kSystem>(&header()->announcement, wire::announcement(number_, kind, arguments_));
     }
 
     DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
@@ -364,11 +409,18 @@ class Operation {
     // returned value is what says that the word is in place, and since an owner's last look pairs with it (look_last).
     // A link without atomics is not mapped: signals need them too. Ranks that are not mapped are told by the host
     // (Teller).
+    //
+    // A rank that is masked tells nobody: the others go on, without it and its failures (P17).
     DEEP_EP_DEVICE_CALL void tell(u64 word) {
-        device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local), word);
+        const u64 before = if_current(device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local), word));
+        if (wire::abort_reason(before) == wire::kMasked) {
+            word = before;
+            device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local), word);
+        }
+        const bool alone = wire::abort_reason(word) == wire::kMasked;
 #pragma unroll 1
         for (u32 r = 0; r < ranks(); ++r) {
-            if (r == rank() || !mapped(r)) continue;
+            if (alone || r == rank() || !mapped(r) || masked(r)) continue;
             // A peer that has gone on to another generation may have a failure of its own there, not to be erased.
             // Relaxed: its owner and other ranks exchange it; the exchange below is what orders anything.
             u64* const theirs = abort_word(fabric::address(peers(), r, 0));

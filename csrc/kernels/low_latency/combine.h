@@ -108,7 +108,7 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
             const u64 index = static_cast<u64>(e) * ranks * layout.most_tokens + row;
             u32 owner, slot;
             if (!position_of(args, op, ranks, index, owner, slot)) return;
-            if (!op.mapped(owner)) continue;
+            if (!op.mapped(owner) || !broadcast(op.may_send(owner))) continue;
             u8* const place = fabric::address(op.peers(), owner, region + layout.slot(slot));
             device::warp_copy_to_many(&place, 1, args.x + index * row_bytes, row_bytes, args.streaming != 0);
         }
@@ -142,7 +142,7 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     const u32 ranks = shape.ranks();
     for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
         const u32 owner = (op.rank() + 1 + i) % ranks;
-        if (!op.present(owner)) continue;
+        if (!op.present(owner) || op.masked(owner)) continue;
         if (op.mapped(owner)) {
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + args.layout.header(op.rank()));
             if (threadIdx.x == 0) write_header(op, place, args.published);
@@ -180,25 +180,26 @@ DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u3
     return nullptr;
 }
 
-// The block: until every rank's results have come.
-DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ranks, const u8** published) {
+// The block: until every rank's results have come, or it is masked.
+DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ranks, Results* results) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        published[r] = nullptr;
+        results[r] = {};
         if (!op.present(r)) continue;
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
-        if (!op.wait_signal(Phase::kResults, result_word(op, r), r, 1)) continue;
+        const bool arrived = op.wait_signal(Phase::kResults, result_word(op, r), r, 1);
+        if (!(arrived || op.masked(r)) || !op.takes_part(r)) continue;
         if (args.waited_ns != nullptr && blockIdx.x == 0) {
             args.waited_ns[r] += static_cast<i64>(device::now_ns() - begin);
         }
         const auto header = copy_once<wire::ResultHeader>(op.local_region() + args.layout.header(r));
         if (!op.check_message(Phase::kResults, r, header.operation, header.arguments)) continue;
-        published[r] = published_by(args, op, r, header.published);
+        results[r] = {published_by(args, op, r, header.published), 1};
     }
     return op.meet();
 }
 
 // One lane: where the result of a choice is. Null: there is none; the operation fails if it would be nowhere.
-DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 ranks, const u8* const* published,
+DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 ranks, const Results* results,
                                    u64 choice) {
     const wire::LowLatencyLayout& layout = args.layout;
     if (args.topk_idx.get(choice) < 0) return nullptr;
@@ -209,11 +210,13 @@ DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 r
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), layout.slots(), position);
         return nullptr;
     }
-    if (published[from] == nullptr || slot >= layout.most_results()) return op.local_region() + layout.slot(slot);
+    if (results[from].take_part == 0) return nullptr;
+    const u8* const published = results[from].published;
+    if (published == nullptr || slot >= layout.most_results()) return op.local_region() + layout.slot(slot);
     const auto* const rows = reinterpret_cast<const volatile u32*>(op.local_region() + layout.published_row(slot));
     const u32 row = *rows;
     if (row < layout.experts_per_rank * ranks * layout.most_tokens) {
-        return published[from] + u64{row} * layout.result_bytes;
+        return published + u64{row} * layout.result_bytes;
     }
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from),
             layout.experts_per_rank * ranks * layout.most_tokens, row);
@@ -223,13 +226,13 @@ DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 r
 // A warp: sums a token's results.
 template <class Shape>
 DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                float* weights, const u8* const* published, u32 token) {
+                                float* weights, const Results* results, u32 token) {
     const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
     u32 count = 0;
     for (u32 base = 0; base < topk; base += device::kWarpSize) {
         const u32 k = base + device::lane();
         const u64 choice = static_cast<u64>(token) * topk + k;
-        const u8* const row = k < topk ? result_of(args, op, shape.ranks(), published, choice) : nullptr;
+        const u8* const row = k < topk ? result_of(args, op, shape.ranks(), results, choice) : nullptr;
         const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
         if (row != nullptr) {
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
@@ -247,25 +250,25 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
 // The block.
 template <class Shape>
 DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                    float* weights, const u8** published) {
+                                    float* weights, Results* results) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
-    if (!await_results(args, op, ranks, published)) return;
+    if (!await_results(args, op, ranks, results)) return;
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
-        sum_results(args, op, shape, rows, weights, published, token);
+        sum_results(args, op, shape, rows, weights, results, token);
     }
     if (!op.meet() || !op.last_block(kFinished)) return;
 
     // All blocks have read what was published for this owner.
     const bool publishes = args.published != wire::kUnpublished;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (published[r] != nullptr) op.signal(r, wire::kRead);
+        if (results[r].published != nullptr) op.signal(r, wire::kRead);
     }
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (publishes && op.mapped(r)) op.wait_signal(Phase::kRead, wire::kRead, r, 1);
     }
     if (!op.meet()) return;
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (!op.present(r)) continue;
+        if (results[r].take_part == 0) continue;
         op.consume(result_word(op, r), r, 1);
         if (publishes && op.mapped(r)) op.consume(wire::kRead, r, 1);
     }
@@ -288,7 +291,7 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     if ((args.phases & kReceive) == 0) return;
     const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
     const u32 own = device::warp() * shape.topk();
-    receive_combine(args, op, shape, at.rows.in(shared) + own, at.weights.in(shared) + own, at.published.in(shared));
+    receive_combine(args, op, shape, at.rows.in(shared) + own, at.weights.in(shared) + own, at.results.in(shared));
 }
 
 struct CombineKernel {

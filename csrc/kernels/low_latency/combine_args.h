@@ -25,16 +25,22 @@ struct CombineArgs {
     i64* waited_ns;  // [ranks] time spent waiting for each rank's results is added; or null
 };
 
+// Where a rank's results are.
+struct Results {
+    const u8* published;  // in that rank's heap; null: in slots
+    u32 take_part;        // they count
+};
+
 struct CombineShared {
-    SharedArray<const u8*> rows;       // [warps, topk] the results of a token
-    SharedArray<float> weights;        // [warps, topk]
-    SharedArray<const u8*> published;  // [ranks] a rank's results, if this one reads them there
+    SharedArray<const u8*> rows;   // [warps, topk] the results of a token
+    SharedArray<float> weights;    // [warps, topk]
+    SharedArray<Results> results;  // [ranks]
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
         : rows(cut.take<const u8*>(block.warps * block.topk)),
           weights(cut.take<float>(block.warps * block.topk)),
-          published(cut.take<const u8*>(block.ranks)),
+          results(cut.take<Results>(block.ranks)),
           bytes(cut.end()) {}
 };
 

@@ -35,6 +35,7 @@ struct DispatchArgs {
 struct Source {
     u32 tokens;
     u32 first_result;
+    u32 takes_part;  // its rows are placed here
 };
 
 struct DispatchShared {

@@ -13,15 +13,16 @@ DEEP_EP_DEVICE Routed routed_of(const DispatchArgs& args, const Operation& op, u
     return {{reinterpret_cast<const wire::RoutedId*>(message + args.layout.ids_offset())}, topk};
 }
 
-// One thread: takes the routing of a source, which has arrived.
+// One thread: takes the routing of a source, which has arrived, or is masked.
 DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 source) {
+    if (!op.takes_part(source)) return {};
     const auto header = copy_once<wire::RoutingHeader>(op.local_region() + args.layout.routing(source));
     if (!op.check_message(Phase::kNotify, source, header.operation, header.arguments)) return {};
     if (header.tokens > args.layout.most_tokens || header.first_result > args.layout.most_results()) {
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), args.layout.most_tokens, header.tokens);
         return {};
     }
-    return {header.tokens, header.first_result};
+    return {header.tokens, header.first_result, 1};
 }
 
 // The first warp: waits for the routing of the source `known`, and takes all that have come without a gap after it. ->
@@ -32,7 +33,7 @@ DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source
         const u32 source = base + device::lane();
         bool here = source < ranks;
         if (here && op.present(source)) {
-            here = op.has_arrived(wire::kNotify, source, 1);
+            here = op.has_arrived(wire::kNotify, source, 1) || op.masked(source);
             if (here) sources[source] = take_routing(args, op, source);
         } else if (here) {
             sources[source] = {};
@@ -52,7 +53,7 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
         u32 end = from == 0 ? 0 : scratch.ends[e];
         for (u32 source = from; source < to; ++source) {
             u32 count = 0;
-            if (op.present(source)) {
+            if (scratch.sources[source].takes_part != 0) {
                 const u8* const message = op.local_region() + args.layout.routing(source);
                 count = reinterpret_cast<const volatile u32*>(message + sizeof(wire::RoutingHeader))[e];
                 if (count > scratch.sources[source].tokens) {
@@ -116,23 +117,31 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
     return plan;
 }
 
-// A warp: a row's scales into the columns of the output, a word of 4 bytes each.
+// A warp: a row's scales into the columns of the output, a word of 4 bytes each. `from` null: zeros.
 DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, u32 expert, u32 row) {
     const u32 bytes = args.layout.scales_bytes, words = wire::ceil_div(bytes, sizeof(u32));
     auto* const to = args.recv_scales + static_cast<u64>(expert) * words * args.scales_stride;
     for (u32 i = device::lane(); i < words; i += device::kWarpSize) {
         u32 word = 0;  // what the last word has beyond the scales is zero
-        for (u32 b = 0; b < sizeof(u32) && i * sizeof(u32) + b < bytes; ++b) {
+        for (u32 b = 0; from != nullptr && b < sizeof(u32) && i * sizeof(u32) + b < bytes; ++b) {
             word |= static_cast<u32>(from[i * sizeof(u32) + b]) << 8 * b;
         }
         to[static_cast<u64>(i) * args.scales_stride + row] = word;
     }
 }
 
-// A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them from `part` on. They are there.
+// A warp.
+DEEP_EP_DEVICE_CALL void zero_row(const DispatchArgs& args, u8* to) {
+    for (u64 at = device::lane() * sizeof(u64); at < args.layout.x_bytes; at += device::kWarpSize * sizeof(u64)) {
+        *reinterpret_cast<u64*>(to + at) = 0;
+    }
+}
+
+// A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them from `part` on. `here`: they
+// are there; else zeros take their places, of a rank that has been masked since its routing came (P17).
 template <class Shape>
 DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Shape& shape,
-                               const DispatchScratch& scratch, u32 source, u32 unit, u32 part, u32 parts) {
+                               const DispatchScratch& scratch, u32 source, u32 unit, u32 part, u32 parts, bool here) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = op.rank() * experts;
     const u32 capacity = shape.ranks() * layout.most_tokens;  // rows of an expert
@@ -171,10 +180,11 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
         result += count;
         if (!mine) continue;
         __syncwarp();  // the list is complete
-        device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes, args.streaming != 0);
+        if (here) device::warp_copy_to_many(scratch.targets, count, row, layout.x_bytes, args.streaming != 0);
+        for (u32 i = 0; !here && i < count; ++i) zero_row(args, scratch.targets[i]);
         for (u32 i = 0; layout.scales_bytes != 0 && i < count; ++i) {
             const u64 index = static_cast<u64>(scratch.targets[i] - args.recv_x) / layout.x_bytes;
-            place_scales(args, row + layout.x_bytes, static_cast<u32>(index / capacity),
+            place_scales(args, here ? row + layout.x_bytes : nullptr, static_cast<u32>(index / capacity),
                          static_cast<u32>(index % capacity));
         }
         __syncwarp();  // the list has been read
@@ -229,7 +239,8 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
     }
 }
 
-// A warp: waits for the rows of a unit of a source's tokens. `first`: no other warp waits for the source's first unit.
+// A warp: waits for the rows of a unit of a source's tokens; -> whether they are there. `first`: no other warp waits
+// for the source's first unit.
 DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit, bool first) {
     bool here = true;
     if (device::lane() == 0) {
@@ -264,11 +275,12 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
         if (!op.meet()) return false;
         for (; task < next * units * parts; task += warps) {
             const u32 source = task / parts / units, unit = task / parts % units, part = task % parts;
-            if (!op.present(source)) continue;
+            if (scratch.sources[source].takes_part == 0) continue;
             if (unit != 0 && unit * wire::kUnitTokens >= scratch.sources[source].tokens) continue;
             const bool first = unit == 0 && part == 0;
-            if (await_rows(args, op, source, unit, first)) {
-                place_unit(args, op, shape, scratch, source, unit, part, parts);
+            const bool here = await_rows(args, op, source, unit, first);
+            if (here || broadcast(op.masked(source))) {
+                place_unit(args, op, shape, scratch, source, unit, part, parts, here);
             }
         }
         known = next;
@@ -288,7 +300,7 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
     }
     // Also what no row was waited for.
     for (u32 r = threadIdx.x; r < shape.ranks(); r += blockDim.x) {
-        if (!op.present(r)) continue;
+        if (scratch.sources[r].takes_part == 0) continue;
         op.consume(wire::kNotify, r, 1);
         if (op.mapped(r)) {
             if (op.wait_signal(Phase::kData, wire::kData, r, 1)) op.consume(wire::kData, r, 1);

@@ -31,7 +31,8 @@ DEEP_EP_DEVICE Given given_to(const DispatchArgs& args, const Shape& shape) {
 
 // A warp: tells rank `to` where this rank's tokens go.
 template <class Shape>
-DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, const Shape& shape, u32* counts, u32 to) {
+DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, const Shape& shape, u32* counts,
+                                      u32 to) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 experts = layout.experts_per_rank, begin = to * experts, topk = shape.topk();
     const u64 target = op.region_offset() + layout.routing(op.rank());
@@ -135,7 +136,7 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
     const u32 ranks = shape.ranks(), warps = device::warps(), puts = args.layout.row_puts;
     for (u32 i = blockIdx.x * warps + device::warp(); i < ranks; i += gridDim.x * warps) {
         const u32 to = (op.rank() + 1 + i) % ranks;
-        if (op.present(to)) send_routing(args, op, shape, scratch.marks, to);
+        if (op.present(to) && broadcast(op.may_send(to))) send_routing(args, op, shape, scratch.marks, to);
     }
     for (u32 i = blockIdx.x; i < ranks * puts; i += gridDim.x) {
         const u32 to = (op.rank() + 1 + i / puts) % ranks;

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Hook = Callable[[], None]
 _SCALE_COLUMNS = 4
 """Rows of scale tensors are a multiple of so many apart, as bulk copies of them need it."""
+_SMALLEST_ROW = 8
+"""Elements."""
 _WORD_EXPONENTS = 4
 """UE8M0 scales of an int32."""
 
@@ -213,6 +215,15 @@ def dispatch(engine: Engine, given: DispatchArguments) -> tuple[Any, ...]:
     return packed, recv_count, handle, event, hook
 
 
+def meet(engine: Engine) -> None:
+    """Wait until all ranks have come here, by a dispatch without tokens. A Buffer that masks ranks masks the others."""
+    device, smallest = engine.device.torch_device, Sizes(1, _SMALLEST_ROW, 1, engine.ranks)
+    nothing = torch.empty((0, smallest.hidden), dtype=torch.bfloat16, device=device)
+    ids = torch.empty((0, 1), dtype=torch.int64, device=device)
+    sizes = (smallest.most_tokens, smallest.experts)
+    dispatch(engine, DispatchArguments(nothing, ids, *sizes, None, None, False, False, False, Ending(False, False)))
+
+
 def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
     """For what a rank reads and writes at the most, each row once for every expert."""
     return engine.device.blocks_for(2 * tokens * sizes.topk * sizes.hidden * torch.bfloat16.itemsize)
@@ -284,7 +295,8 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     tensors.combined_x = combined.data_ptr()
     # The caller may write over x when a call has returned, but not while a hook is still to come.
     in_one = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
-    tensors.publish = zero_copy or in_one
+    # Ranks that are masked tell nobody that they have read: with masks nothing is read from their memory.
+    tensors.publish = (zero_copy or in_one) and not engine.masks_ranks
     tensors.waited_ns = 0 if waited is None else waited.data_ptr()
     with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:
         if view is not None:
@@ -300,7 +312,7 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
             whole=not given.ending.return_recv_hook,
             blocks=_blocks(engine, tokens, sizes),
         )
-        event, hook = _end(engine, call, operation, given.ending, published=zero_copy)
+        event, hook = _end(engine, call, operation, given.ending, published=tensors.publish)
     if view is not None and hook is None:
         view.event = event
     engine.stats["low_latency_combines"] += 1

@@ -11,6 +11,7 @@
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
 #include "host/cpu/teller_agent.h"
+#include "host/cpu/warden_agent.h"
 #include "host/modes/normal/calls.h"
 #include "host/session/runtime.h"
 
@@ -144,8 +145,12 @@ class Buffer {
             return std::make_unique<host::SharedControl>(r, std::move(pages), layout, memory, make_teller);
         };
         stream = std::make_shared<host::CpuLauncher>(options.rank, own->base(), layout.regions_offset());
+        const auto make_warden = [make_control](host::WardenPost post) {
+            return std::make_unique<host::WardenAgent>(std::move(post), std::make_unique<host::CpuMemory>(),
+                                                       make_control);
+        };
         runtime_ = std::make_unique<host::Runtime>(options, own, heaps, std::move(parts.memory), parts.launcher(stream),
-                                                   make_control, make_networks);
+                                                   make_control, make_warden, make_networks);
         meet(world);
     }
 

@@ -91,7 +91,7 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
         Meeting& meeting = meetings_.get()[i];
         std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
         // A number says nothing of where the queue pair is in the table.
-        const nic::Connection connection{place.rank, static_cast<int>(peer), 0x40 + 7 * i};
+        const nic::Connection connection{place.rank, static_cast<int>(peer), 0x40 + 7 * i, place.closing(peer)};
         memory_.add(returned_key(i),
                     {place.rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&meeting.returned)});
         qp.ring = ring;

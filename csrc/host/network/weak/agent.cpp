@@ -38,7 +38,8 @@ std::unique_ptr<Network> make(const NetworkPlace& place) {
 
 }  // namespace
 
-WeakAgent::WeakAgent(const NetworkPlace& place) : heaps_(place.heaps), local_(heaps_[static_cast<size_t>(place.rank)]) {
+WeakAgent::WeakAgent(const NetworkPlace& place)
+    : place_(place), heaps_(place_.heaps), local_(heaps_[static_cast<size_t>(place.rank)]) {
     agent_ = cpu::Executor::get().add_agent(place.rank, "weak fabric", [this] { serve(); });
 }
 
@@ -75,6 +76,12 @@ void WeakAgent::serve() {
         for (uint32_t delay = random(kMostDelay); delay != 0; --delay) cpu::yield();
         // One step of one put: a cut, or, when all are copied, the signal.
         Put& put = puts[random(flying)];
+        if (place_.closing(put.command.to).closed()) {
+            // As below, but nothing of it arrives.
+            device::add_release<Scope::kSystem>(&put.command.completion->completed, 1ull);
+            put = puts[--flying];
+            continue;
+        }
         if (put.left != 0) {
             std::swap(put.cuts[random(put.left)], put.cuts[put.left - 1]);
             const Cut& cut = put.cuts[--put.left];

@@ -23,7 +23,8 @@ class WeakAgent final : public Network {
     void serve();
 
     fabric::WeakQueue queue_{};
-    const std::vector<uint8_t*> heaps_;
+    const NetworkPlace place_;
+    const std::vector<uint8_t*>& heaps_;
     const uint8_t* const local_;
     int agent_ = -1;
 };

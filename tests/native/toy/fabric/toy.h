@@ -32,6 +32,9 @@ DEEP_EP_DEVICE bool quiet(const Peers&, Toy&, Waiter&, Completion&) {
     return true;
 }
 
-DEEP_EP_DEVICE bool fault(const Peers&, const Toy&, Fault&) { return false; }
+template <class Known>
+DEEP_EP_DEVICE bool fault(const Peers&, const Toy&, Fault&, Known) {
+    return false;
+}
 
 }  // namespace deep_ep::fabric

@@ -1,0 +1,38 @@
+// What a rank can tell of how far its peers are: by their `free` words in its heap, and by what their hosts say.
+#pragma once
+
+#include "host/control/control_plane.h"
+#include "host/heap/memory.h"
+#include "wire/heap_layout.h"
+
+namespace deep_ep::host {
+
+struct Progress {
+    int rank;
+    wire::HeapLayout heap;
+    const uint8_t* base;  // of this rank's heap
+
+    // How many operations of a generation a peer has finished, as this rank has heard (P4).
+    uint64_t finished_by(Memory& memory, uint32_t generation, int peer) const {
+        uint64_t uses = 0;
+        for (u32 region = 0; region < heap.regions; ++region) {
+            const uint64_t word =
+                heap.bank_offset(generation) + heap.word_in_bank(region, wire::kFree, static_cast<u32>(peer));
+            uses += memory.load_word(reinterpret_cast<const uint64_t*>(base + word));
+        }
+        return uses / wire::kUnit;
+    }
+
+    // A peer is gone and had not finished the operation that this rank is in, so that it never will; one that has
+    // finished it may go. `left`: it has left, and its process need not have ended.
+    bool is_lost(const ControlPlane& control, Memory& memory, uint32_t generation, int peer, bool left) const {
+        const uint64_t own = control.announcement(rank);
+        // Its words are read below, after its end: none is added later.
+        if (own == 0 || control.left(peer) != left) return false;
+        // A peer that has left in between has closed its sockets, but its process lives: it is no loss of a process.
+        if (!left && (!control.ended(peer) || control.left(peer))) return false;
+        return finished_by(memory, generation, peer) <= wire::announced_operation(own);
+    }
+};
+
+}  // namespace deep_ep::host

@@ -1,0 +1,175 @@
+#include "host/control/warden.h"
+
+#include <chrono>
+
+#include "wire/masked_ranks.h"
+
+namespace deep_ep::host {
+namespace {
+
+constexpr auto kNap = std::chrono::milliseconds(2);
+
+}  // namespace
+
+Warden::Warden(WardenPost post, std::unique_ptr<Memory> memory, const MakeControl& make_control)
+    : post_(std::move(post)),
+      memory_(std::move(memory)),
+      control_(make_control(*memory_)),
+      suspects_(static_cast<size_t>(post_.ranks)),
+      mail_(control_->mail()) {
+    control_->watch(post_.lifelines);
+    // A peer may have begun this generation before, and have masked one.
+    const std::lock_guard<std::mutex> guard(mutex_);
+    publish(control_->told_masks(post_.generation));
+}
+
+// Stored by this rank's kernels; each word stands for itself.
+uint64_t Warden::told_of(int rank) const { return __atomic_load_n(post_.suspects + rank, __ATOMIC_RELAXED); }
+
+bool Warden::counts(int rank) const {
+    const u32 bit = static_cast<u32>(rank);
+    return rank != post_.rank && !post_.left_out.has(bit) && !masked_.has(bit);
+}
+
+// A rank that has failed, or is masked itself, masks none.
+bool Warden::broken() const { return wire::abort_generation(control_->failure(post_.generation)) >= post_.generation; }
+
+bool Warden::lost(int rank) const {
+    const auto by = [&](bool left) {
+        return post_.progress.is_lost(*control_, *memory_, post_.generation, rank, left);
+    };
+    return by(false) || by(true);
+}
+
+// It compiles its kernels, or waits for a rank that others are to judge. Of two that wait for each other the lower one
+// masks the higher.
+bool Warden::excused(int rank) const {
+    if (control_->compiling(rank)) return true;
+    const int other = control_->waiting_for(rank);
+    if (other == post_.rank) return rank < post_.rank;
+    return other >= 0 && other < post_.ranks && other != rank && counts(other);
+}
+
+bool Warden::guilty(int rank, Suspect& suspect) {
+    uint64_t told = told_of(rank);
+    if (told == wire::kUnreachable) {
+        // Two that have lost each other both know it: the higher one leaves it to the lower for a while.
+        if (rank > post_.rank) return true;
+        told = wire::kSuspect;
+        __atomic_store_n(post_.suspects + rank, told, __ATOMIC_RELAXED);
+    }
+    if (told == suspect.seen) return false;
+    suspect.seen = told;
+    if (told >= wire::kInexcusable) return true;
+    if (told < wire::kSuspect || excused(rank)) {
+        suspect.accused = 0;
+    } else if (suspect.accused == 0) {
+        suspect.accused = told;  // what would excuse it may be on its way
+    } else {
+        return told > suspect.accused;
+    }
+    return false;
+}
+
+bool Warden::due() const {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock || broken()) return false;
+    if (control_->mail() != mail_) return true;
+    for (int rank = 0; rank < post_.ranks; ++rank) {
+        if (!counts(rank)) continue;
+        const uint64_t told = told_of(rank);
+        if (told != suspects_[static_cast<size_t>(rank)].seen || (told != 0 && lost(rank))) return true;
+    }
+    return false;
+}
+
+void Warden::serve() noexcept {
+    try {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        if (broken()) return;
+        read_mail();
+        judge();
+    } catch (...) {
+    }
+}
+
+void Warden::judge() {
+    wire::RankMask more{};
+    bool any = false;
+    for (int rank = 0; rank < post_.ranks; ++rank) {
+        if (!counts(rank)) continue;
+        const bool waited_for = told_of(rank) != 0;
+        if (!guilty(rank, suspects_[static_cast<size_t>(rank)]) && !(waited_for && lost(rank))) continue;
+        more.add(static_cast<u32>(rank));
+        any = true;
+    }
+    if (any) add(more);
+}
+
+void Warden::read_mail() {
+    const uint64_t mail = control_->mail();
+    if (mail == mail_) return;
+    mail_ = mail;
+    publish(control_->told_masks(post_.generation));
+}
+
+void Warden::add(const wire::RankMask& more) {
+    for (int rank = 0; rank < post_.ranks; ++rank) {
+        const u32 bit = static_cast<u32>(rank);
+        if (!more.has(bit)) continue;
+        const u32 self = static_cast<u32>(post_.rank);
+        control_->tell_masked(rank, wire::abort_word(post_.generation, wire::kMasked, self, rank), post_.generation);
+        mine_.add(bit);
+    }
+    control_->tell_masks(mine_, post_.generation);
+    publish(more);
+}
+
+// To this rank's kernels. What they have told of others ends with it: waits begin anew.
+void Warden::publish(const wire::RankMask& more) {
+    bool any = false;
+    for (int rank = 0; rank < post_.ranks; ++rank) {
+        if (!more.has(static_cast<u32>(rank)) || !counts(rank)) continue;
+        masked_.add(static_cast<u32>(rank));
+        any = true;
+    }
+    if (!any) return;
+    for (int rank = 0; rank < post_.ranks; ++rank) {
+        __atomic_store_n(post_.suspects + rank, 0, __ATOMIC_RELAXED);
+        suspects_[static_cast<size_t>(rank)] = {};
+    }
+    control_->tell_own_masks(masked_, ++changes_);
+}
+
+void Warden::mask(int rank) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (!counts(rank) || broken()) return;
+    wire::RankMask more{};
+    more.add(static_cast<u32>(rank));
+    add(more);
+}
+
+wire::RankMask Warden::masked() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return masked_;
+}
+
+void Warden::watch(Lifelines lifelines) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    control_->watch(std::move(lifelines));
+}
+
+WardenThread::WardenThread(WardenPost post, std::unique_ptr<Memory> memory, const MakeControl& make_control)
+    : Warden(std::move(post), std::move(memory), make_control), thread_([this] {
+          while (!stopping_.load(std::memory_order_relaxed)) {
+              if (due()) serve();
+              std::this_thread::sleep_for(kNap);
+          }
+      }) {}
+
+WardenThread::~WardenThread() {
+    stopping_.store(true);
+    thread_.join();
+}
+
+}  // namespace deep_ep::host

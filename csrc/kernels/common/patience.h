@@ -1,0 +1,83 @@
+// How long one thread waits for another rank. Where ranks are masked (P17) it tells its host now and then, which masks
+// that rank or finds that it has an excuse; else the wait ends by itself.
+#pragma once
+
+#include "fabric/fabric.h"
+#include "kernels/common/context.h"
+#include "wire/masked_ranks.h"
+
+namespace deep_ep {
+
+class Patience {
+  public:
+    // `peer`: -1 for a wait that is not for another rank, which no mask ends.
+    DEEP_EP_DEVICE Patience(const Context& context, wire::Phase phase, i32 peer, u64 timeout_ns)
+        : context_(context), timeout_ns_(timeout_ns), peer_(peer) {
+        if (asks()) masks_seen_ = masks();
+        deadline_ = device::now_ns() + (asks() ? wire::step_ns(0, timeout_ns) : wire::patience_ns(phase, timeout_ns));
+    }
+
+    DEEP_EP_DEVICE u64 deadline() const { return deadline_; }
+
+    // It has passed. True: the wait goes on, to the next one.
+    DEEP_EP_DEVICE bool extend() { return asks() && tell(); }
+
+    // A fabric reaches a rank no longer. True: the wait goes on, until the host has masked it.
+    DEEP_EP_DEVICE bool outlasts(u32 unreachable) {
+        if (!asks()) return false;
+        unreachable_ = static_cast<i32>(unreachable);
+        device::store_relaxed<Scope::kSystem>(context_.suspects + unreachable, wire::kUnreachable);
+        return true;
+    }
+    // What this wait has found before is not found again.
+    DEEP_EP_DEVICE bool knows(u32 unreachable) const { return unreachable_ == static_cast<i32>(unreachable); }
+
+    // The wait has ended.
+    DEEP_EP_DEVICE void end(bool arrived) {
+        if (steps_ != 0) withdraw(arrived);
+    }
+
+  private:
+    DEEP_EP_DEVICE bool asks() const { return context_.suspects != nullptr && peer_ >= 0; }
+    DEEP_EP_DEVICE wire::HeapHeader* header() const {
+        return reinterpret_cast<wire::HeapHeader*>(context_.peers.local);
+    }
+    // Stored by this rank's host; nothing else has to be visible with it here.
+    DEEP_EP_DEVICE u64 masks() const { return device::load_relaxed<Scope::kSystem>(&header()->masked.count); }
+
+    // This rank's host loads `suspects`, other ranks' hosts load `waiting`; each word stands for itself, so that no
+    // order is needed. Of several threads that wait for a rank the one that has waited the longest is told of.
+    DEEP_EP_DEVICE_CALL bool tell() {
+        const u64 now = masks();
+        // The others have waited for the masked rank as this thread has for them.
+        steps_ = now == masks_seen_ ? steps_ + 1 : 0;
+        masks_seen_ = now;
+        deadline_ = device::now_ns() + wire::step_ns(steps_, timeout_ns_);
+        if (steps_ == 0) return true;
+        u64* const suspect = context_.suspects + peer_;
+        if (device::load_relaxed<Scope::kSystem>(suspect) < steps_) {
+            device::store_relaxed<Scope::kSystem>(suspect, steps_);
+        }
+        device::store_relaxed<Scope::kSystem>(&header()->waiting, waiting());
+        return steps_ < wire::kUnanswered;
+    }
+    DEEP_EP_DEVICE_CALL void withdraw(bool arrived) {
+        // Another thread's stays: it may wait for another rank.
+        device::cas_acq_rel<Scope::kSystem>(&header()->waiting, waiting(), u64{0});
+        u64* const suspect = context_.suspects + peer_;
+        if (arrived && device::load_relaxed<Scope::kSystem>(suspect) != wire::kUnreachable) {
+            device::store_relaxed<Scope::kSystem>(suspect, u64{0});
+        }
+    }
+    DEEP_EP_DEVICE u64 waiting() const { return static_cast<u64>(peer_) + 1; }
+
+    const Context& context_;
+    const u64 timeout_ns_;
+    const i32 peer_;
+    i32 unreachable_ = -1;
+    u64 steps_ = 0;
+    u64 masks_seen_ = 0;
+    u64 deadline_;
+};
+
+}  // namespace deep_ep

@@ -1,0 +1,32 @@
+// Ranks that are masked while operations go on (P17), where `enable_shrink` asks for it: a rank that others wait for in
+// vain, or whose process has ended, is neither sent to nor waited for any longer.
+#pragma once
+
+#include "wire/rank_mask.h"
+#include "wire/types.h"
+
+namespace deep_ep::wire {
+
+// In a rank's heap. Its host stores it, its kernels poll it. Bits only come; a recovery clears them.
+struct MaskedRanks {
+    RankMask ranks;
+    u64 count;         // grows with every change, and is stored last: each change restarts the clocks of waits
+    u64 reserved[15];  // its lines are its own
+};
+static_assert(sizeof(MaskedRanks) == 256, "whole lines");
+
+// What a rank's kernels tell its host of each other rank: for how long some thread has waited for it. The first step is
+// short, for a host that can tell the end of a process; the others are eighths of the time that waits are given.
+constexpr u64 kFirstStep = 100'000'000;  // ns, at most
+constexpr u32 kStepsOfWait = 8;
+constexpr u64 kSuspect = 1 + kStepsOfWait;                // it has been waited for in vain
+constexpr u64 kInexcusable = kSuspect + kStepsOfWait;     // whatever it may itself wait for
+constexpr u64 kUnanswered = kInexcusable + kStepsOfWait;  // this rank's host does nothing: the call is given up
+constexpr u64 kUnreachable = ~0ull;                       // a fabric has said that nothing reaches it
+
+constexpr u64 step_ns(u64 step, u64 timeout_ns) {
+    const u64 eighth = timeout_ns / kStepsOfWait;
+    return step == 0 && kFirstStep < eighth ? kFirstStep : eighth;
+}
+
+}  // namespace deep_ep::wire
