@@ -1,19 +1,25 @@
-"""A mixture-of-experts layer over `deep_ep_py.ops`, and what it is made of: gate, permutation, experts, FP8 casts."""
+"""Mixture-of-experts layers over `deep_ep_py.ops`, and what they are made of: gate, permutation, experts, FP8 casts."""
 
+from deep_ep_py.moe.decode import DecodeLayer, MicroBatch, run_two
 from deep_ep_py.moe.fp8 import per_token_cast_back, per_token_cast_to_fp8
 from deep_ep_py.moe.grouped import grouped_linear
 from deep_ep_py.moe.layer import Experts, Gate, MoELayer
+from deep_ep_py.moe.packed import PackedExperts
 from deep_ep_py.moe.permute import Permutation, permute, sort_by_expert, unpermute
 
 __all__ = [
+    "DecodeLayer",
     "Experts",
     "Gate",
+    "MicroBatch",
     "MoELayer",
+    "PackedExperts",
     "Permutation",
     "grouped_linear",
     "per_token_cast_back",
     "per_token_cast_to_fp8",
     "permute",
+    "run_two",
     "sort_by_expert",
     "unpermute",
 ]

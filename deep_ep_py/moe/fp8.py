@@ -82,7 +82,8 @@ def per_token_cast_back(x: Tensor, scales: Tensor, dtype: torch.dtype = torch.bf
     packed = GROUP * PACKED if scales.dtype == torch.int32 else GROUP
     if scales.shape != (x.shape[0], x.shape[1] // packed) or x.shape[1] % packed:
         raise ValueError(f"scales={list(scales.shape)}: expected [rows, hidden / {packed}] for x={list(x.shape)}")
-    scales = scales.contiguous()
     if scales.dtype == torch.int32:
+        # Where there is one word, `contiguous` would leave any stride as it is, and bytes need 1.
+        scales = scales.clone(memory_format=torch.contiguous_format)
         scales = (scales.view(torch.uint8).to(torch.int32) << _MANTISSA_BITS).view(torch.float32)
-    return casts_for(x.device).cast_back(x, scales, dtype)
+    return casts_for(x.device).cast_back(x, scales.contiguous(), dtype)

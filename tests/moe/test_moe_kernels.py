@@ -138,6 +138,9 @@ def test_packed_exponents() -> None:
     assert int(packed[2, 1]) & 0xFF == int(scales[2, 4].log2()) + 127, "the first exponent is in the lowest byte"
     column_major = packed.t().contiguous().t()
     assert torch.equal(moe.per_token_cast_back(rows, column_major), moe.per_token_cast_back(rows, scales))
+    one_word = packed[:1, :1].as_strided((1, 1), (1, 12))
+    narrow = rows[:1, :512].contiguous()
+    assert torch.equal(moe.per_token_cast_back(narrow, one_word), moe.per_token_cast_back(narrow, scales[:1, :4]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,333 @@
+"""A mixture-of-experts layer for decoding, in low-latency mode. Start reading at `DecodeLayer.forward`.
+
+All its sizes are known before a call: no counts are exchanged, and on a GPU the host waits for none. Two micro-batches
+that take turns hide what travels behind what is computed: `DecodeLayer.begin` and `run_two`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from deep_ep_py import ops
+from deep_ep_py.core import arguments
+from deep_ep_py.errors import DeepEPError
+from deep_ep_py.moe.fp8 import PACKED
+from deep_ep_py.moe.packed import PackedExperts
+from deep_ep_py.moe.torch_kernels import GROUP
+from deep_ep_py.ops.registry import buffer_of
+
+
+class DecodeLayer(nn.Module):
+    """A layer of experts for tokens that a router has given experts to: each rank has its own tokens and experts.
+
+    All ranks of the group call it together, as often and in the same order. No gradients: `MoELayer` is for training
+    and for prompts, and can share the weights. The two return the same but for rounding: here each expert's result is
+    rounded to bfloat16, there each rank's sum. So where experts compute in float32 and rows travel in bfloat16, the two
+    are less than 1.6 % of the weighted sum of the results' magnitudes apart.
+
+    Parameters
+    ----------
+    experts : PackedExperts
+        This rank's share: rank r of R holds the r-th R-th of all.
+    num_experts : int
+        Experts of all ranks together.
+    num_max_dispatch_tokens_per_rank : int
+        No rank has more tokens in a call; the same on all ranks.
+    group : str
+        The name of the Buffer, from `deep_ep_py.ops.register`, made with `low_latency_mode=True` and as large as
+        `get_low_latency_rdma_size_hint` says. One Buffer serves all layers of a model.
+    use_fp8, round_scale, use_ue8m0 : bool
+        How rows are sent to the experts, as `Buffer.low_latency_dispatch` takes them. Results come back in bfloat16.
+    zero_copy : bool
+        The experts write their results where other ranks read them. Such calls do not go through `deep_ep_py.ops`, and
+        `torch.compile` does not take them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+
+    def __init__(
+        self,
+        experts: PackedExperts,
+        num_experts: int,
+        num_max_dispatch_tokens_per_rank: int,
+        group: str,
+        use_fp8: bool = False,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        zero_copy: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(experts, PackedExperts):
+            raise TypeError(f"experts={type(experts).__name__}: expected deep_ep_py.moe.PackedExperts")
+        ranks = buffer_of(group).group_size
+        if arguments.experts(num_experts, ranks) != experts.count * ranks:
+            raise ValueError(
+                f"num_experts={num_experts}: expected {experts.count * ranks}, {experts.count} on each of {ranks} ranks"
+            )
+        most = arguments.integer(
+            "num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1, arguments.MAX_TOKENS
+        )
+        self.use_fp8 = arguments.flag("use_fp8", use_fp8)
+        self.round_scale = arguments.flag("round_scale", round_scale)
+        self.use_ue8m0 = arguments.flag("use_ue8m0", use_ue8m0)
+        if use_ue8m0 and not round_scale:
+            raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
+        multiple = GROUP * PACKED if use_ue8m0 else GROUP
+        if use_fp8 and experts.hidden % multiple:
+            raise ValueError(
+                f"use_fp8=True: expected experts of a hidden that is a multiple of {multiple} with it, not "
+                f"{experts.hidden}"
+            )
+        self.experts, self.num_experts, self.most_tokens, self.group = experts, num_experts, most, group
+        self.zero_copy = arguments.flag("zero_copy", zero_copy)
+
+    def forward(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
+        """Run the layer on this rank's tokens.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            [tokens, hidden] of a floating dtype, from none to `num_max_dispatch_tokens_per_rank` tokens. Rows travel in
+            bfloat16 or, with `use_fp8`, in float8_e4m3fn.
+        topk_idx : torch.Tensor
+            int64 or int32 [tokens, top-k]: expert ids, -1 for none.
+        topk_weights : torch.Tensor
+            float32 [tokens, top-k].
+
+        Returns
+        -------
+        torch.Tensor
+            [tokens, hidden] of x's dtype, rounded to bfloat16: of each token the sum over its choices of weight times
+            result.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument, before anything is launched. Also where the Buffer is too small.
+        DeepEPTimeout, DeepEPError
+            As `Buffer.dispatch`.
+        """
+        self.check(x, topk_idx, topk_weights)
+        if self.zero_copy:
+            batch = MicroBatch(self, x, topk_idx, topk_weights, hooks=False)
+            batch.receive()
+            batch.run_experts()
+            return batch.finish()
+        # Each token goes to its experts, wherever those are, and stands there among the expert's own rows.
+        received = ops.low_latency_dispatch(
+            x.bfloat16(),
+            topk_idx,
+            self.most_tokens,
+            self.num_experts,
+            self.group,
+            self.use_fp8,
+            self.round_scale,
+            self.use_ue8m0,
+        )
+        rows = self.experts(received.x, received.scales, received.counts)
+        # The results come back, and combine weighs them: the experts have not seen the weights.
+        return ops.low_latency_combine(rows, topk_idx, topk_weights, received.routes, self.group).to(x.dtype)
+
+    def begin(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> MicroBatch:
+        """Send this rank's tokens to their experts, and do not wait for those that come.
+
+        Two micro-batches may be on their way at once, or as many as the Buffer has `regions`.
+
+        Parameters
+        ----------
+        x, topk_idx, topk_weights : torch.Tensor
+            As `forward` takes them.
+
+        Returns
+        -------
+        MicroBatch
+            Whose steps are still to be taken.
+
+        Raises
+        ------
+        TypeError, ValueError, DeepEPTimeout, DeepEPError
+            As `forward`.
+        """
+        self.check(x, topk_idx, topk_weights)
+        return MicroBatch(self, x, topk_idx, topk_weights, hooks=True)
+
+    def check(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> None:
+        """Check what `forward` is given, but for the ids: those the dispatch looks at.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        device, hidden = self.experts.experts.down.device, self.experts.hidden
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.device != device:
+            raise TypeError(_unlike("x", x, f"a floating [tokens, {hidden}] on {device}"))
+        if x.dim() != 2 or x.shape[1] != hidden or x.shape[0] > self.most_tokens:
+            raise ValueError(_unlike("x", x, f"[at most {self.most_tokens} tokens, {hidden}]"))
+        tokens = x.shape[0]
+        if (
+            not isinstance(topk_idx, Tensor)
+            or topk_idx.dtype not in (torch.int64, torch.int32)
+            or topk_idx.device != device
+        ):
+            raise TypeError(_unlike("topk_idx", topk_idx, f"int64 or int32 [{tokens}, top-k] on {device}"))
+        if topk_idx.dim() != 2 or topk_idx.shape[0] != tokens:
+            raise ValueError(_unlike("topk_idx", topk_idx, f"[{tokens}, top-k], a row for each of x"))
+        if not isinstance(topk_weights, Tensor) or topk_weights.dtype != torch.float32 or topk_weights.device != device:
+            raise TypeError(_unlike("topk_weights", topk_weights, f"a float32 {list(topk_idx.shape)} on {device}"))
+        if topk_weights.shape != topk_idx.shape:
+            raise ValueError(_unlike("topk_weights", topk_weights, f"{list(topk_idx.shape)}, as topk_idx"))
+
+
+def _unlike(name: str, value: object, wanted: str) -> str:
+    return f"{name}={arguments.describe(value)}: expected {wanted}"
+
+
+class MicroBatch:
+    """Tokens on their way through a layer, from `DecodeLayer.begin`: `receive`, `run_experts`, `finish`, in this order.
+
+    Each step is taken once, on any thread: two threads that each drive a micro-batch may let the other call `receive`
+    or `finish`. Calls and steps of one Buffer come one at a time, and in the same order on all ranks; with `zero_copy`
+    other ranks wait in that order, as `Buffer.low_latency_combine` says.
+
+    On a GPU what travels is received on the stream on which it was sent, whatever thread calls. `run_experts` computes
+    on the current stream, and so does `finish` where x is not bfloat16: their caller makes that stream the current one.
+
+    Parameters
+    ----------
+    layer : DecodeLayer
+        The layer.
+    x, topk_idx, topk_weights : torch.Tensor
+        As `DecodeLayer.forward` takes them, checked.
+    hooks : bool
+        False: what is sent is received at once, and `receive` and the end of `finish` have nothing to wait for.
+    """
+
+    def __init__(self, layer: DecodeLayer, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, hooks: bool) -> None:
+        self._layer, self._buffer, self._hooks, self._dtype = layer, buffer_of(layer.group), hooks, x.dtype
+        self._routing = (topk_idx.contiguous(), topk_weights.contiguous())
+        packed, self._counts, self._handle, _, self._hook = self._buffer.low_latency_dispatch(
+            x.bfloat16().contiguous(),
+            self._routing[0],
+            layer.most_tokens,
+            layer.num_experts,
+            use_fp8=layer.use_fp8,
+            round_scale=layer.round_scale,
+            use_ue8m0=layer.use_ue8m0,
+            return_recv_hook=hooks,
+        )
+        self._rows: tuple[Tensor, Tensor | None] | None = packed if isinstance(packed, tuple) else (packed, None)
+        self._combined: Tensor | None = None
+        self._next = "receive"
+
+    def receive(self) -> None:
+        """Wait for the rows that other ranks have sent to this rank's experts.
+
+        Raises
+        ------
+        DeepEPTimeout, DeepEPError
+            As `Buffer.dispatch`; and if it is another step's turn.
+        """
+        self._take("receive")
+        if self._hook is not None:
+            self._hook()
+        self._next = "run_experts"
+
+    def run_experts(self) -> None:
+        """Let this rank's experts compute, and send what they make back; do not wait for what comes back.
+
+        Raises
+        ------
+        DeepEPTimeout, DeepEPError
+            As `Buffer.combine`; and if it is another step's turn.
+        """
+        self._take("run_experts")
+        buffer, zero_copy = self._buffer, self._layer.zero_copy
+        out = buffer.get_next_low_latency_combine_buffer(self._handle) if zero_copy else None
+        assert self._rows is not None
+        results = self._layer.experts(*self._rows, self._counts, out)
+        self._rows = None  # not needed any more, and large
+        self._combined, _, self._hook = buffer.low_latency_combine(
+            results, *self._routing, self._handle, zero_copy=zero_copy, return_recv_hook=self._hooks
+        )
+        self._next = "finish"
+
+    def finish(self) -> Tensor:
+        """Wait for the results of other ranks' experts, and return the sums.
+
+        Returns
+        -------
+        torch.Tensor
+            As `DecodeLayer.forward`.
+
+        Raises
+        ------
+        DeepEPTimeout, DeepEPError
+            As `Buffer.combine`; and if it is another step's turn.
+        """
+        self._take("finish")
+        if self._hook is not None:
+            self._hook()
+        self._next = "nothing more"
+        assert self._combined is not None
+        return self._combined.to(self._dtype)
+
+    def _take(self, step: str) -> None:
+        if self._next != step:
+            raise DeepEPError(f"{step}: expected {self._next} as this micro-batch's next step")
+
+
+def run_two(
+    layer: DecodeLayer,
+    first: tuple[Tensor, Tensor, Tensor],
+    second: tuple[Tensor, Tensor, Tensor],
+    meanwhile: Callable[[int], object],
+) -> tuple[Tensor, Tensor]:
+    """Run a layer on two micro-batches at once, so that what one sends travels while the other computes.
+
+    What happens, in this order: both dispatches are begun; `meanwhile(0)`; the first's rows are received, and its
+    experts compute while the second's rows arrive; its results leave while the second's experts compute;
+    `meanwhile(1)`; the results of both are received.
+
+    Parameters
+    ----------
+    layer : DecodeLayer
+        Over a Buffer of at least 2 regions, as Buffers have by default.
+    first, second : tuple of torch.Tensor
+        Tokens, expert ids and weights of each, as `DecodeLayer.forward` takes them. A rank without tokens takes part
+        with none.
+    meanwhile : callable
+        Work that needs no result of the layer, such as shared experts or another micro-batch's attention: called with 0
+        while the dispatches are on their way, with 1 while the results are.
+
+    Returns
+    -------
+    first, second : torch.Tensor
+        As `DecodeLayer.forward`, bit by bit.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, before anything of either is launched.
+    DeepEPTimeout, DeepEPError
+        As `Buffer.dispatch`.
+    """
+    if (regions := buffer_of(layer.group).regions) < 2:
+        raise ValueError(f"layer: its Buffer has regions={regions}, expected at least 2 for two micro-batches")
+    for batch in (first, second):
+        layer.check(*batch)
+        topk_idx = batch[1].contiguous()
+        arguments.topk_idx(topk_idx, layer.num_experts, topk_idx.device)
+    begun = [layer.begin(*batch) for batch in (first, second)]
+    meanwhile(0)
+    for one in begun:
+        one.receive()
+        one.run_experts()
+    meanwhile(1)
+    return begun[0].finish(), begun[1].finish()
