@@ -139,7 +139,7 @@ def test_arguments_of_v1(monkeypatch: pytest.MonkeyPatch) -> None:
         buffer.destroy()
         with pytest.raises(TypeError, match="use_fabric=2"):
             Buffer(group, 1 << 20, use_fabric=2)
-        with pytest.raises(ValueError, match="enable_shrink=True: .*does not exist yet"):
+        with pytest.raises(ValueError, match="enable_shrink=True: expected low_latency_mode=True"):
             Buffer(group, 1 << 20, enable_shrink=True)
         by_place = Buffer(group, 1 << 20, 1 << 20, 1, 10, 1, 1, 1, 1, 0, None)
         assert by_place.low_latency_mode is by_place.explicitly_destroy is True and by_place.enable_shrink is False

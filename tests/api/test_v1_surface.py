@@ -176,28 +176,6 @@ def test_attributes_that_callers_read(monkeypatch: pytest.MonkeyPatch) -> None:
     run_ranks(2, on_each_rank, seed=1)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "low_latency_update_mask_buffer",
-        "low_latency_query_mask_buffer",
-        "low_latency_clean_mask_buffer",
-    ],
-)
-def test_what_does_not_exist_yet(name: str) -> None:
-    def on_each_rank(group: Any) -> None:
-        buffer = deep_ep.Buffer(group, 1 << 20, low_latency_mode=True)
-        assert buffer.low_latency_mode is True and not hasattr(buffer, name)
-        # Callers look it up and call it at once: what they get can be caught as what is not implemented.
-        for kind in (AttributeError, NotImplementedError):
-            with pytest.raises(kind, match=f"{name}.*it does not exist yet"):
-                getattr(buffer, name)(None)
-        with pytest.raises(AttributeError, match="no attribute 'dispach'$"):
-            buffer.dispach  # noqa: B018
-
-    run_ranks(1, on_each_rank, seed=1)
-
-
 @pytest.mark.parametrize("low_latency_mode", [False, True, 1])
 def test_low_latency_mode_makes_normal_calls(low_latency_mode: Any) -> None:
     def on_each_rank(group: Any) -> None:

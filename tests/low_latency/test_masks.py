@@ -9,14 +9,16 @@ import pytest
 import torch
 
 import deep_ep_py as deep_ep
-from deep_ep_py.testing import sleep
-from harness import barrier, under_schedules
+from deep_ep_py.core.native import C
+from deep_ep_py.testing import run_ranks, sleep
+from harness import RETRIES_EXCEEDED, barrier, under_schedules
 from low_latency import BF16, CASTS, Sizes, Work, check_dispatch, combine, dispatch, make_buffer, round_trip
 
 SIZES = Sizes("masks", 4, (9, 40, 3, 33), 40, 128, 4, 8)
 WORK = Work.of(SIZES)
 MIXED = ("peer", "weak", "ibgda", "mixed")
 TIMEOUT, GONE = 30.0, 2
+PLAIN_NIC = deep_ep.NicOptions(blocks=64, most_bytes=4096, mtu=256)
 LIVING = [rank for rank in range(SIZES.ranks) if rank != GONE]
 
 
@@ -97,3 +99,244 @@ def test_a_rank_that_does_not_come(fabric: str, where: str) -> None:
         buffer.destroy()
 
     under_schedules(SIZES.ranks, on_each_rank)
+
+
+def silent(rank: int, peer: int, after: int, syndrome: int = 0) -> deep_ep.NicOptions:
+    return replace(PLAIN_NIC, fault_rank=rank, fault_peer=peer, fault_after=after, fault_syndrome=syndrome)
+
+
+def test_a_rank_that_waits_for_the_lost_one_is_not_masked() -> None:
+    """Rank 2's requests to rank 0 are lost without an error. Rank 0 begins to wait for them late, and the others, which
+    have all they need, wait for rank 0 before that: its clock runs out last, and yet it is rank 2 that is masked.
+    """
+    nic = silent(GONE, 0, after=0)
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, "ibgda", nic=nic)
+        if buffer.rank == 0:
+            hook = dispatch(buffer, WORK, return_recv_hook=True)[4]
+            sleep(0.7 * TIMEOUT)
+            hook()
+            assert status(buffer) == [GONE]
+        elif buffer.rank != GONE:
+            check_dispatch(WORK, buffer.rank, BF16, dispatch(buffer, WORK))
+            assert status(buffer) == []
+        else:
+            with pytest.raises(deep_ep.DeepEPError, match=f"rank 0 has masked rank {GONE}"):
+                for _ in range(3):
+                    dispatch(buffer, WORK)
+            barrier(group)
+            buffer.destroy()
+            return
+        go_on(buffer, GONE)
+        assert status(buffer) == [GONE]
+        barrier(group)
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_rows_that_do_not_come_are_zeros(after: int) -> None:
+    """Rank 2's routing reaches rank 0 and its rows do not, or not what tells of them: their number stays."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, "ibgda", nic=silent(GONE, 0, after))
+        if buffer.rank == GONE:
+            with pytest.raises(deep_ep.DeepEPError, match=f"has masked rank {GONE}"):
+                for _ in range(3):
+                    dispatch(buffer, WORK, CASTS["fp8"])
+        elif buffer.rank == 0:
+            results = dispatch(buffer, WORK, CASTS["fp8"])
+            zeros = replace(WORK, x=[own if rank != GONE else torch.zeros_like(own) for rank, own in enumerate(WORK.x)])
+            (rows, scales), counts, handle = results[:3]
+            assert torch.equal(counts, WORK.packed[0].counts()) and status(buffer) == [GONE]
+            assert torch.equal(handle[1], WORK.packed[0].ranges(SIZES.ranks))
+            missing = 0
+            for expert, pairs in enumerate(WORK.packed[0].pairs):
+                for row, (source, token) in enumerate(pairs):
+                    wanted, factors = CASTS["fp8"].of(zeros.x[source][token : token + 1])
+                    if source == GONE:
+                        missing += 1
+                        factors = torch.zeros_like(factors)
+                    assert torch.equal(rows[expert, row].view(torch.uint8), wanted[0].view(torch.uint8))
+                    assert torch.equal(scales[expert, row], factors[0])
+            assert missing > 0
+        else:
+            check_dispatch(WORK, buffer.rank, CASTS["fp8"], dispatch(buffer, WORK, CASTS["fp8"]))
+        if buffer.rank != GONE:
+            go_on(buffer, GONE)
+        barrier(group)
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("pair", [(GONE, 1), (1, GONE)])
+def test_a_queue_pair_that_fails_masks_its_peer(pair: tuple[int, int]) -> None:
+    """One of the two goes; the others go on."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, "ibgda", nic=silent(*pair, after=9, syndrome=RETRIES_EXCEEDED))
+        try:
+            for _ in range(40):
+                combine(buffer, WORK, dispatch(buffer, WORK)[2])
+        except deep_ep.DeepEPError as error:
+            assert buffer.rank in pair and f"has masked rank {buffer.rank}" in str(error)
+            barrier(group)
+        else:
+            (gone,) = status(buffer)
+            assert gone in pair and buffer.rank != gone
+            go_on(buffer, gone)
+            barrier(group)
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", MIXED)
+def test_a_rank_that_leaves_is_masked_at_once(fabric: str) -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, fabric, timeout=3600.0)
+        round_trip(buffer, WORK)
+        barrier(group)
+        if buffer.rank != GONE:
+            began = C.executor.now_ns()
+            go_on(buffer, GONE)
+            assert status(buffer) == [GONE] and C.executor.now_ns() - began < 60e9
+            barrier(group)
+        buffer.destroy()
+        if buffer.rank == GONE:
+            barrier(group)
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", MIXED)
+def test_a_caller_masks_a_rank(fabric: str) -> None:
+    """In the middle of calls of all."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, fabric, timeout=3600.0)
+        if buffer.rank == 0:
+            dispatch(buffer, WORK)
+            buffer.low_latency_update_mask_buffer(GONE, True)
+            assert status(buffer) == [GONE]
+            buffer.low_latency_update_mask_buffer(GONE, True)
+        if buffer.rank == GONE:
+            with pytest.raises(deep_ep.DeepEPError, match=f"rank 0 has masked rank {GONE}"):
+                for _ in range(3):
+                    dispatch(buffer, WORK)
+        else:
+            for _ in range(2 if buffer.rank == 0 else 3):
+                dispatch(buffer, WORK)
+            assert status(buffer) == [GONE]
+            go_on(buffer, GONE)
+        barrier(group)
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", MIXED)
+def test_recovering_after_a_mask(fabric: str) -> None:
+    """Without the masked rank; in the new generation another one can be masked."""
+    second = 0
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, fabric)
+        handle = round_trip(buffer, WORK)
+        barrier(group)
+        if buffer.rank == GONE:
+            buffer.destroy()
+            barrier(group)
+            return
+        go_on(buffer, GONE)
+        barrier(group)  # one that recovers ends what others are in
+        buffer.recover([GONE])
+        assert status(buffer) == [GONE]
+        with pytest.raises(ValueError, match="since the Buffer recovered"):
+            combine(buffer, WORK, handle)
+        go_on(buffer, GONE)
+        if buffer.rank == second:
+            buffer.destroy()
+            return
+        go_on(buffer, GONE, second)
+        assert status(buffer) == [second, GONE]
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_a_masked_rank_breaks_no_other() -> None:
+    """It aborts, raises and tries to recover: the others hear nothing of it."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, "peer")
+        round_trip(buffer, WORK)
+        barrier(group)
+        if buffer.rank == 0:
+            buffer.low_latency_update_mask_buffer(GONE, True)
+        barrier(group)
+        if buffer.rank == GONE:
+            buffer.abort()
+            with pytest.raises(deep_ep.DeepEPError, match="broken"):
+                dispatch(buffer, WORK)
+            with pytest.raises(deep_ep.DeepEPError, match="recover"):
+                buffer.recover(timeout=TIMEOUT)
+        go_on(buffer, GONE, rounds=6) if buffer.rank != GONE else None
+        barrier(group)
+        assert buffer.rank == GONE or status(buffer) == [GONE]
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_other_failures_still_fail_all() -> None:
+    def on_each_rank(group: Any) -> None:
+        with make(group, "peer") as buffer:
+            with pytest.raises(deep_ep.DeepEPError, match="rank 1"):
+                if buffer.rank == 1:
+                    buffer.abort()
+                for _ in range(3):
+                    dispatch(buffer, WORK)
+            buffer.recover()
+            round_trip(buffer, WORK)
+            assert status(buffer) == []
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_refusals() -> None:
+    def on_each_rank(group: Any) -> None:
+        with pytest.raises(ValueError, match="enable_shrink=True: expected low_latency_mode=True"):
+            deep_ep.Buffer(group, 1 << 20, enable_shrink=True)
+        if group.size() > 1:
+            with pytest.raises(ValueError, match="enable_shrink=.*: expected the same on all ranks"):
+                make_buffer(group, replace(SIZES, ranks=2), "peer", enable_shrink=group.rank() == 0)
+        with make_buffer(group, replace(SIZES, ranks=2), "peer") as buffer:
+            for call in (
+                lambda: buffer.low_latency_update_mask_buffer(1 - buffer.rank, True),
+                lambda: buffer.low_latency_query_mask_buffer(torch.zeros(2, dtype=torch.int32)),
+            ):
+                with pytest.raises(ValueError, match="expected a Buffer that was made with enable_shrink=True"):
+                    call()
+        with make_buffer(group, replace(SIZES, ranks=2), "peer", enable_shrink=True) as buffer:
+            for arguments, error, text in (
+                ((2, True), ValueError, "rank_to_mask=2: expected 0 to 1"),
+                ((buffer.rank, True), ValueError, "expected another rank"),
+                ((1 - buffer.rank, False), ValueError, "mask=False: expected True, .*recover"),
+                ((1 - buffer.rank, 2), TypeError, "mask=2: expected .*bool"),
+            ):
+                with pytest.raises(error, match=text):
+                    buffer.low_latency_update_mask_buffer(*arguments)
+            with pytest.raises(ValueError, match=r"mask_status=.*: expected .*\[2\]"):
+                buffer.low_latency_query_mask_buffer(torch.zeros(3, dtype=torch.int32))
+            with pytest.raises(ValueError, match="low_latency_clean_mask_buffer: .*recover"):
+                buffer.low_latency_clean_mask_buffer()
+            for name in ("dispatch", "combine"):
+                with pytest.raises(ValueError, match=f"{name}: expected a Buffer with enable_shrink=False"):
+                    getattr(buffer, name)(torch.zeros((1, 64), dtype=torch.bfloat16), handle=None)
+            assert buffer.masked_ranks == []
+
+    run_ranks(2, on_each_rank, seed=1)
