@@ -5,8 +5,7 @@
 //   put_signal(...)                  warp-collective: pieces, then the signal. Promises nothing about any other put
 //   quiet(...)                       the block, then a barrier: own memory that puts of this operation read from may be
 //                                    written again
-//   fault(...)                       one thread: whether a fabric has been told of a request that failed, but for those
-//                                    to ranks that are known for it
+//   fault(...)                       one thread: whether a fabric has been told of a request that failed
 //
 // A waiter is the operation that pays for blocking: `bool wait(Phase, peer, const u64* shown, u64 expected, ready)` and
 // `bool wait_word(Phase, peer, const u64* word, u64 target)`; with `bool masked(rank)` for ranks whose requests are
@@ -63,9 +62,8 @@ DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& c
 }
 
 // One thread.
-template <class Known>
-DEEP_EP_DEVICE bool fault(const Peers& peers, Fault& found, Known known) {
-    return !Registry::all(peers, [&](auto& state) { return !fault(peers, state, found, known); });
+DEEP_EP_DEVICE bool fault(const Peers& peers, Fault& found) {
+    return !Registry::all(peers, [&](auto& state) { return !fault(peers, state, found); });
 }
 
 // The block, after all posting threads of the operation have been joined. A thread that returns false has given up; the

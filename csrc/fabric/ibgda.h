@@ -222,13 +222,12 @@ DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& wai
 }
 
 // One thread: a queue pair whose completion tells of an error does nothing any more.
-template <class Known>
-DEEP_EP_DEVICE bool fault(const Peers& peers, const Ibgda& net, Fault& found, Known known) {
+DEEP_EP_DEVICE bool fault(const Peers& peers, const Ibgda& net, Fault& found) {
     using namespace ibgda;
 #pragma unroll 1
     for (u32 i = 0; i < peers.ranks * net.per_peer; ++i) {
         const QueuePair& qp = net.queue_pairs[i];
-        if (qp.cqe == nullptr || known(qp.peer)) continue;  // not used, or found before
+        if (qp.cqe == nullptr) continue;  // not used
         // Acquire: the NIC has written the rest before; what it writes later are errors too.
         const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
         if (mlx5::cqe_kind(tail) != mlx5::kRequestError) continue;

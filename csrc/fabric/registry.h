@@ -10,8 +10,8 @@
 //       1 here, `completed` when the word has been added to
 //   quiet(peers, state, waiter, completion)
 //       the block: own memory that puts read from may be written again, once its next barrier is passed
-//   fault(peers, state, found, known)
-//       one thread: whether a request has failed, and which; of those to ranks for which `known(rank)` does not hold
+//   fault(peers, state, found)
+//       one thread: whether a request has failed, and which
 #pragma once
 
 #include "fabric/ibgda.h"

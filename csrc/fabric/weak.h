@@ -33,9 +33,10 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, WeakQueue& queue, Waiter& waiter, Co
                               const Piece* pieces, u32 count, Word word) {
     // Only hands out positions; what orders the command is `ready` below.
     const u64 position = device::add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);
-    // Back-pressure. The agent's release of `taken` says that it has read the slot's last command.
+    // Back-pressure. The agent's release of `taken` says that it has read the slot's last command. All peers share the
+    // ring: that the one is masked is no reason to leave a gap in it.
     if (position >= WeakQueue::kCapacity &&
-        !waiter.wait_word(wire::Phase::kPost, to, &queue.taken, position - WeakQueue::kCapacity + 1)) {
+        !waiter.wait_word(wire::Phase::kPost, -1, &queue.taken, position - WeakQueue::kCapacity + 1)) {
         return false;
     }
     device::add_relaxed<device::Scope::kDevice>(&completion.posted, 1ull);  // read after the blocks have met (quiet)
@@ -59,9 +60,6 @@ DEEP_EP_DEVICE bool quiet(const Peers&, WeakQueue&, Waiter& waiter, Completion& 
 }
 
 // Its agent refuses nothing.
-template <class Known>
-DEEP_EP_DEVICE bool fault(const Peers&, const WeakQueue&, Fault&, Known) {
-    return false;
-}
+DEEP_EP_DEVICE bool fault(const Peers&, const WeakQueue&, Fault&) { return false; }
 
 }  // namespace deep_ep::fabric

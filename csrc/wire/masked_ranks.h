@@ -19,14 +19,21 @@ static_assert(sizeof(MaskedRanks) == 256, "whole lines");
 // short, for a host that can tell the end of a process; the others are eighths of the time that waits are given.
 constexpr u64 kFirstStep = 100'000'000;  // ns, at most
 constexpr u32 kStepsOfWait = 8;
-constexpr u64 kSuspect = 1 + kStepsOfWait;                // it has been waited for in vain
-constexpr u64 kInexcusable = kSuspect + kStepsOfWait;     // whatever it may itself wait for
+constexpr u64 kSuspect = 1 + kStepsOfWait;  // it has been waited for in vain
+// Whatever it may itself wait for: one that was late by a whole timeout and then waited in vain itself has done so in
+// little more than two, and what it waited for may have an excuse in turn.
+constexpr u64 kInexcusable = kSuspect + 3 * kStepsOfWait;
 constexpr u64 kUnanswered = kInexcusable + kStepsOfWait;  // this rank's host does nothing: the call is given up
-constexpr u64 kUnreachable = ~0ull;                       // a fabric has said that nothing reaches it
 
 constexpr u64 step_ns(u64 step, u64 timeout_ns) {
     const u64 eighth = timeout_ns / kStepsOfWait;
     return step == 0 && kFirstStep < eighth ? kFirstStep : eighth;
 }
+
+// What a rank's kernels tell all hosts: the lowest rank that some thread has waited for for at least the first step,
+// and for how many; 0: none. While the wait lasts it changes with every step.
+constexpr u64 waiting_word(u32 peer, u64 steps) { return steps << 32 | (peer + 1); }
+constexpr i32 waited_for(u64 word) { return static_cast<i32>(static_cast<u32>(word)) - 1; }
+static_assert(waited_for(waiting_word(1023, 7)) == 1023 && waited_for(0) == -1, "waiting word");
 
 }  // namespace deep_ep::wire

@@ -443,6 +443,11 @@ class Engine:
         """Have this rank's kernels leave, and the driver's thread stop waiting for them; -> whether both have."""
         return self._run("stop_all", seconds=seconds) and (self._driver is None or self._driver.rest(seconds))
 
+    def masked(self) -> list[int]:
+        """Return the ranks that are masked in this generation, as far as is known here; none once it is destroyed."""
+        runtime = self._runtime
+        return [] if runtime is None or not self.masks_ranks or self._inherited else runtime.masked
+
     def lost_ranks(self) -> list[int]:
         """Return the other ranks that are known to store nothing any more."""
         self.check_process()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from deep_ep_py.core import arguments
+from deep_ep_py.errors import DeepEPError
 from deep_ep_py.session.recovery import ranks_of
 
 _RECOVER = "ranks that were masked come back by no call: recover() goes on without them"
@@ -38,6 +39,8 @@ class MaskSurface:
         ------
         TypeError, ValueError
             Naming the argument.
+        DeepEPError
+            The calling rank has failed, or is masked itself.
         """
         self._check_shrinks("low_latency_update_mask_buffer")
         arguments.integer("rank_to_mask", rank_to_mask, 0, self.group_size - 1)
@@ -46,7 +49,8 @@ class MaskSurface:
         if rank_to_mask == self.rank:
             raise ValueError(f"rank_to_mask={rank_to_mask}: expected another rank than the calling one")
         self._engine.check_usable()
-        self._engine.runtime.mask(rank_to_mask)
+        if not self._engine.runtime.mask(rank_to_mask):
+            raise DeepEPError(f"rank {self.rank}: low_latency_update_mask_buffer: this rank has failed, and masks none")
 
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Tell which ranks are masked, or left out since the Buffer recovered, as far as this one knows. Local.
@@ -79,7 +83,7 @@ class MaskSurface:
     @property
     def masked_ranks(self) -> list[int]:
         """Ranks that are left out since the Buffer recovered, and with `enable_shrink` those masked since."""
-        return sorted({*ranks_of(self._engine.mask), *self._engine.runtime.masked})
+        return sorted({*ranks_of(self._engine.mask), *self._engine.masked()})
 
     def _check_shrinks(self, name: str) -> None:
         if not self.enable_shrink:

@@ -105,7 +105,8 @@ def silent(rank: int, peer: int, after: int, syndrome: int = 0) -> deep_ep.NicOp
     return replace(PLAIN_NIC, fault_rank=rank, fault_peer=peer, fault_after=after, fault_syndrome=syndrome)
 
 
-def test_a_rank_that_waits_for_the_lost_one_is_not_masked() -> None:
+@pytest.mark.parametrize("late", [0.7, 0.95])
+def test_a_rank_that_waits_for_the_lost_one_is_not_masked(late: float) -> None:
     """Rank 2's requests to rank 0 are lost without an error. Rank 0 begins to wait for them late, and the others, which
     have all they need, wait for rank 0 before that: its clock runs out last, and yet it is rank 2 that is masked.
     """
@@ -115,7 +116,7 @@ def test_a_rank_that_waits_for_the_lost_one_is_not_masked() -> None:
         buffer = make(group, "ibgda", nic=nic)
         if buffer.rank == 0:
             hook = dispatch(buffer, WORK, return_recv_hook=True)[4]
-            sleep(0.7 * TIMEOUT)
+            sleep(late * TIMEOUT)
             hook()
             assert status(buffer) == [GONE]
         elif buffer.rank != GONE:
@@ -340,3 +341,115 @@ def test_refusals() -> None:
             assert buffer.masked_ranks == []
 
     run_ranks(2, on_each_rank, seed=1)
+
+
+@pytest.mark.parametrize("syndrome", [0, RETRIES_EXCEEDED])
+def test_a_rank_that_is_cut_off_masks_no_other(syndrome: int) -> None:
+    """All that one rank sends is lost, with errors or without: whatever its number, it is the one that goes."""
+
+    def on_each_rank(group: Any, lost: int) -> Any:
+        buffer = make(group, "ibgda", nic=silent(lost, -1, after=9, syndrome=syndrome))
+        try:
+            for _ in range(10):
+                combine(buffer, WORK, dispatch(buffer, WORK)[2])
+            return buffer.masked_ranks
+        except deep_ep.DeepEPError as error:
+            return str(error)
+        finally:
+            barrier(group)
+            buffer.destroy()
+
+    for lost in (0, 3):
+        for seed in (1, 2):
+            found = run_ranks(SIZES.ranks, on_each_rank, lost, seed=seed)
+            assert f"has masked rank {lost}" in found[lost]
+            assert all(masked == [lost] for rank, masked in enumerate(found) if rank != lost)
+
+
+def test_an_island() -> None:
+    """One rank reaches none of the others, which are away for long: it does not wait for ever."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, "ibgda", nic=silent(3, -1, after=4, syndrome=RETRIES_EXCEEDED))
+        if buffer.rank != 3:
+            sleep(20 * TIMEOUT)
+        try:
+            for _ in range(4):
+                dispatch(buffer, WORK)
+        except deep_ep.DeepEPError as error:
+            assert "has masked rank" in str(error)
+        barrier(group)
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_a_masked_rank_that_recovers_with_calls_queued() -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, "peer")
+        round_trip(buffer, WORK)
+        barrier(group)
+        if buffer.rank == 0:
+            buffer.low_latency_update_mask_buffer(GONE, True)
+        barrier(group)
+        if buffer.rank == GONE:
+            with pytest.raises(deep_ep.DeepEPError, match=r"recover|has masked"):
+                dispatch(buffer, WORK, async_finish=True)
+                buffer.recover(timeout=5.0)
+        else:
+            go_on(buffer, GONE, rounds=6)
+        barrier(group)
+        buffer.destroy()
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+def test_masks_are_told_in_every_generation() -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, "peer")
+        round_trip(buffer, WORK)
+        for number, gone in enumerate((3, 2)):
+            barrier(group)
+            if buffer.rank == 0:
+                buffer.low_latency_update_mask_buffer(gone, True)
+            barrier(group)
+            sleep(1.0)
+            if buffer.rank < gone:
+                assert gone in buffer.masked_ranks
+            if buffer.rank == gone:
+                buffer.destroy()
+            barrier(group)
+            if buffer.rank < gone and number == 0:
+                buffer.recover([gone])
+        barrier(group)
+        buffer.destroy()
+        assert buffer.masked_ranks == ([] if buffer.rank == 3 else [3])
+
+    under_schedules(SIZES.ranks, on_each_rank)
+
+
+@pytest.mark.parametrize("fabric", ["weak", "ibgda", "mixed"])
+def test_a_mask_in_the_middle_of_a_send(fabric: str) -> None:
+    """Threads of a block may see it at different times: what they do together must not hang on it."""
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make(group, fabric)
+        rank, handle = buffer.rank, dispatch(buffer, WORK)[2]
+        barrier(group)
+        try:
+            if rank == 0:
+                combined, _, hook = combine(buffer, WORK, handle, return_recv_hook=True)
+                buffer.low_latency_update_mask_buffer(3, True)
+                hook()
+            else:
+                combined = combine(buffer, WORK, handle)[0]
+        except deep_ep.DeepEPError as error:
+            assert rank == 3 and "has masked rank 3" in str(error)
+        else:
+            assert any(torch.equal(combined, sums[rank]) for sums in (WORK.combined, without))
+        barrier(group)
+        buffer.destroy()
+
+    without = WORK.sums_without(3)
+    for seed in (*range(8), 46):
+        run_ranks(SIZES.ranks, on_each_rank, seed=seed)

@@ -99,17 +99,14 @@ class Work:
             topk_idx.append(torch.where(none, -1, ids).to(sizes.id_dtype).contiguous())
             weights.append(torch.rand((tokens, sizes.topk), generator=random))
         if not results:
-            return Work(sizes, x, topk_idx, weights, [], [], [])
+            return Work(sizes, x, topk_idx, weights, _packed(sizes, topk_idx), [], [])
         return Work.on(sizes, x, topk_idx, weights, random)
 
     @staticmethod
     def on(
         sizes: Sizes, x: list[Tensor], topk_idx: list[Tensor], weights: list[Tensor], random: torch.Generator
     ) -> Work:
-        packed = [
-            Packed([_pairs(topk_idx, rank * sizes.local + e) for e in range(sizes.local)])
-            for rank in range(sizes.ranks)
-        ]
+        packed = _packed(sizes, topk_idx)
         results = []
         for own in packed:
             # What no token is for must not be read.
@@ -142,6 +139,12 @@ class Work:
     def _choices_without(self, *gone: int) -> list[Tensor]:
         experts = torch.tensor(gone)
         return [ids.where(~torch.isin(ids // self.sizes.local, experts), -1) for ids in self.topk_idx]
+
+
+def _packed(sizes: Sizes, topk_idx: list[Tensor]) -> list[Packed]:
+    return [
+        Packed([_pairs(topk_idx, rank * sizes.local + e) for e in range(sizes.local)]) for rank in range(sizes.ranks)
+    ]
 
 
 def _pairs(topk_idx: list[Tensor], expert: int) -> list[tuple[int, int]]:

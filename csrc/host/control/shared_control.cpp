@@ -89,13 +89,12 @@ wire::RankMask SharedControl::told_masks(uint32_t generation) const {
 }
 
 // Stored by that rank's kernels; it stands for itself.
-int SharedControl::waiting_for(int rank) const {
-    return static_cast<int>(memory_.load_word(host_word(header(rank)->waiting))) - 1;
-}
+uint64_t SharedControl::waiting(int rank) const { return memory_.load_word(host_word(header(rank)->waiting)); }
 
 void SharedControl::clear_masks(uint32_t generation) {
     tell_own_masks({}, 0);
-    memory_.store_words({host_word(header(rank_)->waiting)}, 0);
+    // Letters are counted anew.
+    memory_.store_words({host_word(header(rank_)->waiting), host_word(header(rank_)->mail)}, 0);
     for (u32 rank = 0; rank < layout_.ranks; ++rank) {
         for (u32 word = 0; word < mask_words(); ++word) {
             wire::RankMask& theirs = mask_of(static_cast<size_t>(rank_), static_cast<int>(rank), generation);

@@ -37,7 +37,7 @@ class SharedControl final : public ControlPlane {
     void tell_own_masks(const wire::RankMask& mask, uint64_t count) override;
     uint64_t mail() const override;
     wire::RankMask told_masks(uint32_t generation) const override;
-    int waiting_for(int rank) const override;
+    uint64_t waiting(int rank) const override;
     void clear_masks(uint32_t generation) override;
     void leave() override;
     bool left(int rank) const override;

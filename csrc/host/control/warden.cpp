@@ -7,7 +7,8 @@
 namespace deep_ep::host {
 namespace {
 
-constexpr auto kNap = std::chrono::milliseconds(2);
+constexpr auto kNap = std::chrono::milliseconds(5);
+constexpr int kSilentSteps = 2;
 
 }  // namespace
 
@@ -41,27 +42,51 @@ bool Warden::lost(int rank) const {
     return by(false) || by(true);
 }
 
-// It compiles its kernels, or waits for a rank that others are to judge. Of two that wait for each other the lower one
-// masks the higher.
-bool Warden::excused(int rank) const {
+// How many ranks wait for one in an operation that it has come to: one that is behind keeps all others waiting, and
+// that says nothing of why.
+int Warden::waiters_for(int rank) const {
+    const uint64_t at = wire::announced_operation(control_->announcement(rank));
+    int waiters = 0;
+    for (int other = 0; other < post_.ranks; ++other) {
+        const bool counted = other == post_.rank || counts(other);
+        if (!counted || wire::waited_for(control_->waiting(other)) != rank) continue;
+        waiters += wire::announced_operation(control_->announcement(other)) <= at;
+    }
+    return waiters;
+}
+
+// It tells of a wait, and goes on to do so: one that has died told of its last wait, and tells nothing new.
+bool Warden::waits(int rank, Suspect& suspect) const {
+    const uint64_t waiting = control_->waiting(rank);
+    suspect.silent = waiting == suspect.waiting ? suspect.silent + 1 : 0;
+    suspect.waiting = waiting;
+    return waiting != 0 && suspect.silent < kSilentSteps;
+}
+
+// It compiles its kernels, or waits for a rank that others are to judge. Of two that wait for each other it is the one
+// that more ranks wait for, else the higher one. One that most ranks wait for is cut off itself.
+bool Warden::excused(int rank, Suspect& suspect) const {
+    const bool waits = this->waits(rank, suspect);
     if (control_->compiling(rank)) return true;
-    const int other = control_->waiting_for(rank);
-    if (other == post_.rank) return rank < post_.rank;
-    return other >= 0 && other < post_.ranks && other != rank && counts(other);
+    if (!waits) return false;
+    const int other = wire::waited_for(control_->waiting(rank));
+    const int for_rank = waiters_for(rank);
+    if (other == post_.rank) {
+        const int for_this = waiters_for(post_.rank);
+        return for_this != for_rank ? for_this > for_rank : rank < post_.rank;
+    }
+    int living = 1;
+    for (int one = 0; one < post_.ranks; ++one) living += counts(one);
+    const bool cut_off = 2 * for_rank > living - 1;
+    return !cut_off && other >= 0 && other < post_.ranks && other != rank && counts(other);
 }
 
 bool Warden::guilty(int rank, Suspect& suspect) {
-    uint64_t told = told_of(rank);
-    if (told == wire::kUnreachable) {
-        // Two that have lost each other both know it: the higher one leaves it to the lower for a while.
-        if (rank > post_.rank) return true;
-        told = wire::kSuspect;
-        __atomic_store_n(post_.suspects + rank, told, __ATOMIC_RELAXED);
-    }
+    const uint64_t told = told_of(rank);
     if (told == suspect.seen) return false;
     suspect.seen = told;
     if (told >= wire::kInexcusable) return true;
-    if (told < wire::kSuspect || excused(rank)) {
+    if (told < wire::kSuspect || excused(rank, suspect)) {
         suspect.accused = 0;
     } else if (suspect.accused == 0) {
         suspect.accused = told;  // what would excuse it may be on its way
@@ -71,14 +96,17 @@ bool Warden::guilty(int rank, Suspect& suspect) {
     return false;
 }
 
-bool Warden::due() const {
-    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock || broken()) return false;
-    if (control_->mail() != mail_) return true;
-    for (int rank = 0; rank < post_.ranks; ++rank) {
-        if (!counts(rank)) continue;
-        const uint64_t told = told_of(rank);
-        if (told != suspects_[static_cast<size_t>(rank)].seen || (told != 0 && lost(rank))) return true;
+bool Warden::due() const noexcept {
+    try {
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (!lock || broken()) return false;
+        if (control_->mail() != mail_) return true;
+        for (int rank = 0; rank < post_.ranks; ++rank) {
+            if (!counts(rank)) continue;
+            const uint64_t told = told_of(rank);
+            if (told != suspects_[static_cast<size_t>(rank)].seen || (told != 0 && lost(rank))) return true;
+        }
+    } catch (...) {
     }
     return false;
 }
@@ -117,6 +145,7 @@ void Warden::add(const wire::RankMask& more) {
     for (int rank = 0; rank < post_.ranks; ++rank) {
         const u32 bit = static_cast<u32>(rank);
         if (!more.has(bit)) continue;
+        if (broken()) return;  // it may have been masked since it looked
         const u32 self = static_cast<u32>(post_.rank);
         control_->tell_masked(rank, wire::abort_word(post_.generation, wire::kMasked, self, rank), post_.generation);
         mine_.add(bit);
@@ -141,12 +170,13 @@ void Warden::publish(const wire::RankMask& more) {
     control_->tell_own_masks(masked_, ++changes_);
 }
 
-void Warden::mask(int rank) {
+bool Warden::mask(int rank) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    if (!counts(rank) || broken()) return;
+    if (broken()) return false;
     wire::RankMask more{};
     more.add(static_cast<u32>(rank));
-    add(more);
+    if (counts(rank)) add(more);
+    return true;
 }
 
 wire::RankMask Warden::masked() const {

@@ -37,8 +37,8 @@ class Warden {
     Warden(const Warden&) = delete;
     Warden& operator=(const Warden&) = delete;
 
-    // Any thread: masks a rank that the caller wants to do without.
-    void mask(int rank);
+    // Any thread: masks a rank that the caller wants to do without. False: this rank has failed, and masks none.
+    bool mask(int rank);
     wire::RankMask masked() const;
     void watch(Lifelines lifelines);
 
@@ -46,22 +46,25 @@ class Warden {
     // `memory`: for this alone, so that what kernels are being launched or waited for with does not stand in the way.
     Warden(WardenPost post, std::unique_ptr<Memory> memory, const MakeControl& make_control);
 
-    // Looks only: whether there is anything to do.
-    bool due() const;
-    // Never throws: what is not done here ends by kernels' timeouts.
+    // Neither throws: what is not done here ends by kernels' timeouts. Looks only: whether there is anything to do.
+    bool due() const noexcept;
     void serve() noexcept;
 
   private:
     struct Suspect {
         uint64_t seen = 0;     // what kernels have told of it
         uint64_t accused = 0;  // what they had told when it had no excuse
+        uint64_t waiting = 0;  // what it had told itself then
+        int silent = 0;        // for how many steps it has told nothing new
     };
 
     uint64_t told_of(int rank) const;
     bool counts(int rank) const;
     bool broken() const;
     bool lost(int rank) const;
-    bool excused(int rank) const;
+    int waiters_for(int rank) const;
+    bool waits(int rank, Suspect& suspect) const;
+    bool excused(int rank, Suspect& suspect) const;
     bool guilty(int rank, Suspect& suspect);
     void judge();
     void read_mail();

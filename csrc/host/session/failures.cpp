@@ -51,21 +51,37 @@ std::unique_ptr<Teller> Runtime::teller() const {
     return ranks.empty() ? nullptr : control_->make_teller(host_word(*claimed_), generation_, ranks);
 }
 
-std::unique_ptr<Warden> Runtime::warden() const {
+std::shared_ptr<Warden> Runtime::new_warden() const {
     if (!options_.masks_ranks) return nullptr;
     return make_warden_({options_.rank, options_.ranks, generation_, mask_,
                          reinterpret_cast<uint64_t*>(suspects_.get()), progress(), lifelines_});
 }
 
+std::shared_ptr<Warden> Runtime::warden() const {
+    const std::lock_guard<std::mutex> guard(warden_mutex_);
+    return warden_;
+}
+
+void Runtime::set_warden(std::shared_ptr<Warden> warden) {
+    const std::lock_guard<std::mutex> guard(warden_mutex_);
+    warden_.swap(warden);
+}
+
+wire::RankMask Runtime::masked() const {
+    const auto warden = this->warden();
+    return warden ? warden->masked() : wire::RankMask{};
+}
+
 void Runtime::watch(const Lifelines::Descriptors& sockets, const Lifelines::Descriptors& processes) {
     lifelines_ = Lifelines(sockets, processes);
     control_->watch(lifelines_);
-    if (warden_) warden_->watch(lifelines_);
+    if (const auto warden = this->warden()) warden->watch(lifelines_);
 }
 
-void Runtime::mask(int rank) {
-    if (!warden_) throw std::logic_error("mask: expected a Buffer that masks ranks");
-    warden_->mask(rank);
+bool Runtime::mask(int rank) {
+    const auto warden = this->warden();
+    if (!warden) throw std::logic_error("mask: expected a Buffer that masks ranks");
+    return warden->mask(rank);
 }
 
 void Runtime::note_told() {
@@ -107,7 +123,7 @@ int Runtime::find_lost(bool left) const {
 }
 
 bool Runtime::abort_if_lost() {
-    if (warden_) return false;  // which masks it
+    if (options_.masks_ranks) return false;  // the warden masks it
     // One that has left may have done so for a reason that it has told, or because a process has died.
     for (const bool left : {false, true}) {
         const int peer = find_lost(left);

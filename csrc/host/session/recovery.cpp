@@ -19,9 +19,10 @@ constexpr uint64_t stage_of(uint64_t attempt, bool again) { return attempt << 1 
 bool Runtime::stop_all(uint64_t nanoseconds) {
     // Nothing is told any more of this generation, whose words others are about to leave.
     teller_.reset();
-    warden_.reset();
+    set_warden(nullptr);
     const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
-    control_->stop_own(word, generation_);
+    // A word that is there stays: it says more, and one that masks this rank keeps its kernels from telling others.
+    if (!aborted()) control_->stop_own(word, generation_);
     if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
     networks_ = {};  // before the next are made: no agent of the old ones is left
     networks_ = make_networks_(*memory_);
@@ -106,7 +107,7 @@ void Runtime::publish(uint32_t generation, const wire::RankMask& mask) {
     generation_ = generation;
     for (const auto& call : calls_) call->generation = generation;
     teller_ = teller();
-    warden_ = warden();
+    set_warden(new_warden());
 }
 
 }  // namespace deep_ep::host

@@ -59,7 +59,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     write_context(sequence(generation_, 0));
     failures_->join(*this);
     teller_ = teller();
-    warden_ = warden();
+    set_warden(new_warden());
     make_spare(static_cast<size_t>(options_.calls));
     if (options_.poison) {
         const wire::HeapLayout heap = heap_layout(options_);
@@ -246,7 +246,7 @@ void Runtime::drain() {
 void Runtime::leave() {
     networks_ = {};
     teller_.reset();
-    warden_.reset();
+    set_warden(nullptr);
     control_->leave();
 }
 

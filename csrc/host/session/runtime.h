@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "host/control/control_plane.h"
@@ -152,9 +153,10 @@ class Runtime final : private FailureCount::Member {
     bool forgive(uint64_t nanoseconds);
 
     // With BufferOptions::masks_ranks: masks a rank now. When it returns that one and this rank's kernels know it.
-    void mask(int rank);
+    // False: this rank has failed, and masks none.
+    bool mask(int rank);
     // The ranks that are masked in this generation, as far as this rank knows.
-    wire::RankMask masked() const { return warden_ ? warden_->masked() : wire::RankMask{}; }
+    wire::RankMask masked() const;
 
     // A rank is known to store nothing any more.
     bool gone(int rank) const;
@@ -203,7 +205,10 @@ class Runtime final : private FailureCount::Member {
     bool abort_if_lost();
     int find_lost(bool left) const;
     bool present(int rank) const { return !mask_.has(static_cast<u32>(rank)); }
-    std::unique_ptr<Warden> warden() const;
+    std::shared_ptr<Warden> new_warden() const;
+    // The one that there is now; null without masks. Callers on other threads may hold it a little longer.
+    std::shared_ptr<Warden> warden() const;
+    void set_warden(std::shared_ptr<Warden> warden);
     void tell_failure(uint64_t word);
     Progress progress() const {
         return {options_.rank, heap_layout(options_), heaps_[static_cast<size_t>(options_.rank)]->base()};
@@ -252,7 +257,8 @@ class Runtime final : private FailureCount::Member {
     const MakeNetworks make_networks_;
     Networks networks_;  // these last, so that they stop first
     std::unique_ptr<Teller> teller_;
-    std::unique_ptr<Warden> warden_;  // null without masks
+    mutable std::mutex warden_mutex_;  // of the pointer
+    std::shared_ptr<Warden> warden_;
 };
 
 }  // namespace deep_ep::host

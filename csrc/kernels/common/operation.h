@@ -90,7 +90,8 @@ class Operation {
     DEEP_EP_DEVICE bool present(u32 rank) const { return !context_.mask.has(rank); }
     // True for a rank that this Buffer goes on without, since some rank has waited for it in vain (P17). This rank's
     // host stores the bit when the rank has been told: the acquire orders what is stored from now on, which that rank
-    // might still read, behind its abort word, at which it looks last.
+    // might still read, behind its abort word, at which it looks last. Threads may see it at different times: what a
+    // block does together never hangs on it.
     DEEP_EP_DEVICE bool masked(u32 rank) const {
         if (!masks_ranks()) return false;
         constexpr u32 kBits = wire::RankMask::kBits;
@@ -168,19 +169,14 @@ class Operation {
         bool arrived = false, over = false, broken = false;
         fabric::Fault fault{};
         do {
-            broken = false;
             device::spin_until(
                 [&] {
                     arrived = ready();
                     over = arrived || failed() || must_leave() || (peer >= 0 && masked(static_cast<u32>(peer)));
                     return over;
                 },
-                [&] {
-                    return broken =
-                               fabric::fault(peers(), fault, [&](u32 r) { return masked(r) || patience.knows(r); });
-                },
-                patience.deadline(), &note);
-        } while (!over && (broken ? patience.outlasts(fault.peer) : patience.extend()));
+                [&] { return broken = !masks_ranks() && fabric::fault(peers(), fault); }, patience.deadline(), &note);
+        } while (!over && !broken && patience.extend());
         patience.end(arrived);
         if (arrived) return true;
         if (!failed() && !must_leave() && peer >= 0 && masked(static_cast<u32>(peer))) return false;
@@ -229,6 +225,8 @@ class Operation {
             if (!present(r) || masked(r)) continue;
             wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), use_ * wire::kUnit);
         }
+        // `free` may have come while the others went on without this rank.
+        if (threadIdx.x == 0 && masks_ranks() && !failed() && must_leave()) give_up(Phase::kNone, -1, 0, 0);
         return meet();
     }
 

@@ -22,19 +22,9 @@ class Patience {
     // It has passed. True: the wait goes on, to the next one.
     DEEP_EP_DEVICE bool extend() { return asks() && tell(); }
 
-    // A fabric reaches a rank no longer. True: the wait goes on, until the host has masked it.
-    DEEP_EP_DEVICE bool outlasts(u32 unreachable) {
-        if (!asks()) return false;
-        unreachable_ = static_cast<i32>(unreachable);
-        device::store_relaxed<Scope::kSystem>(context_.suspects + unreachable, wire::kUnreachable);
-        return true;
-    }
-    // What this wait has found before is not found again.
-    DEEP_EP_DEVICE bool knows(u32 unreachable) const { return unreachable_ == static_cast<i32>(unreachable); }
-
     // The wait has ended.
     DEEP_EP_DEVICE void end(bool arrived) {
-        if (steps_ != 0) withdraw(arrived);
+        if (told_ != 0) withdraw(arrived);
     }
 
   private:
@@ -58,24 +48,24 @@ class Patience {
         if (device::load_relaxed<Scope::kSystem>(suspect) < steps_) {
             device::store_relaxed<Scope::kSystem>(suspect, steps_);
         }
-        device::store_relaxed<Scope::kSystem>(&header()->waiting, waiting());
+        const i32 other = wire::waited_for(device::load_relaxed<Scope::kSystem>(&header()->waiting));
+        if (other < 0 || other >= peer_) {
+            told_ = wire::waiting_word(static_cast<u32>(peer_), steps_);
+            device::store_relaxed<Scope::kSystem>(&header()->waiting, told_);
+        }
         return steps_ < wire::kUnanswered;
     }
     DEEP_EP_DEVICE_CALL void withdraw(bool arrived) {
-        // Another thread's stays: it may wait for another rank.
-        device::cas_acq_rel<Scope::kSystem>(&header()->waiting, waiting(), u64{0});
-        u64* const suspect = context_.suspects + peer_;
-        if (arrived && device::load_relaxed<Scope::kSystem>(suspect) != wire::kUnreachable) {
-            device::store_relaxed<Scope::kSystem>(suspect, u64{0});
-        }
+        // Another thread's stays, which tells of its own wait at its next step.
+        device::cas_acq_rel<Scope::kSystem>(&header()->waiting, told_, u64{0});
+        if (arrived) device::store_relaxed<Scope::kSystem>(context_.suspects + peer_, u64{0});
     }
-    DEEP_EP_DEVICE u64 waiting() const { return static_cast<u64>(peer_) + 1; }
 
     const Context& context_;
     const u64 timeout_ns_;
     const i32 peer_;
-    i32 unreachable_ = -1;
     u64 steps_ = 0;
+    u64 told_ = 0;  // what it has stored in `waiting` last
     u64 masks_seen_ = 0;
     u64 deadline_;
 };

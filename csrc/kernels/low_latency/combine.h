@@ -142,10 +142,10 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     const u32 ranks = shape.ranks();
     for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
         const u32 owner = (op.rank() + 1 + i) % ranks;
-        if (!op.present(owner) || op.masked(owner)) continue;
+        if (!op.present(owner)) continue;
         if (op.mapped(owner)) {
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + args.layout.header(op.rank()));
-            if (threadIdx.x == 0) write_header(op, place, args.published);
+            if (threadIdx.x == 0 && op.may_send(owner)) write_header(op, place, args.published);
         } else if (!put_results(args, op, shape, owner)) {
             return false;
         }

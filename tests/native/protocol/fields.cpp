@@ -41,7 +41,7 @@ struct Bench {
         memory.add(kReturnedKey, {0, kReturned, sizeof(u64), reinterpret_cast<u8*>(&returned)});
         const nic::SharedQueue shared{ring, &record, &doorbell, &cqe};
         queue = std::make_unique<nic::SendQueue>(
-            nic::Connection{0, 1, kNumber}, shared, memory, options, [](u32) { return 0u; }, nullptr);
+            nic::Connection{0, 1, kNumber, {}}, shared, memory, options, [](u32) { return 0u; }, nullptr);
     }
     Block write(u64 index, u64 source = 0, u64 target = 0, u32 bytes = 64) const {
         Block block{};

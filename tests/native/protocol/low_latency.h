@@ -61,11 +61,13 @@ inline float decoded(u8 e4m3, u8 exponent) {
     return (e4m3 & 0x80) != 0 ? -magnitude : magnitude;
 }
 
-// One dispatch of a rank's tokens, and combines of what experts make of them.
+// One dispatch of a rank's tokens, and combines of what experts make of them. `lost`: a rank that may be masked at any
+// time, kRanks: none. What comes of it comes as a whole or not at all, and its own calls fail from then on.
 class Trip {
   public:
-    Trip(Buffer& buffer, const Case& of, u32 number)
-        : buffer_(buffer),
+    Trip(Buffer& buffer, const Case& of, u32 number, u32 lost = kRanks)
+        : lost_(lost),
+          buffer_(buffer),
           of_(of),
           number_(number),
           rank_(buffer.rank),
@@ -119,12 +121,16 @@ class Trip {
         write_over_sent();
     }
     void receive() {
+        if (failed_) return;
         host::low_latency::finish(buffer_.runtime(), *call_);
         finish_dispatch();
     }
+    // This rank is masked.
+    bool failed() const { return failed_; }
 
     // `publish`: peers that see this rank's results read them where they are.
     void combine(bool whole, bool publish) {
+        if (failed_) return;
         write_results();
         for (u32 i = 0; i < idx_.size(); ++i) {
             const u32 t = i / of_.sizes.topk, k = i % of_.sizes.topk;
@@ -145,6 +151,7 @@ class Trip {
         if (!publish) write_over_results();
     }
     void receive_sums() {
+        if (failed_) return;
         host::low_latency::finish(buffer_.runtime(), *call_);
         finish_combine();
     }
@@ -186,19 +193,36 @@ class Trip {
             }
         }
     }
-    void await_half() {
+    // False, and the rank goes no further: it is masked.
+    bool ends_well() {
         buffer_.runtime().wait(*call_);
-        expect(call_->failure().mark == 0, whose() + "the sending half has failed");
+        const wire::Failure failure = call_->failure();
+        failed_ = failure.mark != 0;
+        const bool masked = rank_ == lost_ && failure.cause == wire::kMasked;
+        expect(!failed_ || masked, whose() + "failed: " + wire::phase_name(static_cast<wire::Phase>(failure.phase)));
+        return !failed_;
     }
+    void await_half() { ends_well(); }
     void finish_dispatch() {
-        end_well(buffer_, call_);
+        if (!ends_well()) return;
+        buffer_.runtime().retire(call_);
         write_over_sent();
+        leave_out_lost();
         check_rows();
     }
     void finish_combine() {
-        end_well(buffer_, call_);
+        if (!ends_well()) return;
+        buffer_.runtime().retire(call_);
         write_over_results();
         check_sums();
+    }
+    // Where no expert here has a row of the lost rank's, none was to come.
+    void leave_out_lost() {
+        if (lost_ == kRanks) return;
+        for (u32 e = 0; e < of_.local(); ++e) {
+            if (static_cast<u32>(ranges_[e * kRanks + lost_]) != 0) return;
+        }
+        for (auto& rows : rows_) std::erase_if(rows, [this](const Row& row) { return row.source == lost_; });
     }
 
     void check_rows() const {
@@ -223,6 +247,7 @@ class Trip {
         const auto [source, t] = rows_[e][row];
         const u32 hidden = of_.sizes.hidden, index = e * of_.rows() + row;
         expect(row_token_[index] == static_cast<i32>(t), what + "token at the source");
+        if (source == lost_ && is_zero(index)) return;
         for (u32 h = 0; h < hidden; ++h) {
             if (!of_.cast()) {
                 expect(recv_x_.as<u16>()[index * hidden + h] == sent(source, t, h), what + "x");
@@ -237,25 +262,39 @@ class Trip {
                    what + "x, cast");
         }
     }
+    bool is_zero(u32 index) const {
+        const u8* const row = recv_x_.data() + index * of_.x_bytes();
+        return std::all_of(row, row + of_.x_bytes(), [](u8 byte) { return byte == 0; }) &&
+               (!of_.cast() || recv_scales_.as<u32>()[index] == 0);
+    }
+    // All with the results of the lost rank, or all without.
     void check_sums() const {
+        const u32 wrong = wrong_sum(kRanks);
+        expect(wrong == tokens_ || (lost_ != kRanks && wrong_sum(lost_) == tokens_),
+               whose() + "sum of token " + std::to_string(wrong));
+        sums_.check(whose());
+    }
+    // The first token whose sum is not that of its results but for those of a rank; or how many tokens there are.
+    u32 wrong_sum(u32 without) const {
         for (u32 t = 0; t < tokens_; ++t) {
             for (u32 h = 0; h < of_.sizes.hidden; ++h) {
                 u32 sum = 0;
                 for (u32 k = 0; k < of_.sizes.topk; ++k) {
                     const i64 id = choice(of_, number_, rank_, t, k);
-                    if (id < 0 || left_out(t, k)) continue;
+                    if (id < 0 || left_out(t, k) || static_cast<u32>(id) / of_.local() == without) continue;
                     sum += weight(t, k) * result(static_cast<u32>(id), rank_, t, h);
                 }
-                expect(sums_.as<u16>()[t * of_.sizes.hidden + h] == bf16(sum),
-                       whose() + "sum of token " + std::to_string(t));
+                if (sums_.as<u16>()[t * of_.sizes.hidden + h] != bf16(sum)) return t;
             }
         }
-        sums_.check(whose());
+        return tokens_;
     }
 
     struct Row {
         u32 source, token;
     };
+    const u32 lost_;
+    bool failed_ = false;
     Buffer& buffer_;
     const Case& of_;
     const u32 number_, rank_, tokens_;
@@ -269,11 +308,15 @@ class Trip {
     std::shared_ptr<host::Call> call_;
 };
 
-inline void run(uint64_t seed, Setup setup) {
+inline void make_room(Setup& setup) {
     for (const Case* of : {&kUnits, &kCast, &kPuts}) {
         const u64 bytes = host::low_latency::region_bytes(of->sizes, kRanks, setup.fabric != "peer");
         setup.region_bytes = std::max(setup.region_bytes, wire::align_up(bytes, 128));
     }
+}
+
+inline void run(uint64_t seed, Setup setup) {
+    make_room(setup);
     World world;
     planted::run_world(kRanks, seed, [&](int r) {
         Buffer buffer(world, static_cast<u32>(r), setup);

@@ -7,6 +7,7 @@
 #include "failing.h"
 #include "fields.h"
 #include "low_latency.h"
+#include "masks.h"
 #include "normal_mode.h"
 #include "posters.h"
 #include "quiet.h"
@@ -42,6 +43,9 @@ int main(int argc, char** argv) {
     const auto low_latency = [&](const char* fabric) {
         return [=](uint64_t seed) { low_latency_mode::run(seed, {fabric, true, kTight, 2, longer}); };
     };
+    const auto masks = [&](const char* fabric) {
+        return [=](uint64_t seed) { masks::run(seed, {fabric, true, kTight, 2, longer}); };
+    };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal("peer", true, kAmple)},
         {"peer rounds", normal("peer", false, kTight)},
@@ -70,6 +74,10 @@ int main(int argc, char** argv) {
         {"low latency weak", low_latency("weak")},
         {"low latency ibgda", low_latency("ibgda")},
         {"low latency mixed", low_latency("mixed")},
+        {"masks", masks("peer")},
+        {"masks weak", masks("weak")},
+        {"masks ibgda", masks("ibgda")},
+        {"masks mixed", masks("mixed")},
         {"fields", fields::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},

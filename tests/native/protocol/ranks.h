@@ -26,6 +26,7 @@ struct Setup {
     u64 region_bytes;    // small ones make chunks of few rows
     int regions;
     nic::Options nic;
+    bool masks_ranks = false;
 };
 
 constexpr u32 kRanks = 3, kTopk = 2, kExperts = 6, kHidden = 40, kRowBytes = 2 * kHidden, kBlocks = 2;
@@ -112,6 +113,7 @@ class Buffer {
         options.calls = 2;
         options.call_words = host::normal::kCallWords;
         options.poison = true;
+        options.masks_ranks = setup.masks_ranks;
         options.has_remote = setup.fabric != "peer";
         for (u32 peer = 0; peer < kRanks; ++peer) {
             options.routes.push_back(host::route_named(route(peer)));

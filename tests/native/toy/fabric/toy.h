@@ -32,9 +32,6 @@ DEEP_EP_DEVICE bool quiet(const Peers&, Toy&, Waiter&, Completion&) {
     return true;
 }
 
-template <class Known>
-DEEP_EP_DEVICE bool fault(const Peers&, const Toy&, Fault&, Known) {
-    return false;
-}
+DEEP_EP_DEVICE bool fault(const Peers&, const Toy&, Fault&) { return false; }
 
 }  // namespace deep_ep::fabric
