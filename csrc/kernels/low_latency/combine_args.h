@@ -29,12 +29,14 @@ struct CombineShared {
     SharedArray<const u8*> rows;       // [warps, topk] the results of a token
     SharedArray<float> weights;        // [warps, topk]
     SharedArray<const u8*> published;  // [ranks] a rank's results, if this one reads them there
+    SharedArray<u32> kept;             // [2, warps] which have written rests of a put's rows
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
         : rows(cut.take<const u8*>(block.warps * block.topk)),
           weights(cut.take<float>(block.warps * block.topk)),
           published(cut.take<const u8*>(block.ranks)),
+          kept(cut.take<u32>(2 * block.warps)),
           bytes(cut.end()) {}
 };
 
