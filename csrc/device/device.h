@@ -58,6 +58,13 @@
 //     void warp_cast_e4m3(dst, src, elements, scales)
 //                                  a row of bf16 to one of e4m3 with its scales behind it, as e4m3.h has them; elements
 //                                  a multiple of kScaleGroup; else as warp_copy
+//     bool warp_cast_logfmt(head, rest, src, elements)
+//                                  a row of bf16 to the head and the rest of one of LogFMT, as logfmt.h has them; elements
+//                                  a multiple of kLogGroup; else as warp_copy. Each lane is told whether a group of its
+//                                  own stays bf16: where no lane's does, the rest was not written
+//     void warp_weighted_sum_logfmt(dst, src[], weights[], n, elements, rows)
+//                                  warp_weighted_sum_bf16 of rows of LogFMT, whose heads are src[] and whose rests
+//                                  lie as `rows` says; elements a multiple of kLogGroup
 //   The warp collectives read `dst`, `src` and `weights` arrays that all lanes see (shared memory or equal per-lane copies).
 // clang-format on
 #pragma once

@@ -40,7 +40,7 @@ struct Piece {
     u64 target;
     u64 bytes;
 };
-constexpr u32 kMaxPieces = 2;
+constexpr u32 kMaxPieces = 3, kUsualPieces = 2;  // of a put
 
 // A signal word of the peer's.
 struct Word {

@@ -1,6 +1,7 @@
 // The calls of low-latency mode.
 #include "host/modes/low_latency/calls.h"
 
+#include "device/logfmt.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -28,9 +29,10 @@ void bind_types(py::module_& m) {
         .value("EXPONENTS", Scales::kExponents);
     py::class_<Sizes>(m, "Sizes")
         .def(py::init([](uint32_t most_tokens, uint32_t hidden, uint32_t topk, uint32_t experts, uint32_t id_bytes,
-                         Scales scales) { return Sizes{most_tokens, hidden, topk, experts, id_bytes, scales}; }),
+                         Scales scales,
+                         bool logfmt) { return Sizes{most_tokens, hidden, topk, experts, id_bytes, scales, logfmt}; }),
              py::kw_only(), py::arg("most_tokens"), py::arg("hidden"), py::arg("topk"), py::arg("experts"),
-             py::arg("id_bytes"), py::arg("scales"));
+             py::arg("id_bytes"), py::arg("scales"), py::arg("logfmt"));
     py::class_<DispatchTensors>(m, "DispatchTensors")
         .def(py::init<>())
         .def_readwrite("x", &DispatchTensors::x)
@@ -62,9 +64,11 @@ void bind_low_latency(py::module_& module) {
     m.attr("MOST_EXPERTS") = wire::kMostRoutedExperts;
     m.attr("MOST_RESULTS") = wire::kMostResults;
     m.attr("SCALE_GROUP") = kScaleGroup;
+    m.attr("LOG_GROUP") = kLogGroup;
     m.def("region_bytes", &host::low_latency::region_bytes, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
           py::arg("has_remote"));
     m.def("put_bytes", &host::low_latency::put_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("most_put_bytes", &host::low_latency::most_put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("fits_shared_memory", &host::low_latency::fits_shared_memory, py::arg("runtime"), py::arg("sizes"));
     m.def("dispatch", &host::low_latency::dispatch, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"),
           py::arg("tensors"), py::arg("origins"), py::kw_only(), py::arg("whole"), py::arg("blocks"), NoGil());

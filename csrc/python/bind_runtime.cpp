@@ -461,7 +461,7 @@ void bind_runtime(py::module_& m) {
                  return runtime.arena()->contains(reinterpret_cast<const void*>(address), bytes);
              })
         .def_property_readonly("arena_bytes", [](const Runtime& runtime) { return runtime.arena()->bytes(); })
-        .def_property_readonly("most_put_bytes", &Runtime::most_put_bytes)
+        .def_property_readonly("most_put_bytes", [](const Runtime& runtime) { return runtime.most_put_bytes(); })
         .def_property_readonly("arena_used", [](const Runtime& runtime) { return runtime.arena()->used(); })
         .def("heap_offset",
              [](const Runtime& runtime, uint64_t address) {

@@ -9,6 +9,7 @@
 #include "cpu/vector/vector.h"
 #include "device/bf16.h"
 #include "device/e4m3.h"
+#include "device/logfmt.h"
 #include "python/bindings.h"
 
 namespace deep_ep::python {
@@ -72,6 +73,26 @@ void round_to_e4m3(uintptr_t dst, uintptr_t src, size_t n) {
     for (size_t i = 0; i < n; ++i) pointer<u8>(dst)[i] = float_to_e4m3(pointer<const float>(src)[i]);
 }
 
+// What comes back of groups that are cast, and of those that stay as they are.
+void round_to_logfmt(uintptr_t dst, uintptr_t src, size_t n) {
+    if (n % kLogGroup != 0) throw std::invalid_argument("n: expected a multiple of " + std::to_string(kLogGroup));
+    for (size_t begin = 0; begin < n; begin += kLogGroup) {
+        const auto* const from = pointer<const u16>(src) + begin;
+        float* const to = pointer<float>(dst) + begin;
+        LogGroup group = LogGroup::none();
+        for (size_t i = 0; i < kLogGroup; ++i) group.add(from[i]);
+        group = group.bounded();
+        for (size_t i = 0; i < kLogGroup; i += kLogPiece) {
+            u32 words[kLogPiece / 2];
+            std::memcpy(words, from + i, sizeof(words));
+            const LogPiece piece = LogPiece::of(words, group, group.rate());
+            for (u32 e = 0; e < kLogPiece; ++e) {
+                to[i + e] = group.is_cast() ? piece.decoded(e, group, group.step()) : bf16_to_float(from[i + e]);
+            }
+        }
+    }
+}
+
 void widen_to_float(uintptr_t dst, uintptr_t src, size_t n) {
     for (size_t i = 0; i < n; ++i) pointer<float>(dst)[i] = bf16_to_float(pointer<const u16>(src)[i]);
 }
@@ -92,6 +113,8 @@ void bind_vector(py::module_& m) {
           "The instruction sets sum_row has a version for and this CPU has, widest first.");
     m.def("round_to_bf16", round_to_bf16, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
           "Round n floats to nearest even.");
+    m.def("round_to_logfmt", round_to_logfmt, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
+          "Rounds bfloat16 in groups of LOG_GROUP to LogFMT, to fp32.");
     m.def("round_to_e4m3", round_to_e4m3, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
           "Round n floats to float8_e4m3fn, to nearest even; what is too large becomes the largest.");
     m.def("widen_to_float", widen_to_float, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),

@@ -2,7 +2,10 @@
 // compute all places from what all ranks know: Buffer and sizes. No place depends on how many tokens a call has.
 //
 //   dispatch   routing of each source | this rank's rows, for ranks that are mapped to read | rows of each other source
-//   combine    header of each source | rows that mapped sources publish | slots of mapped sources | of the others
+//   combine    header of each source | rows that mapped sources publish | slots of mapped sources | of the others |
+//              rests of all slots
+//
+// Results that travel as LogFMT (device/logfmt.h) have their heads in the slots.
 //
 // Where some rank is not mapped, what is sent to such ranks is built behind that, in the sender's own region, likewise
 // for each destination.
@@ -70,7 +73,8 @@ struct LowLatencyLayout {
     u32 experts_per_rank;
     u32 x_bytes;       // of a row of dispatch
     u32 scales_bytes;  // 0: rows have none
-    u32 result_bytes;  // of a row of combine
+    u32 result_bytes;  // of a row of combine, or of its head
+    u32 rest_bytes;    // of the rest of such a row; 0: results travel as they are
     u32 has_remote;    // some pair of ranks of this Buffer is not load/store-reachable
     u32 row_puts;      // 1 to kMostRowPuts
 
@@ -113,11 +117,16 @@ struct LowLatencyLayout {
         return align_up(published_row(most_results()), kPieceBytes) + slot * result_bytes;
     }
     constexpr u64 slots() const { return most_results() * (has_remote != 0 ? 2 : 1); }
-    constexpr u64 header_send(u32 destination) const { return slot(slots()) + header(destination); }
+    constexpr u64 rest(u64 slot) const { return this->slot(slots()) + slot * rest_bytes; }
+    constexpr u64 header_send(u32 destination) const { return rest(slots()) + header(destination); }
+    // One message's slots, and behind them their rests.
     constexpr u64 results_send(u32 destination) const {
-        return header_send(ranks) + destination * most_results_of_rank() * result_bytes;
+        return header_send(ranks) + destination * most_results_of_rank() * (result_bytes + rest_bytes);
     }
-    constexpr u64 combine_bytes() const { return has_remote != 0 ? results_send(ranks) : slot(slots()); }
+    constexpr u64 rests_send(u32 destination) const {
+        return results_send(destination) + most_results_of_rank() * result_bytes;
+    }
+    constexpr u64 combine_bytes() const { return has_remote != 0 ? results_send(ranks) : rest(slots()); }
 };
 
 }  // namespace deep_ep::wire

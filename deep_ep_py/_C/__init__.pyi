@@ -54,6 +54,7 @@ __all__: list[str] = [
     "pretouch",
     "round_to_bf16",
     "round_to_e4m3",
+    "round_to_logfmt",
     "sum_instructions",
     "sum_row",
     "syndrome_name",
@@ -402,6 +403,11 @@ def round_to_bf16(dst: int, src: int, n: int) -> None:
 def round_to_e4m3(dst: int, src: int, n: int) -> None:
     """
     Round n floats to float8_e4m3fn, to nearest even; what is too large becomes the largest.
+    """
+
+def round_to_logfmt(dst: int, src: int, n: int) -> None:
+    """
+    Rounds bfloat16 in groups of LOG_GROUP to LogFMT, to fp32.
     """
 
 def sum_instructions() -> list[str]:

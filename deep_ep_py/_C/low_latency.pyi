@@ -10,6 +10,7 @@ import typing
 __all__: list[str] = [
     "CombineTensors",
     "DispatchTensors",
+    "LOG_GROUP",
     "MOST_EXPERTS",
     "MOST_RESULTS",
     "Origins",
@@ -20,6 +21,7 @@ __all__: list[str] = [
     "dispatch",
     "finish",
     "fits_shared_memory",
+    "most_put_bytes",
     "put_bytes",
     "region_bytes",
 ]
@@ -65,7 +67,7 @@ class Scales:
 
 class Sizes:
     def __init__(
-        self, *, most_tokens: int, hidden: int, topk: int, experts: int, id_bytes: int, scales: Scales
+        self, *, most_tokens: int, hidden: int, topk: int, experts: int, id_bytes: int, scales: Scales, logfmt: bool
     ) -> None: ...
 
 class DispatchTensors:
@@ -153,9 +155,11 @@ def dispatch(
 ) -> deep_ep_py._C.Call: ...
 def finish(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> None: ...
 def fits_shared_memory(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> bool: ...
+def most_put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def region_bytes(sizes: Sizes, *, ranks: int, has_remote: bool) -> int: ...
 
+LOG_GROUP: int = 128
 MOST_EXPERTS: int = 65535
 MOST_RESULTS: int = 2097151
 SCALE_GROUP: int = 128

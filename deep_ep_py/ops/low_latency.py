@@ -82,12 +82,14 @@ def low_latency_dispatch(
     return Received(recv_x, scales if use_fp8 else None, counts, routes)
 
 
-def low_latency_combine(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> Tensor:
+def low_latency_combine(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str, use_logfmt: bool = False
+) -> Tensor:
     """Send the experts' results back to their tokens, and sum them with the tokens' weights.
 
     Parameters
     ----------
-    x, topk_idx, topk_weights
+    x, topk_idx, topk_weights, use_logfmt
         As `Buffer.low_latency_combine` takes them.
     routes : list of torch.Tensor
         `Received.routes` of the same Buffer.
@@ -104,7 +106,7 @@ def low_latency_combine(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, route
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.low_latency_combine`; and if `routes` are not of this Buffer.
     """
-    return combine_op(x, topk_idx, topk_weights, routes, group)
+    return combine_op(x, topk_idx, topk_weights, routes, use_logfmt, group)
 
 
 @torch.library.custom_op(
@@ -167,20 +169,22 @@ def _(
 @torch.library.custom_op(
     "deep_ep::low_latency_combine",
     mutates_args=(),
-    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor[] routes, str group) -> Tensor",
+    schema="(Tensor x, Tensor topk_idx, Tensor topk_weights, Tensor[] routes, bool use_logfmt, str group) -> Tensor",
 )
-def combine_op(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> Tensor:
+def combine_op(
+    x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], use_logfmt: bool, group: str
+) -> Tensor:
     """Send results back to their tokens, and sum them."""
     buffer = buffer_of(group)
     handle = _to_handle(buffer, routes, topk_idx.shape[0])
     combined, _, _ = buffer.low_latency_combine(
-        x.contiguous(), topk_idx.contiguous(), topk_weights.contiguous(), handle
+        x.contiguous(), topk_idx.contiguous(), topk_weights.contiguous(), handle, use_logfmt=use_logfmt
     )
     return combined
 
 
 @combine_op.register_fake
-def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], group: str) -> Tensor:
+def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], use_logfmt: bool, group: str) -> Tensor:
     return x.new_empty((topk_idx.shape[0], x.shape[2]))
 
 

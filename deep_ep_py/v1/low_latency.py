@@ -38,7 +38,7 @@ class LowLatencySurface:
         num_topk: int | None = None,
         regions: int = _V1_REGIONS,
     ) -> int:
-        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode, rows of any type.
+        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode, rows of any type, results also as LogFMT.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class LowLatencySurface:
         if num_topk is not None:
             topk = arguments.integer("num_topk", num_topk, 1, arguments.MAX_TOPK)
         sizes = Sizes.checked(num_max_dispatch_tokens_per_rank, hidden, topk, num_experts, num_ranks)
-        return sizes.buffer_bytes(num_ranks, regions, has_remote=num_ranks > 1)
+        return sizes.buffer_bytes(num_ranks, regions, has_remote=num_ranks > 1, logfmt=sizes.has_logfmt)
 
     def low_latency_dispatch(
         self,
@@ -185,11 +185,18 @@ class LowLatencySurface:
         handle : tuple
             Of the dispatch; may be used again, also as a tuple that was rebuilt of its elements.
         use_logfmt : bool
-            Must be False.
+            Results travel as LogFMT where that is accurate: for every 128 elements, of which `hidden` must then be a
+            multiple, 160 bytes instead of 256, and 4 for their range. An element is a sign and a code of 9 bits: 0 is
+            zero, 1 to 511 divide the logarithms evenly between the least magnitude of the 128 that is not zero and the
+            largest. The logarithm is that of the float format: linear from one power of two to the next. Where the 128
+            lie within 510 steps of bfloat16, almost a factor of 16, all come back bit by bit; where they span 2**n, one
+            is off by at most n / 1020 of itself. What is less than 2**-32 of the largest becomes zero. The 128 stay
+            bfloat16 if one of them is 1 or more, an infinity, or a NaN. All targets give the same bits; they are not
+            DeepEP's, whose logarithm is exact up to rounding. The same on all ranks; not with `zero_copy`.
         zero_copy : bool
             The results are not in `x` but where `get_next_low_latency_combine_buffer` has said for this handle.
             Other ranks read them there: all ranks call the hook of such a combine at the same place among their other
-            calls and hooks, and one that is dropped breaks the Buffer.
+            calls and hooks, and one that is dropped breaks the Buffer. Not with `use_logfmt`.
         async_finish, return_recv_hook : bool
             As in `low_latency_dispatch`.
         out : torch.Tensor, optional
@@ -200,8 +207,8 @@ class LowLatencySurface:
         Returns
         -------
         combined_x : torch.Tensor
-            bfloat16 [tokens, hidden]: the sum over a token's choices, in their order, of weight times result, in fp32,
-            rounded once.
+            bfloat16 [tokens, hidden]: the sum over a token's choices, in their order, of weight times result, or what
+            LogFMT has made of it, in fp32, rounded once.
         event : EventOverlap
         hook : callable or None
 

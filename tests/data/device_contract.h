@@ -3,6 +3,7 @@
 
 #include "device/bf16.h"
 #include "device/device.h"
+#include "device/logfmt.h"
 #include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
 
@@ -82,6 +83,10 @@ DEEP_EP_KERNEL void contract(const ContractArgs args) {
     copies.to_many(args.targets, args.count, args.rows + row, row_bytes, true);
     copies.finish();
     device::warp_sum_bf16(args.rows + row, args.sources, args.count, args.bias, nullptr, row_bytes / 2);
+    const LogRows log_rows{args.sources[0], args.bias, log_row_bytes(row_bytes / 2), log_rest_bytes(row_bytes / 2)};
+    const auto* const weights = reinterpret_cast<const float*>(args.words32);
+    if (device::warp_cast_logfmt(args.targets[0], args.bias, args.rows + row, row_bytes / 2)) totals[threadIdx.x] += 1;
+    device::warp_weighted_sum_logfmt(args.rows + row, args.sources, weights, args.count, row_bytes / 2, log_rows);
 
     if (threadIdx.x == 0 && blockIdx.x < gridDim.x - 1) {
         const device::WaitNote note{"test: words64", -1, 1, args.words64};

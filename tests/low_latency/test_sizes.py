@@ -125,7 +125,8 @@ def test_bad_arguments_of_a_combine() -> None:
                 ({"handle": (src_info.clone(), ranges, *numbers)}, "handle: .*a copy or another tensor"),
                 ({"handle": (src_info, ranges, 8, 128, 4)}, "handle: .*not of one dispatch"),
                 ({"handle": (src_info[1:], ranges, *numbers)}, "handle: .*not of one dispatch"),
-                ({"use_logfmt": True}, "use_logfmt=True: expected False"),
+                ({"use_logfmt": None}, "use_logfmt=None: expected a bool"),
+                ({"use_logfmt": True, "zero_copy": True}, "use_logfmt=True: expected False with zero_copy=True"),
                 ({"zero_copy": True}, "zero_copy=True: expected get_next_low_latency_combine_buffer"),
             ):
                 with pytest.raises((ValueError, TypeError), match=message):

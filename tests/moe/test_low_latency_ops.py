@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import logfmt
 from deep_ep_py import ops
 from deep_ep_py.ops import low_latency
 from deep_ep_py.testing import run_ranks
@@ -53,6 +54,20 @@ def test_values(cast: str) -> None:
     run_ranks(SIZES.ranks, on_each_rank, seed=1)
 
 
+def test_results_as_logfmt() -> None:
+    work = logfmt.spread(Work.of(SIZES))
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "mixed") as buffer:
+            rank, name = buffer.rank, ops.register(buffer, f"rank {group.rank()}")
+            ids = work.topk_idx[rank]
+            routes = ops.low_latency_dispatch(work.x[rank], ids, SIZES.most_tokens, SIZES.experts, name).routes
+            given = (work.results[rank], ids, work.weights[rank], routes, name)
+            check_combine(work, rank, ops.low_latency_combine(*given, use_logfmt=True))
+
+    run_ranks(SIZES.ranks, on_each_rank, seed=1)
+
+
 @pytest.mark.once
 def test_routes_that_are_refused() -> None:
     sizes = Sizes("one", 1, (5,), 8, 128, 2, 4)
@@ -86,7 +101,8 @@ def test_torch_finds_nothing_wrong_with_them(cast: str) -> None:
             tests = ("test_schema", "test_faketensor")
             torch.library.opcheck(low_latency.dispatch_op, given, test_utils=tests)
             routes = low_latency.dispatch_op(*given)[3]
-            given = (work.results[0].nan_to_num(), work.topk_idx[0], work.weights[0], routes, name)
-            torch.library.opcheck(low_latency.combine_op, given, test_utils=tests)
+            for use_logfmt in (False, True):
+                given = (work.results[0].nan_to_num(), work.topk_idx[0], work.weights[0], routes, use_logfmt, name)
+                torch.library.opcheck(low_latency.combine_op, given, test_utils=tests)
 
     run_ranks(1, on_each_rank, seed=1)

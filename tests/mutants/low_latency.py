@@ -8,6 +8,8 @@ _OPERATION = "kernels/common/operation.h"
 _SEND = "kernels/low_latency/dispatch_send.h"
 _RECEIVE = "kernels/low_latency/dispatch_receive.h"
 _COMBINE = "kernels/low_latency/combine.h"
+_LOGFMT_ROWS = "kernels/low_latency/logfmt_rows.h"
+_LOGFMT = "device/logfmt.h"
 _MAPPED = ("low latency", "low latency mixed")
 _PUTS = ("low latency weak", "low latency ibgda")
 
@@ -310,6 +312,55 @@ MUTANTS: tuple[Mutant, ...] = (
         _COMBINE,
         "    if (args.topk_idx.get(choice) < 0) return nullptr;\n",
         "",
+        "fast",
+        "low latency",
+    ),
+    # --- results that travel as LogFMT
+    one(
+        "low latency: rests left out of a put that has some",
+        _COMBINE,
+        "any_kept(kept) ? 3 : 2",
+        "2",
+        "fast",
+        *_PUTS,
+    ),
+    one(
+        "low latency: one note of what was kept for all puts",
+        _COMBINE,
+        "kept + puts++ % 2 * device::warps()",
+        "kept",
+        "tsan",
+        *_PUTS,
+    ),
+    one(
+        "low latency: the first warp's note of what was kept for all",
+        _LOGFMT_ROWS,
+        "any = any || kept[warp] != 0;",
+        "any = any || kept[0] != 0;",
+        "exact",
+        *_PUTS,
+    ),
+    one(
+        "low latency: the first slot's rest for all",
+        _LOGFMT,
+        "return rests + static_cast<u64>(row) * rest_bytes;",
+        "return rests;",
+        "fast",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: zeros cost a group its range",
+        _LOGFMT,
+        "magnitude != 0 && magnitude < least ? magnitude",
+        "magnitude < least ? magnitude",
+        "fast",
+        "low latency",
+    ),
+    one(
+        "low latency: what has no code gets one",
+        _LOGFMT,
+        "return magnitude < least ? 0 : nearest + 1;",
+        "return nearest + 1;",
         "fast",
         "low latency",
     ),

@@ -170,6 +170,11 @@ def _combine(
     return sums.to(torch.bfloat16)
 
 
+def combined_of(work: Work, rank: int) -> Tensor:
+    """Sum a rank's results, bfloat16 ones or what has been made of them."""
+    return _combine(work.sizes, rank, work.topk_idx[rank], work.weights[rank], work.packed, work.results)
+
+
 @dataclass(frozen=True)
 class Cast:
     """How a dispatch casts, as its options."""
@@ -250,7 +255,8 @@ def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_e
     )
     if fabric == "ibgda" and "nic" not in options:
         # A message has a few requests.
-        longest = max(sizes.most_tokens * min(sizes.topk, sizes.local) * 2 * sizes.hidden, 4096)
+        row_bytes = 2 * sizes.hidden + 64  # words of LogFMT too
+        longest = max(sizes.most_tokens * min(sizes.topk, sizes.local) * row_bytes, 4096)
         most = max(HARSH_NIC.most_bytes, -(-longest // 4 // 16) * 16)
         queues = HARSH_NIC.queues_per_peer if sizes.ranks < 16 else 1
         options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, most_bytes=most)

@@ -7,8 +7,20 @@ import threading
 
 import torch.distributed as dist
 
+import logfmt
 import pretend_gpu
-from low_latency import BF16, CASTS, Sizes, Work, check_dispatch, combine, dispatch, make_buffer, round_trip
+from low_latency import (
+    BF16,
+    CASTS,
+    Sizes,
+    Work,
+    check_combine,
+    check_dispatch,
+    combine,
+    dispatch,
+    make_buffer,
+    round_trip,
+)
 
 
 def main() -> None:
@@ -37,6 +49,10 @@ def main() -> None:
                 check_dispatch(work, buffer.rank, BF16, results)
             for work, results in zip(both, sent, strict=True):
                 combine(buffer, work, results[2], return_recv_hook=True)[2]()
+                spread = logfmt.spread(work)
+                combined, _, hook = combine(buffer, spread, results[2], use_logfmt=True, return_recv_hook=True)
+                hook()
+                check_combine(spread, buffer.rank, combined)
     dist.destroy_process_group()
 
 

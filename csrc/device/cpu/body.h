@@ -8,4 +8,5 @@
 
 #include "device/cpu/cast.h"
 #include "device/cpu/copy.h"
+#include "device/cpu/logfmt.h"
 #include "device/cpu/row_copies.h"

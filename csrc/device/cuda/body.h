@@ -6,6 +6,7 @@
 
 #include "device/cuda/cast.h"
 #include "device/cuda/copy.h"
+#include "device/cuda/logfmt.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/shared.h"
 #include "device/cuda/wait.h"

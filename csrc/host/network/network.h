@@ -18,8 +18,8 @@ class Network {
     virtual ~Network() = default;
     // What kernels post to: the fabric's state, in device memory.
     virtual void* state() = 0;
-    // The most bytes that one put may have.
-    virtual uint64_t most_put_bytes() const { return UINT64_MAX; }
+    // The most bytes that one put of so many pieces may have.
+    virtual uint64_t most_put_bytes(uint32_t) const { return UINT64_MAX; }
     // All that kernels have posted, and that is not an operation's to wait for, has left.
     virtual bool idle() const { return true; }
     // What kernels have written that a NIC would refuse; empty where all is well.

@@ -22,7 +22,7 @@ class Networks {
 
     // Tells kernels what to post to.
     void fill(fabric::Peers& peers) const;
-    uint64_t most_put_bytes() const;
+    uint64_t most_put_bytes(uint32_t pieces) const;
     bool idle() const;
     std::string refusal() const;
     std::vector<nic::Counters> counters() const;

@@ -97,8 +97,8 @@ class Runtime final : private FailureCount::Member {
     // After the last kernel of a call: notes whether it is a part of a graph.
     void note_graph(Call& call);
     const Launcher& launcher() const { return *launcher_; }
-    // The most bytes of a put that every network takes.
-    uint64_t most_put_bytes() const { return networks_.most_put_bytes(); }
+    // The most bytes of a put of so many pieces that every network takes.
+    uint64_t most_put_bytes(uint32_t pieces = fabric::kUsualPieces) const { return networks_.most_put_bytes(pieces); }
     // Host-visible: what a launch that is no operation's leaves for its mode, -1: nothing.
     i64* remark() const { return remark_.get(); }
     // The same, once.

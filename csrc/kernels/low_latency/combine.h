@@ -3,7 +3,8 @@
 //
 // The order of summation is that of the token's choices: ((0 + weight * result) + ...) in fp32, each product rounded,
 // the sum rounded once. Results are pushed: the caller may write over x once the sending half is through. Or a rank
-// publishes x, mapped ranks read it there, and its receiving half ends when they have (P12).
+// publishes x, mapped ranks read it there, and its receiving half ends when they have (P12). Where they travel as
+// LogFMT they are pushed, and cast on their way: logfmt_rows.h.
 //
 // Waits, in this order, so that no cycle can form (P11):
 //
@@ -13,6 +14,7 @@
 #pragma once
 
 #include "kernels/low_latency/combine_args.h"
+#include "kernels/low_latency/logfmt_rows.h"
 
 namespace deep_ep::low_latency {
 
@@ -53,14 +55,16 @@ DEEP_EP_DEVICE void write_header(const Operation& op, u8* place, u64 published) 
     *reinterpret_cast<wire::ResultHeader*>(place) = header;
 }
 
-// The block: gathers the results for an owner that is not mapped, and puts them with their header.
+// The block: gathers the results for an owner that is not mapped, and puts them with their header. `kept`: for this
+// put.
 template <class Shape>
-DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Shape& shape, u32 owner) {
+DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Shape& shape, u32 owner, u32* kept) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes();
     const u64 region = op.region_offset(), staged = region + layout.results_send(owner);
     const u32 first = *const_cast<const volatile u32*>(args.origins.first_result + owner);
     u32 results = 0;
+    bool keeps = false;
     for (u32 e = 0; e < layout.experts_per_rank; ++e) {
         Range range;
         if (!range_of(args, op, ranks, e, owner, range)) break;
@@ -73,20 +77,29 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results_of_rank(), slot);
                 break;
             }
-            device::warp_copy(op.peers().local + staged + static_cast<u64>(slot) * row_bytes,
-                              args.x + index * row_bytes, row_bytes);
+            u8* const place = op.peers().local + staged + static_cast<u64>(slot) * layout.result_bytes;
+            const u8* const x = args.x + index * row_bytes;
+            if (layout.rest_bytes == 0) {
+                device::warp_copy(place, x, row_bytes);
+            } else {
+                u8* const rest = op.peers().local + region + layout.rests_send(owner) + u64{slot} * layout.rest_bytes;
+                keeps = cast_result(place, rest, x, row_bytes) || keeps;
+            }
         }
     }
+    note_kept(kept, keeps);
     if (u64{first} + results > layout.most_results() || results > layout.most_results_of_rank()) {
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results(), u64{first} + results);
     }
     if (threadIdx.x == 0) write_header(op, op.peers().local + region + layout.header_send(owner), wire::kUnpublished);
     if (!op.meet()) return false;  // all warps' rows come before the first one's put
     if (device::warp() == 0) {
+        const u64 slot = layout.most_results() + first;
         const fabric::Piece pieces[] = {
             {region + layout.header_send(owner), region + layout.header(op.rank()), sizeof(wire::ResultHeader)},
-            {staged, region + layout.slot(layout.most_results() + first), static_cast<u64>(results) * row_bytes}};
-        op.put_signal(owner, wire::kChunk, pieces, results != 0 ? 2 : 1);
+            {staged, region + layout.slot(slot), u64{results} * layout.result_bytes},
+            {region + layout.rests_send(owner), region + layout.rest(slot), u64{results} * layout.rest_bytes}};
+        op.put_signal(owner, wire::kChunk, pieces, results == 0 ? 1 : any_kept(kept) ? 3 : 2);
     }
     return true;
 }
@@ -110,7 +123,12 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
             if (!position_of(args, op, ranks, index, owner, slot)) return;
             if (!op.mapped(owner) || !broadcast(op.may_send(owner))) continue;
             u8* const place = fabric::address(op.peers(), owner, region + layout.slot(slot));
-            device::warp_copy_to_many(&place, 1, args.x + index * row_bytes, row_bytes, args.streaming != 0);
+            const u8* const x = args.x + index * row_bytes;
+            if (layout.rest_bytes == 0) {
+                device::warp_copy_to_many(&place, 1, x, row_bytes, args.streaming != 0);
+            } else {
+                cast_result(place, fabric::address(op.peers(), owner, region + layout.rest(slot)), x, row_bytes);
+            }
         }
         before += rows;
     }
@@ -136,17 +154,19 @@ DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, cons
     }
 }
 
-// The block. Owners are served from the next rank on, so that not all begin with the same.
+// The block. Owners are served from the next rank on, so that not all begin with the same. Warps may come to the next
+// put while the first one still reads what they noted of this one, but no further: two arrays `kept` suffice.
 template <class Shape>
-DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const Shape& shape) {
+DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const Shape& shape, u32* kept) {
     const u32 ranks = shape.ranks();
+    u32 puts = 0;
     for (u32 i = blockIdx.x; i < ranks; i += gridDim.x) {
         const u32 owner = (op.rank() + 1 + i) % ranks;
         if (!op.present(owner)) continue;
         if (op.mapped(owner)) {
             u8* const place = fabric::address(op.peers(), owner, op.region_offset() + args.layout.header(op.rank()));
             if (threadIdx.x == 0 && op.may_send(owner)) write_header(op, place, args.published);
-        } else if (!put_results(args, op, shape, owner)) {
+        } else if (!put_results(args, op, shape, owner, kept + puts++ % 2 * device::warps())) {
             return false;
         }
     }
@@ -242,8 +262,12 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
         count += static_cast<u32>(__popc(mask));
     }
     __syncwarp();  // the list is complete
-    device::warp_weighted_sum_bf16(args.combined_x + static_cast<u64>(token) * row_bytes, rows, weights, count,
-                                   row_bytes / static_cast<u32>(sizeof(u16)));
+    u8* const sum = args.combined_x + static_cast<u64>(token) * row_bytes;
+    if (args.layout.rest_bytes == 0) {
+        device::warp_weighted_sum_bf16(sum, rows, weights, count, row_bytes / static_cast<u32>(sizeof(u16)));
+    } else {
+        sum_cast_results(sum, rows, weights, count, row_bytes, cast_results(args.layout, op.local_region()));
+    }
     __syncwarp();  // the list has been read
 }
 
@@ -282,14 +306,14 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     const auto shape = Shape::of(args.shape);
+    const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
     if ((args.phases & kSend) != 0) {
         if (!op.enter_first(wire::Kind::kLowLatencyCombine, args.arguments)) return;
-        if (!send_combine(args, op, shape)) return;
+        if (!send_combine(args, op, shape, at.kept.in(shared))) return;
     } else if (!op.enter()) {
         return;
     }
     if ((args.phases & kReceive) == 0) return;
-    const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
     const u32 own = device::warp() * shape.topk();
     receive_combine(args, op, shape, at.rows.in(shared) + own, at.weights.in(shared) + own, at.results.in(shared));
 }

@@ -35,12 +35,14 @@ struct CombineShared {
     SharedArray<const u8*> rows;   // [warps, topk] the results of a token
     SharedArray<float> weights;    // [warps, topk]
     SharedArray<Results> results;  // [ranks]
+    SharedArray<u32> kept;         // [2, warps] which have written rests of a put's rows
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
         : rows(cut.take<const u8*>(block.warps * block.topk)),
           weights(cut.take<float>(block.warps * block.topk)),
           results(cut.take<Results>(block.ranks)),
+          kept(cut.take<u32>(2 * block.warps)),
           bytes(cut.end()) {}
 };
 

@@ -269,11 +269,16 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     if origin.owner.is_open(origin.operation):
         raise ValueError("handle: expected one of a dispatch whose hook has been called")
     device, ranks, sizes, tokens = engine.device.torch_device, engine.ranks, origin.sizes, origin.tokens
-    if arguments.flag("use_logfmt", given.use_logfmt):
-        raise ValueError("use_logfmt=True: expected False, that does not exist yet")
+    logfmt, zero_copy = arguments.flag("use_logfmt", given.use_logfmt), arguments.flag("zero_copy", given.zero_copy)
+    if logfmt and zero_copy:
+        raise ValueError("use_logfmt=True: expected False with zero_copy=True, results are cast where they are copied")
+    if logfmt and not sizes.has_logfmt:
+        raise ValueError(
+            f"handle: of rows of {sizes.hidden} elements, expected a multiple of {C.low_latency.LOG_GROUP} elements "
+            "with use_logfmt=True"
+        )
     shape = origin.result_shape
     x = arguments.aligned("x", arguments.tensor("x", given.x, torch.bfloat16, shape, device))
-    zero_copy = arguments.flag("zero_copy", given.zero_copy)
     view = views.take(origin, shape) if zero_copy else None
     x = x if view is None else view.memory
     topk_idx = arguments.topk_idx(given.topk_idx, sizes.experts, device, tokens)
@@ -286,7 +291,7 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     out = given.out
     if out is not None:
         out = arguments.aligned("out", arguments.tensor("out", out, torch.bfloat16, (tokens, sizes.hidden), device))
-    sizes.check_room(engine)
+    sizes.check_room(engine, logfmt)
     engine.prepare(sizes.hidden * x.element_size(), sizes.topk, "low_latency_combine")
 
     combined = engine.empty_private((tokens, sizes.hidden), torch.bfloat16) if out is None else out
@@ -295,8 +300,8 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     tensors.combined_x = combined.data_ptr()
     # The caller may write over x when a call has returned, but not while a hook is still to come.
     in_one = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
-    # Ranks that are masked tell nobody that they have read: with masks nothing is read from their memory.
-    tensors.publish = (zero_copy or in_one) and not engine.masks_ranks
+    # Ranks that are masked tell nobody that they have read: with masks nothing is read from where it is published.
+    tensors.publish = (zero_copy or (in_one and not logfmt)) and not engine.masks_ranks
     tensors.waited_ns = 0 if waited is None else waited.data_ptr()
     with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:
         if view is not None:
@@ -304,7 +309,7 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
         engine.device.order_after_caller(None, False)
         call = C.low_latency.combine(
             engine.runtime,
-            sizes.native(id_bytes=topk_idx.element_size()),
+            sizes.native(id_bytes=topk_idx.element_size(), logfmt=logfmt),
             tokens,
             tensors,
             origin.native(handle),

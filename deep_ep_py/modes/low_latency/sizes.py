@@ -70,7 +70,7 @@ class Sizes:
 
     @cache  # noqa: B019 - there are few
     def native(
-        self, scales: C.low_latency.Scales = C.low_latency.Scales.NONE, id_bytes: int = 8
+        self, scales: C.low_latency.Scales = C.low_latency.Scales.NONE, id_bytes: int = 8, logfmt: bool = False
     ) -> C.low_latency.Sizes:
         """Return them as kernels' launches take them."""
         return C.low_latency.Sizes(
@@ -80,29 +80,39 @@ class Sizes:
             experts=self.experts,
             id_bytes=id_bytes,
             scales=scales,
+            logfmt=logfmt,
         )
 
-    def buffer_bytes(self, ranks: int, regions: int, has_remote: bool) -> int:
+    @property
+    def has_logfmt(self) -> bool:
+        """Whether results of such rows may travel as LogFMT."""
+        return self.hidden % C.low_latency.LOG_GROUP == 0
+
+    def buffer_bytes(self, ranks: int, regions: int, has_remote: bool, logfmt: bool) -> int:
         """Return the bytes of a Buffer for such calls, a region of it for each operation that may be open."""
-        region = C.low_latency.region_bytes(self.native(), ranks=ranks, has_remote=has_remote)
+        region = C.low_latency.region_bytes(self.native(logfmt=logfmt), ranks=ranks, has_remote=has_remote)
         return -(-region // REGION_ALIGNMENT) * REGION_ALIGNMENT * regions
 
-    def check_room(self, engine: Engine) -> None:
+    def check_room(self, engine: Engine, logfmt: bool = False) -> None:
         """Raise if such calls do not fit into a Buffer."""
-        needed = self.buffer_bytes(engine.ranks, engine.regions, engine.topology.network is not None)
+        needed = self.buffer_bytes(engine.ranks, engine.regions, engine.topology.network is not None, logfmt)
         if needed > engine.region_bytes * engine.regions:
             raise ValueError(
                 f"num_rdma_bytes: the Buffer has {engine.region_bytes * engine.regions}, expected at least {needed} "
                 f"for {self.most_tokens} tokens of {self.hidden} elements, top-{self.topk} of {self.experts} experts, "
-                f"among {engine.ranks} ranks; see get_low_latency_rdma_size_hint"
+                f"among {engine.ranks} ranks{', with use_logfmt=True' if logfmt else ''}; "
+                "see get_low_latency_rdma_size_hint"
             )
         if not C.low_latency.fits_shared_memory(engine.runtime, self.native()):
             raise ValueError(
                 f"num_experts={self.experts}: more than a block's shared memory has room for among {engine.ranks} ranks"
             )
-        message = C.low_latency.put_bytes(engine.runtime, self.native())
-        if message > engine.runtime.most_put_bytes:
+        native = self.native(logfmt=logfmt)
+        message, most = (
+            find(engine.runtime, native) for find in (C.low_latency.put_bytes, C.low_latency.most_put_bytes)
+        )
+        if message > most:
             raise ValueError(
-                f"nic: a send queue holds {engine.runtime.most_put_bytes} bytes at once, expected at least {message}, "
+                f"nic: a send queue holds {most} bytes at once, expected at least {message}, "
                 "the rows of one rank for another; raise blocks or most_bytes"
             )

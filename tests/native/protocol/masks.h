@@ -9,7 +9,7 @@ namespace protocol::masks {
 
 using namespace low_latency_mode;
 
-constexpr u32 kTrips = 6, kSteps = 4;
+constexpr u32 kTrips = 8, kSteps = 4;
 
 inline void sleep_long(const Buffer&) {
     cpu::Executor& executor = cpu::Executor::get();
@@ -32,8 +32,8 @@ inline void run(uint64_t seed, Setup setup) {
             failed = failed || trip.failed();
         };
         for (u32 number = 0; number < kTrips && !failed; ++number) {
-            const Case& of = *std::array{&kUnits, &kCast, &kPuts}[number % 3];
-            const bool whole = number % 2 == 0;
+            const Case& of = *std::array{&kUnits, &kCast, &kPuts, &kLog}[number % 4];
+            const bool whole = number / 2 % 2 == 0;
             Trip trip(buffer, of, number, lost);
             turn(trip);
             trip.dispatch(whole);

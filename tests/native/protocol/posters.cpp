@@ -44,6 +44,7 @@ struct Waiter {
     bool wait_word(wire::Phase phase, i32 peer, const u64* word, u64 expected) {
         return wait(phase, peer, word, expected, [&] { return load_acquire<Scope::kSystem>(word) >= expected; });
     }
+    bool masked(u32) { return false; }
 };
 
 DEEP_EP_KERNEL void send(const void* args) {

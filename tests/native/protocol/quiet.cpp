@@ -40,6 +40,7 @@ struct Waiter {
         return ready();
     }
     bool wait_word(wire::Phase, i32, const u64*, u64) { return true; }
+    bool masked(u32) { return false; }
 };
 
 struct Args {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <stdexcept>
 
+#include "device/logfmt.h"
 #include "host/session/arguments.h"
 #include "kernels/low_latency/combine.h"
 #include "kernels/low_latency/dispatch.h"
@@ -36,7 +37,8 @@ wire::LowLatencyLayout layout_of(const Sizes& sizes, uint32_t ranks, bool has_re
     const bool cast = sizes.scales != Scales::kNone;
     layout.x_bytes = sizes.hidden * static_cast<u32>(cast ? sizeof(u8) : sizeof(u16));
     layout.scales_bytes = sizes.hidden / kScaleGroup * scale_bytes(sizes.scales);
-    layout.result_bytes = sizes.hidden * static_cast<u32>(sizeof(u16));
+    layout.result_bytes = sizes.logfmt ? log_row_bytes(sizes.hidden) : sizes.hidden * static_cast<u32>(sizeof(u16));
+    layout.rest_bytes = sizes.logfmt ? log_rest_bytes(sizes.hidden) : 0;
     layout.has_remote = has_remote;
     layout.row_puts = std::min(wire::kMostRowPuts, wire::ceil_div(sizes.most_tokens, kTokensPerPut));
     return layout;
@@ -45,7 +47,9 @@ wire::LowLatencyLayout layout_of(const Runtime& runtime, const Sizes& sizes) {
     return layout_of(sizes, static_cast<u32>(runtime.options().ranks), runtime.options().has_remote);
 }
 
-RuntimeShape shape_of(const wire::LowLatencyLayout& layout) { return {layout.ranks, layout.result_bytes, layout.topk}; }
+RuntimeShape shape_of(const wire::LowLatencyLayout& layout, const Sizes& sizes) {
+    return {layout.ranks, sizes.hidden * static_cast<u32>(sizeof(u16)), layout.topk};
+}
 
 // Where all ranks' rows together, of which this rank's stand for the others', do not fit into the caches.
 bool streams(const Runtime& runtime, const wire::LowLatencyLayout& layout, uint64_t row_bytes, uint32_t tokens) {
@@ -54,7 +58,7 @@ bool streams(const Runtime& runtime, const wire::LowLatencyLayout& layout, uint6
 
 uint64_t hash_of(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     return hash_arguments(kind, {sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts,
-                                 static_cast<uint64_t>(sizes.scales), handle});
+                                 static_cast<uint64_t>(sizes.scales), sizes.logfmt, handle});
 }
 
 template <class Kernel>
@@ -84,9 +88,14 @@ uint64_t region_bytes(const Sizes& sizes, uint32_t ranks, bool has_remote) {
 uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes) {
     if (!runtime.options().has_remote) return 0;
     const wire::LowLatencyLayout layout = layout_of(runtime, sizes);
-    return std::max({layout.routing_bytes(layout.most_tokens),
-                     std::min(layout.tokens_per_put(), layout.most_tokens) * layout.row_bytes(),
-                     sizeof(wire::ResultHeader) + layout.most_results_of_rank() * layout.result_bytes});
+    return std::max(
+        {layout.routing_bytes(layout.most_tokens),
+         std::min(layout.tokens_per_put(), layout.most_tokens) * layout.row_bytes(),
+         sizeof(wire::ResultHeader) + layout.most_results_of_rank() * (layout.result_bytes + layout.rest_bytes)});
+}
+
+uint64_t most_put_bytes(const Runtime& runtime, const Sizes& sizes) {
+    return runtime.most_put_bytes(sizes.logfmt ? fabric::kMaxPieces : fabric::kUsualPieces);
 }
 
 bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
@@ -103,7 +112,7 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
     DispatchArgs args{};
     args.call = runtime.call_args(*call);
     args.layout = layout_of(runtime, sizes);
-    args.shape = shape_of(args.layout);
+    args.shape = shape_of(args.layout, sizes);
     args.arguments = hash_of(call->kind, sizes, 0);
     args.tokens = tokens;
     args.streaming = streams(runtime, args.layout, args.layout.x_bytes, tokens);
@@ -128,7 +137,7 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
     CombineArgs args{};
     args.call = runtime.call_args(*call);
     args.layout = layout_of(runtime, sizes);
-    args.shape = shape_of(args.layout);
+    args.shape = shape_of(args.layout, sizes);
     args.arguments = hash_of(call->kind, sizes, handle);
     args.tokens = tokens;
     args.streaming = streams(runtime, args.layout, args.layout.result_bytes, tokens);

@@ -19,6 +19,7 @@ struct Sizes {
     uint32_t experts;                 // of all ranks
     uint32_t id_bytes = sizeof(i64);  // of an expert id
     Scales scales = Scales::kNone;    // not kNone: rows travel as e4m3
+    bool logfmt = false;              // results travel as LogFMT; then hidden is a multiple of kLogGroup
 };
 
 // Addresses of what a dispatch reads and writes; 0 where a tensor is not given. Their shapes: DispatchArgs.
@@ -35,8 +36,10 @@ struct CombineTensors {
 
 // Bytes of one region that a dispatch and its combine need, among so many ranks, some of them not mapped or all.
 uint64_t region_bytes(const Sizes& sizes, uint32_t ranks, bool has_remote);
-// Bytes of the largest message that they send to a rank that is not mapped; 0: there is none.
+// Bytes of the largest message that they send to a rank that is not mapped; 0: there is none. And the most that it may
+// have.
 uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes);
+uint64_t most_put_bytes(const Runtime& runtime, const Sizes& sizes);
 // Whether a block's shared memory suffices.
 bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes);
 

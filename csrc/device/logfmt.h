@@ -1,0 +1,116 @@
+// LogFMT-10: 128 bfloat16 in 160 bytes, a sign and nine bits of a logarithm each. In integer arithmetic alone, so that
+// all targets give the same bits.
+//
+// The logarithm is that of the float format itself: the bits of a magnitude, read as an integer, grow by 128 from one
+// power of two to the next, and are linear in between. Codes 1 to 511 divide the way from the least to the largest
+// magnitude of a group evenly, by steps of one bfloat16 at the least; code 0 is zero. So a group whose magnitudes are
+// within 510 steps of bfloat16, almost four powers of two, comes back bit by bit. Elsewhere a normal one is off by at
+// most half a step: 1 / 1020 of itself for each power of two from the least to the largest. What is more than 32 powers
+// of two below the largest becomes zero, so that others are off by 3.2 % at the most. Signs stay, those of zeros too.
+//
+// As in DeepEP, a group stays bfloat16 that has a magnitude of 1 or more: errors stay small in absolute terms, too.
+// Infinities and NaNs are such magnitudes.
+//
+// A row is a head and a rest, which lie apart: what there is of every group, and what there is beyond that of those
+// that stay bfloat16. So a message whose groups are all cast needs no rests.
+//
+//   head   u32[groups] words of the groups (LogGroup), aligned to 16 bytes | 160 bytes for each group
+//   rest   96 bytes for each group
+//
+// Of a group's 16 pieces of eight elements each (LogPiece), the head has u64[16], then u16[16]; the rest has u32[16],
+// then u16[16].
+#pragma once
+
+#include "device/bf16.h"
+
+namespace deep_ep {
+
+constexpr u32 kLogGroup = 128;
+constexpr u32 kLogPiece = 8;  // elements
+constexpr u32 kLogPieces = kLogGroup / kLogPiece;
+constexpr u32 kLogHeadBytes = kLogPieces * (sizeof(u64) + sizeof(u16));
+constexpr u32 kLogRestBytes = kLogPieces * (sizeof(u32) + sizeof(u16));
+static_assert(kLogHeadBytes + kLogRestBytes == kLogGroup * sizeof(u16), "together a group of bfloat16");
+
+// Of a row's head and rest.
+constexpr u32 log_words_bytes(u32 elements) {
+    return (elements / kLogGroup * static_cast<u32>(sizeof(u32)) + 15) / 16 * 16;
+}
+constexpr u32 log_row_bytes(u32 elements) { return log_words_bytes(elements) + elements / kLogGroup * kLogHeadBytes; }
+constexpr u32 log_rest_bytes(u32 elements) { return elements / kLogGroup * kLogRestBytes; }
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define DEEP_EP_LOGFMT __device__ __forceinline__
+#else
+#define DEEP_EP_LOGFMT inline
+#endif
+
+// Magnitudes of bfloat16, as their bits.
+struct LogGroup {
+    static constexpr u32 kOne = 0x3f80, kMostSpan = 32u << 7, kCodes = 511, kFraction = 20;
+
+    u32 most;
+    u32 least;  // that has a code of its own; more than any, if all are zero
+
+    DEEP_EP_LOGFMT static LogGroup of_word(u32 word) { return {word & 0xffffu, word >> 16}; }
+    // From none() on every element is added; bounded() is the group.
+    DEEP_EP_LOGFMT static LogGroup none() { return {0, kOne}; }
+    DEEP_EP_LOGFMT void add(u32 element) {
+        const u32 magnitude = element & 0x7fffu;  // ordered as its bits are, NaNs last
+        most = magnitude > most ? magnitude : most;
+        least = magnitude != 0 && magnitude < least ? magnitude : least;
+    }
+    DEEP_EP_LOGFMT LogGroup bounded() const { return {most, most > least + kMostSpan ? most - kMostSpan : least}; }
+    DEEP_EP_LOGFMT u32 word() const { return most | least << 16; }
+    DEEP_EP_LOGFMT bool is_cast() const { return most < kOne; }
+
+    DEEP_EP_LOGFMT u32 span() const { return most > least + (kCodes - 1) ? most - least : kCodes - 1; }
+    // From one code to the next, as bits of an fp32.
+    DEEP_EP_LOGFMT u32 step() const { return ((span() << 16) + (kCodes - 1) / 2) / (kCodes - 1); }
+    // Its reciprocal: codes from one magnitude to the next, as a fraction.
+    DEEP_EP_LOGFMT u32 rate() const { return ((kCodes - 1) << kFraction) / span(); }
+    // With the group's `rate`.
+    DEEP_EP_LOGFMT u32 code(u32 magnitude, u32 rate) const {
+        const u32 nearest = ((magnitude - least) * rate + (1u << (kFraction - 1))) >> kFraction;
+        return magnitude < least ? 0 : nearest + 1;
+    }
+    // With the group's `step`.
+    DEEP_EP_LOGFMT u32 magnitude(u32 code, u32 step) const { return code == 0 ? 0 : (least << 16) + (code - 1) * step; }
+};
+
+// Eight elements: their codes, or the first five of them as they are.
+struct LogPiece {
+    u64 low;  // bits 0 to 7 of each code; or elements 0 to 3
+    u32 top;  // bit 8 of each code, then each sign; or element 4
+
+    DEEP_EP_LOGFMT static LogPiece of(const u32 (&words)[4], const LogGroup& group, u32 rate) {
+        LogPiece piece{};
+#pragma unroll
+        for (u32 e = 0; e < kLogPiece; ++e) {
+            const u32 element = words[e / 2] >> 16 * (e % 2), code = group.code(element & 0x7fffu, rate);
+            piece.low |= static_cast<u64>(code & 0xffu) << 8 * e;
+            piece.top |= (code >> 8) << e | (element >> 15 & 1u) << (8 + e);
+        }
+        return piece;
+    }
+    DEEP_EP_LOGFMT float decoded(u32 e, const LogGroup& group, u32 step) const {
+        const u32 code = (static_cast<u32>(low >> 8 * e) & 0xffu) | (top >> e & 1u) << 8;
+        return bits_float(group.magnitude(code, step) | (top >> (8 + e) & 1u) << 31);
+    }
+};
+
+// Where the heads and rests of several rows lie, one behind the other each.
+struct LogRows {
+    const u8* heads;
+    const u8* rests;
+    u32 head_bytes, rest_bytes;
+
+    DEEP_EP_LOGFMT const u8* rest_of(const u8* head) const {
+        const u32 row = static_cast<u32>((head - heads) / 16) / (head_bytes / 16);  // 32 bits are divided faster
+        return rests + static_cast<u64>(row) * rest_bytes;
+    }
+};
+
+#undef DEEP_EP_LOGFMT
+
+}  // namespace deep_ep
