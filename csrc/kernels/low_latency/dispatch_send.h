@@ -103,7 +103,7 @@ DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Sh
 
 // The block: gathers the rows of one put to a rank that is not mapped, and puts them. A put without rows is its signal.
 template <class Shape>
-DEEP_EP_DEVICE bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 to, u32 part) {
+DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 to, u32 part) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 experts = layout.experts_per_rank, begin = to * experts;
     const Given given = given_to(args, shape);
