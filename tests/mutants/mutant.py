@@ -11,6 +11,7 @@ RACING = (*FAILING, "failing, watched")
 ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
 REPLAYS = ("replays", "replays ibgda")
 BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
+MASKS = ("masks", "masks weak", "masks ibgda", "masks mixed")
 LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed")
 
 

@@ -5,7 +5,7 @@ A change is a pair of texts; the first stands once in the file.
 
 from __future__ import annotations
 
-from mutants import low_latency
+from mutants import low_latency, masks
 from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _RECORD = "device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));"
@@ -644,4 +644,5 @@ MUTANTS = (
         "bounds",
     ),
     *low_latency.MUTANTS,
+    *masks.MUTANTS,
 )

@@ -1,0 +1,118 @@
+"""Bugs of masked ranks."""
+
+from __future__ import annotations
+
+from mutants.mutant import MASKS, Mutant, one
+
+_OPERATION = "kernels/common/operation.h"
+_RECEIVE = "kernels/low_latency/dispatch_receive.h"
+_COMBINE = "kernels/low_latency/combine.h"
+_WARDEN = "host/control/warden.cpp"
+_PUTS = ("masks weak", "masks ibgda", "masks mixed")
+
+MUTANTS: tuple[Mutant, ...] = (
+    one(
+        "masks: a block decides by what one thread sees",
+        _COMBINE,
+        "        if (!op.present(owner)) continue;\n        if (op.mapped(owner)) {",
+        "        if (!op.present(owner) || op.masked(owner)) continue;\n        if (op.mapped(owner)) {",
+        "exact",
+        *_PUTS,
+    ),
+    one(
+        "masks: blocks decide for themselves",
+        _OPERATION,
+        "        return (found & 1) != 0;\n",
+        "        return !masked(source);\n",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: rows that have not come are left as they are",
+        _RECEIVE,
+        "for (u32 i = 0; !here && i < count; ++i) zero_row(args, scratch.targets[i]);",
+        "",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: rows are placed that have not come",
+        _RECEIVE,
+        "place_unit(args, op, shape, scratch, source, unit, part, parts, here);",
+        "place_unit(args, op, shape, scratch, source, unit, part, parts, true);",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: the routing of a masked rank is taken",
+        _RECEIVE,
+        "    if (!op.takes_part(source)) return {};\n",
+        "",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: results of a masked rank are summed",
+        _COMBINE,
+        "    if (results[from].take_part == 0) return nullptr;\n",
+        "",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: a masked rank tells the others that it has failed",
+        _OPERATION,
+        "const bool alone = wire::abort_reason(word) == wire::kMasked;",
+        "const bool alone = false;",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: a masked rank is not told",
+        _WARDEN,
+        "control_->tell_masked(rank, wire::abort_word(post_.generation, wire::kMasked, self, rank), post_.generation);",
+        "(void)self;",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: who waits has no excuse",
+        _WARDEN,
+        "if (told < wire::kSuspect || excused(rank, suspect)) {",
+        "if (told < wire::kSuspect) {",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: suspected after the first step",
+        _WARDEN,
+        "if (told < wire::kSuspect || excused(rank, suspect)) {",
+        "if (excused(rank, suspect)) {",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: others are not told",
+        _WARDEN,
+        "    control_->tell_masks(mine_, post_.generation);\n",
+        "",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: a masked rank sends on",
+        _OPERATION,
+        "        if (must_leave()) give_up(Phase::kNone, -1, 0, 0);\n        return !failed() && !masked(to);",
+        "        return !failed() && !masked(to);",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "masks: waits for a masked rank go on",
+        _OPERATION,
+        "over = arrived || failed() || must_leave() || (peer >= 0 && masked(static_cast<u32>(peer)));",
+        "over = arrived || failed() || must_leave();",
+        "fast",
+        *MASKS,
+    ),
+)
