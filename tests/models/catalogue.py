@@ -8,6 +8,7 @@ from typing import Any
 from .blocks import Meetings
 from .explore import Model, explore
 from .failures import Failures
+from .masking import Masking
 from .masks import Masks
 from .orders import Orders, Replays
 from .outputs import Growth, Offers
@@ -88,6 +89,11 @@ CASES = (
     Case("P16", Recovery(), "one_store", 19, DEADLOCK),
     Case("P17", Masks(), "counts_carry_the_mask", 11, "A and B end well, one leaves out no rank, the other C"),
     Case("P17", Masks(), "left_out_are_not_waited_for", 5, "all leave out the same, and yet one fails"),
+    Case("P17", Masking(), "told_first", 7, "C ends well with rows of B's operation 1"),
+    Case("P17", Masking(), "looks_last", 8, "C ends well with rows of B's operation 1"),
+    Case("P17", Masking(), "decided_once", 6, "one block of B places C's rows"),
+    Case("P17", Masking(), "closes_the_connection", 7, "C's chunk of operation 0 is in B's operation 1"),
+    Case("P17", Masking(), "tells_itself_alone", 4, "B fails, which has done without C"),
 )
 
 # With all rules: also larger ones than those that suffice for the above.
