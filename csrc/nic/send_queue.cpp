@@ -96,6 +96,7 @@ void SendQueue::place_cut(UnderWay& one, size_t which) {
     one.cuts.erase(one.cuts.begin() + static_cast<i64>(which));
     const u32 bytes = std::min(options_.mtu, one.request.bytes - at);
     nic::place(one.request.target + at, one.request.source + at, bytes);
+    connection_.closing.placed();
 }
 
 void SendQueue::place(UnderWay& one) {

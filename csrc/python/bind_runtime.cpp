@@ -300,6 +300,7 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
     place.heap_bytes = Runtime::heap_layout(options).bytes();
     place.kernels_on_cpu = kernels == Kernels::kOnCpu;
     place.in_process = network.in_process;
+    place.masks_ranks = options.masks_ranks;
     place.nic = network.nic;
     return [place, routes = options.routes](host::Memory& memory) {
         host::NetworkPlace here = place;

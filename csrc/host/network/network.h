@@ -38,13 +38,14 @@ struct NetworkPlace {
     Memory* memory;             // for what it shares with kernels; outlives it
     bool kernels_on_cpu;        // on this process's executor
     bool in_process;            // all ranks are threads of this process
+    bool masks_ranks;           // connections are closed by masks
     nic::Options nic;           // of software NICs
 
     nic::Closing closing(u32 peer) const {
+        if (!masks_ranks) return {};
         const u32 self = static_cast<u32>(rank);
         const auto word = [this](u32 at, u32 of) {
-            return &reinterpret_cast<const wire::HeapHeader*>(heaps[at])
-                        ->masked.ranks.words[of / wire::RankMask::kBits];
+            return &reinterpret_cast<wire::HeapHeader*>(heaps[at])->masked.ranks.words[of / wire::RankMask::kBits];
         };
         return {word(self, peer), word(peer, self), self, peer};
     }

@@ -131,6 +131,7 @@ class Buffer {
         for (const auto& heap : heaps) place.heaps.push_back(heap->base());
         place.heap_bytes = layout.bytes();
         place.kernels_on_cpu = place.in_process = true;
+        place.masks_ranks = setup.masks_ranks;
         place.nic = setup.nic;
         const auto make_networks = [place, routes = options.routes](host::Memory& memory) {
             host::NetworkPlace here = place;

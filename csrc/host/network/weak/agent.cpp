@@ -86,6 +86,7 @@ void WeakAgent::serve() {
             std::swap(put.cuts[random(put.left)], put.cuts[put.left - 1]);
             const Cut& cut = put.cuts[--put.left];
             nic::place(cut.target, cut.source, cut.bytes);
+            place_.closing(put.command.to).placed();
             continue;
         }
         // The receiver acquires the word and then reads this put's pieces; of other puts it learns nothing.
