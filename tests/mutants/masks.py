@@ -8,17 +8,8 @@ _OPERATION = "kernels/common/operation.h"
 _RECEIVE = "kernels/low_latency/dispatch_receive.h"
 _COMBINE = "kernels/low_latency/combine.h"
 _WARDEN = "host/control/warden.cpp"
-_PUTS = ("masks weak", "masks ibgda", "masks mixed")
 
 MUTANTS: tuple[Mutant, ...] = (
-    one(
-        "masks: a block decides by what one thread sees",
-        _COMBINE,
-        "        if (!op.present(owner)) continue;\n        if (op.mapped(owner)) {",
-        "        if (!op.present(owner) || op.masked(owner)) continue;\n        if (op.mapped(owner)) {",
-        "exact",
-        *_PUTS,
-    ),
     one(
         "masks: blocks decide for themselves",
         _OPERATION,
@@ -32,14 +23,6 @@ MUTANTS: tuple[Mutant, ...] = (
         _RECEIVE,
         "for (u32 i = 0; !here && i < count; ++i) zero_row(args, scratch.targets[i]);",
         "",
-        "fast",
-        *MASKS,
-    ),
-    one(
-        "masks: rows are placed that have not come",
-        _RECEIVE,
-        "place_unit(args, op, shape, scratch, source, unit, part, parts, here);",
-        "place_unit(args, op, shape, scratch, source, unit, part, parts, true);",
         "fast",
         *MASKS,
     ),
@@ -96,14 +79,6 @@ MUTANTS: tuple[Mutant, ...] = (
         _WARDEN,
         "    control_->tell_masks(mine_, post_.generation);\n",
         "",
-        "fast",
-        *MASKS,
-    ),
-    one(
-        "masks: a masked rank sends on",
-        _OPERATION,
-        "        if (must_leave()) give_up(Phase::kNone, -1, 0, 0);\n        return !failed() && !masked(to);",
-        "        return !failed() && !masked(to);",
         "fast",
         *MASKS,
     ),

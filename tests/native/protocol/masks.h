@@ -14,20 +14,21 @@ constexpr u32 kTrips = 8, kSteps = 4;
 
 enum class How : u32 { kSleeps, kByCaller, kSilent };
 
-inline void sleep_long() {
+inline void sleep(u64 nanoseconds) {
     cpu::Executor& executor = cpu::Executor::get();
-    executor.wait([] { return false; }, "a sleep", executor.now_ns() + 20 * kSecond);
+    executor.wait([] { return false; }, "a sleep", executor.now_ns() + nanoseconds);
 }
 
 inline void run(uint64_t seed, Setup setup) {
     make_room(setup);
     setup.masks_ranks = true;
     Draw draw(seed);
-    const u32 lost = draw.below(kRanks), moment = draw.below(kTrips * kSteps);
+    const bool by_nic = setup.fabric == "ibgda" || setup.fabric == "mixed";
+    const auto how = static_cast<How>(draw.below(by_nic ? 3 : 2));
     // What it sends to one is lost before what it sends to another: of two that then wait for each other the lower
     // masks.
-    const bool by_nic = (setup.fabric == "ibgda" || setup.fabric == "mixed") && lost == kRanks - 1;
-    const auto how = static_cast<How>(draw.below(by_nic ? 3 : 2));
+    const u32 lost = how == How::kSilent ? kRanks - 1 : draw.below(kRanks), other = (lost + 1) % kRanks;
+    const u32 moment = draw.below(kTrips * kSteps), late_moment = draw.below(kTrips * kSteps);
     if (how == How::kSilent) {
         setup.nic.fault_rank = static_cast<int>(lost);
         setup.nic.fault_after = draw.below(3 * kTrips);
@@ -39,9 +40,10 @@ inline void run(uint64_t seed, Setup setup) {
         u32 step = 0;
         bool failed = false;
         const auto turn = [&](const Trip& trip) {
+            if (step == late_moment && rank == other) sleep(kSecond / 2);  // within what waits are given
             if (step++ == moment) {
-                if (how == How::kSleeps && rank == lost) sleep_long();
-                if (how == How::kByCaller && rank == (lost + 1) % kRanks) {
+                if (how == How::kSleeps && rank == lost) sleep(20 * kSecond);
+                if (how == How::kByCaller && rank == other) {
                     expect(buffer.runtime().mask(static_cast<int>(lost)), "masks none");
                 }
             }
@@ -63,8 +65,8 @@ inline void run(uint64_t seed, Setup setup) {
             failed = failed || trip.failed();
         }
         const wire::RankMask masked = buffer.runtime().masked();
-        for (u32 other = 0; other < kRanks; ++other) {
-            expect(rank == lost || other == lost || !masked.has(other), "a rank that has answered is masked");
+        for (u32 r = 0; r < kRanks; ++r) {
+            expect(rank == lost || r == lost || !masked.has(r), "a rank that has answered is masked");
         }
         // Others do not wait for the last calls it makes.
         const bool late = moment + (how == How::kSleeps ? 1 : 2 * kSteps) >= kTrips * kSteps;
