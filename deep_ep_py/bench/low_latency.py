@@ -52,7 +52,8 @@ class LowLatencyCalls:
             device="cpu",
             ranks_per_node=config.ranks // config.nodes,
             nic=deep_ep.NicOptions(blocks=1024, mtu=1 << 20, in_flight=16),
-            arena_bytes=2 * packed + _ARENA_SLACK,
+            # Two are alive at once, and what is free is not always in one piece.
+            arena_bytes=3 * packed + _ARENA_SLACK,
         )
         self.packed: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
         self.counts = torch.empty(0)
