@@ -50,9 +50,9 @@ class Buffer(V1Surface):
     explicitly_destroy : bool
         `destroy()` will be called; otherwise the Buffer goes with its last reference.
     enable_shrink : bool
-        Low-latency calls go on without a rank that does not answer in time, or whose process has ended: it is masked,
-        on all ranks. Its rows are missing, or zeros where it had told of them; its results are left out of sums. Such
-        a Buffer makes low-latency calls alone.
+        Low-latency calls go on without a rank whose process has ended, or that does not come within 9/8 of `timeout` (4
+        of them if it waits for another one itself): it is masked, on all ranks. Its rows are missing, or zeros where it
+        had told of them; its results are left out of sums. Such a Buffer makes low-latency calls alone.
     comm : mpi4py.MPI.Comm, optional
         Used where `group` is None. The arguments so far stand in DeepEP 1.2.1's order. Versions without `use_fabric`
         call the same places otherwise: a call that names all of theirs, up to `comm`, by position is told apart; in a

@@ -41,7 +41,7 @@ struct HeapHeader {
     u64 announcement;         // see announcement(); this rank's kernels store, other ranks' hosts load
     u64 compiling;            // not 0 while this rank's host makes kernels ready; other ranks' hosts load
     u64 left;                 // not 0 once this rank will store to no heap again; other ranks' hosts load
-    u64 waiting;              // see waiting(); this rank's kernels store, other ranks' hosts load
+    u64 waiting;              // see waiting_word(); this rank's kernels store, other ranks' hosts load
     u64 mail;                 // changes when another rank's host has stored into its mask here; this rank's host loads
     AbortWord abort[kBanks];  // by generation
     MaskedRanks masked;

@@ -31,9 +31,14 @@ constexpr u64 step_ns(u64 step, u64 timeout_ns) {
 }
 
 // What a rank's kernels tell all hosts: the lowest rank that some thread has waited for for at least the first step,
-// and for how many; 0: none. While the wait lasts it changes with every step.
-constexpr u64 waiting_word(u32 peer, u64 steps) { return steps << 32 | (peer + 1); }
+// whether for its region (`free`), and for how many steps; 0: none. While the wait lasts it changes with every step.
+constexpr u64 waiting_word(u32 peer, bool for_free, u64 steps) {
+    return steps << 33 | static_cast<u64>(for_free) << 32 | (peer + 1);
+}
 constexpr i32 waited_for(u64 word) { return static_cast<i32>(static_cast<u32>(word)) - 1; }
-static_assert(waited_for(waiting_word(1023, 7)) == 1023 && waited_for(0) == -1, "waiting word");
+constexpr bool waits_for_free(u64 word) { return (word >> 32 & 1) != 0; }
+static_assert(waited_for(waiting_word(1023, true, 7)) == 1023 && waits_for_free(waiting_word(1, true, 7)) &&
+                  !waits_for_free(waiting_word(1, false, 7)) && waited_for(0) == -1,
+              "waiting word");
 
 }  // namespace deep_ep::wire

@@ -300,8 +300,8 @@ def run_two(
     layer : DecodeLayer
         Over a Buffer of at least 2 regions, as Buffers have by default.
     first, second : tuple of torch.Tensor
-        Tokens, expert ids and weights of each, as `DecodeLayer.forward` takes them. A rank without tokens takes part
-        with none.
+        Tokens, expert ids and weights of each, as `DecodeLayer.forward` takes them, with the same top-k. A rank without
+        tokens takes part with none.
     meanwhile : callable
         Work that needs no result of the layer, such as shared experts or another micro-batch's attention: called with 0
         while the dispatches are on their way, with 1 while the results are.
@@ -324,6 +324,8 @@ def run_two(
         layer.check(*batch)
         topk_idx = batch[1].contiguous()
         arguments.topk_idx(topk_idx, layer.num_experts, topk_idx.device)
+    if first[1].shape[1] != second[1].shape[1]:  # then there is room for the second if there is for the first
+        raise ValueError(f"second: top-{second[1].shape[1]}: expected top-{first[1].shape[1]}, as in first")
     begun = [layer.begin(*batch) for batch in (first, second)]
     meanwhile(0)
     for one in begun:

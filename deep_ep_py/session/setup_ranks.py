@@ -88,7 +88,7 @@ def make_runtime(
     ValueError
         The ranks were started differently.
     """
-    _agree(bootstrap, device, topology, memory, masks_ranks)
+    _agree(bootstrap, device, topology, memory, masks_ranks, timeout)
     rank, by_nics = topology.rank, topology.network is not None
     options = C.BufferOptions(
         rank=rank,
@@ -126,7 +126,14 @@ def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
     return hash((name_of(bootstrap), str(device.torch_device))) & (1 << 64) - 1
 
 
-def _agree(bootstrap: Bootstrap, device: Device, topology: Topology, memory: MemoryPlan, masks_ranks: bool) -> None:
+def _agree(
+    bootstrap: Bootstrap,
+    device: Device,
+    topology: Topology,
+    memory: MemoryPlan,
+    masks_ranks: bool,
+    timeout: float,
+) -> None:
     """Refuse ranks that were started differently before they share memory."""
     mine = {
         "version": __version__,
@@ -137,6 +144,8 @@ def _agree(bootstrap: Bootstrap, device: Device, topology: Topology, memory: Mem
         "arena_bytes at first": memory.first_arena_bytes,
         "regions": memory.regions,
         "enable_shrink": masks_ranks,
+        # What ranks say of their waits changes with parts of it.
+        "timeout with enable_shrink": timeout if masks_ranks else None,
         **topology.must_agree(),
     }
     for peer, theirs in enumerate(bootstrap.all_gather(mine)):

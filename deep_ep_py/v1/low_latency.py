@@ -190,7 +190,7 @@ class LowLatencySurface:
             zero, 1 to 511 divide the logarithms evenly between the least magnitude of the 128 that is not zero and the
             largest. The logarithm is that of the float format: linear from one power of two to the next. Where the 128
             lie within 510 steps of bfloat16, almost a factor of 16, all come back bit by bit; where they span 2**n, one
-            is off by at most n / 1020 of itself. What is less than 2**-32 of the largest becomes zero. The 128 stay
+            is off by at most n / 1000 of itself. What is less than 2**-32 of the largest becomes zero. The 128 stay
             bfloat16 if one of them is 1 or more, an infinity, or a NaN. All targets give the same bits; they are not
             DeepEP's, whose logarithm is exact up to rounding. The same on all ranks; not with `zero_copy`.
         zero_copy : bool

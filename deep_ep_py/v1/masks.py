@@ -68,7 +68,8 @@ class MaskSurface:
         self._check_shrinks("low_latency_query_mask_buffer")
         arguments.tensor("mask_status", mask_status, torch.int32, (self.group_size,), self.device)
         self._engine.check_usable()
-        mask_status.copy_(torch.tensor([int(rank in self.masked_ranks) for rank in range(self.group_size)]))
+        masked = self.masked_ranks
+        mask_status.copy_(torch.tensor([int(rank in masked) for rank in range(self.group_size)]))
 
     def low_latency_clean_mask_buffer(self) -> None:
         """Raise: a rank that was masked does not come back.

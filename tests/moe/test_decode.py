@@ -209,6 +209,8 @@ def test_tokens_that_are_refused() -> None:
                         call(*given)
                 with pytest.raises(error, match=message):
                     moe.run_two(layers[0], (X, IDS, WEIGHTS), given, never)
+            with pytest.raises(ValueError, match="second: top-1: expected top-2, as in first"):
+                moe.run_two(layers[0], (X, IDS, WEIGHTS), (X, IDS[:, :1], WEIGHTS[:, :1]), never)
             assert buffer.stats()["low_latency_dispatches"] == 0
         with make_buffer(group, sizes, "peer", regions=1) as buffer:
             with pytest.raises(ValueError, match="layer: its Buffer has regions=1, expected at least 2 for two"):

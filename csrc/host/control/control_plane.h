@@ -48,7 +48,7 @@ class ControlPlane {
     virtual uint64_t mail() const = 0;
     // All that this rank has been told of.
     virtual wire::RankMask told_masks(uint32_t generation) const = 0;
-    // For whom a rank's kernels have waited for some time: wire::waiting(); 0: for none.
+    // For whom a rank's kernels have waited for some time: wire::waiting_word(); 0: for none.
     virtual uint64_t waiting(int rank) const = 0;
     // Before a generation begins; no kernel runs, and no rank masks any in it.
     virtual void clear_masks(uint32_t generation) = 0;

@@ -1,5 +1,6 @@
 #include "host/control/warden.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "wire/masked_ranks.h"
@@ -8,7 +9,7 @@ namespace deep_ep::host {
 namespace {
 
 constexpr auto kNap = std::chrono::milliseconds(5);
-constexpr int kSilentSteps = 2;
+constexpr int kSilentSteps = 3;
 
 }  // namespace
 
@@ -16,7 +17,7 @@ Warden::Warden(WardenPost post, std::unique_ptr<Memory> memory, const MakeContro
     : post_(std::move(post)),
       memory_(std::move(memory)),
       control_(make_control(*memory_)),
-      suspects_(static_cast<size_t>(post_.ranks)),
+      known_(static_cast<size_t>(post_.ranks)),
       mail_(control_->mail()) {
     control_->watch(post_.lifelines);
     // A peer may have begun this generation before, and have masked one.
@@ -42,34 +43,56 @@ bool Warden::lost(int rank) const {
     return by(false) || by(true);
 }
 
-// How many ranks wait for one in an operation that it has come to: one that is behind keeps all others waiting, and
-// that says nothing of why.
+// Once for each step of the longest wait here: which ranks still tell something new.
+void Warden::listen() {
+    uint64_t longest = 0;
+    for (int rank = 0; rank < post_.ranks; ++rank) longest = std::max(longest, counts(rank) ? told_of(rank) : 0);
+    const bool stepped = longest > longest_;
+    longest_ = longest;
+    for (int rank = 0; stepped && rank < post_.ranks; ++rank) {
+        Known& known = known_[static_cast<size_t>(rank)];
+        const uint64_t waiting = control_->waiting(rank);
+        known.silent = waiting == known.waiting ? known.silent + 1 : 0;
+        known.waiting = waiting;
+    }
+}
+
+// It tells of a wait, and goes on to do so: one that has died told of its last wait, and tells nothing new.
+bool Warden::waits(int rank) const {
+    const Known& known = known_[static_cast<size_t>(rank)];
+    return known.waiting != 0 && known.silent < kSilentSteps;
+}
+
+// The latest operation of which a rank may have sent its part: not the one in which it waits for regions.
+int64_t Warden::sent(int rank) const {
+    const auto at = static_cast<int64_t>(wire::announced_operation(control_->announcement(rank)));
+    return waits(rank) && wire::waits_for_free(known_[static_cast<size_t>(rank)].waiting) ? at - 1 : at;
+}
+
+// The operation that a rank waits for another to have sent, or finished, its part of.
+int64_t Warden::needed(int rank) const {
+    const auto at = static_cast<int64_t>(wire::announced_operation(control_->announcement(rank)));
+    return wire::waits_for_free(known_[static_cast<size_t>(rank)].waiting) ? at - post_.progress.heap.regions : at;
+}
+
+// How many ranks wait for one although it may have sent what they wait for: one that is behind keeps all others
+// waiting, and that says nothing of why.
 int Warden::waiters_for(int rank) const {
-    const uint64_t at = wire::announced_operation(control_->announcement(rank));
     int waiters = 0;
     for (int other = 0; other < post_.ranks; ++other) {
-        const bool counted = other == post_.rank || counts(other);
-        if (!counted || wire::waited_for(control_->waiting(other)) != rank) continue;
-        waiters += wire::announced_operation(control_->announcement(other)) <= at;
+        if (other != post_.rank && !counts(other)) continue;
+        const bool waits_for_it = waits(other) && wire::waited_for(known_[static_cast<size_t>(other)].waiting) == rank;
+        waiters += waits_for_it && needed(other) <= sent(rank);
     }
     return waiters;
 }
 
-// It tells of a wait, and goes on to do so: one that has died told of its last wait, and tells nothing new.
-bool Warden::waits(int rank, Suspect& suspect) const {
-    const uint64_t waiting = control_->waiting(rank);
-    suspect.silent = waiting == suspect.waiting ? suspect.silent + 1 : 0;
-    suspect.waiting = waiting;
-    return waiting != 0 && suspect.silent < kSilentSteps;
-}
-
 // It compiles its kernels, or waits for a rank that others are to judge. Of two that wait for each other it is the one
 // that more ranks wait for, else the higher one. One that most ranks wait for is cut off itself.
-bool Warden::excused(int rank, Suspect& suspect) const {
-    const bool waits = this->waits(rank, suspect);
+bool Warden::excused(int rank) const {
     if (control_->compiling(rank)) return true;
-    if (!waits) return false;
-    const int other = wire::waited_for(control_->waiting(rank));
+    if (!waits(rank)) return false;
+    const int other = wire::waited_for(known_[static_cast<size_t>(rank)].waiting);
     const int for_rank = waiters_for(rank);
     if (other == post_.rank) {
         const int for_this = waiters_for(post_.rank);
@@ -81,30 +104,38 @@ bool Warden::excused(int rank, Suspect& suspect) const {
     return !cut_off && other >= 0 && other < post_.ranks && other != rank && counts(other);
 }
 
-bool Warden::guilty(int rank, Suspect& suspect) {
+bool Warden::guilty(int rank) {
+    Known& known = known_[static_cast<size_t>(rank)];
     const uint64_t told = told_of(rank);
-    if (told == suspect.seen) return false;
-    suspect.seen = told;
+    if (told == known.seen) return false;
+    known.seen = told;
     if (told >= wire::kInexcusable) return true;
-    if (told < wire::kSuspect || excused(rank, suspect)) {
-        suspect.accused = 0;
-    } else if (suspect.accused == 0) {
-        suspect.accused = told;  // what would excuse it may be on its way
+    if (told < wire::kSuspect || excused(rank)) {
+        known.accused = 0;
+    } else if (known.accused == 0) {
+        known.accused = told;  // what would excuse it may be on its way
     } else {
-        return told > suspect.accused;
+        return told > known.accused;
     }
     return false;
 }
 
+// What kernels here tell comes first: only where they wait is it worth a look into other memory.
 bool Warden::due() const noexcept {
     try {
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-        if (!lock || broken()) return false;
-        if (control_->mail() != mail_) return true;
+        if (!lock) return false;
+        bool waiting = false, told_anew = false;
         for (int rank = 0; rank < post_.ranks; ++rank) {
             if (!counts(rank)) continue;
             const uint64_t told = told_of(rank);
-            if (told != suspects_[static_cast<size_t>(rank)].seen || (told != 0 && lost(rank))) return true;
+            waiting = waiting || told != 0;
+            told_anew = told_anew || told != known_[static_cast<size_t>(rank)].seen;
+        }
+        if ((!waiting && !told_anew) || broken()) return false;
+        if (told_anew || control_->mail() != mail_) return true;
+        for (int rank = 0; rank < post_.ranks; ++rank) {
+            if (counts(rank) && told_of(rank) != 0 && lost(rank)) return true;
         }
     } catch (...) {
     }
@@ -122,12 +153,13 @@ void Warden::serve() noexcept {
 }
 
 void Warden::judge() {
+    listen();
     wire::RankMask more{};
     bool any = false;
     for (int rank = 0; rank < post_.ranks; ++rank) {
         if (!counts(rank)) continue;
         const bool waited_for = told_of(rank) != 0;
-        if (!guilty(rank, suspects_[static_cast<size_t>(rank)]) && !(waited_for && lost(rank))) continue;
+        if (!guilty(rank) && !(waited_for && lost(rank))) continue;
         more.add(static_cast<u32>(rank));
         any = true;
     }
@@ -164,8 +196,9 @@ void Warden::publish(const wire::RankMask& more) {
     }
     if (!any) return;
     for (int rank = 0; rank < post_.ranks; ++rank) {
+        // Kernels here store it too, when their waits have lasted another step; each word stands for itself.
         __atomic_store_n(post_.suspects + rank, 0, __ATOMIC_RELAXED);
-        suspects_[static_cast<size_t>(rank)] = {};
+        known_[static_cast<size_t>(rank)] = {};
     }
     control_->tell_own_masks(masked_, ++changes_);
 }
@@ -179,8 +212,9 @@ bool Warden::mask(int rank) {
     return true;
 }
 
-wire::RankMask Warden::masked() const {
+wire::RankMask Warden::masked() {
     const std::lock_guard<std::mutex> guard(mutex_);
+    if (!broken()) read_mail();
     return masked_;
 }
 

@@ -1,8 +1,8 @@
 // Masks ranks that this rank's kernels wait for in vain, so that the others go on without them (P17).
 //
 // Kernels say for whom they wait and for how long (wire/masked_ranks.h). A rank that has been waited for in vain is
-// masked, unless it says that it waits itself, for another one: it is that one which is to be masked, by those that
-// wait for it. A rank whose process has ended is masked at once, and so is one that a fabric cannot reach.
+// masked, unless it has an excuse: it compiles, or says that it waits itself, for another one. Then it is that one
+// which is to be masked, by those that wait for it. A rank whose process has ended is masked at once.
 //
 // A rank to be masked is told first, by its abort word: it then finds the word before what it has read from others'
 // memory counts (Operation::look_last). Only then are the others told, and their kernels go on without it.
@@ -39,7 +39,8 @@ class Warden {
 
     // Any thread: masks a rank that the caller wants to do without. False: this rank has failed, and masks none.
     bool mask(int rank);
-    wire::RankMask masked() const;
+    // With what others have told by now.
+    wire::RankMask masked();
     void watch(Lifelines lifelines);
 
   protected:
@@ -51,10 +52,11 @@ class Warden {
     void serve() noexcept;
 
   private:
-    struct Suspect {
-        uint64_t seen = 0;     // what kernels have told of it
+    // What is known of another rank, or of this one.
+    struct Known {
+        uint64_t seen = 0;     // what kernels here have told of it
         uint64_t accused = 0;  // what they had told when it had no excuse
-        uint64_t waiting = 0;  // what it had told itself then
+        uint64_t waiting = 0;  // what it has told of its own waits
         int silent = 0;        // for how many steps it has told nothing new
     };
 
@@ -62,10 +64,13 @@ class Warden {
     bool counts(int rank) const;
     bool broken() const;
     bool lost(int rank) const;
+    void listen();
+    bool waits(int rank) const;
+    int64_t sent(int rank) const;
+    int64_t needed(int rank) const;
     int waiters_for(int rank) const;
-    bool waits(int rank, Suspect& suspect) const;
-    bool excused(int rank, Suspect& suspect) const;
-    bool guilty(int rank, Suspect& suspect);
+    bool excused(int rank) const;
+    bool guilty(int rank);
     void judge();
     void read_mail();
     void add(const wire::RankMask& more);
@@ -75,7 +80,8 @@ class Warden {
     const std::unique_ptr<Memory> memory_;
     const std::unique_ptr<ControlPlane> control_;
     mutable std::mutex mutex_;  // of what follows
-    std::vector<Suspect> suspects_;
+    std::vector<Known> known_;  // by rank
+    uint64_t longest_ = 0;      // the longest of the waits that kernels here have told of
     wire::RankMask mine_{}, masked_{};
     uint64_t changes_ = 0;  // of `masked_`
     uint64_t mail_;         // read

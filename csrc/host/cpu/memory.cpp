@@ -40,7 +40,7 @@ void CpuMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value)
     for (uint64_t* word : words) __atomic_exchange_n(word, value, __ATOMIC_ACQ_REL);
 }
 
-// Between hosts alone.
+// Between hosts, and from a host to its own kernels.
 uint64_t CpuMemory::acquire_word(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
 void CpuMemory::release_words(const std::vector<uint64_t*>& words, uint64_t value) {

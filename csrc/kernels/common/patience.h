@@ -12,8 +12,8 @@ class Patience {
   public:
     // `peer`: -1 for a wait that is not for another rank, which no mask ends.
     DEEP_EP_DEVICE Patience(const Context& context, wire::Phase phase, i32 peer, u64 timeout_ns)
-        : context_(context), timeout_ns_(timeout_ns), peer_(peer) {
-        if (asks()) masks_seen_ = masks();
+        : context_(context), timeout_ns_(timeout_ns), peer_(peer), for_free_(phase == wire::Phase::kFree) {
+        if (asks()) masks_seen_ = count();
         deadline_ = device::now_ns() + (asks() ? wire::step_ns(0, timeout_ns) : wire::patience_ns(phase, timeout_ns));
     }
 
@@ -24,7 +24,7 @@ class Patience {
 
     // The wait has ended.
     DEEP_EP_DEVICE void end(bool arrived) {
-        if (told_ != 0) withdraw(arrived);
+        if (suspected_) withdraw(arrived);
     }
 
   private:
@@ -33,37 +33,40 @@ class Patience {
         return reinterpret_cast<wire::HeapHeader*>(context_.peers.local);
     }
     // Stored by this rank's host; nothing else has to be visible with it here.
-    DEEP_EP_DEVICE u64 masks() const { return device::load_relaxed<Scope::kSystem>(&header()->masked.count); }
+    DEEP_EP_DEVICE u64 count() const { return device::load_relaxed<Scope::kSystem>(&header()->masked.count); }
 
     // This rank's host loads `suspects`, other ranks' hosts load `waiting`; each word stands for itself, so that no
     // order is needed. Of several threads that wait for a rank the one that has waited the longest is told of.
     DEEP_EP_DEVICE_CALL bool tell() {
-        const u64 now = masks();
+        const u64 now = count();
         // The others have waited for the masked rank as this thread has for them.
         steps_ = now == masks_seen_ ? steps_ + 1 : 0;
         masks_seen_ = now;
         deadline_ = device::now_ns() + wire::step_ns(steps_, timeout_ns_);
         if (steps_ == 0) return true;
         u64* const suspect = context_.suspects + peer_;
+        suspected_ = true;
         if (device::load_relaxed<Scope::kSystem>(suspect) < steps_) {
             device::store_relaxed<Scope::kSystem>(suspect, steps_);
         }
         const i32 other = wire::waited_for(device::load_relaxed<Scope::kSystem>(&header()->waiting));
         if (other < 0 || other >= peer_) {
-            told_ = wire::waiting_word(static_cast<u32>(peer_), steps_);
+            told_ = wire::waiting_word(static_cast<u32>(peer_), for_free_, steps_);
             device::store_relaxed<Scope::kSystem>(&header()->waiting, told_);
         }
         return steps_ < wire::kUnanswered;
     }
     DEEP_EP_DEVICE_CALL void withdraw(bool arrived) {
         // Another thread's stays, which tells of its own wait at its next step.
-        device::cas_acq_rel<Scope::kSystem>(&header()->waiting, told_, u64{0});
+        if (told_ != 0) device::cas_acq_rel<Scope::kSystem>(&header()->waiting, told_, u64{0});
         if (arrived) device::store_relaxed<Scope::kSystem>(context_.suspects + peer_, u64{0});
     }
 
     const Context& context_;
     const u64 timeout_ns_;
     const i32 peer_;
+    const bool for_free_;
+    bool suspected_ = false;  // it has stored in `suspects`
     u64 steps_ = 0;
     u64 told_ = 0;  // what it has stored in `waiting` last
     u64 masks_seen_ = 0;

@@ -190,6 +190,10 @@ DEEP_EP_DEVICE u32 result_word(const Operation& op, u32 from) { return op.mapped
 DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u32 from, u64 offset) {
     if (offset == wire::kUnpublished || !op.mapped(from)) return nullptr;
     const wire::LowLatencyLayout& layout = args.layout;
+    if (layout.rest_bytes != 0) {  // what is cast is never published
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), wire::kUnpublished, offset);
+        return nullptr;
+    }
     const u64 rows = u64{layout.experts_per_rank} * layout.ranks * layout.most_tokens;
     // Raised by the host while kernels run; an older value refuses, and nothing comes with it: relaxed.
     const u64 end = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[from]);

@@ -68,6 +68,8 @@ inline void run(uint64_t seed, Setup setup) {
         for (u32 r = 0; r < kRanks; ++r) {
             expect(rank == lost || r == lost || !masked.has(r), "a rank that has answered is masked");
         }
+        const bool needed = moment + kSteps < kTrips * kSteps;  // by the others, after that
+        expect(rank == lost || how != How::kSleeps || !needed || masked.has(lost), "the lost rank is not masked");
         // Others do not wait for the last calls it makes.
         const bool late = moment + (how == How::kSleeps ? 1 : 2 * kSteps) >= kTrips * kSteps;
         expect(rank != lost || failed || how == How::kSilent || late, "the lost rank has not found that it is masked");

@@ -146,7 +146,7 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
     args.topk_weights = pointer<const float>(tensors.topk_weights);
     const uint64_t rows = uint64_t{args.layout.experts_per_rank} * args.layout.ranks * args.layout.most_tokens;
     const bool visible = runtime.arena()->contains(args.x, rows * args.layout.result_bytes);
-    args.published = tensors.publish && visible ? runtime.offset_of(tensors.x) : wire::kUnpublished;
+    args.published = tensors.publish && visible && !sizes.logfmt ? runtime.offset_of(tensors.x) : wire::kUnpublished;
     args.origins = origins;
     args.combined_x = pointer<u8>(tensors.combined_x);
     args.waited_ns = pointer<i64>(tensors.waited_ns);
