@@ -5,8 +5,9 @@
 // power of two to the next, and are linear in between. Codes 1 to 511 divide the way from the least to the largest
 // magnitude of a group evenly, by steps of one bfloat16 at the least; code 0 is zero. So a group whose magnitudes are
 // within 510 steps of bfloat16, almost four powers of two, comes back bit by bit. Elsewhere a normal one is off by at
-// most about half a step: 1 / 1000 of itself for each power of two from the least to the largest. What is more than 32 powers
-// of two below the largest becomes zero, so that others are off by 3.2 % at the most. Signs stay, those of zeros too.
+// most about half a step: 1 / 1000 of itself for each power of two from the least to the largest. What is more than 32
+// powers of two below the largest becomes zero, so that others are off by 3.2 % at the most. Signs stay, those of zeros
+// too.
 //
 // As in DeepEP, a group stays bfloat16 that has a magnitude of 1 or more: errors stay small in absolute terms, too.
 // Infinities and NaNs are such magnitudes.
@@ -85,7 +86,6 @@ struct LogPiece {
 
     DEEP_EP_LOGFMT static LogPiece of(const u32 (&words)[4], const LogGroup& group, u32 rate) {
         LogPiece piece{};
-#pragma unroll
         for (u32 e = 0; e < kLogPiece; ++e) {
             const u32 element = words[e / 2] >> 16 * (e % 2), code = group.code(element & 0x7fffu, rate);
             piece.low |= static_cast<u64>(code & 0xffu) << 8 * e;

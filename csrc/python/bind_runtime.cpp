@@ -300,7 +300,9 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
     place.heap_bytes = Runtime::heap_layout(options).bytes();
     place.kernels_on_cpu = kernels == Kernels::kOnCpu;
     place.in_process = network.in_process;
-    place.masks_ranks = options.masks_ranks;
+    for (uint8_t* heap : place.heaps) {
+        if (options.masks_ranks) place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
+    }
     place.nic = network.nic;
     return [place, routes = options.routes](host::Memory& memory) {
         host::NetworkPlace here = place;

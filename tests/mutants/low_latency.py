@@ -21,7 +21,7 @@ _EARLY_ADVANCE = "if (op.last_block(kSent), blockIdx.x == 0 && threadIdx.x == 0)
 _EMPTY_PUT = "op.put_signal(to, wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
 _LAST = "if (!op.meet() || !op.last_block(kFinished)) return;"
 _FIRST = "if (!op.meet() || (op.last_block(kFinished), blockIdx.x != 0)) return;"
-_READ = "if (published[r] != nullptr) op.signal(r, wire::kRead);"
+_READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
 _SUMS = "    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {\n"
 _EARLY_READ = "    for (u32 r = threadIdx.x; blockIdx.x == 0 && r < ranks; r += blockDim.x) {\n" + _READ + "\n}\n"
 
@@ -120,8 +120,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: rows not waited for",
         _RECEIVE,
-        "if (await_rows(args, op, source, unit, first)) {",
-        "if (true) {",
+        "const bool here = await_rows(args, op, source, unit, first);",
+        "const bool here = first || !first;",
         "fast",
         *LOW_LATENCY,
     ),
@@ -269,8 +269,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: results not waited for",
         _COMBINE,
-        "        if (!op.wait_signal(Phase::kResults, result_word(op, r), r, 1)) continue;\n",
-        "",
+        "const bool arrived = op.wait_signal(Phase::kResults, result_word(op, r), r, 1);",
+        "const bool arrived = true;",
         "fast",
         *LOW_LATENCY,
     ),

@@ -61,7 +61,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "masks: who waits has no excuse",
         _WARDEN,
-        "if (told < wire::kSuspect || excused(rank, suspect)) {",
+        "if (told < wire::kSuspect || excused(rank)) {",
         "if (told < wire::kSuspect) {",
         "fast",
         *MASKS,
@@ -69,8 +69,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "masks: suspected after the first step",
         _WARDEN,
-        "if (told < wire::kSuspect || excused(rank, suspect)) {",
-        "if (excused(rank, suspect)) {",
+        "if (told < wire::kSuspect || excused(rank)) {",
+        "if (excused(rank)) {",
         "fast",
         *MASKS,
     ),

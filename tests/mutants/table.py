@@ -243,7 +243,7 @@ MUTANTS = (
     one(
         "ibgda: not quiet",
         "fabric/ibgda.h",
-        "if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled)) return false;",
+        "if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled) && !waiter.masked(qp.peer)) return false;",
         "if (filled == ~0ull) return false;",
         "exact",
         "posters",
@@ -504,7 +504,7 @@ MUTANTS = (
     one(
         "failing: the own heap alone",
         "kernels/common/operation.h",
-        "if (r == rank() || !mapped(r)) continue;",
+        "if (alone || r == rank() || !mapped(r) || masked(r)) continue;",
         "continue;",
         "fast",
         *FAILING,

@@ -9,7 +9,6 @@
 #include "host/heap/memory.h"
 #include "nic/closing.h"
 #include "nic/options.h"
-#include "wire/heap_layout.h"
 
 namespace deep_ep::host {
 
@@ -38,16 +37,13 @@ struct NetworkPlace {
     Memory* memory;             // for what it shares with kernels; outlives it
     bool kernels_on_cpu;        // on this process's executor
     bool in_process;            // all ranks are threads of this process
-    bool masks_ranks;           // connections are closed by masks
+    std::vector<u64*> masked;   // in every rank's heap, the ranks that it has masked; empty: it never does
     nic::Options nic;           // of software NICs
 
     nic::Closing closing(u32 peer) const {
-        if (!masks_ranks) return {};
-        const u32 self = static_cast<u32>(rank);
-        const auto word = [this](u32 at, u32 of) {
-            return &reinterpret_cast<wire::HeapHeader*>(heaps[at])->masked.ranks.words[of / wire::RankMask::kBits];
-        };
-        return {word(self, peer), word(peer, self), self, peer};
+        if (masked.empty()) return {};
+        const u32 self = static_cast<u32>(rank), bits = wire::RankMask::kBits;
+        return {masked[self] + peer / bits, masked[peer] + self / bits, self, peer};
     }
 };
 

@@ -114,7 +114,7 @@ void run(uint64_t seed, u32 blocks, u32 warps, u32 puts, const nic::Options& opt
         }
         host::CpuMemory host_memory;
         host::NicAgents nic(
-            {0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, &host_memory, true, true, false, options});
+            {0, {heaps[0], heaps[1]}, sizes.bytes(), {false, true}, &host_memory, true, true, {}, options});
         u8* base[2] = {heaps[0], nullptr};
         const fabric::Route by_nic = host::route_named("ibgda");
         const fabric::Route route[2] = {fabric::kMapped, by_nic};

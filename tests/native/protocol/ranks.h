@@ -131,7 +131,10 @@ class Buffer {
         for (const auto& heap : heaps) place.heaps.push_back(heap->base());
         place.heap_bytes = layout.bytes();
         place.kernels_on_cpu = place.in_process = true;
-        place.masks_ranks = setup.masks_ranks;
+        for (uint8_t* heap : place.heaps) {
+            if (setup.masks_ranks)
+                place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
+        }
         place.nic = setup.nic;
         const auto make_networks = [place, routes = options.routes](host::Memory& memory) {
             host::NetworkPlace here = place;
