@@ -11,10 +11,10 @@ _WARDEN = "host/control/warden.cpp"
 
 MUTANTS: tuple[Mutant, ...] = (
     one(
-        "masks: blocks decide for themselves",
+        "masks: a masked rank takes part",
         _OPERATION,
-        "        return (found & 1) != 0;\n",
-        "        return !masked(source);\n",
+        "(masked(source) ? 0 : 1)",
+        "1",
         "fast",
         *MASKS,
     ),
