@@ -2,6 +2,7 @@
 // has no instruction for it; all targets give the same bits.
 #pragma once
 
+#include "device/anywhere.h"
 #include "device/bf16.h"
 
 namespace deep_ep {
@@ -21,14 +22,8 @@ constexpr u32 scale_bytes(Scales scales) {
     return scales == Scales::kNone ? 0 : scales == Scales::kExponents ? sizeof(u8) : sizeof(float);
 }
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define DEEP_EP_E4M3 __device__ __forceinline__
-#else
-#define DEEP_EP_E4M3 inline
-#endif
-
 // To nearest, ties to even; what is larger than 448 becomes 448, a NaN 0x7f.
-DEEP_EP_E4M3 u8 float_to_e4m3(float value) {
+DEEP_EP_ANYWHERE u8 float_to_e4m3(float value) {
     constexpr u32 kMost = 0x43e00000, kLeastNormal = 0x3c800000, kInfinity = 0x7f800000;  // 448, 2^-6
     constexpr u32 kDropped = 20, kBiases = (127 - 7) << 3;
     const u32 bits = float_bits(value), magnitude = bits & 0x7fffffffu;
@@ -48,7 +43,7 @@ struct GroupScale {
 
 // The scale of a group whose largest magnitude is `amax`. The formulas are those of DeepEP 1.2.1
 // (`calculate_fp8_scales`), whose results callers compare with.
-DEEP_EP_E4M3 GroupScale group_scale(float amax, Scales scales) {
+DEEP_EP_ANYWHERE GroupScale group_scale(float amax, Scales scales) {
     constexpr float kMost = 448.0f, kLeastAmax = 1e-4f;
     amax = amax > kLeastAmax ? amax : kLeastAmax;
     const float inverse = amax * (1.0f / kMost);
@@ -59,14 +54,12 @@ DEEP_EP_E4M3 GroupScale group_scale(float amax, Scales scales) {
 }
 
 // Writes the scale of a row's group into the row's scales.
-DEEP_EP_E4M3 void store_scale(void* row_scales, u32 group, float inverse, Scales scales) {
+DEEP_EP_ANYWHERE void store_scale(void* row_scales, u32 group, float inverse, Scales scales) {
     if (scales == Scales::kExponents) {
         static_cast<u8*>(row_scales)[group] = static_cast<u8>(float_bits(inverse) >> 23);
     } else {
         static_cast<float*>(row_scales)[group] = inverse;
     }
 }
-
-#undef DEEP_EP_E4M3
 
 }  // namespace deep_ep

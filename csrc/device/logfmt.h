@@ -22,6 +22,7 @@
 // then u16[16].
 #pragma once
 
+#include "device/anywhere.h"
 #include "device/bf16.h"
 
 namespace deep_ep {
@@ -40,12 +41,6 @@ constexpr u32 log_words_bytes(u32 elements) {
 constexpr u32 log_row_bytes(u32 elements) { return log_words_bytes(elements) + elements / kLogGroup * kLogHeadBytes; }
 constexpr u32 log_rest_bytes(u32 elements) { return elements / kLogGroup * kLogRestBytes; }
 
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-#define DEEP_EP_LOGFMT __device__ __forceinline__
-#else
-#define DEEP_EP_LOGFMT inline
-#endif
-
 // Magnitudes of bfloat16, as their bits.
 struct LogGroup {
     static constexpr u32 kOne = 0x3f80, kMostSpan = 32u << 7, kCodes = 511, kFraction = 20;
@@ -53,30 +48,32 @@ struct LogGroup {
     u32 most;
     u32 least;  // that has a code of its own; more than any, if all are zero
 
-    DEEP_EP_LOGFMT static LogGroup of_word(u32 word) { return {word & 0xffffu, word >> 16}; }
+    DEEP_EP_ANYWHERE static LogGroup of_word(u32 word) { return {word & 0xffffu, word >> 16}; }
     // From none() on every element is added; bounded() is the group.
-    DEEP_EP_LOGFMT static LogGroup none() { return {0, kOne}; }
-    DEEP_EP_LOGFMT void add(u32 element) {
+    DEEP_EP_ANYWHERE static LogGroup none() { return {0, kOne}; }
+    DEEP_EP_ANYWHERE void add(u32 element) {
         const u32 magnitude = element & 0x7fffu;  // ordered as its bits are, NaNs last
         most = magnitude > most ? magnitude : most;
         least = magnitude != 0 && magnitude < least ? magnitude : least;
     }
-    DEEP_EP_LOGFMT LogGroup bounded() const { return {most, most > least + kMostSpan ? most - kMostSpan : least}; }
-    DEEP_EP_LOGFMT u32 word() const { return most | least << 16; }
-    DEEP_EP_LOGFMT bool is_cast() const { return most < kOne; }
+    DEEP_EP_ANYWHERE LogGroup bounded() const { return {most, most > least + kMostSpan ? most - kMostSpan : least}; }
+    DEEP_EP_ANYWHERE u32 word() const { return most | least << 16; }
+    DEEP_EP_ANYWHERE bool is_cast() const { return most < kOne; }
 
-    DEEP_EP_LOGFMT u32 span() const { return most > least + (kCodes - 1) ? most - least : kCodes - 1; }
+    DEEP_EP_ANYWHERE u32 span() const { return most > least + (kCodes - 1) ? most - least : kCodes - 1; }
     // From one code to the next, as bits of an fp32.
-    DEEP_EP_LOGFMT u32 step() const { return ((span() << 16) + (kCodes - 1) / 2) / (kCodes - 1); }
+    DEEP_EP_ANYWHERE u32 step() const { return ((span() << 16) + (kCodes - 1) / 2) / (kCodes - 1); }
     // Its reciprocal: codes from one magnitude to the next, as a fraction.
-    DEEP_EP_LOGFMT u32 rate() const { return ((kCodes - 1) << kFraction) / span(); }
+    DEEP_EP_ANYWHERE u32 rate() const { return ((kCodes - 1) << kFraction) / span(); }
     // With the group's `rate`.
-    DEEP_EP_LOGFMT u32 code(u32 magnitude, u32 rate) const {
+    DEEP_EP_ANYWHERE u32 code(u32 magnitude, u32 rate) const {
         const u32 nearest = ((magnitude - least) * rate + (1u << (kFraction - 1))) >> kFraction;
         return magnitude < least ? 0 : nearest + 1;
     }
     // With the group's `step`.
-    DEEP_EP_LOGFMT u32 magnitude(u32 code, u32 step) const { return code == 0 ? 0 : (least << 16) + (code - 1) * step; }
+    DEEP_EP_ANYWHERE u32 magnitude(u32 code, u32 step) const {
+        return code == 0 ? 0 : (least << 16) + (code - 1) * step;
+    }
 };
 
 // Eight elements: their codes, or the first five of them as they are.
@@ -84,7 +81,7 @@ struct LogPiece {
     u64 low;  // bits 0 to 7 of each code; or elements 0 to 3
     u32 top;  // bit 8 of each code, then each sign; or element 4
 
-    DEEP_EP_LOGFMT static LogPiece of(const u32 (&words)[4], const LogGroup& group, u32 rate) {
+    DEEP_EP_ANYWHERE static LogPiece of(const u32 (&words)[4], const LogGroup& group, u32 rate) {
         LogPiece piece{};
         for (u32 e = 0; e < kLogPiece; ++e) {
             const u32 element = words[e / 2] >> 16 * (e % 2), code = group.code(element & 0x7fffu, rate);
@@ -93,7 +90,7 @@ struct LogPiece {
         }
         return piece;
     }
-    DEEP_EP_LOGFMT float decoded(u32 e, const LogGroup& group, u32 step) const {
+    DEEP_EP_ANYWHERE float decoded(u32 e, const LogGroup& group, u32 step) const {
         const u32 code = (static_cast<u32>(low >> 8 * e) & 0xffu) | (top >> e & 1u) << 8;
         return bits_float(group.magnitude(code, step) | (top >> (8 + e) & 1u) << 31);
     }
@@ -105,12 +102,10 @@ struct LogRows {
     const u8* rests;
     u32 head_bytes, rest_bytes;
 
-    DEEP_EP_LOGFMT const u8* rest_of(const u8* head) const {
+    DEEP_EP_ANYWHERE const u8* rest_of(const u8* head) const {
         const u32 row = static_cast<u32>((head - heads) / 16) / (head_bytes / 16);  // 32 bits are divided faster
         return rests + static_cast<u64>(row) * rest_bytes;
     }
 };
-
-#undef DEEP_EP_LOGFMT
 
 }  // namespace deep_ep

@@ -213,7 +213,7 @@ DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& wai
     using namespace ibgda;
     for (u32 i = threadIdx.x; i < peers.ranks * net.per_peer; i += blockDim.x) {
         QueuePair& qp = net.queue_pairs[i];
-        // What is on its way to a rank that is masked reaches nobody, whatever it is read from.
+        // What is on its way to a rank that is masked does not arrive: what it is read from may change.
         if (waiter.masked(qp.peer)) continue;
         const u64 filled = device::load_relaxed<Scope::kDevice>(&qp.filled);
         if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled) && !waiter.masked(qp.peer)) return false;

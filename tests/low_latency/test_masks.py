@@ -30,6 +30,17 @@ def make(group: Any, fabric: str, **options: Any) -> deep_ep.Buffer:
     return make_buffer(group, SIZES, fabric, enable_shrink=True, **{"timeout": TIMEOUT, **options})
 
 
+def make_with_one_masked(group: Any) -> deep_ep.Buffer:
+    """Make a Buffer, use it, and let rank 0 mask one of the others."""
+    buffer = make(group, "peer")
+    round_trip(buffer, WORK)
+    barrier(group)
+    if buffer.rank == 0:
+        buffer.low_latency_update_mask_buffer(GONE, True)
+    barrier(group)
+    return buffer
+
+
 def go_on(buffer: deep_ep.Buffer, *gone: int, rounds: int = 3) -> None:
     """Choices of experts that are gone are still named: nothing goes there, and nothing comes."""
     rest, rank = WORK.without(*gone), buffer.rank
@@ -279,12 +290,7 @@ def test_a_masked_rank_breaks_no_other() -> None:
     """It aborts, raises and tries to recover: the others hear nothing of it."""
 
     def on_each_rank(group: Any) -> None:
-        buffer = make(group, "peer")
-        round_trip(buffer, WORK)
-        barrier(group)
-        if buffer.rank == 0:
-            buffer.low_latency_update_mask_buffer(GONE, True)
-        barrier(group)
+        buffer = make_with_one_masked(group)
         if buffer.rank == GONE:
             buffer.abort()
             with pytest.raises(deep_ep.DeepEPError, match="broken"):
@@ -400,7 +406,7 @@ def test_a_rank_that_waits_for_its_region_is_not_masked(late: float) -> None:
 
 
 def test_an_island() -> None:
-    """One rank reaches none of the others, which are away for long: it does not wait for ever, and goes on alone."""
+    """One rank reaches none of the others, which are away for long: its waits end, and it goes on alone."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make(group, "ibgda", nic=silent(3, -1, after=4, syndrome=RETRIES_EXCEEDED))
@@ -421,12 +427,7 @@ def test_an_island() -> None:
 @racing
 def test_a_masked_rank_that_recovers_with_calls_queued() -> None:
     def on_each_rank(group: Any) -> None:
-        buffer = make(group, "peer")
-        round_trip(buffer, WORK)
-        barrier(group)
-        if buffer.rank == 0:
-            buffer.low_latency_update_mask_buffer(GONE, True)
-        barrier(group)
+        buffer = make_with_one_masked(group)
         if buffer.rank == GONE:
             dispatch(buffer, WORK, async_finish=True)
             with pytest.raises(deep_ep.DeepEPError, match="recover: rank . did not come"):

@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
         *MASKS,
     ),
     one(
-        "masks: who waits has no excuse",
+        "masks: a rank that waits has no excuse",
         _WARDEN,
         "if (told < wire::kSuspect || excused(rank)) {",
         "if (told < wire::kSuspect) {",

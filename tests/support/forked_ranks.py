@@ -4,9 +4,12 @@ they tell their parent, what they hold and what they leave behind.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import gc
+import json
 import os
+import random
 import re
 import signal
 import sys
@@ -20,6 +23,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import track
 
 HEAP_NAME = "memfd:deep_ep_heap"
 SETTLE_SECONDS = 3.0
@@ -229,3 +235,15 @@ def memory_of_this_process() -> dict[str, float]:
 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda kept: 0)
 """glibc's; other C libraries keep less."""
+
+
+def print_trials(doc: str | None, what: str, run_trial: Callable[[random.Random, int], dict[str, Any]]) -> None:
+    """Be the program that runs as many trials as its caller says, from a seed, and prints a line of JSON for each."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    random_ = random.Random(options.seed)
+    # No thread refreshes the bar: ranks are forked from this process.
+    for number in track(range(options.trials), what, console=Console(file=sys.stderr), auto_refresh=False):
+        print(json.dumps(run_trial(random_, number)), flush=True)

@@ -4,22 +4,17 @@ of JSON per trial. Ranks are forked from this process, which has imported all th
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
-import sys
 import time
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 import deep_ep_py as deep_ep
 from cases import Case
-from forked_ranks import SETTLE_SECONDS, Held, Hub, World, kept_since
+from forked_ranks import SETTLE_SECONDS, Held, Hub, World, kept_since, print_trials
 from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip_without
 
 torch.set_num_threads(1)  # before anything is computed: threads do not outlive a fork
@@ -140,17 +135,5 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    random_ = random.Random(options.seed)
-    # No thread refreshes the bar: ranks are forked from this process.
-    bar = track(range(options.trials), "kills", console=Console(file=sys.stderr), auto_refresh=False)
-    for number in bar:
-        print(json.dumps(run_trial(random_, number)), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_trials(__doc__, "kills", run_trial)

@@ -61,7 +61,8 @@ void SharedControl::tell_masks(const wire::RankMask& mask, uint32_t generation) 
         }
         memory_.store_words(words, mask.words[word]);
     }
-    // Released to the hosts that acquire it: the mask is there. Another value than any before, whoever stores it.
+    // Released to the hosts that acquire it: the mask is there. Different from every value before, of this rank and of
+    // others.
     memory_.release_words(mails, ++letters_ << wire::kAbortRankBits | static_cast<uint64_t>(rank_));
 }
 

@@ -23,7 +23,7 @@ void Runtime::abort(uint32_t reason, int peer) {
     tell_failure(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer));
 }
 
-// A rank that is masked tells nobody: the others go on, without it and its failures (P17).
+// A rank that is masked tells no other: the others go on, without it and its failures (P17).
 void Runtime::tell_failure(uint64_t word) {
     const uint64_t own = control_->failure(generation_);
     const bool masked = aborted() && wire::abort_reason(own) == wire::kMasked;

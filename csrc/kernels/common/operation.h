@@ -91,7 +91,7 @@ class Operation {
     // True for a rank that this Buffer goes on without, since some rank has waited for it in vain (P17). This rank's
     // host stores the bit when the rank has been told: the acquire orders what is stored from now on, which that rank
     // might still read, behind its abort word, at which it looks last. Threads may see it at different times: what a
-    // block does together never hangs on it.
+    // block does together must not depend on it.
     DEEP_EP_DEVICE bool masked(u32 rank) const {
         if (!masks_ranks()) return false;
         constexpr u32 kBits = wire::RankMask::kBits;
@@ -408,7 +408,7 @@ class Operation {
     // A link without atomics is not mapped: signals need them too. Ranks that are not mapped are told by the host
     // (Teller).
     //
-    // A rank that is masked tells nobody: the others go on, without it and its failures (P17).
+    // A rank that is masked tells no other: the others go on, without it and its failures (P17).
     DEEP_EP_DEVICE_CALL void tell(u64 word) {
         const u64 before = if_current(device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local), word));
         if (wire::abort_reason(before) == wire::kMasked) {

@@ -300,7 +300,7 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     tensors.combined_x = combined.data_ptr()
     # The caller may write over x when a call has returned, but not while a hook is still to come.
     in_one = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
-    # Ranks that are masked tell nobody that they have read: with masks nothing is read from where it is published.
+    # A rank that is masked does not say that it has read: with masks nothing is read from where it is published.
     tensors.publish = (zero_copy or (in_one and not logfmt)) and not engine.masks_ranks
     tensors.waited_ns = 0 if waited is None else waited.data_ptr()
     with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:

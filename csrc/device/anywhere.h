@@ -1,0 +1,8 @@
+// Qualifier of arithmetic that is the same on every target: kernels use it, and so may hosts and tests.
+#pragma once
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define DEEP_EP_ANYWHERE __device__ __forceinline__
+#else
+#define DEEP_EP_ANYWHERE inline
+#endif
