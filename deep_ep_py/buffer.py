@@ -14,6 +14,7 @@ from deep_ep_py.bootstrap.groups import make_bootstrap
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
+from deep_ep_py.core.native import C
 from deep_ep_py.device.make import make_device
 from deep_ep_py.modes.low_latency.needs import LOW_LATENCY
 from deep_ep_py.modes.normal import layout
@@ -139,7 +140,7 @@ class Buffer(V1Surface):
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
         self.timeout = arguments.seconds("timeout", timeout)
-        self.regions = arguments.integer("regions", regions, 1, 16)
+        self.regions = arguments.integer("regions", regions, 1, C.MOST_REGIONS)
         # Between processes each has a GPU of its own; in one process all ranks share one.
         sharers = bootstrap.size if bootstrap.in_process else 1
         together = getattr(group, "one_launch", None)

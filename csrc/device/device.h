@@ -1,14 +1,15 @@
 // What a kernel may call. One contract, two bodies: device/cuda (nvcc, NVRTC) and device/cpu (g++, clang++).
 //
 // Besides the names below a kernel uses plain CUDA C++: threadIdx, blockIdx, blockDim, gridDim (x only), __global__,
-// __syncthreads(), __syncwarp(mask), __shfl_sync, __shfl_up_sync, __shfl_xor_sync, __ballot_sync, __any_sync,
-// __all_sync, __popc, __ffs, min, max. It must not use: literal 32 for the warp width (kWarpSize is 1 in the CPU's fast
-// build), `__shared__` (DEEP_EP_SHARED), inline PTX, bare fences, <<<>>>.
+// __syncthreads(), __syncthreads_or(predicate), __syncwarp(mask), __shfl_sync, __shfl_up_sync, __shfl_xor_sync,
+// __ballot_sync, __any_sync, __all_sync, __popc, __ffs, min, max. It must not use: literal 32 for the warp width
+// (kWarpSize is 1 in the CPU's fast build), `__shared__` (DEEP_EP_SHARED), inline PTX, bare fences, <<<>>>.
 //
 // clang-format off
 //   DEEP_EP_DEVICE                 function qualifier: inline on the device
 //   DEEP_EP_DEVICE_CALL            the same, but called: for what is long and rare
 //   DEEP_EP_KERNEL                 qualifier of a kernel's entry point
+//   DEEP_EP_ARGUMENT               qualifier of its only parameter, a const value
 //   DEEP_EP_SHARED(type, name)     a block's static shared variable: DEEP_EP_SHARED(u32[4], flags);
 //   DEEP_EP_DYNAMIC_SHARED(type, name)
 //                                  pointer to the launch's dynamic shared memory, 128-byte aligned; at most one per
@@ -27,7 +28,9 @@
 //                                  of u32, u64
 //     exchange_acq_rel<S>(p, v)    -> old value
 //                                  of u64; its return says that the new value is in place
-//     barrier_sync(id, threads)    named barrier 1..15, `threads` a multiple of kWarpSize
+//     bool barrier_or(id, threads, value)
+//                                  named barrier 1..15, `threads` a multiple of kWarpSize; whether any of them has
+//                                  brought true
 //     u64 now_ns()                 a clock that only moves forward
 //     bool spin_until(ready, deadline_ns, what)
 //                                  calls ready() until it returns true (-> true) or the clock passes the deadline (->

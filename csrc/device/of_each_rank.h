@@ -24,4 +24,6 @@ DEEP_EP_KERNEL void of_each_rank(const void* args) {
 
 // In such a program a kernel is a function that is called from there, as kernels are on a CPU.
 #undef DEEP_EP_KERNEL
+#undef DEEP_EP_ARGUMENT
 #define DEEP_EP_KERNEL DEEP_EP_DEVICE
+#define DEEP_EP_ARGUMENT

@@ -326,6 +326,7 @@ void bind_runtime(py::module_& m) {
     m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
     m.attr("MASK_PHASE") = wire::phase_name(wire::Phase::kMask);
     m.attr("MOST_RANKS") = wire::kMostRanks;
+    m.attr("MOST_REGIONS") = wire::kMostRegions;
     m.attr("MOST_TOKENS") = wire::kMostTokens;
     m.attr("LEFT") = static_cast<uint32_t>(wire::kLeft);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);

@@ -50,6 +50,9 @@ struct HeapHeader {
 };
 static_assert(sizeof(HeapHeader) == (1 + kBanks) * kLine + sizeof(MaskedRanks), "header");
 
+// Of operations that may be under way at once (P2).
+constexpr u32 kMostRegions = 16;
+
 struct HeapLayout {
     u32 ranks;
     u32 regions;

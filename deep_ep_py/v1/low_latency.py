@@ -8,6 +8,7 @@ import torch
 
 from deep_ep_py.core import arguments
 from deep_ep_py.core.events import EventOverlap
+from deep_ep_py.core.native import C
 from deep_ep_py.modes.low_latency import operations
 from deep_ep_py.modes.low_latency.handles import Handle, origin_of
 from deep_ep_py.modes.low_latency.operations import CombineArguments, DispatchArguments, Ending, Hook
@@ -66,7 +67,7 @@ class LowLatencySurface:
             Naming the argument.
         """
         arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_RANKS)
-        arguments.integer("regions", regions, 1, 16)
+        arguments.integer("regions", regions, 1, C.MOST_REGIONS)
         arguments.experts(num_experts, num_ranks)
         topk = min(V1_MOST_TOPK, num_experts)
         if num_topk is not None:

@@ -74,7 +74,7 @@ DEEP_EP_KERNEL void contract(const ContractArgs args) {
     totals[threadIdx.x] = every_access<Scope::kBlock>(args) + every_access<Scope::kDevice>(args) +
                           every_access<Scope::kSystem>(args) + every_collective(device::lane());
     device::add_relaxed<Scope::kBlock>(&flags[0], 1u);
-    device::barrier_sync(1, blockDim.x);
+    device::barrier_or(1, blockDim.x, false);
 
     device::warp_copy(args.rows + row, args.sources[0] + row, row_bytes);
     __syncwarp();

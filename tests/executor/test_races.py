@@ -128,7 +128,7 @@ def test_planted_deadlock_at_a_barrier_names_the_line() -> None:
     result = run(build_planted(), "misuse", "barrier never met", "1")
     assert result.returncode == DEADLOCK, result.stderr
     place = line_of("misuse.h", "barrier never met")
-    assert re.search(rf"warp 0: \d+ threads?: barrier: barrier_sync at \S*{place}", result.stderr), result.stderr
+    assert re.search(rf"warp 0: \d+ threads?: barrier: barrier_or at \S*{place}", result.stderr), result.stderr
     assert re.search(r"warp 1: \d+ threads?: barrier: __syncthreads", result.stderr), result.stderr
 
 

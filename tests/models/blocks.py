@@ -8,29 +8,31 @@ from typing import NamedTuple
 
 from .explore import Step, with_item
 
-# A warp's steps: it waits for a peer, comes to a barrier, looks whether some warp has given up, comes to a second one.
-WAIT, FIRST, LOOK, SECOND, STEPS = range(5)
+# A warp's steps: it waits for a peer, looks whether some warp has given up and comes to a barrier, leaves it.
+WAIT, ARRIVE, LEAVE, STEPS = range(4)
 
 
 class Warp(NamedTuple):
     step: int = WAIT  # plus STEPS for each wait behind it
     left: bool = False
+    brought: tuple[bool, ...] = ()  # to each barrier that it has come to: that some warp has given up
 
 
 class Block(NamedTuple):
     warps: tuple[Warp, ...] = (Warp(), Warp())
     gave_up: bool = False
-    decided: bool = False  # that the block leaves, by the one that looks
     freed: bool = False
 
 
 @dataclass(frozen=True)
 class Meetings:
-    """Behind each wait the warps meet: a barrier, warp 0 looks, a barrier; then both go on, or both leave."""
+    """Behind each wait the warps meet at a barrier. It tells both whether either has brought to it that some warp has
+    given up; then both go on, or both leave.
+    """
 
     every_barrier_is_met: bool = True  # without it a warp that gives up leaves at once
-    one_looks_for_all: bool = True  # without it each warp looks for itself behind the first barrier
-    second_barrier: bool = True
+    looks_behind_its_wait: bool = True  # without it a warp brings what it has seen before its wait
+    barrier_joins_answers: bool = True  # without it each warp looks for itself behind the barrier
     nothing_after_giving_up: bool = True  # without it warp 1 gives `free` whatever the last meeting has decided
     waits: int = 2  # with a meeting behind each; then warp 1 gives `free`
 
@@ -41,39 +43,31 @@ class Meetings:
         for w, warp in enumerate(state.warps):
             if warp.left:
                 continue
-            other, step, name = state.warps[1 - w], warp.step % STEPS, f"warp {w}"
-            on = warp._replace(step=warp.step + 1)
-            if warp.step == self.waits * STEPS:
+            other, number, step, name = state.warps[1 - w], warp.step // STEPS, warp.step % STEPS, f"warp {w}"
+            if number == self.waits:
                 freed = state.freed or w == 1
                 yield f"{name} {'gives `free`' if w else 'ends'}", self._with(state, w, warp, left=True, freed=freed)
             elif step == WAIT:
-                number = warp.step // STEPS
+                on = warp._replace(step=warp.step + 1)
+                early = on._replace(brought=(*warp.brought, state.gave_up))
+                on = on if self.looks_behind_its_wait else early
                 yield f"{name}'s wait {number} ends well", self._with(state, w, on)
                 if not state.gave_up:  # one timeout is enough
                     leaves = not self.every_barrier_is_met
                     after = self._with(state, w, warp if leaves else on, left=leaves, gave_up=True)
                     yield f"{name}'s wait {number} times out, it gives up{' and leaves' * leaves}", after
-            elif step == FIRST and other.step >= warp.step:
-                yield f"{name} is behind the first barrier", self._with(state, w, on)
-            elif step == LOOK:
-                if not self.one_looks_for_all:
-                    yield f"{name} looks: {self._says(state.gave_up)}", self._go_on(state, w, warp, state.gave_up)
-                elif w == 0:
-                    yield f"warp 0 looks: {self._says(state.gave_up)}", self._with(state, 0, on, decided=state.gave_up)
-                else:
-                    yield "warp 1 leaves the look to warp 0", self._with(state, 1, on)
-            elif step == SECOND and (other.step >= warp.step or not self.second_barrier):
-                text = f"{name} is behind the second barrier: {self._says(state.decided)}"
-                yield text, self._go_on(state, w, warp, state.decided)
-
-    def _says(self, leaves: bool) -> str:
-        return "leave" if leaves else "go on"
-
-    def _go_on(self, state: Block, w: int, warp: Warp, leaves: bool) -> Block:
-        behind = (warp.step // STEPS + 1) * STEPS
-        if behind == self.waits * STEPS and w == 1:
-            leaves = leaves and self.nothing_after_giving_up
-        return self._with(state, w, warp._replace(step=behind), left=leaves)
+            elif step == ARRIVE:
+                on = warp._replace(step=warp.step + 1)
+                if self.looks_behind_its_wait:
+                    on = on._replace(brought=(*warp.brought, state.gave_up))
+                yield f"{name} looks, and comes to the barrier", self._with(state, w, on)
+            elif other.step >= warp.step:
+                either = warp.brought[number] or other.brought[number]
+                leaves = either if self.barrier_joins_answers else state.gave_up
+                text = f"{name} is behind the barrier: {'leave' if leaves else 'go on'}"
+                if number == self.waits - 1 and w == 1:
+                    leaves = leaves and self.nothing_after_giving_up
+                yield text, self._with(state, w, warp._replace(step=(number + 1) * STEPS), left=leaves)
 
     def _with(self, state: Block, w: int, warp: Warp, left: bool = False, **changes: bool) -> Block:
         return state._replace(warps=with_item(state.warps, w, warp._replace(left=left)), **changes)

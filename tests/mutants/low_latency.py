@@ -16,11 +16,9 @@ _PUTS = ("low latency weak", "low latency ibgda")
 _SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);"
 _SHARES_JOINED = "    if (!op.meet()) return false;  // the block's stores come before its share of each signal\n"
 _ROWS_JOINED = "    if (!op.meet()) return false;  // all warps' rows come before the first one's put\n"
-_ADVANCE = "if (op.last_block(kSent) && threadIdx.x == 0) op.advance();"
-_EARLY_ADVANCE = "if (op.last_block(kSent), blockIdx.x == 0 && threadIdx.x == 0) op.advance();"
 _EMPTY_PUT = "op.put_signal(to, wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
-_LAST = "if (!op.meet() || !op.last_block(kFinished)) return;"
-_FIRST = "if (!op.meet() || (op.last_block(kFinished), blockIdx.x != 0)) return;"
+_LAST = "if (!op.last_warp(kFinished)) return;"
+_FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
 _SUMS = "    for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {\n"
 _EARLY_READ = "    for (u32 r = threadIdx.x; blockIdx.x == 0 && r < ranks; r += blockDim.x) {\n" + _READ + "\n}\n"
@@ -53,8 +51,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: region used before it is free",
         _OPERATION,
-        "return meet() && await_free();",
-        "return meet();",
+        "goes_on = (free || !counts) && goes_on;",
+        "goes_on = (free || counts) && goes_on;",
+        "exact",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: number advanced by the first block",
+        _OPERATION,
+        "if (failed() || !is_last_at(kSent)) return;",
+        "if (failed() || (is_last_at(kSent), blockIdx.x != 0)) return;",
         "exact",
         *LOW_LATENCY,
     ),
@@ -82,7 +88,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one("low latency: share given before the block has stored", _SEND, _SHARES_JOINED, "", "exact", *_MAPPED),
     one("low latency: rows put before all warps have written", _SEND, _ROWS_JOINED, "", "exact", *_PUTS),
-    one("low latency: number advanced by the first block", _SEND, _ADVANCE, _EARLY_ADVANCE, "exact", *LOW_LATENCY),
     one(
         "low latency: put without rows left out",
         _SEND,
@@ -133,12 +138,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "exact",
         *_PUTS,
     ),
-    one(
-        "low latency: starts used before all threads have found them",
+    silent(
+        "low latency: starts found before all lanes have taken their routings",
         _RECEIVE,
-        "known, next);\n        if (!op.meet()) return false;\n",
-        "known, next);\n",
-        "exact",
+        "            __syncwarp();  // the sources are there\n",
+        "",
+        *LOW_LATENCY,
+    ),
+    one(
+        "low latency: one note of the routings for all rounds",
+        _RECEIVE,
+        "scratch.known + round % 2;",
+        "scratch.known;",
+        "tsan",
         *LOW_LATENCY,
     ),
     one(
@@ -197,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "low latency: slots of results without those of lower ranks",
-        _RECEIVE,
+        _SEND,
         "args.layout.most_results()) + warp_total(before);",
         "args.layout.most_results());",
         "fast",
@@ -205,26 +217,18 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "low latency: result of an expert named again expected elsewhere",
-        _RECEIVE,
-        "token * topk + routed.first(token, choice % topk));",
+        _SEND,
+        "token * topk + given.first(token, choice % topk));",
         "choice);",
         "fast",
         "low latency",
     ),
     silent(
         "low latency: slots of first mentions read by lanes that do not meet",
-        _RECEIVE,
+        _SEND,
         "    __syncwarp();  // the slots of experts' first mentions are there\n",
         "",
         *_PUTS,
-    ),
-    one(
-        "low latency: ids that the caller may have written over",
-        _RECEIVE,
-        "const u32 token = choice / topk, id = routed.id(token, choice % topk);",
-        "const u32 token = choice / topk, id = static_cast<wire::RoutedId>(args.topk_idx.get(choice));",
-        "fast",
-        "low latency",
     ),
     one(
         "low latency: routing not consumed",
@@ -287,8 +291,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: read not waited for",
         _COMBINE,
-        "if (publishes && op.mapped(r)) op.wait_signal(",
-        "if (false) op.wait_signal(",
+        "op.wait_signal(Phase::kRead, wire::kRead, r, 1)) op.consume",
+        "r != ~0u) op.consume",
         "exact",
         *_MAPPED,
     ),

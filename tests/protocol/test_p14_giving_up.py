@@ -14,6 +14,7 @@ from cases import BY_NAME
 from deep_ep_py.bootstrap.connections import exchange_heaps
 from deep_ep_py.session import setup_ranks
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
+from native_programs import build_protocol, run
 
 TRIAL = Trial.of(BY_NAME["uniform"])
 ABSENT = 2
@@ -192,3 +193,10 @@ def test_waits_of_some_calls_have_another_bound(inside: bool) -> None:
     for errors in under_schedules(4, on_each_rank):
         texts = [str(error) for error in errors if isinstance(error, deep_ep.DeepEPTimeout)]
         assert texts and all(f"after {2.5 if inside else 30:g} s" in text for text in texts)
+
+
+def test_all_threads_leave_a_meeting_with_the_same_answer() -> None:
+    """Whichever of them gives up, and when; the threads of a group that is joined alone, too."""
+    for seed in range(1, 5):
+        result = run(build_protocol(), "meetings", str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"

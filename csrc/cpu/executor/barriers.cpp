@@ -42,23 +42,26 @@ void check_barrier(const Block& block, const Barrier& barrier, unsigned id, unsi
 
 }  // namespace
 
-void barrier(unsigned id, unsigned threads, Site site) {
+bool barrier(unsigned id, unsigned threads, bool value, Site site) {
     Scheduler& scheduler = Scheduler::get();
     Fiber* self = current;
     Block& block = *self->block;
     Barrier& barrier = block.barriers[id % Block::kBarriers];
     check_barrier(block, barrier, id, threads, site);
-    self->what = threads ? "barrier_sync" : "__syncthreads";
+    self->what = threads ? "barrier_or" : "__syncthreads";
     self->site = site;
 
-    tsan::SyncPoint& point = barrier.sync[barrier.rounds % 2];
+    const unsigned parity = barrier.rounds % 2;
+    tsan::SyncPoint& point = barrier.sync[parity];
     if (barrier.arrived == 0) {
+        barrier.any[parity] = false;
         barrier.expected = threads;
         barrier.opened_by = site;
         point.open();
     } else {
         point.release();
     }
+    barrier.any[parity] = barrier.any[parity] || value;
     if (++barrier.arrived == (threads ? threads : block.live)) {
         open_barrier(barrier);
         if (scheduler.ready().random()) yield(site.file, site.line);
@@ -68,6 +71,7 @@ void barrier(unsigned id, unsigned threads, Site site) {
         scheduler.suspend(State::kBarrier);
     }
     point.acquire();
+    return barrier.any[parity];
 }
 
 void Scheduler::retire(Fiber* fiber) {

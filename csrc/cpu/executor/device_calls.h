@@ -35,8 +35,9 @@ void switch_point(Site site);
 bool wait_ready(bool (*ready)(void*), void* argument, u64 deadline_ns, const device::WaitNote* note, const char* what,
                 Site site);
 
-// Named barrier `id`. threads == 0: all threads of the block that have not exited (__syncthreads).
-void barrier(unsigned id, unsigned threads, Site site);
+// Named barrier `id`. threads == 0: all threads of the block that have not exited (__syncthreads). Whether any of them
+// has brought true; all get the same answer.
+bool barrier(unsigned id, unsigned threads, bool value, Site site);
 
 // All lanes of `mask` meet. Returns the lane's result: of a shuffle lane `source`'s value, of a vote the vote.
 u64 collective(Collective operation, u32 mask, u64 value, unsigned source, Site site);

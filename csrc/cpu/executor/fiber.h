@@ -71,6 +71,7 @@ struct Barrier {
     Fiber* waiting = nullptr;
     Site opened_by{};
     unsigned rounds = 0;
+    bool any[2] = {};         // [round parity] whether some thread has brought true
     tsan::SyncPoint sync[2];  // [round parity], as in Warp
 };
 

@@ -14,11 +14,11 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-#define __grid_constant__
 
 #define DEEP_EP_DEVICE inline
 #define DEEP_EP_DEVICE_CALL inline
 #define DEEP_EP_KERNEL inline
+#define DEEP_EP_ARGUMENT
 
 namespace deep_ep::device {
 
@@ -65,7 +65,11 @@ inline u32 vote(cpu::Collective operation, u32 mask, bool predicate, cpu::Site s
 }  // namespace deep_ep::device
 
 inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    deep_ep::cpu::barrier(0, 0, {file, line});
+    deep_ep::cpu::barrier(0, 0, false, {file, line});
+}
+
+inline int __syncthreads_or(int predicate, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return deep_ep::cpu::barrier(0, 0, predicate != 0, {file, line});
 }
 
 inline void __syncwarp(deep_ep::u32 mask = deep_ep::device::kFullMask, const char* file = __builtin_FILE(),

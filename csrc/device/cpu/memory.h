@@ -92,8 +92,9 @@ T exchange_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
 
 #undef DEEP_EP_HERE
 
-inline void barrier_sync(u32 id, u32 threads, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    cpu::barrier(id, threads, {file, line});
+inline bool barrier_or(u32 id, u32 threads, bool value, const char* file = __builtin_FILE(),
+                       int line = __builtin_LINE()) {
+    return cpu::barrier(id, threads, value, {file, line});
 }
 
 }  // namespace deep_ep::device

@@ -102,8 +102,8 @@ void Runtime::publish(uint32_t generation, const wire::RankMask& mask) {
     told_ = false;
     failures_->note_told();
     // Under the old generation, in which every kernel leaves at once; then the one store that begins the new one.
-    write_context(sequence(generation_, 0));
-    memory_->store_words({host_word(context_->sequence)}, sequence(generation, 0));
+    write_context(Sequence{generation_, 0, 0}.word());
+    memory_->store_words({host_word(context_->sequence)}, Sequence{generation, 0, 0}.word());
     generation_ = generation;
     for (const auto& call : calls_) call->generation = generation;
     teller_ = teller();

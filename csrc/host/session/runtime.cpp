@@ -56,7 +56,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
     memory_->write(routes_.get(), options_.routes.data(), options_.routes.size() * sizeof(fabric::Route));
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
-    write_context(sequence(generation_, 0));
+    write_context(Sequence{generation_, 0, 0}.word());
     failures_->join(*this);
     teller_ = teller();
     set_warden(new_warden());

@@ -9,17 +9,30 @@ namespace deep_ep {
 using device::Scope;
 
 // Generation and number of the next operation in one word, so that a recovery publishes both, and with them the bank of
-// words, in one store (P16).
-constexpr u32 kOperationBits = 40;
-constexpr u32 kMostGenerations = 1u << (64 - kOperationBits);
-constexpr u64 sequence(u32 generation, u64 operation) {
-    return static_cast<u64>(generation) << kOperationBits | operation;
-}
-constexpr u32 sequence_generation(u64 sequence) { return static_cast<u32>(sequence >> kOperationBits); }
-constexpr u64 sequence_operation(u64 sequence) { return sequence & ((1ull << kOperationBits) - 1); }
-static_assert(sequence_generation(sequence(kMostGenerations - 1, 7)) == kMostGenerations - 1 &&
-                  sequence_operation(sequence(3, (1ull << kOperationBits) - 1)) == (1ull << kOperationBits) - 1,
-              "sequence: 24 bits of generation, 40 of operation");
+// words, in one store (P16). Operation n is use n / D of region n mod D; the word has these two instead of n, since a
+// division takes long on a GPU and all that a kernel looks at first stands behind it.
+constexpr u32 kUseBits = 36, kRegionBits = 4, kGenerationBits = 24;
+constexpr u32 kMostGenerations = 1u << kGenerationBits;
+struct Sequence {
+    u32 generation;
+    u64 use;
+    u32 region;
+
+    constexpr u64 word() const { return u64{generation} << (kUseBits + kRegionBits) | use << kRegionBits | region; }
+    static constexpr Sequence of(u64 word) {
+        return {static_cast<u32>(word >> (kUseBits + kRegionBits)), word >> kRegionBits & ((1ull << kUseBits) - 1),
+                static_cast<u32>(word) & ((1u << kRegionBits) - 1)};
+    }
+    constexpr Sequence next(u32 regions) const {
+        return region + 1 == regions ? Sequence{generation, use + 1, 0} : Sequence{generation, use, region + 1};
+    }
+};
+static_assert(kUseBits + kRegionBits + kGenerationBits == 64 && wire::kMostRegions <= 1u << kRegionBits, "sequence");
+static_assert(Sequence::of(Sequence{kMostGenerations - 1, (1ull << kUseBits) - 1, wire::kMostRegions - 1}.word()).use ==
+                      (1ull << kUseBits) - 1 &&
+                  Sequence::of(Sequence{kMostGenerations - 1, 0, 7}.word()).generation == kMostGenerations - 1 &&
+                  Sequence::of(Sequence{3, 5, 1}.next(2).word()).use == 6,
+              "sequence");
 
 // One per Buffer. Kernels read it through a pointer, so that captured graphs see what changes (P16).
 struct Context {
@@ -44,9 +57,9 @@ enum Meeting : u32 { kCounted, kStored, kSent, kFinished, kMeetings };
 // generation and counts as clear in any other.
 struct Ticket {
     u64 operation;
-    u64 use;        // how often its region has been used before: operation / regions
+    u64 use;        // how often its region has been used before
     u64 arguments;  // hash of what all ranks must agree on; messages carry it
-    u32 region;     // operation % regions; both kept, a 64-bit division is long on a GPU
+    u32 region;
     fabric::Completion completion;
     u32 failed;      // the generation in which some block of this call has given up: its other blocks need not wait
     u32 claimed;     // the generation in which a thread has given up first; that thread writes the record

@@ -11,12 +11,11 @@ namespace deep_ep {
 
 using wire::Phase;
 
-// Shared memory of a block. `groups` are sets of warps with a barrier of their own; group 0 is the whole block.
+// Shared memory of a block.
 struct BlockState {
-    static constexpr u32 kGroups = 2;
-    u32 gave_up;            // some thread of this block gave up: all leave at the next meeting
-    u32 decision[kGroups];  // what a group agreed on at its last meeting
-    u32 is_last;
+    u32 gave_up;    // some thread of this block gave up: all leave at the next meeting
+    u32 is_last;    // last_block()'s answer
+    u32 sent_last;  // of the blocks that send, this one was the last to be through
 };
 
 // One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders
@@ -36,31 +35,45 @@ class Operation {
           timeout_ns_(call.timeout_ns),
           // The host stores it while no kernel of this Buffer runs; kernels before and after are ordered by their
           // launches.
-          generation_(sequence_generation(call.context->sequence)),
+          generation_(Sequence::of(call.context->sequence).generation),
           bank_(call.context->peers.heap.bank_offset(generation_)) {}
 
-    // The whole block, first of all.
+    // The whole block, first of all. No thread may look at failed() before.
     DEEP_EP_DEVICE bool enter() {
-        look_first();
         read_number();
-        return meet();
+        return !__syncthreads_or(must_leave_at_entry());
     }
 
     // The same in a kernel whose blocks all begin an operation, without a launch before that takes its number: each
-    // reads it here, and the last to come to advance() takes it. So nothing is stored before all blocks have read.
-    DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments) {
-        look_first();
+    // reads it here, and the last block to have sent takes it (end_send()). So nothing is stored before all blocks have
+    // read. All that a block has to look at is loaded together, each word by a thread of its own, and one barrier
+    // joins the answers. Only if some rank has not given its region back yet the block waits, and meets again.
+    //
+    // `ranks`: a constant where the shape is, so that no load waits for it.
+    //
+    // Where ranks are masked every block takes the long way: others may have gone on without this one and given `free`,
+    // so the abort word counts only if it is looked at afterwards.
+    DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments, u32 ranks) {
         read_sequence(arguments);
         if (blockIdx.x == 0 && threadIdx.x == 0) announce(kind);
-        return meet() && await_free();
+        bool goes_on = !masks_ranks();
+        for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+            const bool counts = present(r), free = is_free(r);  // neither load waits for the other's answer
+            goes_on = (free || !counts) && goes_on;
+        }
+        goes_on = !must_leave_at_entry() && goes_on;
+        return !__syncthreads_or(!goes_on) || await_free();
     }
-    // One thread of the last block to send. Kernels of this Buffer are ordered by their launches; only a graph that is
-    // replayed beside a call breaks that, and then numbers differ among the ranks.
-    DEEP_EP_DEVICE void advance() {
+    // One thread of each block, behind the meeting that joins what the block has sent and behind its signals. The last
+    // one takes the number. Kernels of this Buffer are ordered by their launches; only a graph that is replayed beside
+    // a call breaks that, and then numbers differ among the ranks.
+    DEEP_EP_DEVICE void end_send() {
+        if (failed() || !is_last_at(kSent)) return;
+        block_.sent_last = 1;
         fill_ticket();
-        const u64 mine = sequence(generation_, number_);
-        const u64 found = device::cas_acq_rel<Scope::kDevice>(&context_.sequence, mine, mine + 1);
-        if (found != mine) fail(wire::kMismatch, Phase::kNone, static_cast<i32>(rank()), mine, found);
+        const Sequence mine{generation_, use_, region_};
+        const u64 found = device::cas_acq_rel<Scope::kDevice>(&context_.sequence, mine.word(), next().word());
+        if (found != mine.word()) fail(wire::kMismatch, Phase::kNone, static_cast<i32>(rank()), mine.word(), found);
     }
 
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
@@ -68,7 +81,7 @@ class Operation {
     DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
         read_sequence(arguments);
         fill_ticket();
-        context_.sequence = sequence(generation_, number_ + 1);
+        context_.sequence = next().word();
         announce(kind);
     }
     // All threads, after the barrier that follows take_number().
@@ -223,7 +236,7 @@ class Operation {
     DEEP_EP_DEVICE bool await_free() {
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             if (!present(r) || masked(r)) continue;
-            wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), use_ * wire::kUnit);
+            wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), free_target());
         }
         // `free` may have come while the others went on without this rank.
         if (threadIdx.x == 0 && masks_ranks() && !failed() && must_leave()) give_up(Phase::kNone, -1, 0, 0);
@@ -232,33 +245,32 @@ class Operation {
 
     // --- meeting
     // ----------------------------------------------------------------------------------------------------------------
-    // The whole block: a barrier, which all leave with the same answer to whether to go on (P14).
-    DEEP_EP_DEVICE bool meet() {
-        __syncthreads();
-        if (threadIdx.x == 0) block_.decision[0] = failed();
-        __syncthreads();  // no thread gives up in between: only one that waits can, and waits come after
-        return block_.decision[0] == 0;
+    // The whole block: a barrier, which all leave with the same answer to whether to go on (P14). Each thread looks
+    // before it arrives, so those that have given up themselves say so, and the barrier joins what they say: an answer
+    // that each thread took for itself behind the barrier could differ, since others may give up again by then.
+    DEEP_EP_DEVICE bool meet() { return !__syncthreads_or(failed()); }
+
+    // The same for the first or last `threads` threads of the block.
+    DEEP_EP_DEVICE bool meet_group(u32 threads) { return !device::barrier_or(1, threads, failed()); }
+
+    // The same for a warp.
+    DEEP_EP_DEVICE bool meet_warp() {
+        __syncwarp();  // a vote orders nothing
+        return !__any_sync(device::kFullMask, failed());
     }
 
-    // The same for the first or last `threads` threads of the block; `leader` is one of them. Another group may give up
-    // at any time, so one thread decides for all.
-    DEEP_EP_DEVICE bool meet_group(u32 threads, bool leader) {
-        device::barrier_sync(1, threads);
-        if (leader) block_.decision[1] = failed();
-        device::barrier_sync(1, threads);
-        return block_.decision[1] == 0;
-    }
-
-    // The whole block: true in the last block of the kernel to come here, which then sees what the others stored before
-    // (the acquire of the last arrival reads from their releases). A block that has given up does not come: the counter
-    // is never completed (P14). Litmus: count_by_atomics.
+    // The whole block: a meeting; then true in the last block of the kernel to come here, which sees what the others
+    // stored before. A block that has given up does not come: the counter is never completed (P14).
     DEEP_EP_DEVICE bool last_block(Meeting meeting) {
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            block_.is_last = device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u) == gridDim.x - 1;
-        }
+        if (!meet()) return false;
+        if (threadIdx.x == 0) block_.is_last = is_last_at(meeting);
         __syncthreads();
         return block_.is_last != 0;
+    }
+    // The same, true in that block's first warp alone, so that the others are not waited for.
+    DEEP_EP_DEVICE bool last_warp(Meeting meeting) {
+        if (!meet() || device::warp() != 0) return false;
+        return broadcast(device::lane() == 0 && is_last_at(meeting)) != 0;
     }
 
     // --- sending
@@ -290,46 +302,85 @@ class Operation {
         return fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count, word_at_peer(kind));
     }
 
+    // The whole block, when all blocks of the call have posted: waits until no NIC reads this rank's memory for it any
+    // longer (P4). A meeting follows, which joins the threads.
+    DEEP_EP_DEVICE void quiet() { fabric::quiet(peers(), *this, ticket_.completion); }
+
+    // All threads of the block that was the last to send, behind a meeting that follows end_send(): it sees what all
+    // blocks have posted.
+    DEEP_EP_DEVICE bool sent_last() const { return block_.sent_last != 0; }
+
     // The last block, when every word of the operation has been waited for and consumed: gives the region back to
     // all ranks (P4).
     DEEP_EP_DEVICE void finish() {
-        fabric::quiet(peers(), *this, ticket_.completion);
+        quiet();
         if (threadIdx.x == 0) look_last();
         // Some threads may have given up, others not: the meeting decides for all, and joins what they waited for. It
         // also orders the consume() of all threads before the release below.
-        if (!meet()) return;
+        if (meet()) give_back(threadIdx.x, blockDim.x);
+    }
+    // The same for the first warp of the last block, where some block has been quiet before.
+    DEEP_EP_DEVICE void finish_warp() {
+        if (device::lane() == 0) look_last();
+        if (meet_warp()) give_back(device::lane(), device::kWarpSize);
+    }
+
+  private:
+    // Each thread of the block, once: whether to leave at once. One of them looks for all. A kernel that starts with
+    // the abort word set leaves (P14), and so does one that was queued behind a failure of another of this rank's
+    // Buffers, whose results it may have been given.
+    DEEP_EP_DEVICE bool must_leave_at_entry() {
+        // Not the first thread, which looks at words of other ranks meanwhile.
+        if (threadIdx.x != blockDim.x - 1) return false;
+        block_.gave_up = 0;
+        block_.sent_last = 0;
+        // None of these loads waits for the answer to another: what is decided comes behind all of them. The acquire in
+        // renew_ticket() is the last, so that it holds up none.
+        const u64 known = context_.failures_known;
+        const bool here = has_failed();
+        const u64 word = aborted();
+        // Added by kernels that ended before this one was launched, if their results are what it works on.
+        const bool elsewhere = device::load_relaxed<Scope::kSystem>(context_.failures) != known;
+        renew_ticket();
+        const bool gives_up = here || word != 0;
+        if (gives_up) {
+            give_up(Phase::kNone, -1, 0, 0);
+        } else if (elsewhere) {
+            fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
+        }
+        return gives_up || elsewhere;
+    }
+    // One thread of each block: whether it is the last of the kernel to come here. It then sees what the others stored
+    // before (its acquire reads from their releases). Litmus: count_by_atomics.
+    DEEP_EP_DEVICE bool is_last_at(Meeting meeting) {
+        return device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u) == gridDim.x - 1;
+    }
+    // Threads `first`, `first + step`, ... of the last block, behind the meeting that joins them.
+    DEEP_EP_DEVICE void give_back(u32 first, u32 step) {
         // All other blocks have come to their last meeting: no block of this call adds to the counts any longer.
-        for (u32 i = threadIdx.x; i < kMeetings; i += blockDim.x) ticket_.blocks_met[i] = 0;
-        for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
+        for (u32 i = first; i < kMeetings; i += step) ticket_.blocks_met[i] = 0;
+        for (u32 r = first; r < ranks(); r += step) {
             if (!present(r) || masked(r)) continue;
             fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
         }
     }
-
-  private:
-    // One thread of each block looks whether to begin at all. A kernel that starts with the abort word set leaves at
-    // once (P14), and so does one that was queued behind a failure of another of this rank's Buffers, whose results it
-    // may have been given.
-    DEEP_EP_DEVICE void look_first() {
-        if (threadIdx.x != 0) return;
-        block_.gave_up = 0;
-        renew_ticket();
-        if (must_leave()) {
-            give_up(Phase::kNone, -1, 0, 0);
-        } else if (device::load_relaxed<Scope::kSystem>(context_.failures) != context_.failures_known) {
-            // Added by kernels that ended before this one was launched, if their results are what it works on.
-            fail(wire::kElsewhere, Phase::kNone, -1, 0, 0);
-        }
+    // One thread: whether a rank has given back its region's use before this one. An acquire, which pairs as
+    // wait_word()'s does.
+    DEEP_EP_DEVICE bool is_free(u32 rank) const {
+        return device::load_acquire<Scope::kSystem>(word(wire::kFree, rank)) >= free_target();
     }
+    DEEP_EP_DEVICE u64 free_target() const { return use_ * wire::kUnit; }
     DEEP_EP_DEVICE bool masks_ranks() const { return context_.suspects != nullptr; }
     DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
     // The number of the operation that comes now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {
-        number_ = sequence_operation(context_.sequence);
-        use_ = number_ / heap().regions;
-        region_ = static_cast<u32>(number_ % heap().regions);
+        const Sequence now = Sequence::of(context_.sequence);
+        use_ = now.use;
+        region_ = now.region;
+        number_ = use_ * heap().regions + region_;
         arguments_ = arguments;
     }
+    DEEP_EP_DEVICE Sequence next() const { return Sequence{generation_, use_, region_}.next(heap().regions); }
     // One thread.
     DEEP_EP_DEVICE void fill_ticket() {
         ticket_.operation = number_;
@@ -376,8 +427,9 @@ class Operation {
 
     // Another block of this call has given up, or some rank has failed in this generation. Relaxed: it only ends a
     // wait.
-    DEEP_EP_DEVICE bool must_leave() const {
-        return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_ || aborted() != 0;
+    DEEP_EP_DEVICE bool must_leave() const { return has_failed() || aborted() != 0; }
+    DEEP_EP_DEVICE bool has_failed() const {
+        return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_;
     }
     DEEP_EP_DEVICE u64* abort_word(u8* heap) const {
         return &reinterpret_cast<wire::HeapHeader*>(heap)->abort_of(generation_);

@@ -179,7 +179,7 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
-    if (op.last_block(kSent) && threadIdx.x == 0) op.advance();
+    if (threadIdx.x == blockDim.x - 1) op.end_send();
     return true;
 }
 
@@ -284,35 +284,33 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
         sum_results(args, op, shape, rows, weights, results, token);
     }
-    if (!op.meet() || !op.last_block(kFinished)) return;
+    // One block, while others still sum. Launched for this half alone, the kernel has no last block to send.
+    if ((args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0) op.quiet();
+    if (!op.last_warp(kFinished)) return;
 
     // All blocks have read what was published for this owner.
     const bool publishes = args.published != wire::kUnpublished;
-    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+    for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) {
         if (results[r].published != nullptr) op.signal(r, wire::kRead);
     }
-    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-        if (publishes && op.mapped(r)) op.wait_signal(Phase::kRead, wire::kRead, r, 1);
-    }
-    if (!op.meet()) return;
-    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
+    for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) {
         if (results[r].take_part == 0) continue;
         op.consume(result_word(op, r), r, 1);
-        if (publishes && op.mapped(r)) op.consume(wire::kRead, r, 1);
+        if (publishes && op.mapped(r) && op.wait_signal(Phase::kRead, wire::kRead, r, 1)) op.consume(wire::kRead, r, 1);
     }
-    op.finish();
+    op.finish_warp();
 }
 
 // Any grid.
 template <class Shape>
-DEEP_EP_KERNEL void combine(const CombineArgs args) {
+DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     const auto shape = Shape::of(args.shape);
     const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
     if ((args.phases & kSend) != 0) {
-        if (!op.enter_first(wire::Kind::kLowLatencyCombine, args.arguments)) return;
+        if (!op.enter_first(wire::Kind::kLowLatencyCombine, args.arguments, shape.ranks())) return;
         if (!send_combine(args, op, shape, at.kept.in(shared))) return;
     } else if (!op.enter()) {
         return;

@@ -14,14 +14,14 @@ namespace deep_ep::low_latency {
 
 // Any grid.
 template <class Shape>
-DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
+DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     const auto shape = Shape::of(args.shape);
     const DispatchScratch scratch(args, shape.ranks(), shape.topk(), shared);
     if ((args.phases & kSend) != 0) {
-        if (!op.enter_first(wire::Kind::kLowLatencyDispatch, args.arguments)) return;
+        if (!op.enter_first(wire::Kind::kLowLatencyDispatch, args.arguments, shape.ranks())) return;
         if (!send_dispatch(args, op, shape, scratch)) return;
     } else if (!op.enter()) {
         return;

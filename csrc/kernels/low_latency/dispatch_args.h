@@ -45,7 +45,7 @@ struct DispatchShared {
     SharedArray<u32> starts;   // [ranks, experts of this rank] where an expert's rows of a source begin
     SharedArray<u32> ends;     // [experts of this rank] where they end, of the sources seen so far
     SharedArray<Source> sources;
-    SharedArray<u32> known;  // how many routings the first warp has taken
+    SharedArray<u32> known;  // [2] how many routings the first warp has taken
     u32 bytes;
 
     constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
@@ -55,7 +55,7 @@ struct DispatchShared {
           starts(cut.take<u32>(block.experts)),
           ends(cut.take<u32>(block.experts / block.ranks)),
           sources(cut.take<Source>(block.ranks)),
-          known(cut.take<u32>(1)),
+          known(cut.take<u32>(2)),
           bytes(cut.end()) {}
 };
 

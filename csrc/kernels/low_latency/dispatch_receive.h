@@ -44,12 +44,12 @@ DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source
     return ranks;
 }
 
-// The block: where the rows of sources [from, to) begin, expert by expert. The first block tells the caller. Their
-// routings were acquired by the first warp, before the block's barrier.
+// The first warp, which has acquired their routings: where the rows of sources [from, to) begin, expert by expert. The
+// first block tells the caller.
 DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const DispatchScratch& scratch, u32 ranks,
                                 u32 from, u32 to) {
     const u32 experts = args.layout.experts_per_rank;
-    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
+    for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
         u32 end = from == 0 ? 0 : scratch.ends[e];
         for (u32 source = from; source < to; ++source) {
             u32 count = 0;
@@ -69,7 +69,7 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
         scratch.ends[e] = end;
         if (blockIdx.x == 0 && to == ranks) args.recv_count[e] = static_cast<i32>(end);
     }
-    for (u32 source = from + threadIdx.x; blockIdx.x == 0 && source < to; source += blockDim.x) {
+    for (u32 source = from + device::lane(); blockIdx.x == 0 && source < to; source += device::kWarpSize) {
         args.origins.first_result[source] = scratch.sources[source].first_result;
     }
 }
@@ -191,54 +191,6 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
-// A warp: where the results come of this rank's choices of experts at rank `from`, which is not mapped: behind those of
-// lower ranks, in the order of tokens and choices.
-DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Routed& routed, u32 from) {
-    const u32 experts = args.layout.experts_per_rank, begin = from * experts, topk = routed.topk;
-    const u32 choices = args.tokens * topk;
-    u32 before = 0;
-    for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
-        before += routed.chooses(choice / topk, choice % topk, 0, begin);
-    }
-    u32 slot = static_cast<u32>(args.layout.most_results()) + warp_total(before);
-    for (u32 base = 0; base < choices; base += device::kWarpSize) {
-        const u32 choice = base + device::lane();
-        const bool here = choice < choices && routed.chooses(choice / topk, choice % topk, begin, experts);
-        const u32 mask = __ballot_sync(device::kFullMask, here);
-        const u32 own = slot + static_cast<u32>(__popc(mask & bits_below(device::lane())));
-        if (here) args.origins.own_slots[choice] = wire::position(from, own);
-        slot += static_cast<u32>(__popc(mask));
-    }
-    __syncwarp();  // the slots of experts' first mentions are there
-    for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
-        const u32 token = choice / topk, k = choice % topk;
-        if (routed.id(token, k) - begin >= experts || routed.first(token, k) == k) continue;
-        args.origins.own_slots[choice] = args.origins.own_slots[token * topk + routed.first(token, k)];
-    }
-}
-
-// All warps of all blocks: where the results of this rank's choices will come. The ids are those that this rank has
-// sent itself: its caller's may have been written over.
-template <class Shape>
-DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op, const Shape& shape) {
-    const u32 topk = shape.topk(), warps = gridDim.x * device::warps();
-    const u32 warp = blockIdx.x * device::warps() + device::warp();
-    const Routed routed = routed_of(args, op, op.rank(), topk);
-    for (u32 choice = warp * device::kWarpSize + device::lane(); choice < args.tokens * topk;
-         choice += warps * device::kWarpSize) {
-        const u32 token = choice / topk, id = routed.id(token, choice % topk);
-        const bool none = id == wire::kNoExpert || !op.present(rank_of(args, id));
-        if (none) args.origins.own_slots[choice] = wire::kNoPosition;
-        if (!none && op.mapped(rank_of(args, id))) {
-            args.origins.own_slots[choice] =
-                wire::position(rank_of(args, id), token * topk + routed.first(token, choice % topk));
-        }
-    }
-    for (u32 from = warp; from < shape.ranks(); from += warps) {
-        if (op.present(from) && !op.mapped(from)) find_slots_at(args, routed, from);
-    }
-}
-
 // A warp: waits for the rows of a unit of a source's tokens; -> whether they are there. `first`: no other warp waits
 // for the source's first unit.
 DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit, bool first) {
@@ -264,15 +216,18 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
     const u32 parts = shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
     // Whose a unit is must not depend on what has come: other blocks may have seen more of it.
     u32 known = 0, task = blockIdx.x * device::warps() + device::warp();
-    while (known < ranks) {
+    for (u32 round = 0; known < ranks; ++round) {
+        // The first warp may come to the next round while others still read what it has noted of this one, but no
+        // further: two notes suffice.
+        u32* const noted = scratch.known + round % 2;
         if (device::warp() == 0) {
-            const u32 next = take_routings(args, op, scratch.sources, ranks, known);
-            if (device::lane() == 0) *scratch.known = next;
+            const u32 taken = take_routings(args, op, scratch.sources, ranks, known);
+            __syncwarp();  // the sources are there
+            find_starts(args, op, scratch, ranks, known, taken);
+            if (device::lane() == 0) *noted = taken;
         }
         if (!op.meet()) return false;
-        const u32 next = *scratch.known;
-        find_starts(args, op, scratch, ranks, known, next);
-        if (!op.meet()) return false;
+        const u32 next = *noted;
         for (; task < next * units * parts; task += warps) {
             const u32 source = task / parts / units, unit = task / parts % units, part = task % parts;
             if (scratch.sources[source].takes_part == 0) continue;
@@ -293,13 +248,14 @@ template <class Shape>
 DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, const Shape& shape,
                                      const DispatchScratch& scratch) {
     if (!place_rows(args, op, shape, scratch)) return;
-    find_own_slots(args, op, shape);
-    if (!op.meet() || !op.last_block(kFinished)) return;
-    for (u32 e = threadIdx.x; args.stats != nullptr && e < args.layout.experts_per_rank; e += blockDim.x) {
+    // One block, while others still place rows. Launched for this half alone, the kernel has no last block to send.
+    if ((args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0) op.quiet();
+    if (!op.last_warp(kFinished)) return;
+    for (u32 e = device::lane(); args.stats != nullptr && e < args.layout.experts_per_rank; e += device::kWarpSize) {
         args.stats[e] += static_cast<i32>(scratch.ends[e]);
     }
     // Also what no row was waited for.
-    for (u32 r = threadIdx.x; r < shape.ranks(); r += blockDim.x) {
+    for (u32 r = device::lane(); r < shape.ranks(); r += device::kWarpSize) {
         if (scratch.sources[r].takes_part == 0) continue;
         op.consume(wire::kNotify, r, 1);
         if (op.mapped(r)) {
@@ -310,7 +266,7 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
             if (op.wait_signal(Phase::kChunk, wire::kChunk + part, r, 1)) op.consume(wire::kChunk + part, r, 1);
         }
     }
-    op.finish();
+    op.finish_warp();
 }
 
 }  // namespace deep_ep::low_latency

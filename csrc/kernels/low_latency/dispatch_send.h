@@ -129,6 +129,54 @@ DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const
     return true;
 }
 
+// A warp: where the results come of this rank's choices of experts at rank `from`, which is not mapped: behind those of
+// lower ranks, in the order of tokens and choices.
+DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& given, u32 from) {
+    const u32 experts = args.layout.experts_per_rank, begin = from * experts, topk = given.topk;
+    const u32 choices = args.tokens * topk;
+    u32 before = 0;
+    for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
+        before += given.chooses(choice / topk, choice % topk, 0, begin);
+    }
+    u32 slot = static_cast<u32>(args.layout.most_results()) + warp_total(before);
+    for (u32 base = 0; base < choices; base += device::kWarpSize) {
+        const u32 choice = base + device::lane();
+        const bool here = choice < choices && given.chooses(choice / topk, choice % topk, begin, experts);
+        const u32 mask = __ballot_sync(device::kFullMask, here);
+        const u32 own = slot + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        if (here) args.origins.own_slots[choice] = wire::position(from, own);
+        slot += static_cast<u32>(__popc(mask));
+    }
+    __syncwarp();  // the slots of experts' first mentions are there
+    for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
+        const u32 token = choice / topk, k = choice % topk;
+        if (given.id(token, k) - begin >= experts || given.first(token, k) == k) continue;
+        args.origins.own_slots[choice] = args.origins.own_slots[token * topk + given.first(token, k)];
+    }
+}
+
+// All warps of all blocks: where the results of this rank's choices will come. Found here, while rows are on their way:
+// the caller may write over the ids once this half is through.
+template <class Shape>
+DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op, const Shape& shape) {
+    const u32 topk = shape.topk(), warps = gridDim.x * device::warps();
+    const u32 warp = blockIdx.x * device::warps() + device::warp();
+    const Given given = given_to(args, shape);
+    for (u32 choice = warp * device::kWarpSize + device::lane(); choice < args.tokens * topk;
+         choice += warps * device::kWarpSize) {
+        const u32 token = choice / topk, id = given.id(token, choice % topk);
+        const bool none = id == wire::kNoExpert || !op.present(rank_of(args, id));
+        if (none) args.origins.own_slots[choice] = wire::kNoPosition;
+        if (!none && op.mapped(rank_of(args, id))) {
+            args.origins.own_slots[choice] =
+                wire::position(rank_of(args, id), token * topk + given.first(token, choice % topk));
+        }
+    }
+    for (u32 from = warp; from < shape.ranks(); from += warps) {
+        if (op.present(from) && !op.mapped(from)) find_slots_at(args, given, from);
+    }
+}
+
 // The block. Ranks are served from the next one on, so that not all begin with the same.
 template <class Shape>
 DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const Shape& shape,
@@ -147,7 +195,9 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
-    if (op.last_block(kSent) && threadIdx.x == 0) op.advance();
+    // The thread that is not needed for the next half's first wait.
+    if (threadIdx.x == blockDim.x - 1) op.end_send();
+    find_own_slots(args, op, shape);
     return true;
 }
 

@@ -18,7 +18,7 @@ struct HandshakeArgs {
 enum class Handshake : u64 { kUnderWay = 0, kShaken = 1, kTimedOut = 2 };
 
 // One thread of the grid goes round: the others only take up their room.
-DEEP_EP_KERNEL void handshake(const HandshakeArgs args) {
+DEEP_EP_KERNEL void handshake(DEEP_EP_ARGUMENT const HandshakeArgs args) {
     using device::Scope;
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     const u64 deadline = device::now_ns() + args.timeout_ns;

@@ -20,7 +20,7 @@ struct PostArgs {
 
 // Each of the first `posters` warps of every block puts the same bytes again and again, to a place and a word of its
 // own: so posters spread over the queue pairs, and each stays on one.
-DEEP_EP_KERNEL void post(const PostArgs args) {
+DEEP_EP_KERNEL void post(DEEP_EP_ARGUMENT const PostArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;

@@ -179,7 +179,7 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
             reinterpret_cast<const float*>(message + args.layout.format.topk_weights_offset(header.rows));
         sources[r].weights = weights - first * shape.topk();
     }
-    return op.meet_group(threads, threadIdx.x == 0);
+    return op.meet_group(threads);
 }
 
 // A warp: sums one token's rows, in rank order.
@@ -238,7 +238,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
         }
         if (!staged) continue;
         // All warps have read the round's slots; then each is given back to its writer.
-        if (!op.meet_group(threads, threadIdx.x == 0)) return;
+        if (!op.meet_group(threads)) return;
         for (u32 r = threadIdx.x; r < ranks && round + wire::kSlots < rounds; r += threads) {
             if (sources[r].staged != 0) op.signal(r, wire::kNext + round % wire::kSlots);
         }
@@ -247,7 +247,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
 
 // Any grid of at least two warps per block.
 template <class Shape>
-DEEP_EP_KERNEL void combine(const CombineArgs args) {
+DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
@@ -279,7 +279,7 @@ DEEP_EP_KERNEL void combine(const CombineArgs args) {
             op, args.layout, chunks, sends, [](u32) { return false; }, progress,
             blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
     }
-    if (!op.meet() || !op.last_block(kFinished)) return;
+    if (!op.last_block(kFinished)) return;
 
     // All blocks have read what was published for this owner.
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {

@@ -295,7 +295,7 @@ struct DispatchChunks {
 
 // Any grid of whole warps.
 template <class Shape>
-DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
+DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
@@ -331,7 +331,7 @@ DEEP_EP_KERNEL void dispatch(const DispatchArgs args) {
     const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
     serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
                   gridDim.x * warps);
-    if (!op.meet() || !op.last_block(kFinished)) return;
+    if (!op.last_block(kFinished)) return;
 
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (stores(r)) op.wait_signal(Phase::kData, wire::kData, r, 1);

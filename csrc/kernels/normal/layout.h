@@ -33,7 +33,7 @@ struct LayoutShared {
 
 // Any grid. Counts only, so the order of the additions does not show.
 template <class Shape>
-DEEP_EP_KERNEL void layout(const LayoutArgs args) {
+DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
     using device::Scope;
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), topk = shape.topk();

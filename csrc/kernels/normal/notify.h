@@ -192,7 +192,7 @@ DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks
 
 // Any grid; the last block to finish scanning exchanges the counts, or sends this rank's alone.
 template <class Shape>
-DEEP_EP_KERNEL void notify(const NotifyArgs args) {
+DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
@@ -217,7 +217,7 @@ DEEP_EP_KERNEL void notify(const NotifyArgs args) {
 // queued behind it; so what a begin launches waits for no peer's begin, and ranks may order begins among finishes as
 // each likes (P1).
 template <class Shape>
-DEEP_EP_KERNEL void counts(const NotifyArgs args) {
+DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
@@ -225,7 +225,7 @@ DEEP_EP_KERNEL void counts(const NotifyArgs args) {
 }
 
 // First kernel of an operation whose counts are known. One block.
-DEEP_EP_KERNEL void notify_cached(const NotifyCachedArgs args) {
+DEEP_EP_KERNEL void notify_cached(DEEP_EP_ARGUMENT const NotifyCachedArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;

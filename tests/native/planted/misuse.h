@@ -14,9 +14,9 @@ struct Args {
 DEEP_EP_KERNEL void break_rule(const void* args) {
     const u32 first_half = kWarpSize / 2;
     const u32 half_mask = kFullMask >> first_half;
-    if (bug("barrier counts")) barrier_sync(3, (1 + warp()) * kWarpSize);  // line: barrier counts
-    if (bug("barrier count too large")) barrier_sync(3, blockDim.x + kWarpSize);
-    if (bug("barrier never met") && warp() == 0) barrier_sync(3, blockDim.x);  // line: barrier never met
+    if (bug("barrier counts")) barrier_or(3, (1 + warp()) * kWarpSize, false);  // line: barrier counts
+    if (bug("barrier count too large")) barrier_or(3, blockDim.x + kWarpSize, false);
+    if (bug("barrier never met") && warp() == 0) barrier_or(3, blockDim.x, false);  // line: barrier never met
     if (bug("mixed collectives")) {
         if (lane() < first_half)
             __syncwarp();

@@ -43,7 +43,7 @@ DEEP_EP_KERNEL void send(const void* args) {
         if (bug("shuffle for barrier"))
             __shfl_sync(kFullMask, head, 0);
         else if (!bug("missing barrier"))
-            barrier_sync(1, 2 * kWarpSize);
+            barrier_or(1, 2 * kWarpSize, false);
         if (threadIdx.x == 0) {
             if (bug("relaxed tail"))
                 store_relaxed<Scope::kSystem>(&ring.tail, item + 1);

@@ -8,6 +8,7 @@
 #include "fields.h"
 #include "low_latency.h"
 #include "masks.h"
+#include "meetings.h"
 #include "normal_mode.h"
 #include "posters.h"
 #include "quiet.h"
@@ -79,6 +80,7 @@ int main(int argc, char** argv) {
         {"masks ibgda", masks("ibgda")},
         {"masks mixed", masks("mixed")},
         {"fields", fields::run},
+        {"meetings", meetings::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, 2, 4, 6, slow); }},

@@ -106,9 +106,9 @@ DEEP_EP_KERNEL void barriers(const void* args) {
     const u32 pair = warp() / 2;
     for (u32 round = 1; round <= 5; round++) {
         add_relaxed<Scope::kBlock>(&arrived[pair], 1);
-        barrier_sync(1 + pair, 2 * kWarpSize);
+        barrier_or(1 + pair, 2 * kWarpSize, false);
         wrong += load_relaxed<Scope::kBlock>(&arrived[pair]) != round * 2 * kWarpSize;
-        barrier_sync(1 + pair, 2 * kWarpSize);
+        barrier_or(1 + pair, 2 * kWarpSize, false);
     }
     __syncthreads();
     if (threadIdx.x % 2) return;  // __syncthreads is for those that are left
@@ -119,7 +119,7 @@ DEEP_EP_KERNEL void barriers(const void* args) {
 
 // Only the first warp comes to a barrier of all: no thread can ever go on.
 DEEP_EP_KERNEL void half_barrier(const void*) {
-    if (warp() == 0) barrier_sync(1, blockDim.x);
+    if (warp() == 0) barrier_or(1, blockDim.x, false);
 }
 
 // An agent: whenever the word grows, it adds as much to the next one.

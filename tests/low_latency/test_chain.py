@@ -1,0 +1,110 @@
+"""The chain of dependent steps of a low-latency call, counted: docs/latency.md says what it consists of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import deep_ep_py as deep_ep
+from deep_ep_py.jit import NvrtcUnavailableError, Shape, require_nvrtc
+from deep_ep_py.testing import run_ranks
+from low_latency import Sizes, Work, combine, dispatch, make_buffer
+from ptx import Program, paths_to_first_barrier, ptx_of
+
+pytestmark = pytest.mark.once
+
+ENTRY, SENT, TAIL = 1, 1, 1
+ROUTINGS, RESULTS = 1, 1  # a round of routings, at the worst one for each source; all results
+PUT = 1  # of each, where ranks are not mapped
+
+SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
+
+Calls = Callable[[deep_ep.Buffer, Work], Any]
+
+
+def barriers_of(ranks: int, fabric: str, calls: Calls, before: Calls | None = None, **options: Any) -> float:
+    """Return how many barriers a block opens in `calls`: what a world has more that makes them twice."""
+    sizes = Sizes("small", ranks, (8,) * ranks, 8, 128, 2, 2 * ranks)
+    work = Work.of(sizes)
+
+    def on_each_rank(group: Any, times: int) -> None:
+        with make_buffer(group, sizes, fabric, **options) as buffer:
+            buffer._engine.device.blocks = 1
+            prepared = before(buffer, work) if before else None
+            for _ in range(times):
+                calls(buffer, work) if prepared is None else calls(buffer, work, prepared)
+            buffer.runtime.drain()
+
+    once, twice = (run_ranks(ranks, on_each_rank, times).stats["barriers"] for times in (1, 2))
+    return (twice - once) / ranks
+
+
+def test_barriers_of_a_dispatch() -> None:
+    """One joins what a block has looked at, one what it has stored, one the routings, one what it has placed."""
+    alone = barriers_of(1, "peer", dispatch)
+    assert alone == ENTRY + SENT + ROUTINGS + TAIL
+    assert ENTRY + SENT + ROUTINGS + TAIL <= barriers_of(4, "peer", dispatch) <= ENTRY + SENT + 4 * ROUTINGS + TAIL
+
+
+def test_barriers_of_a_dispatch_in_two_halves() -> None:
+    """A receiving half that is launched alone enters, too."""
+
+    def halves(buffer: deep_ep.Buffer, work: Work) -> None:
+        dispatch(buffer, work, return_recv_hook=True)[4]()
+
+    assert barriers_of(1, "peer", halves) == ENTRY + SENT + ENTRY + ROUTINGS + TAIL
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("hooks", [False, True])
+def test_barriers_of_a_combine(ranks: int, hooks: bool) -> None:
+    def repeated(buffer: deep_ep.Buffer, work: Work, results: Any) -> None:
+        hook = combine(buffer, work, results[2], return_recv_hook=hooks)[2]
+        if hooks:
+            hook()
+
+    counted = barriers_of(ranks, "peer", repeated, before=dispatch)
+    assert counted == ENTRY + SENT + hooks * ENTRY + RESULTS + TAIL
+
+
+def test_barriers_for_puts() -> None:
+    """Where ranks are not mapped a block has one more for each put: it joins the rows."""
+
+    def repeated(buffer: deep_ep.Buffer, work: Work, results: Any) -> None:
+        combine(buffer, work, results[2])
+
+    counted = barriers_of(3, "weak", repeated, before=dispatch)
+    assert counted == ENTRY + 2 * PUT + SENT + RESULTS + TAIL
+
+
+def require_compiler() -> None:
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("kernel", ["low_latency_dispatch", "low_latency_combine"])
+def test_loads_before_the_first_barrier(kernel: str, architecture: str) -> None:
+    """Two, one behind the other: of the Context, and of all that a block looks at by what it says. Each thread has one
+    word with an acquire at most, unless a block is so small that one thread has two roles.
+    """
+    require_compiler()
+    program = Program.of(ptx_of(kernel, SHAPE, architecture))
+    paths = list(paths_to_first_barrier(program))
+    chains = [path.chain for path in paths if path.acquires <= 1]
+    assert any(path.acquires == 1 for path in paths)
+    assert max(chains) == 2, chains
+
+
+def test_no_thread_copies_the_arguments() -> None:
+    """A called function that gets a reference to them must not cost each thread a copy in front of the first step."""
+    require_compiler()
+    entry = ptx_of("low_latency_dispatch", SHAPE, "sm_90a")
+    arguments = re.search(r"_param_0\[(\d+)\]", entry)
+    own = re.search(r"\.local .*__local_depot\d+\[(\d+)\]", entry)
+    assert arguments and (not own or int(own[1]) < int(arguments[1])), "what is a thread's own has no room for them"

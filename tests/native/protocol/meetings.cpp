@@ -1,0 +1,84 @@
+#include "meetings.h"
+
+#include <string>
+#include <vector>
+
+#include "../program.h"
+#include "draw.h"
+#include "kernels/common/operation.h"
+
+namespace protocol::meetings {
+
+using namespace deep_ep;
+using namespace deep_ep::device;
+using planted::expect;
+
+constexpr u32 kRounds = 6, kWarps = 3, kThreads = kWarps * kWarpSize, kGroupThreads = 2 * kWarpSize, kNone = ~0u;
+enum Kind : u32 { kGroup, kBlock, kLastBlock, kKinds };
+
+struct Args {
+    CallArgs call;
+    u32 gives_up;  // the thread
+    u32 before;    // which meeting, of all kinds
+    u32* answers;  // [rounds, kinds, threads]
+};
+
+// Every thread notes each meeting's answer and goes on whatever it is, so that all are seen.
+DEEP_EP_KERNEL void meet(const void* args) {
+    const Args& a = *static_cast<const Args*>(args);
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(a.call, &block);
+    op.enter();
+    for (u32 m = 0; m < kRounds; ++m) {
+        const auto note = [&](Kind kind, auto meet_all) {
+            // Others may still be on their way out of the meeting before this one.
+            const u32 now = m * kKinds + kind;
+            if (threadIdx.x == a.gives_up && now == a.before) op.fail(wire::kMismatch, Phase::kNone, -1, 0, 0);
+            a.answers[now * kThreads + threadIdx.x] = meet_all();
+        };
+        note(kGroup, [&] { return threadIdx.x >= kGroupThreads || op.meet_group(kGroupThreads); });
+        note(kBlock, [&] { return op.meet(); });
+        note(kLastBlock, [&] { return op.last_block(kCounted); });
+        __syncthreads();
+        if (threadIdx.x == 0) a.call.ticket->blocks_met[kCounted] = 0;
+    }
+}
+
+void run(uint64_t seed) {
+    Draw draw(seed);
+    for (u32 trial = 0; trial < 2 * kThreads; ++trial) {
+        const u32 gives_up = trial % 3 == 0 ? kNone : draw.below(kThreads), before = draw.below(kRounds * kKinds);
+        std::vector<u64> heap(4096, 0);
+        u64 failures = 0, claimed = 0;
+        Context context{};
+        context.peers.local = reinterpret_cast<u8*>(heap.data());
+        context.peers.ranks = 1;
+        context.peers.heap = {1, 1, 64, 0};
+        context.sequence = Sequence{1, 0, 0}.word();
+        context.failures = &failures;
+        context.claimed = &claimed;
+        context.mask.words[0] = 1;  // tells no rank
+        Ticket ticket{};
+        wire::Outcome outcome{};
+        std::vector<u32> answers(kRounds * kKinds * kThreads, 1);
+        const Args args{{&context, &ticket, &outcome, 1'000'000'000}, gives_up, before, answers.data()};
+        planted::run_world(1, seed + trial, [&](int) {
+            planted::launch("meet", 0, 1, kWarps, meet, args);
+            cpu::Executor::get().synchronize(0, 0);
+        });
+        for (u32 i = 0; i < answers.size(); ++i) {
+            const u32 meeting = i / kThreads, thread = i % kThreads;
+            const bool of_group = meeting % kKinds == kGroup;
+            if (of_group && thread >= kGroupThreads) continue;
+            // One that is not of the group is not held up by its meeting: it gives up before the group looks, or later.
+            // All of the group get one answer.
+            const bool either = of_group && gives_up != kNone && gives_up >= kGroupThreads &&
+                                (meeting == before || meeting + 1 == before);
+            const u32 wanted = either ? answers[i - thread] : gives_up == kNone || meeting < before;
+            expect(answers[i] == wanted, "thread " + std::to_string(thread) + " leaves meeting " +
+                                             std::to_string(meeting) + " with " + std::to_string(answers[i]));
+        }
+    }
+}
+
+}  // namespace protocol::meetings
