@@ -72,14 +72,20 @@ class MaskSurface:
         mask_status.copy_(torch.tensor([int(rank in masked) for rank in range(self.group_size)]))
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Raise: a rank that was masked does not come back.
+        """Do nothing where no rank is masked, as far as this one knows, and raise where one is. Local.
+
+        Callers of V1 clean before they try again after any fault, also one that has masked no rank.
 
         Raises
         ------
         ValueError
-            Always: `recover` goes on without masked ranks, and a new Buffer has all ranks again.
+            A rank is masked, and does not come back: `recover` goes on without it, and a new Buffer has all ranks
+            again. Or the Buffer was made without `enable_shrink`.
         """
-        raise ValueError(f"low_latency_clean_mask_buffer: expected no such call, {_RECOVER}")
+        self._check_shrinks("low_latency_clean_mask_buffer")
+        self._engine.check_usable()
+        if masked := self.masked_ranks:
+            raise ValueError(f"low_latency_clean_mask_buffer: ranks {masked} are masked, {_RECOVER}")
 
     @property
     def masked_ranks(self) -> list[int]:

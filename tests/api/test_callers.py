@@ -4,7 +4,6 @@ DeepEP's own tests.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +14,8 @@ from torch import Tensor
 import oracle
 from builds import SANITIZED
 from cases import BY_NAME, Case
-from deep_ep_py.compat import take_names
 from harness import Trial, under_schedules
+from names import deep_ep_names
 
 RUNS = 1 if SANITIZED else 3
 
@@ -28,10 +27,8 @@ TRIALS = [Trial.of(CASE, seed=seed) for seed in (1, 2)]
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`import deep_ep` finds this library, and its ranks compute on the CPU."""
     monkeypatch.setenv("DEEP_EP_DEVICE", "cpu")
-    take_names()
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("deep_ep", "deep_ep_cpp")]:
-        del sys.modules[name]
+    with deep_ep_names():
+        yield
 
 
 def same(name: str, got: Tensor, expected: Tensor) -> None:

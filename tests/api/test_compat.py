@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deep_ep_py
-from deep_ep_py.compat import cpp, take_names
+from deep_ep_py.compat import cpp
 from deep_ep_py.compat.buffer import Buffer
 from deep_ep_py.compat.utils import testing
 from deep_ep_py.compat.utils.math import (
@@ -27,6 +27,7 @@ from deep_ep_py.compat.utils.math import (
     per_token_cast_to_fp8,
 )
 from deep_ep_py.testing import run_ranks
+from names import deep_ep_names
 
 pytestmark = pytest.mark.once
 
@@ -34,10 +35,8 @@ pytestmark = pytest.mark.once
 @pytest.fixture
 def names() -> Iterator[None]:
     """The names are taken as long as the test runs."""
-    take_names()
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("deep_ep", "deep_ep_cpp")]:
-        del sys.modules[name]
+    with deep_ep_names():
+        yield
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

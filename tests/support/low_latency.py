@@ -189,7 +189,7 @@ class Cast:
 
     def of(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return float8_e4m3fn [tokens, hidden] and scales [tokens, groups]: fp32, or bytes of exponents."""
-        groups = x.float().view(len(x), -1, GROUP)
+        groups = x.float().view(len(x), x.shape[1] // GROUP, GROUP)
         amax = groups.abs().amax(dim=2).clamp(min=1e-4)
         inverse, factor = amax * torch.tensor(1 / 448, dtype=torch.float32), torch.tensor(448.0) / amax
         if self.round_scale:
