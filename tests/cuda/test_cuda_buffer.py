@@ -109,7 +109,7 @@ def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_pat
 )
 def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None) -> None:
     """Everything but the clock: its figures here mean nothing."""
-    arguments = [dtype] if corrupt is None else [dtype, corrupt]
+    arguments = ["normal", dtype] if corrupt is None else ["normal", dtype, corrupt]
     report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
     assert report["verified"] == (corrupt is None), report["checks"]
     checked = {"dispatch", "dispatch_cached"}
@@ -128,6 +128,35 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
     report["config"]["machine"]["gpu"] = "Double"
     print_report(report, console)
     assert "of copy" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "corrupt"), [("bf16", None), ("fp8", None), ("fp8", "dispatch"), ("bf16", "combine")]
+)
+def test_the_benchmark_of_low_latency_mode_on_a_gpu(
+    double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None
+) -> None:
+    """The same; and the halves are timed apart, of which no figure says what they must at least move."""
+    arguments = ["low-latency", dtype, *filter(None, [corrupt])]
+    report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
+    assert report["verified"] == (corrupt is None), report["checks"]
+    wrong = {name for name, errors in report["checks"].items() if errors}
+    assert wrong == ({corrupt} - {None})
+    halves = {f"{op}_{half}" for op in ("dispatch", "combine") for half in ("send", "receive")}
+    whole = {"dispatch", "combine", "combine_zero_copy", "pair"}
+    assert set(report["ops"]) == halves | whole
+    assert set(report["checks"]) == whole | {"dispatch_halves", "combine_halves"}
+    for size in report["sizes"]:
+        rows, tokens = 4 * 4 * size["tokens"], 4 * size["tokens"]
+        dispatched = rows * {"bf16": 2 * 128, "fp8": 128 + 4}[dtype] + tokens * 2 * 128
+        combined = (rows + tokens) * 2 * 128
+        moved = {name: op["moved_bytes"] for name, op in size["ops"].items() if "moved_bytes" in op}
+        assert moved == {
+            "dispatch": dispatched,
+            "combine": combined,
+            "combine_zero_copy": combined,
+            "pair": dispatched + combined,
+        }
 
 
 def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
