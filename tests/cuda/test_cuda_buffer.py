@@ -16,6 +16,9 @@ from cases import BY_NAME
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
 from launches import on_threads, shared_memory, torchrun
+from low_latency_gpu import BY_NAME as LOW_LATENCY_CASES
+from low_latency_gpu import WATCHED
+from places import TESTS
 
 RANKS, ROW_BYTES, TOPK = 4, 528, 4
 # By shape; a layout has no rows, a cached dispatch and its combine have no top-k.
@@ -96,6 +99,26 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
     assert len(names) > 20 and {BY_NAME[name].ranks for name in names} >= {1, 2, 4, 8}
     launches = re.findall(r"^launch grid=\d+,(\d+),1 .* cooperative=1 ", (tmp_path / "log").read_text(), re.MULTILINE)
     assert {int(ranks) for ranks in launches} == {BY_NAME[name].ranks for name in names}
+
+
+@pytest.mark.timed
+def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Those of tests/gpu, as they are, with ranks as threads; but for processes, whose torch would need a GPU."""
+    chosen = ["pytest", str(TESTS / "gpu" / "test_low_latency.py"), "-k", "not processes"]
+    log, queues = tmp_path / "log", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    printed = on_threads(double, workers / "gpu_on_double.py", log, *chosen, **queues)
+    passed = re.search(r"^(\d+) passed, 2 deselected", printed, re.MULTILINE)
+    assert passed is not None and int(passed[1]) > 20, printed
+
+
+def test_low_latency_mode_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
+    """What compute-sanitizer is given, where no two kernels run side by side."""
+    program, environment = str(workers / "gpu_case.py"), {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "DOUBLE_SERIAL": "1"}
+    log = tmp_path / "log"
+    printed = on_threads(double, workers / "gpu_on_double.py", log, program, *WATCHED, **environment)
+    assert tuple(printed.split()) == WATCHED
+    launches = re.findall(r"^launch grid=\d+,(\d+),1 ", log.read_text(), re.MULTILINE)
+    assert {int(ranks) for ranks in launches} == {LOW_LATENCY_CASES[name].ranks for name in WATCHED}
 
 
 @pytest.mark.timed
