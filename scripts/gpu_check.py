@@ -49,15 +49,21 @@ from rich.table import Table  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TAIL_LINES = 25
-# With 1, 2 and 4 ranks, and in rounds: of tests/support/cases.py.
-SANITIZED_CASES = ("one_rank_alone", "two_ranks", "uniform", "rounds_of_few_rows")
+# With 1, 2 and 4 ranks, and in rounds: of tests/support/cases.py, and for low-latency mode of low_latency_gpu.py there.
+SANITIZED_CASES = (
+    *("one_rank_alone", "two_ranks", "uniform", "rounds_of_few_rows"),
+    *("low_latency_one_rank", "low_latency_two_ranks", "low_latency_several_units"),
+)
+SANITIZED_QUICKLY = ("one_rank_alone", "two_ranks", "low_latency_two_ranks")
 SANITIZERS = ("memcheck", "racecheck", "synccheck")
+SIZES, LARGEST = "--tokens=128,1024,4096", "--tokens=4096"
 # The benchmark's options, and what the environment chooses.
 BENCHMARKS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "benchmark": ([], {}),
-    "fp8_benchmark": (["--dtype=fp8"], {}),
-    "vector_copies": (["--tokens=4096"], {"DEEP_EP_COPIES": "vector"}),
-    "pushed_combine": (["--tokens=4096"], {"DEEP_EP_COMBINE": "push"}),
+    "benchmark": (["--num-sms=16", SIZES], {}),
+    "low_latency_benchmark": (["--mode=low-latency", "--dtype=fp8", "--tokens=128"], {}),
+    "fp8_benchmark": (["--num-sms=16", "--dtype=fp8", SIZES], {}),
+    "vector_copies": (["--num-sms=16", LARGEST], {"DEEP_EP_COPIES": "vector"}),
+    "pushed_combine": (["--num-sms=16", LARGEST], {"DEEP_EP_COMBINE": "push"}),
 }
 LAUNCH_VARIABLE = "DEEP_EP_LAUNCH"
 # Queues for ranks that share the GPU: of use only where they are set before a process begins.
@@ -91,11 +97,12 @@ def steps(out: Path, quick: bool) -> list[Step]:
     """The steps in their order; what depends on nothing but the build comes in the order of its use."""
     python = sys.executable
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")])
-    tests = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts=", "tests/gpu/test_gpu.py"]
+    pytest = [python, "-m", "pytest", "-rs", "--durations=5", "-o", "addopts="]
+    tests, low_latency = [*pytest, "tests/gpu/test_gpu.py"], [*pytest, "tests/gpu/test_low_latency.py"]
     if quick:
         tests += ["-k", "uniform or two_ranks or rounds or graphs or async or recorded or failure or nic or fp8"]
-    bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8", "--num-sms=16"]
-    bench += ["--tokens=4096" if quick else "--tokens=128,1024,4096"]
+        low_latency += ["-k", "two_ranks or top_11 or graphs or matmul or half or hook"]
+    bench = [python, "-m", "deep_ep_py", "bench", "--device=cuda", "--ranks=8"]
     posting = [python, "-m", "deep_ep_py", "bench-posting", f"--json={out / 'posting.json'}"]
     found = [
         Step("build", [python, "setup.py", "--quiet", "build_ext", "--inplace"], 120),
@@ -103,10 +110,12 @@ def steps(out: Path, quick: bool) -> list[Step]:
         Step("canary", [python, "-m", "deep_ep_py", "canary", f"--json={out / 'canary.json'}"], 70),
         Step("kernels", [python, "-m", "deep_ep_py", "compile", "--all"], 60),
         Step("tests", tests, 60 if quick else 150, shares=True),
+        Step("low_latency_tests", low_latency, 40 if quick else 90, shares=True),
     ]
     for name, (options, environment) in BENCHMARKS.items():
         files = [f"--json={out / f'{name}.json'}", f"--plot={out / f'{name}.png'}"]
-        limit = 120 if not quick and not environment else 60  # for several sizes, or one
+        options = [LARGEST if quick and option == SIZES else option for option in options]
+        limit = 120 if SIZES in options else 60
         found.append(Step(name, [*bench, *options, *files], limit, environment=environment, shares=True))
     found.append(Step("posting", posting, 30))
     # Not kept: a Buffer on such a GPU would then choose its blocks by it.
@@ -114,7 +123,7 @@ def steps(out: Path, quick: bool) -> list[Step]:
     # A sanitizer may let no two kernels run side by side, so the ranks of a case go to the GPU in one launch.
     for tool in SANITIZERS[: 1 if quick else None]:
         command = ["compute-sanitizer", f"--tool={tool}", "--error-exitcode=9", "--print-limit=10"]
-        command += [python, "tests/workers/gpu_case.py", *SANITIZED_CASES[: 2 if quick else None]]
+        command += [python, "tests/workers/gpu_case.py", *(SANITIZED_QUICKLY if quick else SANITIZED_CASES)]
         found.append(Step(tool, command, 30 if quick else 90, "compute-sanitizer", {"PYTHONPATH": paths}))
     return found
 
@@ -142,7 +151,7 @@ def run(step: Step, out: Path, console: Console) -> Outcome:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     lines = log.read_text(errors="replace").splitlines()
-    if step.name in ("tests", "kernels", *MEASURED) or result != "passed":
+    if step.name in ("tests", "low_latency_tests", "kernels", *MEASURED) or result != "passed":
         console.print("\n".join(lines[-(TAIL_LINES if result == "passed" else 3 * TAIL_LINES) :]), markup=False)
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return Outcome(step.name, result, round(time.monotonic() - began, 1), note or last[:100])

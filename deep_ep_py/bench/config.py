@@ -146,8 +146,6 @@ class BenchConfig:
     def _require_capabilities(self) -> None:
         if self.device == "cuda" and self.baselines:
             raise CapabilityError("--baseline: those are for CPUs; with --device cuda the GPU's own copy is measured")
-        if self.mode != "normal" and self.device != "cpu":
-            raise CapabilityError("--mode low-latency: on CPUs only so far; use --device cpu")
         if self.mode != "normal" and self.keep:
             raise CapabilityError(f"--keep {self.keep}: in normal mode only; use --keep 0")
         if self.mode != "normal" and self.num_sms:

@@ -67,10 +67,10 @@ class Selections:
             rows = self.received(local)
             if isinstance(packed, tuple):
                 cast, scales = _cast(rows.view(torch.bfloat16))
-                same = torch.equal(packed[0][local, : len(rows)].view(torch.uint8), cast.view(torch.uint8))
-                same = same and torch.equal(packed[1][local, : len(rows)], scales)
+                same = torch.equal(packed[0][local, : len(rows)].view(torch.uint8).cpu(), cast.view(torch.uint8))
+                same = same and torch.equal(packed[1][local, : len(rows)].cpu(), scales)
             else:
-                same = torch.equal(packed[local, : len(rows)].view(torch.int16), rows)
+                same = torch.equal(packed[local, : len(rows)].view(torch.int16).cpu(), rows)
             if not same:
                 return f"dispatch: rows of expert {first + local} differ"
         return None

@@ -5,7 +5,15 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from deep_ep_py.bench import gpu, gpu_timing, low_latency, low_latency_baselines, ours, timing
+from deep_ep_py.bench import (
+    gpu_low_latency,
+    gpu_normal,
+    gpu_timing,
+    low_latency,
+    low_latency_baselines,
+    ours,
+    timing,
+)
 from deep_ep_py.bench.baselines import BASELINE_NOTES
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.machine import describe_machine
@@ -33,7 +41,7 @@ _GPU_EACH = {
 }
 _COUNT_BYTES = 4
 _RESULT_BYTES = 2
-"""Of an element of a low-latency combine, whatever dispatch has carried."""
+"""Of an element that a low-latency dispatch is given, and of one that combine takes, whatever travels between."""
 SELECTION_BYTES_NOTE = (
     "Logical bytes: one row (with FP8 cast, and with its scales) per (token, expert) selection, the own rank's "
     "included, all ranks together; a combine's rows are BF16. GB/s are 10^9 bytes of these per second of the median."
@@ -93,8 +101,8 @@ def _baseline_notes(config: BenchConfig) -> dict[str, str]:
 
 def _ops(config: BenchConfig) -> dict[str, str]:
     if config.mode == "low-latency":
-        return low_latency.OPS
-    ops = gpu.OPS if config.device == "cuda" else ours.OPS
+        return gpu_low_latency.OPS if config.device == "cuda" else low_latency.OPS
+    ops = gpu_normal.OPS if config.device == "cuda" else ours.OPS
     return ops if config.combines else {name: what for name, what in ops.items() if name not in COMBINING}
 
 
@@ -110,11 +118,10 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     logical_bytes |= {name: results for name in _ops(config) if name.startswith("combine")}
     ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in _ops(config)}
     if "copy_gb_per_s" in size:
-        moved = round((payload + config.ranks * size["tokens"] * config.payload_bytes) / size["gpus"])
-        for name, op in ops.items():
-            if name != "layout_notify":
-                op["moved_bytes"] = moved * (2 if name == "pair" else 1)
-                op["of_copy"] = op["moved_bytes"] / op["ms"]["median"] / 1e6 / size["copy_gb_per_s"]
+        for name, moved in _moved_bytes(config, size, payload, results).items():
+            op = ops[name]
+            op["moved_bytes"] = round(moved / size["gpus"])
+            op["of_copy"] = op["moved_bytes"] / op["ms"]["median"] / 1e6 / size["copy_gb_per_s"]
     baselines = {name: _baseline_report(series, name, variants) for name, variants in size["variants"].items()}
     ratios = {
         op: {name: baseline[of]["ms"] / ops[op]["ms"]["median"] for name, baseline in baselines.items()}
@@ -133,6 +140,16 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
         **copy,
         "verified": all(not errors for errors in size["checks"].values()),
     }
+
+
+def _moved_bytes(config: BenchConfig, size: dict[str, Any], payload: int, results: int) -> dict[str, int]:
+    """Return what all ranks together must at least read and write in an operation; not of the halves of one."""
+    tokens = config.ranks * size["tokens"]
+    row_bytes = _RESULT_BYTES * config.hidden if config.mode == "low-latency" else config.payload_bytes
+    dispatched, combined = payload + tokens * row_bytes, results + tokens * row_bytes
+    moved = {name: combined if name.startswith("combine") else dispatched for name in _ops(config)}
+    moved |= {"pair": dispatched + combined} if config.combines else {}
+    return {name: count for name, count in moved.items() if not name.endswith(("_notify", "_send", "_receive"))}
 
 
 def _op_report(config: BenchConfig, milliseconds: list[float], logical_bytes: int) -> dict[str, Any]:

@@ -16,6 +16,9 @@ from cases import BY_NAME
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
 from launches import on_threads, shared_memory, torchrun
+from low_latency_gpu import BY_NAME as LOW_LATENCY_CASES
+from low_latency_gpu import WATCHED
+from places import TESTS
 
 RANKS, ROW_BYTES, TOPK = 4, 528, 4
 # By shape; a layout has no rows, a cached dispatch and its combine have no top-k.
@@ -99,6 +102,26 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
 
 
 @pytest.mark.timed
+def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Path) -> None:
+    """Those of tests/gpu, as they are, with ranks as threads; but for processes, whose torch would need a GPU."""
+    chosen = ["pytest", str(TESTS / "gpu" / "test_low_latency.py"), "-k", "not processes"]
+    log, queues = tmp_path / "log", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    printed = on_threads(double, workers / "gpu_on_double.py", log, *chosen, **queues)
+    passed = re.search(r"^(\d+) passed, 2 deselected", printed, re.MULTILINE)
+    assert passed is not None and int(passed[1]) > 20, printed
+
+
+def test_low_latency_mode_in_one_launch(double: Path, workers: Path, tmp_path: Path) -> None:
+    """What compute-sanitizer is given, where no two kernels run side by side."""
+    program, environment = str(workers / "gpu_case.py"), {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "DOUBLE_SERIAL": "1"}
+    log = tmp_path / "log"
+    printed = on_threads(double, workers / "gpu_on_double.py", log, program, *WATCHED, **environment)
+    assert tuple(printed.split()) == WATCHED
+    launches = re.findall(r"^launch grid=\d+,(\d+),1 ", log.read_text(), re.MULTILINE)
+    assert {int(ranks) for ranks in launches} == {LOW_LATENCY_CASES[name].ranks for name in WATCHED}
+
+
+@pytest.mark.timed
 def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them say which rank did not come, or with what; and without this mode they would wait for each other."""
     on_threads(double, workers / "ranks_in_one_launch.py", tmp_path / "log", "failures", DOUBLE_SERIAL="1")
@@ -109,7 +132,7 @@ def test_a_launch_that_ranks_do_not_come_to(double: Path, workers: Path, tmp_pat
 )
 def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None) -> None:
     """Everything but the clock: its figures here mean nothing."""
-    arguments = [dtype] if corrupt is None else [dtype, corrupt]
+    arguments = ["normal", dtype] if corrupt is None else ["normal", dtype, corrupt]
     report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
     assert report["verified"] == (corrupt is None), report["checks"]
     checked = {"dispatch", "dispatch_cached"}
@@ -128,6 +151,35 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
     report["config"]["machine"]["gpu"] = "Double"
     print_report(report, console)
     assert "of copy" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "corrupt"), [("bf16", None), ("fp8", None), ("fp8", "dispatch"), ("bf16", "combine")]
+)
+def test_the_benchmark_of_low_latency_mode_on_a_gpu(
+    double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None
+) -> None:
+    """The same; and the halves are timed apart, of which no figure says what they must at least move."""
+    arguments = ["low-latency", dtype, *filter(None, [corrupt])]
+    report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
+    assert report["verified"] == (corrupt is None), report["checks"]
+    wrong = {name for name, errors in report["checks"].items() if errors}
+    assert wrong == ({corrupt} - {None})
+    halves = {f"{op}_{half}" for op in ("dispatch", "combine") for half in ("send", "receive")}
+    whole = {"dispatch", "combine", "combine_zero_copy", "pair"}
+    assert set(report["ops"]) == halves | whole
+    assert set(report["checks"]) == whole | {"dispatch_halves", "combine_halves"}
+    for size in report["sizes"]:
+        rows, tokens = 4 * 4 * size["tokens"], 4 * size["tokens"]
+        dispatched = rows * {"bf16": 2 * 128, "fp8": 128 + 4}[dtype] + tokens * 2 * 128
+        combined = (rows + tokens) * 2 * 128
+        moved = {name: op["moved_bytes"] for name, op in size["ops"].items() if "moved_bytes" in op}
+        assert moved == {
+            "dispatch": dispatched,
+            "combine": combined,
+            "combine_zero_copy": combined,
+            "pair": dispatched + combined,
+        }
 
 
 def test_the_measurement_of_rates(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

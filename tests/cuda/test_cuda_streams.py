@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -99,6 +101,31 @@ def test_the_caller_waits_later(device: Any, current: FakeStream, on_comm_stream
     overlap.current_stream_wait()
     assert current.seen == {"dispatch"}
     assert tensor.streams == ([device.comm_stream, current] if on_comm_stream else [device.comm_stream])
+
+
+def test_what_is_queued_later_goes_where_the_call_was_made(
+    device: Any, current: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook may be called where another stream is current, which is busy."""
+    streams = [current]
+
+    @contextmanager
+    def switched(stream: FakeStream) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams[-1])
+    monkeypatch.setattr(torch.cuda, "stream", switched)
+    where, other = device.callers_stream(), FakeStream()
+    current.work("experts")
+    other.work("something else")
+    with torch.cuda.stream(other), where():
+        device.order_after_caller(None, on_comm_stream=False)
+        device.comm_stream.work("receive")
+        device.order_caller_after([], async_finish=False, on_comm_stream=False)
+    assert current.seen == device.comm_stream.seen == {"experts", "receive"}
+    assert other.seen == {"something else"}
 
 
 def test_without_cuda_an_event_has_happened() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from cases import BY_NAME
+from deep_ep_py.bench import BenchConfig
+from deep_ep_py.bench.cli import command as bench
+from low_latency_gpu import WATCHED
 from places import SCRIPTS
 
 pytestmark = pytest.mark.once
@@ -34,19 +39,20 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_tests_that_find_no_gpu_have_not_passed(tmp_path: Path) -> None:
     """Skipped is not passed: that would be told as a success."""
-    done = check(tmp_path, "--quick", "--only=tests", "--only=memcheck")
+    done = check(tmp_path, "--quick", *(f"--only={name}" for name in ("tests", "low_latency_tests", "memcheck")))
     assert done.returncode == 1, done.stdout
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["machine"]["gpu"] == "A GPU, 1.2, 3 MiB"
-    tests, memcheck = report["steps"]
+    tests, low_latency, memcheck = report["steps"]
     assert (tests["name"], tests["result"], tests["note"]) == ("tests", "failed", "exit code 1")
+    assert (low_latency["result"], low_latency["note"]) == ("failed", "exit code 1")
     assert (memcheck["result"], memcheck["note"]) == ("skipped", "there is no compute-sanitizer")
-    assert report["benchmark"] is report["fp8_benchmark"] is report["posting"] is None
+    assert report["benchmark"] is report["low_latency_benchmark"] is report["posting"] is None
 
 
 def test_a_step_that_is_none(tmp_path: Path) -> None:
     done = check(tmp_path, "--only=speed")
-    first = "build; canary; kernels; tests; benchmark; fp8_benchmark; vector_copies; pushed_combine; posting; rates; "
+    first = "build; canary; kernels; tests; low_latency_tests; benchmark; low_latency_benchmark; fp8_benchmark; "
     assert done.returncode == 2 and f"expected one of {first}" in done.stderr
 
 
@@ -115,3 +121,23 @@ def test_the_canary_chooses_for_the_steps_behind_it(
 def test_it_begins_with_the_canary(tmp_path: Path) -> None:
     names = [step.name for step in script().steps(tmp_path, quick=False)]
     assert names[:2] == ["build", "canary"]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_its_steps_are_told(tmp_path: Path, quick: bool) -> None:
+    """Nobody has run them on a GPU: their commands must at least be such as the programs take."""
+    gpu_check = script()
+    steps = {step.name: step for step in gpu_check.steps(tmp_path, quick)}
+    for name, (_, environment) in gpu_check.BENCHMARKS.items():
+        arguments = steps[name].command[steps[name].command.index("bench") + 1 :]
+        options = bench.make_context("bench", arguments).params
+        config = BenchConfig(**{key.name: options[key.name] for key in fields(BenchConfig) if options.get(key.name)})
+        config.validate()
+        assert (config.device, config.ranks) == ("cuda", 8) and steps[name].environment == environment
+        assert config.mode == ("low-latency" if name.startswith("low_latency") else "normal")
+        assert steps[name].shares, "its ranks' kernels wait for each other"
+    watched = [steps[name].command for name in gpu_check.SANITIZERS if name in steps]
+    assert len(watched) == (1 if quick else 3)
+    for command in watched:
+        cases = command[command.index("tests/workers/gpu_case.py") + 1 :]
+        assert {*cases} <= {*BY_NAME, *WATCHED} and {*cases} & {*WATCHED}

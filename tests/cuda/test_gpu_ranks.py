@@ -55,6 +55,20 @@ def test_the_benchmark_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_path
     assert driver.read_text().count("cuMemImportFromShareableHandle") == 2
 
 
+def test_low_latency_mode_with_a_gpu_per_rank(driver: Path, workers: Path, tmp_path: Path) -> None:
+    """Its ranks are aligned by normal-mode dispatches, also between the halves of a call."""
+    sizes = ["--tokens=16", "--hidden=128", "--topk=4", "--experts=16", "--iterations=3", "--warmup=1"]
+    files = ["--no-plot", f"--json={tmp_path / 'report.json'}"]
+    options = ["bench", "all", "--device=cuda", "--mode=low-latency", "--dtype=fp8", *sizes, *files]
+    done = torchrun(workers / "gpu_per_rank.py", 2, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["verified"] is True and report["config"]["gpus"] == 2
+    (size,) = report["sizes"]
+    rows, tokens = 2 * 4 * 16, 2 * 16
+    assert size["ops"]["dispatch"]["moved_bytes"] == (rows * (128 + 4) + tokens * 2 * 128) / 2
+
+
 def test_the_rates_of_gpus_that_are_linked(driver: Path, workers: Path, tmp_path: Path) -> None:
     """Everything but the times. Each rank sees one GPU, its own."""
     options = ["--tokens=64", "--hidden=64", "--iterations=2", f"--json={tmp_path / 'report.json'}"]

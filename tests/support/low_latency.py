@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import deep_ep_py as deep_ep
-from harness import HARSH_NIC
+from harness import HARSH_NIC, on_cpu
 
 GROUP = 128
 
@@ -210,11 +210,12 @@ def check_dispatch(work: Work, rank: int, cast: Cast, results: Sequence[Any]) ->
     """Compare what a dispatch has returned, bit by bit."""
     sizes, own = work.sizes, work.packed[rank]
     packed, counts, handle = results[:3]
-    recv_x, recv_scales = packed if cast.use_fp8 else (packed, None)
+    recv_x, recv_scales = on_cpu(packed if cast.use_fp8 else (packed, None))
+    counts, handle = counts.cpu(), on_cpu(handle)
     assert recv_x.shape == (sizes.local, sizes.rows, sizes.hidden)
     assert torch.equal(counts, own.counts()), (counts, own.counts())
     assert torch.equal(handle[1], own.ranges(sizes.ranks))
-    assert handle[2:] == (sizes.most_tokens, sizes.hidden, sizes.experts)
+    assert handle[2:] == [sizes.most_tokens, sizes.hidden, sizes.experts]
     for expert, pairs in enumerate(own.pairs):
         tokens = torch.tensor([token for _, token in pairs], dtype=torch.int32)
         assert torch.equal(handle[0][expert, : len(pairs)], tokens)
@@ -244,7 +245,7 @@ def check_scales(got: Tensor, wanted: Tensor) -> None:
 
 def check_combine(work: Work, rank: int, combined: Tensor) -> None:
     """Compare what a combine has returned, bit by bit."""
-    assert torch.equal(combined.view(torch.int16), work.combined[rank].view(torch.int16)), rank
+    assert torch.equal(combined.cpu().view(torch.int16), work.combined[rank].view(torch.int16)), rank
 
 
 def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_ep.Buffer:
@@ -267,17 +268,19 @@ def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_e
 def dispatch(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, **options: Any) -> tuple[Any, ...]:
     """Dispatch the calling rank's tokens."""
     sizes, rank = work.sizes, buffer.rank
-    arguments = (work.x[rank], work.topk_idx[rank], sizes.most_tokens, sizes.experts)
-    return buffer.low_latency_dispatch(*arguments, **cast.options, **options)
+    x, topk_idx = work.x[rank].to(buffer.device), work.topk_idx[rank].to(buffer.device)
+    return buffer.low_latency_dispatch(x, topk_idx, sizes.most_tokens, sizes.experts, **cast.options, **options)
 
 
 def combine(
     buffer: deep_ep.Buffer, work: Work, handle: Any, x: Tensor | None = None, **options: Any
 ) -> tuple[Any, ...]:
     """Combine the calling rank's results, which may lie in `x`."""
-    rank = buffer.rank
-    x = work.results[rank] if x is None else x
-    return buffer.low_latency_combine(x, work.topk_idx[rank], work.weights[rank], handle, **options)
+    rank, device = buffer.rank, buffer.device
+    x = work.results[rank].to(device) if x is None else x
+    return buffer.low_latency_combine(
+        x, work.topk_idx[rank].to(device), work.weights[rank].to(device), handle, **options
+    )
 
 
 def round_trip(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, hooks: bool = False) -> Any:

@@ -128,9 +128,10 @@ class NamesOnly:
 
 def _symbol(kernel: jit.Kernel) -> str:
     """The beginning of the symbol that NVRTC would give it."""
-    name = kernel.name.removesuffix("_of_each_rank")
-    scope = "_ZN7deep_ep" if name == kernel.name else "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_"
-    return f"{scope}{len(name)}{name}"
+    alone = kernel.expression.removeprefix("deep_ep::device::of_each_rank<")
+    scope = "_ZN7deep_ep" if alone == kernel.expression else "_ZN7deep_ep6device12of_each_rankIXadL_ZNS_"
+    names = alone.partition("<")[0].removesuffix(">").split("::")[1:]
+    return scope + "".join(f"{len(name)}{name}" for name in names)
 
 
 _captures = threading.local()

@@ -1,4 +1,5 @@
-"""What the benchmarks ask of `torch.cuda`, where there is no GPU: devices with names, and events by the CPU's clock.
+"""What benchmarks, and tests of a GPU, ask of `torch.cuda` where there is none: devices with names, events by the CPU's
+clock, graphs of the stand-in for the driver.
 
 Streams are in no order here: what a call launches has ended when it returns, gates open when their time has come.
 """
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 
+import pretend_gpu
+
 _CYCLES_PER_MS = 2_000_000
 
 
@@ -22,6 +25,7 @@ class Stream:
     idle_at = 0.0
 
     def wait_event(self, event: Event) -> None: ...
+    def synchronize(self) -> None: ...
 
 
 class Event:
@@ -81,6 +85,8 @@ def install(uuids: list[str], replace: Callable[[Any, str, Any], None] = setattr
         "Stream": Stream,
         "Event": Event,
         "_sleep": _sleep,
+        "CUDAGraph": pretend_gpu.Graph,
+        "graph": lambda graph, **options: graph.capture(),
     }
     for name, value in replaced.items():
         replace(torch.cuda, name, value)

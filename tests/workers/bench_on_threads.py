@@ -49,9 +49,9 @@ def main() -> None:
     pretend_gpu.install(compile_kernels=False)
     pretend_gpu.PretendGpu.comm_stream = None
     gpu_timing.GpuTimer, gpu_timing.measure_copy = CpuTimer, measure_copy
-    dtype, corrupt = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None
+    mode, dtype, corrupt = sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None
     config = BenchConfig(
-        "normal",
+        mode,
         "cuda",
         4,
         tokens=(16, 40),

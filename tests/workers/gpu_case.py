@@ -1,9 +1,12 @@
-"""Named cases on a GPU, for tools that watch every access of the kernels. Ranks are threads, and launch together."""
+"""Named cases on a GPU, of either mode, for tools that watch every access of the kernels. Ranks are threads, and launch
+together.
+"""
 
 from __future__ import annotations
 
 import argparse
 
+import low_latency_gpu
 from cases import BY_NAME
 from deep_ep_py.testing import run_ranks
 from gpu_ranks import on_each_rank
@@ -15,11 +18,15 @@ TIMEOUT = 60.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="+", choices=list(BY_NAME), metavar="case")
+    parser.add_argument("cases", nargs="+", choices=[*BY_NAME, *low_latency_gpu.BY_NAME], metavar="case")
     for name in parser.parse_args().cases:
-        case = BY_NAME[name]
-        trial = Trial.of(case).on("cuda")
-        run_ranks(case.ranks, on_each_rank, trial, device="cuda", one_launch=True, timeout=TIMEOUT)
+        options = {"device": "cuda", "one_launch": True, "timeout": TIMEOUT}
+        if name in BY_NAME:
+            case = BY_NAME[name]
+            run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), **options)
+        else:
+            sizes = low_latency_gpu.BY_NAME[name]
+            run_ranks(sizes.ranks, low_latency_gpu.on_each_rank, low_latency_gpu.Works.of(sizes), **options)
         print(name, flush=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import threading
 
+import torch
 import torch.distributed as dist
 
 import logfmt
@@ -27,16 +28,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fabric", action="append")
     parser.add_argument("--pretend-gpu", action="store_true")
+    parser.add_argument("--device", default="cpu", help="cuda:local: each process has one of its own")
     options = parser.parse_args()
     if options.pretend_gpu:
         pretend_gpu.install()
     dist.init_process_group("gloo")
     ranks = dist.get_world_size()
+    device = f"cuda:{dist.get_rank()}" if options.device == "cuda:local" else options.device
+    if device != "cpu":
+        torch.cuda.set_device(device)
     tokens = tuple(10 + 7 * rank for rank in range(ranks))
     sizes = Sizes("processes", ranks, tokens, max(tokens), 256, 4, 4 * ranks)
     both = [Work.of(sizes, seed) for seed in (1, 2)]
     for fabric in options.fabric:
-        with make_buffer(dist.group.WORLD, sizes, fabric) as buffer:
+        with make_buffer(dist.group.WORLD, sizes, fabric, device=device) as buffer:
             for cast in CASTS.values():
                 for work in both:
                     round_trip(buffer, work, cast, hooks=work is both[1])

@@ -50,8 +50,11 @@ class Ending:
 class _Rest:
     """The receiving half of a call that is still to be launched: what a hook does."""
 
-    def __init__(self, engine: Engine, call: C.Call, operation: int, published: bool) -> None:
+    def __init__(
+        self, engine: Engine, call: C.Call, operation: int, published: bool, handle: tuple[torch.Tensor, ...]
+    ) -> None:
         self._engine, self._call, self._operation, self._published = engine, call, operation, published
+        self._handle = handle
         self._generation, self._done = engine.generation, False
         self._captured = engine.device.capturing()
         # What comes behind the call there may use its results once the hook has been called, on whatever thread.
@@ -74,7 +77,7 @@ class _Rest:
                 self._done = True
                 engine.device.order_after_caller(None, False)
                 C.low_latency.finish(engine.runtime, self._call)
-                engine.end_operation(self._call, self._operation, Streams())
+                engine.end_operation(self._call, self._operation, Streams(), self._handle)
 
     def run_if_dropped(self) -> None:
         """The same for a hook that was dropped, where there is still something to receive."""
@@ -110,12 +113,17 @@ class ReceiveHook:
 
 
 def _end(
-    engine: Engine, call: C.Call, operation: int, ending: Ending, published: bool = False
+    engine: Engine,
+    call: C.Call,
+    operation: int,
+    ending: Ending,
+    published: bool = False,
+    handle: tuple[torch.Tensor, ...] = (),
 ) -> tuple[EventOverlap, Hook | None]:
-    """End a call whose launches are made, or the sending half of one."""
+    """End a call whose launches are made, or the sending half of one. `handle`: see `Engine.end_operation`."""
     if not ending.return_recv_hook:
-        return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish)), None
-    hook = ReceiveHook(engine, _Rest(engine, call, operation, published))
+        return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish), handle), None
+    hook = ReceiveHook(engine, _Rest(engine, call, operation, published, handle))
     engine.await_half(call)
     return EventOverlap(EventHandle()), hook
 
@@ -317,7 +325,7 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
             whole=not given.ending.return_recv_hook,
             blocks=_blocks(engine, tokens, sizes),
         )
-        event, hook = _end(engine, call, operation, given.ending, published=tensors.publish)
+        event, hook = _end(engine, call, operation, given.ending, tensors.publish, handle[:2])
     if view is not None and hook is None:
         view.event = event
     engine.stats["low_latency_combines"] += 1

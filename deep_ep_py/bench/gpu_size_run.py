@@ -1,0 +1,115 @@
+"""All iterations of one size on one rank, on a GPU: what benchmarks of every mode have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from deep_ep_py.bench import gpu_timing
+from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.inputs import Inputs
+from deep_ep_py.bootstrap.groups import make_bootstrap
+
+SETS = 4
+"""Of inputs, which take turns: together more than the caches hold."""
+
+Event = dict[str, Any]
+
+
+class GpuSizeRun(ABC):
+    """All iterations of one size on one rank.
+
+    Parameters
+    ----------
+    group
+        The ranks.
+    config
+        The run.
+    tokens
+        Of each rank: the size.
+    emit
+        Gets progress.
+    inputs_config
+        What the inputs are made by, where it is not `config`.
+    """
+
+    buffer: Any
+
+    def __init__(
+        self,
+        group: Any,
+        config: BenchConfig,
+        tokens: int,
+        emit: Callable[[Event], None],
+        inputs_config: BenchConfig | None = None,
+    ) -> None:
+        self._ranks = make_bootstrap(group)
+        self._config, self._tokens, self._emit = config, tokens, emit
+        emit({"kind": "size", "tokens": tokens, "steps": config.warmup + config.iterations})
+        sets = dataclasses.replace(inputs_config or config, warmup=0, iterations=SETS)
+        self._inputs = Inputs(sets, tokens, self._ranks.rank, self._ranks.all_gather)
+        self._checked: dict[str, list[str]] = {}
+        self._last = False  # the iteration whose results are checked
+        self._timer: gpu_timing.GpuTimer | gpu_timing.LinkedTimer
+
+    def run(self) -> dict[str, Any]:
+        """Measure, check the last step, and let go of everything; returns what `results.report` expects."""
+        config = self._config
+        steps = config.warmup + config.iterations
+        for step in range(steps):
+            self._timer.recording = step >= config.warmup
+            self._last = step == steps - 1
+            self._iteration(step % SETS)
+            self._emit({"kind": "step", "step": step})
+        rows = self._rows()
+        everyones = self._ranks.all_gather(self._checked)
+        result = {
+            "tokens": self._tokens,
+            "series": self._timer.series(),
+            "late_starts": self._timer.late_starts(),
+            "rows": [rows[step % SETS] for step in range(config.warmup, steps)],
+            "checks": {name: [error for checks in everyones for error in checks[name]] for name in self._checked},
+            "variants": {},
+        }
+        self._release()
+        self.buffer.destroy()
+        return result
+
+    @abstractmethod
+    def _iteration(self, which: int) -> None:
+        """Measure every call once, with a set of the inputs."""
+
+    @abstractmethod
+    def _rows(self) -> list[int]:
+        """Count the rows that all ranks receive together, with each set of the inputs."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of what lies in the Buffer."""
+
+    def _check(self, name: str, check: Callable[[], str | None]) -> None:
+        """Check a result in the last iteration, not in the others."""
+        if not self._last:
+            return
+        self._emit({"kind": "check", "name": name})
+        error = check()
+        self._checked[name] = [] if error is None else [f"rank {self._ranks.rank}: {error}"]
+
+    def _is_corrupted(self, name: str) -> bool:
+        """Tell whether a test asks for one element of this result to be changed, here and now."""
+        return self._last and self._config.corrupt == name and self._ranks.rank == self._config.ranks - 1
+
+    def _make_timer(self, row: Any, launch: Any = None) -> gpu_timing.GpuTimer | gpu_timing.LinkedTimer:
+        """Make what times calls; `row` and `launch` are those of `gpu_timing.make_aligner`."""
+        if self._ranks.in_process:
+            return gpu_timing.GpuTimer(self._ranks)
+        return gpu_timing.LinkedTimer(self._ranks, gpu_timing.make_aligner(self.buffer, row, launch))
+
+
+def each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change a tensor, or each of a tuple."""
+    return tuple(change(tensor) for tensor in value) if isinstance(value, tuple) else change(value)

@@ -1,0 +1,28 @@
+"""Runs over the stand-in for the driver what is for a GPU: "pytest" with its arguments, or another of these workers.
+
+What torch does on a GPU it does on the CPU, and streams are in no order: each call waits for its kernels.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+import pytest
+
+import pretend_gpu
+import pretend_torch_cuda
+
+
+def main() -> None:
+    pretend_torch_cuda.install(["the stand-in"])
+    pretend_gpu.install(compile_kernels=False)
+    program, *arguments = sys.argv[1:]
+    if program == "pytest":
+        sys.exit(pytest.main([*arguments, "-p", "no:cacheprovider", "-q"]))
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
