@@ -371,6 +371,8 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
         .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })
         .def_property_readonly("network_trace", [](const Runtime& runtime) { return runtime.networks().trace(); })
+        .def_property_readonly("launched_ns", &Runtime::launched_ns,
+                               "When the latest launch was handed to the launcher, by time.monotonic_ns(); 0: never.")
         .def("take_remark", &Runtime::take_remark)
         .def("wait_counts", &Runtime::wait_counts, py::arg("call"), NoGil())
         .def(

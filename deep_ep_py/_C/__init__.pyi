@@ -340,6 +340,11 @@ class Runtime:
     @property
     def control_bytes(self) -> int: ...
     @property
+    def launched_ns(self) -> int:
+        """
+        When the latest launch was handed to the launcher, by time.monotonic_ns(); 0: never.
+        """
+    @property
     def masked(self) -> list[int]: ...
     @property
     def most_put_bytes(self) -> int: ...
