@@ -9,6 +9,7 @@ namespace py = pybind11;
 namespace deep_ep::python {
 namespace {
 
+using host::Call;
 using host::Runtime;
 using host::low_latency::CombineTensors;
 using host::low_latency::DispatchTensors;
@@ -16,9 +17,46 @@ using host::low_latency::Origins;
 using host::low_latency::Sizes;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-Origins make_origins(uint64_t tokens, uint64_t ranges, uint64_t positions, uint64_t first_result, uint64_t own_slots) {
-    return {reinterpret_cast<i32*>(tokens), reinterpret_cast<i64*>(ranges), reinterpret_cast<u32*>(positions),
-            reinterpret_cast<u32*>(first_result), reinterpret_cast<u32*>(own_slots)};
+// A handle's two tensors, and what modes/low_latency/handles.py calls its places: three arrays in a row.
+Origins origins_at(const Sizes& sizes, uint32_t ranks, uint64_t src_info, uint64_t ranges, uint64_t places) {
+    auto* const positions = reinterpret_cast<u32*>(places);
+    u32* const first_result = positions + uint64_t{sizes.experts} * sizes.most_tokens;
+    return {reinterpret_cast<i32*>(src_info), reinterpret_cast<i64*>(ranges), positions, first_result,
+            first_result + ranks};
+}
+
+// The calls take addresses one by one, 0 for none: making and filling a struct from Python costs a call more than half
+// as much again as its launch.
+std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, uint64_t x, uint64_t topk_idx,
+                               uint64_t recv_x, uint64_t recv_scales, uint32_t scales_stride, uint64_t recv_count,
+                               uint64_t src_info, uint64_t ranges, uint64_t places, uint64_t stats, uint64_t waited_ns,
+                               bool whole, unsigned blocks) {
+    const DispatchTensors tensors{.x = x,
+                                  .topk_idx = topk_idx,
+                                  .recv_x = recv_x,
+                                  .recv_scales = recv_scales,
+                                  .recv_count = recv_count,
+                                  .stats = stats,
+                                  .waited_ns = waited_ns,
+                                  .scales_stride = scales_stride};
+    const auto ranks = static_cast<uint32_t>(runtime.options().ranks);
+    const Origins origins = origins_at(sizes, ranks, src_info, ranges, places);
+    return host::low_latency::dispatch(runtime, sizes, tokens, tensors, origins, whole, blocks);
+}
+
+std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, uint64_t x, uint64_t topk_idx,
+                              uint64_t topk_weights, uint64_t combined_x, bool publish, uint64_t src_info,
+                              uint64_t ranges, uint64_t places, uint64_t waited_ns, uint64_t handle, bool whole,
+                              unsigned blocks) {
+    const CombineTensors tensors{.x = x,
+                                 .topk_idx = topk_idx,
+                                 .topk_weights = topk_weights,
+                                 .combined_x = combined_x,
+                                 .waited_ns = waited_ns,
+                                 .publish = publish};
+    const auto ranks = static_cast<uint32_t>(runtime.options().ranks);
+    const Origins origins = origins_at(sizes, ranks, src_info, ranges, places);
+    return host::low_latency::combine(runtime, sizes, tokens, tensors, origins, handle, whole, blocks);
 }
 
 void bind_types(py::module_& m) {
@@ -33,27 +71,6 @@ void bind_types(py::module_& m) {
                          bool logfmt) { return Sizes{most_tokens, hidden, topk, experts, id_bytes, scales, logfmt}; }),
              py::kw_only(), py::arg("most_tokens"), py::arg("hidden"), py::arg("topk"), py::arg("experts"),
              py::arg("id_bytes"), py::arg("scales"), py::arg("logfmt"));
-    py::class_<DispatchTensors>(m, "DispatchTensors")
-        .def(py::init<>())
-        .def_readwrite("x", &DispatchTensors::x)
-        .def_readwrite("topk_idx", &DispatchTensors::topk_idx)
-        .def_readwrite("recv_x", &DispatchTensors::recv_x)
-        .def_readwrite("recv_scales", &DispatchTensors::recv_scales)
-        .def_readwrite("scales_stride", &DispatchTensors::scales_stride)
-        .def_readwrite("recv_count", &DispatchTensors::recv_count)
-        .def_readwrite("stats", &DispatchTensors::stats)
-        .def_readwrite("waited_ns", &DispatchTensors::waited_ns);
-    py::class_<CombineTensors>(m, "CombineTensors")
-        .def(py::init<>())
-        .def_readwrite("x", &CombineTensors::x)
-        .def_readwrite("topk_idx", &CombineTensors::topk_idx)
-        .def_readwrite("topk_weights", &CombineTensors::topk_weights)
-        .def_readwrite("combined_x", &CombineTensors::combined_x)
-        .def_readwrite("publish", &CombineTensors::publish)
-        .def_readwrite("waited_ns", &CombineTensors::waited_ns);
-    py::class_<Origins>(m, "Origins")
-        .def(py::init(&make_origins), py::kw_only(), py::arg("tokens"), py::arg("ranges"), py::arg("positions"),
-             py::arg("first_result"), py::arg("own_slots"));
 }
 
 }  // namespace
@@ -70,11 +87,14 @@ void bind_low_latency(py::module_& module) {
     m.def("put_bytes", &host::low_latency::put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("most_put_bytes", &host::low_latency::most_put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("fits_shared_memory", &host::low_latency::fits_shared_memory, py::arg("runtime"), py::arg("sizes"));
-    m.def("dispatch", &host::low_latency::dispatch, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"),
-          py::arg("tensors"), py::arg("origins"), py::kw_only(), py::arg("whole"), py::arg("blocks"), NoGil());
-    m.def("combine", &host::low_latency::combine, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"),
-          py::arg("tensors"), py::arg("origins"), py::kw_only(), py::arg("handle"), py::arg("whole"), py::arg("blocks"),
-          NoGil());
+    m.def("dispatch", &dispatch, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"), py::arg("x"),
+          py::arg("topk_idx"), py::arg("recv_x"), py::arg("recv_scales"), py::arg("scales_stride"),
+          py::arg("recv_count"), py::arg("src_info"), py::arg("ranges"), py::arg("places"), py::arg("stats"),
+          py::arg("waited_ns"), py::arg("whole"), py::arg("blocks"), NoGil());
+    m.def("combine", &combine, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"), py::arg("x"),
+          py::arg("topk_idx"), py::arg("topk_weights"), py::arg("combined_x"), py::arg("publish"), py::arg("src_info"),
+          py::arg("ranges"), py::arg("places"), py::arg("waited_ns"), py::arg("handle"), py::arg("whole"),
+          py::arg("blocks"), NoGil());
     m.def("finish", &host::low_latency::finish, py::arg("runtime"), py::arg("call"), NoGil());
 }
 

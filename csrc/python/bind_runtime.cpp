@@ -91,10 +91,10 @@ void delete_capsule(PyObject* capsule) {
     tensor->deleter(tensor);
 }
 
-py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, uint8_t code, uint8_t bits,
-                    std::pair<int32_t, int32_t> device) {
-    host::DLManagedTensor* tensor =
-        host::make_tensor(runtime.arena(), shape, {code, bits, 1}, {device.first, device.second});
+// A tensor on the CPU; None where there is no room.
+py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, uint8_t code, uint8_t bits) {
+    constexpr host::DLDevice kCpu{1, 0};
+    host::DLManagedTensor* tensor = host::make_tensor(runtime.arena(), shape, {code, bits, 1}, kCpu);
     if (tensor == nullptr) return py::none();
     return py::reinterpret_steal<py::object>(PyCapsule_New(tensor, "dltensor", delete_capsule));
 }
@@ -372,6 +372,8 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
         .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })
         .def_property_readonly("network_trace", [](const Runtime& runtime) { return runtime.networks().trace(); })
+        .def_property_readonly("launched_ns", &Runtime::launched_ns,
+                               "When the latest launch was handed to the launcher, by time.monotonic_ns(); 0: never.")
         .def("take_remark", &Runtime::take_remark)
         .def("wait_counts", &Runtime::wait_counts, py::arg("call"), NoGil())
         .def(
@@ -459,7 +461,8 @@ void bind_runtime(py::module_& m) {
         .def("set_compiling", &Runtime::set_compiling)
         .def("compiling_peers", &Runtime::compiling_peers)
         .def("on_compiling_peer", &Runtime::on_compiling_peer)
-        .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"), py::arg("device"))
+        .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"),
+             "A DLPack capsule of memory on a CPU, or None.")
         .def("arena_contains",
              [](const Runtime& runtime, uint64_t address, uint64_t bytes) {
                  return runtime.arena()->contains(reinterpret_cast<const void*>(address), bytes);

@@ -1,4 +1,4 @@
-// The CPU's vector operations, for the benchmark's baselines and for tests.
+// The CPU's vector operations, for the benchmark's baselines and for tests, and what looks through arguments there.
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -97,6 +97,13 @@ void widen_to_float(uintptr_t dst, uintptr_t src, size_t n) {
     for (size_t i = 0; i < n; ++i) pointer<float>(dst)[i] = bf16_to_float(pointer<const u16>(src)[i]);
 }
 
+template <class T>
+bool ids_fit(const T* ids, size_t n, uint64_t experts) {
+    bool fit = true;
+    for (size_t i = 0; i < n; ++i) fit &= static_cast<uint64_t>(int64_t{ids[i]}) + 1 <= experts;
+    return fit;
+}
+
 }  // namespace
 
 void bind_vector(py::module_& m) {
@@ -122,6 +129,14 @@ void bind_vector(py::module_& m) {
     m.def(
         "pretouch", [](uintptr_t address, size_t bytes) { cpu::pretouch(pointer<void>(address), bytes); },
         py::arg("address"), py::arg("bytes"), ReleaseGil(), "Make every page of a range present without changing it.");
+    m.def(
+        "ids_fit",
+        [](uintptr_t ids, size_t n, uint32_t id_bytes, uint64_t experts) {
+            return id_bytes == sizeof(i32) ? ids_fit(pointer<const i32>(ids), n, experts)
+                                           : ids_fit(pointer<const i64>(ids), n, experts);
+        },
+        py::arg("ids"), py::arg("n"), py::arg("id_bytes"), py::arg("experts"),
+        "Return whether each of n expert ids is -1 or less than `experts`.");
     m.attr("STREAMING_THRESHOLD") = cpu::streaming_threshold();
 }
 

@@ -48,6 +48,7 @@ __all__: list[str] = [
     "cuda",
     "executor",
     "heap_bytes",
+    "ids_fit",
     "low_latency",
     "measure",
     "normal",
@@ -282,9 +283,10 @@ class Runtime:
         """
         Offset and bytes of each piece that this rank's heap has grown by.
         """
-    def allocate(
-        self, shape: collections.abc.Sequence[int], code: int, bits: int, device: tuple[int, int]
-    ) -> typing.Any: ...
+    def allocate(self, shape: collections.abc.Sequence[int], code: int, bits: int) -> typing.Any:
+        """
+        A DLPack capsule of memory on a CPU, or None.
+        """
     def announce(self, heap_bytes: int) -> None: ...
     def arena_contains(self, arg0: int, arg1: int) -> bool: ...
     def behind(self, call: Call) -> list[tuple[int, int]]: ...
@@ -338,6 +340,11 @@ class Runtime:
     @property
     def control_bytes(self) -> int: ...
     @property
+    def launched_ns(self) -> int:
+        """
+        When the latest launch was handed to the launcher, by time.monotonic_ns(); 0: never.
+        """
+    @property
     def masked(self) -> list[int]: ...
     @property
     def most_put_bytes(self) -> int: ...
@@ -390,6 +397,11 @@ def copy_rows(dst_addresses: int, src_addresses: int, n: int, row_bytes: int, st
     """
 
 def heap_bytes(arg0: BufferOptions) -> int: ...
+def ids_fit(ids: int, n: int, id_bytes: int, experts: int) -> bool:
+    """
+    Return whether each of n expert ids is -1 or less than `experts`.
+    """
+
 def pretouch(address: int, bytes: int) -> None:
     """
     Make every page of a range present without changing it.

@@ -8,12 +8,9 @@ import deep_ep_py._C
 import typing
 
 __all__: list[str] = [
-    "CombineTensors",
-    "DispatchTensors",
     "LOG_GROUP",
     "MOST_EXPERTS",
     "MOST_RESULTS",
-    "Origins",
     "SCALE_GROUP",
     "Scales",
     "Sizes",
@@ -70,75 +67,19 @@ class Sizes:
         self, *, most_tokens: int, hidden: int, topk: int, experts: int, id_bytes: int, scales: Scales, logfmt: bool
     ) -> None: ...
 
-class DispatchTensors:
-    def __init__(self) -> None: ...
-    @property
-    def recv_count(self) -> int: ...
-    @recv_count.setter
-    def recv_count(self, arg0: int) -> None: ...
-    @property
-    def recv_scales(self) -> int: ...
-    @recv_scales.setter
-    def recv_scales(self, arg0: int) -> None: ...
-    @property
-    def recv_x(self) -> int: ...
-    @recv_x.setter
-    def recv_x(self, arg0: int) -> None: ...
-    @property
-    def scales_stride(self) -> int: ...
-    @scales_stride.setter
-    def scales_stride(self, arg0: int) -> None: ...
-    @property
-    def stats(self) -> int: ...
-    @stats.setter
-    def stats(self, arg0: int) -> None: ...
-    @property
-    def topk_idx(self) -> int: ...
-    @topk_idx.setter
-    def topk_idx(self, arg0: int) -> None: ...
-    @property
-    def waited_ns(self) -> int: ...
-    @waited_ns.setter
-    def waited_ns(self, arg0: int) -> None: ...
-    @property
-    def x(self) -> int: ...
-    @x.setter
-    def x(self, arg0: int) -> None: ...
-
-class CombineTensors:
-    publish: bool
-    def __init__(self) -> None: ...
-    @property
-    def combined_x(self) -> int: ...
-    @combined_x.setter
-    def combined_x(self, arg0: int) -> None: ...
-    @property
-    def topk_idx(self) -> int: ...
-    @topk_idx.setter
-    def topk_idx(self, arg0: int) -> None: ...
-    @property
-    def topk_weights(self) -> int: ...
-    @topk_weights.setter
-    def topk_weights(self, arg0: int) -> None: ...
-    @property
-    def waited_ns(self) -> int: ...
-    @waited_ns.setter
-    def waited_ns(self, arg0: int) -> None: ...
-    @property
-    def x(self) -> int: ...
-    @x.setter
-    def x(self, arg0: int) -> None: ...
-
-class Origins:
-    def __init__(self, *, tokens: int, ranges: int, positions: int, first_result: int, own_slots: int) -> None: ...
-
 def combine(
     runtime: deep_ep_py._C.Runtime,
     sizes: Sizes,
     tokens: int,
-    tensors: CombineTensors,
-    origins: Origins,
-    *,
+    x: int,
+    topk_idx: int,
+    topk_weights: int,
+    combined_x: int,
+    publish: bool,
+    src_info: int,
+    ranges: int,
+    places: int,
+    waited_ns: int,
     handle: int,
     whole: bool,
     blocks: int,
@@ -147,9 +88,17 @@ def dispatch(
     runtime: deep_ep_py._C.Runtime,
     sizes: Sizes,
     tokens: int,
-    tensors: DispatchTensors,
-    origins: Origins,
-    *,
+    x: int,
+    topk_idx: int,
+    recv_x: int,
+    recv_scales: int,
+    scales_stride: int,
+    recv_count: int,
+    src_info: int,
+    ranges: int,
+    places: int,
+    stats: int,
+    waited_ns: int,
     whole: bool,
     blocks: int,
 ) -> deep_ep_py._C.Call: ...

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.host_time import HostTimes
 from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.low_latency_baselines import SelectionBaseline, make_baselines
@@ -55,6 +56,7 @@ class LowLatencyCalls:
             # Two are alive at once, and what is free is not always in one piece.
             arena_bytes=3 * packed + _ARENA_SLACK,
         )
+        self.host = HostTimes(self.buffer)
         self.packed: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
         self.counts = torch.empty(0)
         self.combined_x = torch.empty(0)
@@ -77,7 +79,9 @@ class LowLatencyCalls:
     def dispatch(self, hook: bool = False) -> None:
         """Dispatch, or send alone."""
         inputs, config = self._inputs, self._config
-        self.packed, self.counts, self._handle, _, self._hook = self.buffer.low_latency_dispatch(
+        self.packed, self.counts, self._handle, _, self._hook = self.host.time(
+            "dispatch",
+            self.buffer.low_latency_dispatch,
             inputs.x,
             inputs.topk_idx,
             inputs.tokens,
@@ -94,8 +98,14 @@ class LowLatencyCalls:
     def combine(self, x: torch.Tensor, hook: bool = False) -> None:
         """Combine, or send alone."""
         inputs = self._inputs
-        self.combined_x, _, self._hook = self.buffer.low_latency_combine(
-            x, inputs.topk_idx, inputs.topk_weights, self._handle, return_recv_hook=hook
+        self.combined_x, _, self._hook = self.host.time(
+            "combine",
+            self.buffer.low_latency_combine,
+            x,
+            inputs.topk_idx,
+            inputs.topk_weights,
+            self._handle,
+            return_recv_hook=hook,
         )
 
     def pairs(self) -> None:
@@ -119,6 +129,9 @@ class LowLatencyRun(SizeRun):
 
     def _variants(self) -> dict[str, tuple[str, ...]]:
         return {name: baseline.variants for name, baseline in self._baselines.items()}
+
+    def _host_times(self) -> dict[str, dict[str, float]]:
+        return self._calls.host.summaries(self._context.group)
 
     def _close(self) -> None:
         self._calls.release()
@@ -148,7 +161,9 @@ class LowLatencyRun(SizeRun):
                 watch.time(f"{name}.combine.{variant}", partial(baseline.combine, variant))
         self._halves(shared)
         calls.release()
+        calls.host.recording = watch.recording
         watch.time("pairs", calls.pairs)
+        calls.host.recording = False
         self._check("pair", lambda: selections.check_combine(calls.combined_x))
         calls.release()
 

@@ -9,6 +9,7 @@ from deep_ep_py.bench import (
     gpu_low_latency,
     gpu_normal,
     gpu_timing,
+    host_time,
     low_latency,
     low_latency_baselines,
     ours,
@@ -63,8 +64,8 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
     Returns
     -------
     dict
-        `config`, then `ops`, `baselines`, `ratios` and `checks` of the largest size, then `sizes` with the same for
-        every size, and `verified` over all of them.
+        `config`, then `ops`, `baselines`, `ratios`, `checks` and `host_us` of the largest size, then `sizes` with the
+        same for every size, and `verified` over all of them.
     """
     results = [_size_report(config, size) for size in sizes]
     largest = max(results, key=lambda result: int(result["tokens"]))
@@ -81,10 +82,11 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
             "baselines": {name: _baseline_notes(config)[name] for name in config.baselines},
             "bytes": SELECTION_BYTES_NOTE if config.mode == "low-latency" else BYTES_NOTE,
             "ratios": RATIO_NOTE,
+            **({"host_us": host_time.NOTE} if config.mode == "low-latency" else {}),
             **({"moved": MOVED_NOTE.format(**(_GPU_EACH if gpus > 1 else _ONE_GPU))} if gpus else {}),
         },
     }
-    headline = {key: largest[key] for key in ("ops", "baselines", "ratios", "checks")}
+    headline = {key: largest[key] for key in ("ops", "baselines", "ratios", "checks", "host_us")}
     verified = all(result["verified"] for result in results)
     return {"config": described, **headline, "sizes": results, "verified": verified}
 
@@ -137,6 +139,7 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
         "ratios": ratios,
         "checks": size["checks"],
         "late_starts": size["late_starts"],
+        "host_us": size.get("host_us", {}),
         **copy,
         "verified": all(not errors for errors in size["checks"].values()),
     }

@@ -56,6 +56,7 @@ class SizeRun(ABC):
             "rows": self._rows(),
             "checks": self._all_ranks_checks(),
             "variants": self._variants(),
+            "host_us": self._host_times(),
         }
         self._close()
         return result
@@ -71,6 +72,10 @@ class SizeRun(ABC):
     @abstractmethod
     def _variants(self) -> Mapping[str, tuple[str, ...]]:
         """Tell which variants of each baseline were measured."""
+
+    def _host_times(self) -> dict[str, dict[str, float]]:
+        """Return the microseconds of each call up to its launch, as `HostTimes` does; none where they are not timed."""
+        return {}
 
     @abstractmethod
     def _close(self) -> None:

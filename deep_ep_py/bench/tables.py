@@ -29,6 +29,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     )
     for size in report["sizes"]:
         console.print(_size_table(size))
+        if size["host_us"]:
+            console.print(_host_line(size["host_us"]))
     for name, what in config["notes"]["ops"].items():
         console.print(f"[bold]{name}[/]: {what}", style="dim")
     _print_checks(report, console)
@@ -69,6 +71,11 @@ def _size_table(size: dict[str, Any]) -> Table:
         row += [_baseline_cell(size, op, name, baseline) for name, baseline in size["baselines"].items()]
         table.add_row(*row)
     return table
+
+
+def _host_line(host: dict[str, dict[str, float]]) -> str:
+    times = (f"{op} {times['median']:.0f} µs ({times['min']:.0f} .. {times['max']:.0f})" for op, times in host.items())
+    return f"  host time per eager call, up to its launch: {', '.join(times)}"
 
 
 def _baseline_cell(size: dict[str, Any], op: str, name: str, baseline: dict[str, Any]) -> str:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deep_ep_py.core.native import C
+
 if TYPE_CHECKING:
     from deep_ep_py.core.events import Streams
 
@@ -45,20 +47,33 @@ def tensor(
     *or_dtypes: torch.dtype,
 ) -> torch.Tensor:
     """Check a tensor; None in `shape` stands for any extent."""
-    if not isinstance(value, torch.Tensor) or value.dtype not in (dtype, *or_dtypes) or value.device != device:
+    # What is looked at here is looked at for a dozen tensors of every call: what a comparison in C can say, it says.
+    if (
+        not isinstance(value, torch.Tensor)
+        or (value.dtype is not dtype and value.dtype not in or_dtypes)
+        or value.device != device
+    ):
         raise TypeError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
-    extents_fit = len(value.shape) == len(shape) and all(
-        want is None or want == have for want, have in zip(shape, value.shape, strict=True)
-    )
-    if not extents_fit or not value.is_contiguous():
+    extents = value.shape
+    if (extents != shape and not _fits(extents, shape)) or not value.is_contiguous():
         raise ValueError(_unlike(name, value, (dtype, *or_dtypes), shape, device))
     return value
+
+
+def _fits(extents: Sequence[int], shape: tuple[int | None, ...]) -> bool:
+    """Tell whether extents are those of a shape with some left open."""
+    if len(extents) != len(shape):
+        return False
+    for dimension, want in enumerate(shape):  # noqa: SIM110 - a generator takes longer
+        if want is not None and want != extents[dimension]:
+            return False
+    return True
 
 
 def _unlike(
     name: str, value: Any, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...], device: torch.device
 ) -> str:
-    """Say what is wrong with a tensor. Not made for every tensor that is right: a call checks a dozen of them."""
+    """Say what is wrong with a tensor."""
     extents = ", ".join("any" if n is None else str(n) for n in shape)
     types = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
     return f"{name}={describe(value)}: expected {types}[{extents}], contiguous, on {device}"
@@ -66,7 +81,7 @@ def _unlike(
 
 def aligned(name: str, value: torch.Tensor) -> torch.Tensor:
     """Check where a tensor lies."""
-    if value.numel() and value.data_ptr() % ROW_ALIGNMENT:
+    if value.data_ptr() % ROW_ALIGNMENT and value.numel():
         raise ValueError(
             f"{name}={describe(value)} at address {value.data_ptr():#x}: expected a multiple of {ROW_ALIGNMENT} bytes"
         )
@@ -87,13 +102,14 @@ def rows(
 ) -> torch.Tensor:
     """Check a tensor of rows."""
     value = tensor(name, value, dtypes[0], (count, None), device, *dtypes[1:])
-    row_bytes = value.shape[1] * value.element_size()
+    tokens, elements = value.shape
+    row_bytes = elements * value.element_size()
     if row_bytes == 0 or row_bytes % ROW_ALIGNMENT or row_bytes > MAX_ROW_BYTES:
         raise ValueError(
             f"{name}={describe(value)}: expected rows of a positive multiple of {ROW_ALIGNMENT} bytes "
             f"up to {MAX_ROW_BYTES}, got {row_bytes}"
         )
-    if count is None and value.shape[0] > MAX_TOKENS:
+    if count is None and tokens > MAX_TOKENS:
         raise ValueError(f"{name}={describe(value)}: expected at most {MAX_TOKENS} tokens")
     return aligned(name, value)
 
@@ -135,6 +151,11 @@ def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
     return num_experts
 
 
+def most_tokens(value: Any) -> int:
+    """Check a bound of a rank's tokens, as low-latency calls take it."""
+    return integer("num_max_dispatch_tokens_per_rank", value, 1, MAX_TOKENS)
+
+
 def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | None = None) -> torch.Tensor:
     """Check expert ids: int64 or int32 [tokens, top-k], -1 or below `num_experts`.
 
@@ -143,12 +164,11 @@ def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | N
     value = tensor("topk_idx", value, torch.int64, (tokens, None), device, torch.int32)
     if not 1 <= value.shape[1] <= MAX_TOPK:
         raise ValueError(f"topk_idx={describe(value)}: expected 1 to {MAX_TOPK} experts per token")
-    if value.numel() and not value.is_cuda:
+    if not value.is_cuda and not C.ids_fit(value.data_ptr(), value.numel(), value.element_size(), num_experts):
         low, high = (int(bound) for bound in torch.aminmax(value))
-        if low < -1 or high >= num_experts:
-            raise ValueError(
-                f"topk_idx: ids from {low} to {high}, expected -1 to {num_experts - 1} with {num_experts} experts"
-            )
+        raise ValueError(
+            f"topk_idx: ids from {low} to {high}, expected -1 to {num_experts - 1} with {num_experts} experts"
+        )
     return value
 
 

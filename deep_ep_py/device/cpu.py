@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +24,16 @@ _DLPACK_TYPES = {
     torch.uint8: (1, 8),
 }
 """Type code and bits, as DLPack has them."""
-_DLPACK_CPU = (1, 0)
+
+
+@cache
+def _carried(dtype: torch.dtype) -> tuple[torch.dtype, int, int]:
+    """Return the type that tensors of a type are handed over as, with its code and bits.
+
+    Not every torch takes FP8 by DLPack: types of one byte come as uint8, those of two as bfloat16.
+    """
+    carried = {1: torch.uint8, 2: torch.bfloat16}.get(dtype.itemsize, dtype)
+    return carried, *_DLPACK_TYPES[carried]
 
 
 class CpuDevice:
@@ -68,10 +78,12 @@ class CpuDevice:
     ) -> torch.Tensor | None:
         """Straight from the arena, which gets the memory back with the last reference: that is the last use."""
         del grows  # it is all there
-        # Not every torch takes FP8 by DLPack: types of one byte come as uint8, those of two as bfloat16.
-        carried = {1: torch.uint8, 2: torch.bfloat16}.get(dtype.itemsize, dtype)
-        capsule = runtime.allocate(list(shape), *_DLPACK_TYPES[carried], _DLPACK_CPU)
-        return None if capsule is None else torch.utils.dlpack.from_dlpack(capsule).view(dtype)
+        carried, code, bits = _carried(dtype)
+        capsule = runtime.allocate(shape, code, bits)
+        if capsule is None:
+            return None
+        tensor = torch.utils.dlpack.from_dlpack(capsule)
+        return tensor if carried is dtype else tensor.view(dtype)
 
     def view(self, address: int, size: int) -> torch.Tensor:
         """Through a C array at that address."""

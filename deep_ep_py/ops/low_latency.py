@@ -17,7 +17,7 @@ from torch import Tensor
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.core.arguments import tensor
 from deep_ep_py.modes.low_latency.handles import Handle, Origin
-from deep_ep_py.modes.low_latency.operations import empty_scales, scales_of
+from deep_ep_py.modes.low_latency.plans import scales_memory, scales_of
 from deep_ep_py.modes.low_latency.sizes import Sizes
 from deep_ep_py.ops.registry import buffer_of, serial_of
 
@@ -155,14 +155,18 @@ def _(
     ranks = buffer.group_size
     local, rows, (tokens, hidden), topk = num_experts // ranks, ranks * most_tokens, x.shape, topk_idx.shape[1]
     recv_x = x.new_empty((local, rows, hidden), dtype=torch.float8_e4m3fn if use_fp8 else torch.bfloat16)
-    scales = empty_scales(scales_of(use_fp8, round_scale, use_ue8m0), local, rows, hidden, x.new_empty)
-    storage = Origin.storage_words(local, rows, ranks, tokens, topk)
+    scales = scales_memory(scales_of(use_fp8, round_scale, use_ue8m0), local, rows, hidden)
+    places = Origin.places_words(Sizes(most_tokens, hidden, topk, num_experts), ranks, tokens)
     routes = [
         torch.empty(_NUMBERS, dtype=torch.int64, device="cpu"),
-        x.new_empty(storage, dtype=torch.int32),
+        x.new_empty((local, rows), dtype=torch.int32),
         x.new_empty((local, ranks), dtype=torch.int64),
+        x.new_empty(places, dtype=torch.int32),
     ]
-    packed_scales = x.new_empty(0) if scales is None else scales.transpose(1, 2)[:, :rows]
+    packed_scales = x.new_empty(0)
+    if scales is not None:
+        shape, dtype = scales
+        packed_scales = x.new_empty(shape, dtype=dtype).transpose(1, 2)[:, :rows]
     return recv_x, packed_scales, x.new_empty(local, dtype=torch.int32), routes
 
 
@@ -189,13 +193,13 @@ def _(x: Tensor, topk_idx: Tensor, topk_weights: Tensor, routes: list[Tensor], u
 
 
 def _to_routes(buffer: Buffer, handle: Handle) -> list[Tensor]:
-    """Return a handle's routes: numbers on the CPU, then what lies behind its first element, then its second."""
+    """Return a handle's routes: numbers on the CPU, then its tensors, then the places that its origin refers to."""
     origin = Origin.behind(handle[0])
     assert origin is not None
     sizes = origin.sizes
     numbers = [serial_of(buffer), origin.operation, origin.generation]
     numbers += [sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts]
-    return [torch.tensor(numbers, device="cpu"), origin.storage_of(handle[0]), handle[1]]
+    return [torch.tensor(numbers, device="cpu"), handle[0], handle[1], origin.places]
 
 
 def _to_handle(buffer: Buffer, routes: list[Tensor], tokens: int) -> Handle:
@@ -206,14 +210,15 @@ def _to_handle(buffer: Buffer, routes: list[Tensor], tokens: int) -> Handle:
     TypeError, ValueError
         If they are not what a dispatch of this Buffer has returned.
     """
-    if len(routes) != 3:
-        raise ValueError(f"routes=a list of {len(routes)}: expected the 3 tensors that low_latency_dispatch returned")
+    if len(routes) != 4:
+        raise ValueError(f"routes=a list of {len(routes)}: expected the 4 tensors that low_latency_dispatch returned")
     numbers = tensor("routes[0]", routes[0], torch.int64, (_NUMBERS,), torch.device("cpu"))
     serial, operation, generation, *rest = numbers.tolist()
     if serial != serial_of(buffer):
         raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
-    origin = Origin(buffer._engine, generation, operation, Sizes(*rest), tokens)
-    ranks, (local, rows, _) = buffer.group_size, origin.result_shape
-    words = Origin.storage_words(local, rows, ranks, tokens, origin.sizes.topk)
-    storage = tensor("routes[1]", routes[1], torch.int32, (words,), buffer.device)
-    return origin.handle_over(storage, tensor("routes[2]", routes[2], torch.int64, (local, ranks), buffer.device))
+    sizes, ranks, device = Sizes(*rest), buffer.group_size, buffer.device
+    local, words = sizes.experts // ranks, Origin.places_words(sizes, ranks, tokens)
+    src_info = tensor("routes[1]", routes[1], torch.int32, (local, ranks * sizes.most_tokens), device)
+    ranges = tensor("routes[2]", routes[2], torch.int64, (local, ranks), device)
+    places = tensor("routes[3]", routes[3], torch.int32, (words,), device)
+    return Origin(buffer._engine, generation, operation, sizes, tokens, places).handle_of(src_info, ranges)

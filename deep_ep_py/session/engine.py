@@ -24,12 +24,16 @@ from deep_ep_py.session.driver import Driver
 from deep_ep_py.session.failures import error_of
 from deep_ep_py.session.growth import Growth
 from deep_ep_py.session.needs import Needs
+from deep_ep_py.session.opening import Opening, TellingOthers
 from deep_ep_py.session.recovery import ranks_of, recover
 from deep_ep_py.session.setup_ranks import MemoryPlan, make_runtime
 from deep_ep_py.topology.membership import Membership, name_of
 from deep_ep_py.topology.topology import Topology
 
 _log = logging.getLogger("deep_ep_py")
+
+Memory = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor that is to be made."""
 
 _SETTLE_SECONDS = 5.0
 """How long kernels that have been told to leave are waited for."""
@@ -163,7 +167,7 @@ class Engine:
 
     def check_process(self) -> None:
         """Raise in a forked child."""
-        if self._inherited:
+        if os.getpid() != self._process:
             raise DeepEPError(
                 f"rank {self.rank}: this Buffer belongs to process {self._process}; it cannot be used in a forked child"
             )
@@ -173,7 +177,8 @@ class Engine:
         self.check_process()
         runtime = self.runtime
         if self._broken is None:
-            self._collect()
+            if self._on_their_way or self._captured:
+                self._collect()
             # A captured call looks for itself, whenever it is replayed.
             if runtime.others_have_failed() and not self.device.capturing():
                 self._leave_behind()
@@ -221,14 +226,14 @@ class Engine:
         finally:
             self.runtime.set_compiling(False)
 
-    @contextmanager
-    def opening(self, kind: str, *tensors: torch.Tensor | None) -> Iterator[int]:
+    def opening(self, kind: str, *tensors: torch.Tensor | None) -> Opening:
         """Count a new operation; refuse it where the last use of its region is still open.
 
-        The body launches its first kernel. `tensors`, what its kernels read and write, are held as long as the
-        operation is open.
+        For a `with` statement, at once: the body is given the operation's number, and launches its first kernel.
+        `tensors`, what its kernels read and write, are held as long as the operation is open.
         """
-        self.run_dropped()
+        if self.dropped:
+            self.run_dropped()
         operation, before = self._issued, self._issued - self.regions
         if before in self._open:
             raise DeepEPError(
@@ -243,11 +248,15 @@ class Engine:
                 "is open; finish that one first"
             )
         self._in_capture = capturing
-        with self.telling_others(kind):
-            self._issued += 1
-            self._open[operation] = [*tensors]
-            self.stats["operations"] += 1
-            yield operation
+        return Opening(self, kind, tensors)
+
+    def issue(self, tensors: Iterable[torch.Tensor | None]) -> int:
+        """Count the operation that `opening` has found nothing against, and return its number."""
+        operation = self._issued
+        self._issued += 1
+        self._open[operation] = [*tensors]
+        self.stats["operations"] += 1
+        return operation
 
     def is_open(self, operation: int) -> bool:
         """Tell whether an operation's last kernel is still to be launched."""
@@ -369,14 +378,25 @@ class Engine:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
-        tensor = self._shared(shape, dtype)
-        return torch.empty(shape, dtype=dtype, device=self.device.torch_device) if tensor is None else tensor
+        (tensor,) = self._empty_shared(((shape, dtype),))
+        return tensor
 
-    def empty_private(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make an output that no peer uses."""
+    def empty_private(self, *memories: Memory) -> list[torch.Tensor]:
+        """Make outputs that no peer uses."""
         if self.device.fresh_memory_is_slow:
-            return self.empty(shape, dtype)
-        return torch.empty(shape, dtype=dtype, device=self.device.torch_device)
+            return self._empty_shared(memories)
+        where = self.device.torch_device
+        return [torch.empty(shape, dtype=dtype, device=where) for shape, dtype in memories]
+
+    def _empty_shared(self, memories: Iterable[Memory]) -> list[torch.Tensor]:
+        """Make outputs as `empty` does, all those of a call in one loop: it takes half a dozen before its launch."""
+        allocate, where = self.device.allocate, self.device.torch_device
+        runtime, grows = self.runtime, self.growth.helps
+        tensors = []
+        for shape, dtype in memories:
+            tensor = None if 0 in shape else allocate(runtime, shape, dtype, grows)
+            tensors.append(torch.empty(shape, dtype=dtype, device=where) if tensor is None else tensor)
+        return tensors
 
     def region_memory(self) -> torch.Tensor:
         """Return this rank's regions as bytes. Not to be used after the runtime."""
@@ -513,15 +533,9 @@ class Engine:
         if self._runtime is not None:
             self._runtime.set_timeout(self.timeout)
 
-    @contextmanager
-    def telling_others(self, kind: str) -> Iterator[None]:
+    def telling_others(self, kind: str) -> TellingOthers:
         """Break the Buffer if the body raises: peers would wait for what this rank will not do."""
-        self.check_process()
-        try:
-            yield
-        except BaseException as error:
-            self.break_off(f"{kind} raised {error!r}")
-            raise
+        return TellingOthers(self, kind)
 
     def destroy(self) -> None:
         """Let go of the runtime, after what peers still wait for has left. Captured graphs cannot be replayed then.

@@ -12,6 +12,7 @@ from deep_ep_py.core.native import C
 from deep_ep_py.modes.low_latency import operations
 from deep_ep_py.modes.low_latency.handles import Handle, origin_of
 from deep_ep_py.modes.low_latency.operations import CombineArguments, DispatchArguments, Ending, Hook
+from deep_ep_py.modes.low_latency.plans import Plans
 from deep_ep_py.modes.low_latency.sizes import V1_MOST_TOPK, Sizes
 from deep_ep_py.modes.low_latency.views import Views
 from deep_ep_py.session.origin import check_origin
@@ -28,6 +29,7 @@ class LowLatencySurface:
     low_latency_mode: bool
     group_size: int
     _engine: Any
+    _low_latency_plans: Plans | None = None
     _zero_copy_views: Views | None = None
 
     @staticmethod
@@ -156,7 +158,7 @@ class LowLatencySurface:
             use_ue8m0,
             Ending.checked(async_finish, return_recv_hook),
         )
-        packed, count, handle, event, hook = operations.dispatch(engine, given)
+        packed, count, handle, event, hook = operations.dispatch(engine, self._plans(), given)
         return packed, count, handle, event, hook
 
     def low_latency_combine(
@@ -225,7 +227,7 @@ class LowLatencySurface:
         given = CombineArguments(
             x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, ending, out, combine_wait_recv_cost_stats
         )
-        return operations.combine(engine, self._views(), given)
+        return operations.combine(engine, self._plans(), self._views(), given)
 
     def get_next_low_latency_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """Return memory for the experts' results, for the next combine of a dispatch with `zero_copy=True`.
@@ -257,6 +259,11 @@ class LowLatencySurface:
         check_origin(engine, origin.owner, origin.generation)
         return self._views().next_for(origin, origin.result_shape)
 
+    def _plans(self) -> Plans:
+        if self._low_latency_plans is None:
+            self._low_latency_plans = Plans(self._engine)
+        return self._low_latency_plans
+
     def _views(self) -> Views:
         if self._zero_copy_views is None:
             self._zero_copy_views = Views(self._engine)
@@ -285,7 +292,7 @@ class LowLatencySurface:
         self._engine.check_usable()
         Sizes.checked(num_max_dispatch_tokens_per_rank, hidden, 1, num_experts, self.group_size)
         if self._engine.masks_ranks:
-            operations.meet(self._engine)
+            operations.meet(self._engine, self._plans())
 
     def _low_latency_engine(self, name: str) -> Engine:
         if not self.low_latency_mode:

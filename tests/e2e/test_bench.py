@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from click.testing import CliRunner
 from builds import BUILD
 from deep_ep_py.bench import BenchConfig, CapabilityError
 from deep_ep_py.bench.cli import command
+from deep_ep_py.bench.host_time import HostTimes
 from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.oracle import Oracle
 from deep_ep_py.bench.results import report
 from deep_ep_py.bench.routing import limit_to_groups, route, tokens_in_rank
+from deep_ep_py.testing import run_ranks
+from low_latency import Sizes, Work, dispatch, make_buffer
 from places import python_path
 
 pytestmark = pytest.mark.once
@@ -220,6 +224,12 @@ def test_a_run_in_low_latency_mode(dtype: str, tmp_path: Path) -> None:
         assert size["ops"]["dispatch"]["bytes"] == size["rows"] * row
         assert size["ops"]["combine"]["bytes"] == size["rows"] * 256
         assert set(size["ratios"]["pair"]) == {"memcpy", "gloo_bare", "normal", "barrier"}
+        for op in ("dispatch", "combine"):
+            host, whole = size["host_us"][op], size["ops"]["pair"]["ms"]
+            assert 0 < host["min"] <= host["median"] <= host["max"]
+            assert host["median"] < 1e3 * whole["max"], "a part of the call that it begins"
+    assert done.stdout.count("host time per eager call") == len(result["sizes"])
+    assert set(result["host_us"]) == {"dispatch", "combine"} and "launch" in result["config"]["notes"]["host_us"]
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -252,6 +262,32 @@ def test_fp8_rows_go_with_their_scales_and_without_combine(tmp_path: Path) -> No
     rows = result["ops"]["dispatch"]["bytes"] / (256 + 4 * 2)
     assert abs(rows - result["sizes"][0]["rows"]) <= 0.5, "the mean number of rows, each with its scales"
     assert set(result["checks"]) == {"dispatch", "baseline memcpy", "baseline gloo_bare", "baseline gloo"}
+
+
+def test_host_times_end_with_the_launch() -> None:
+    """Whatever the kernel takes, and what a caller does behind it: of these the figure has nothing."""
+    sizes = Sizes("one", 1, (3,), 4, 128, 2, 4)
+    work = Work.of(sizes)
+
+    def on_each_rank(group: Any) -> tuple[list[float], list[float]]:
+        with make_buffer(group, sizes, "peer") as buffer:
+            host, whole = HostTimes(buffer), []
+
+            def slow_call() -> None:
+                dispatch(buffer, work)
+                time.sleep(0.02)
+
+            host.time("dispatch", slow_call)  # not while it is not recording
+            host.recording = True
+            for _ in range(3):
+                begin = time.monotonic_ns()
+                host.time("dispatch", slow_call)
+                whole.append((time.monotonic_ns() - begin) / 1e3)
+            return host._samples["dispatch"], whole
+
+    for host, whole in run_ranks(1, on_each_rank, seed=1):
+        assert len(host) == len(whole)
+        assert all(0 < part < all_of_it - 20_000 for part, all_of_it in zip(host, whole, strict=True))
 
 
 def test_wrong_scales_are_seen() -> None:

@@ -78,9 +78,10 @@ def test_routes_that_are_refused() -> None:
             name, others = ops.register(buffer, "one"), ops.register(other, "other")
             routes = ops.low_latency_dispatch(work.x[0], work.topk_idx[0], 8, 4, name).routes
             for given, group_name, message in (
-                (routes[:2], name, "routes=a list of 2: expected the 3 tensors"),
+                (routes[:2], name, "routes=a list of 2: expected the 4 tensors"),
                 (routes, others, "routes: expected those of this Buffer"),
-                ([routes[0], routes[1][:-1], routes[2]], name, r"routes\[1\]=.*: expected int32"),
+                ([routes[0], routes[1][:-1], *routes[2:]], name, r"routes\[1\]=.*: expected int32"),
+                ([*routes[:3], routes[3][:-1]], name, r"routes\[3\]=.*: expected int32"),
             ):
                 with pytest.raises((ValueError, TypeError), match=message):
                     ops.low_latency_combine(work.results[0], work.topk_idx[0], work.weights[0], given, group_name)

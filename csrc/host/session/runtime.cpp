@@ -1,6 +1,7 @@
 #include "host/session/runtime.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 #include "host/control/host_word.h"
@@ -100,6 +101,8 @@ uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned
                          const void* args, size_t bytes) {
     const uint64_t serial = launcher_->launch(kernel, shape, blocks, launcher_->warps(), shared_bytes, args, bytes);
     latest_ = std::max(latest_.load(), serial);
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    launched_ns_ = static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
     return serial;
 }
 

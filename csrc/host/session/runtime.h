@@ -94,6 +94,8 @@ class Runtime final : private FailureCount::Member {
                                launcher_->copies_bytes()};
         return launch(Kernel::kName, shape, blocks, Kernel::shared_bytes(block), &args, sizeof(args));
     }
+    // When the latest launch was handed to the launcher, in ns of the host's steady clock; 0: there was none.
+    uint64_t launched_ns() const { return launched_ns_; }
     // After the last kernel of a call: notes whether it is a part of a graph.
     void note_graph(Call& call);
     const Launcher& launcher() const { return *launcher_; }
@@ -223,6 +225,7 @@ class Runtime final : private FailureCount::Member {
     const std::unique_ptr<ControlPlane> control_;
     const std::shared_ptr<Launcher> launcher_;
     std::atomic<uint64_t> latest_{0};                     // serial of the latest launch
+    std::atomic<uint64_t> launched_ns_{0};                // launched_ns()
     std::atomic<bool> in_graphs_{false};                  // some of its calls are parts of graphs
     const std::shared_ptr<u8*> mapped_;                   // Context::peers.base
     const std::shared_ptr<fabric::Route> routes_;         // Context::peers.route

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deep_ep_py.core.native import C
 from deep_ep_py.modes.low_latency.sizes import Sizes
 from deep_ep_py.session.origin import number_of
 
@@ -23,12 +21,12 @@ _ORIGIN = "_deep_ep_py_low_latency_origin"
 """Attribute of the storage behind packed_recv_src_info."""
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Of a handle: the dispatch that made it.
 
-    Where results go, and where this rank's come, lies in the storage behind the handle's first tensor. So a tuple that
-    a caller rebuilds of a handle's elements is one too. The storage refers to this object, which lives as long.
+    Where results go, and where this rank's come, is no part of a handle as V1 has it. So the storage behind the
+    handle's first tensor refers to this object, which lives as long: a tuple that a caller rebuilds of a handle's
+    elements is a handle too.
 
     Attributes
     ----------
@@ -40,6 +38,8 @@ class Origin:
         Of the dispatch.
     tokens : int
         That this rank sent.
+    places : torch.Tensor
+        int32 [words of `places_words`]: where results go, and where this rank's come.
     """
 
     owner: Engine
@@ -47,6 +47,7 @@ class Origin:
     operation: int
     sizes: Sizes
     tokens: int
+    places: torch.Tensor
 
     @property
     def number(self) -> int:
@@ -59,24 +60,14 @@ class Origin:
         ranks = self.owner.ranks
         return self.sizes.experts // ranks, ranks * self.sizes.most_tokens, self.sizes.hidden
 
-    def empty_handle(self) -> Handle:
-        """Make a handle for the dispatch to fill."""
-        device, ranks = self.owner.device.torch_device, self.owner.ranks
-        experts, rows, _ = self.result_shape
-        words = self.storage_words(experts, rows, ranks, self.tokens, self.sizes.topk)
-        storage = torch.empty(words, dtype=torch.int32, device=device)
-        return self.handle_over(storage, torch.empty((experts, ranks), dtype=torch.int64, device=device))
-
     @staticmethod
-    def storage_words(experts: int, rows: int, ranks: int, tokens: int, topk: int) -> int:
-        """Return how many int32 lie behind a handle's first element, that included."""
-        return 2 * experts * rows + ranks + tokens * topk
+    def places_words(sizes: Sizes, ranks: int, tokens: int) -> int:
+        """Return how many int32 there are of places."""
+        return sizes.experts * sizes.most_tokens + ranks + tokens * sizes.topk
 
-    def handle_over(self, storage: torch.Tensor, ranges: torch.Tensor) -> Handle:
-        """Make the handle whose first element begins a storage of `storage_words`."""
-        setattr(storage.untyped_storage(), _ORIGIN, self)
-        experts, rows, _ = self.result_shape
-        src_info = storage[: experts * rows].view(experts, rows)
+    def handle_of(self, src_info: torch.Tensor, ranges: torch.Tensor) -> Handle:
+        """Make the handle of these two tensors."""
+        setattr(src_info.untyped_storage(), _ORIGIN, self)
         return src_info, ranges, self.sizes.most_tokens, self.sizes.hidden, self.sizes.experts
 
     @staticmethod
@@ -84,26 +75,6 @@ class Origin:
         """Return what a handle's first element is of; None for another tensor, or a copy."""
         origin = getattr(src_info.untyped_storage(), _ORIGIN, None)
         return origin if isinstance(origin, Origin) else None
-
-    def storage_of(self, src_info: torch.Tensor) -> torch.Tensor:
-        """Return all that lies behind a handle's first element, as one tensor."""
-        experts, rows, _ = self.result_shape
-        words = self.storage_words(experts, rows, self.owner.ranks, self.tokens, self.sizes.topk)
-        return src_info.as_strided((words,), (1,))
-
-    def native(self, handle: Handle) -> C.low_latency.Origins:
-        """Return the addresses of all there is, as kernels take them."""
-        src_info, ranges = handle[:2]
-        ranks, rows = self.owner.ranks, src_info.numel()
-        positions = src_info.data_ptr() + rows * src_info.element_size()
-        first_result = positions + rows * src_info.element_size()
-        return C.low_latency.Origins(
-            tokens=src_info.data_ptr(),
-            ranges=ranges.data_ptr(),
-            positions=positions,
-            first_result=first_result,
-            own_slots=first_result + ranks * src_info.element_size(),
-        )
 
 
 def origin_of(given: Any) -> tuple[Handle, Origin]:
@@ -117,22 +88,24 @@ def origin_of(given: Any) -> tuple[Handle, Origin]:
     wanted = "expected the handle that low_latency_dispatch returned, or a tuple of its elements"
     if not isinstance(given, tuple | list) or len(given) != 5:
         raise TypeError(f"handle={type(given).__name__}: {wanted}")
-    src_info, ranges, *numbers = given
+    src_info, ranges, most_tokens, hidden, experts = given
     if not isinstance(src_info, torch.Tensor) or not isinstance(ranges, torch.Tensor):
         raise TypeError(f"handle=a {type(given).__name__} of 5: {wanted}")
     origin = Origin.behind(src_info)
     if origin is None:
         raise ValueError(f"handle: {wanted}; its first element is a copy or another tensor")
     sizes, ranks = origin.sizes, origin.owner.ranks
-    experts, rows = sizes.experts // ranks, ranks * sizes.most_tokens
+    local = sizes.experts // ranks
     if (
-        tuple(src_info.shape) != (experts, rows)
+        src_info.shape != (local, ranks * sizes.most_tokens)
         or src_info.storage_offset() != 0
-        or tuple(ranges.shape) != (experts, ranks)
-        or ranges.dtype != torch.int64
+        or ranges.shape != (local, ranks)
+        or ranges.dtype is not torch.int64
         or not ranges.is_contiguous()
         or ranges.device != src_info.device
-        or [*numbers] != [sizes.most_tokens, sizes.hidden, sizes.experts]
+        or most_tokens != sizes.most_tokens
+        or hidden != sizes.hidden
+        or experts != sizes.experts
     ):
         raise ValueError(f"handle: {wanted}; elements are not of one dispatch, or were cut")
     return (src_info, ranges, sizes.most_tokens, sizes.hidden, sizes.experts), origin

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,6 +12,7 @@ from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.handles import Origin, origin_of
+from deep_ep_py.modes.low_latency.plans import Plans
 from deep_ep_py.modes.low_latency.sizes import Sizes
 from deep_ep_py.modes.low_latency.views import Views
 from deep_ep_py.session.origin import check_origin
@@ -21,16 +21,12 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
 Hook = Callable[[], None]
-_SCALE_COLUMNS = 4
-"""Rows of scale tensors are a multiple of so many apart, as bulk copies of them need it."""
+_ROW_TYPES = (torch.bfloat16,)
 _SMALLEST_ROW = 8
 """Elements."""
-_WORD_EXPONENTS = 4
-"""UE8M0 scales of an int32."""
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How a call ends: V1's arguments."""
 
     async_finish: bool
@@ -128,8 +124,7 @@ def _end(
     return EventOverlap(EventHandle()), hook
 
 
-@dataclass(frozen=True)
-class DispatchArguments:
+class DispatchArguments(NamedTuple):
     """What a low-latency dispatch is given: `Buffer.low_latency_dispatch` says what each is."""
 
     x: Any
@@ -144,92 +139,90 @@ class DispatchArguments:
     ending: Ending
 
 
-def scales_of(use_fp8: Any, round_scale: Any, use_ue8m0: Any) -> C.low_latency.Scales:
-    """Return how rows are cast.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Naming the argument.
-    """
-    fp8 = arguments.flag("use_fp8", use_fp8)
-    rounded = arguments.flag("round_scale", round_scale)
-    exponents = arguments.flag("use_ue8m0", use_ue8m0)
-    if exponents and not rounded:
-        raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
-    if not fp8:
-        return C.low_latency.Scales.NONE
-    if exponents:
-        return C.low_latency.Scales.EXPONENTS
-    return C.low_latency.Scales.POWERS if rounded else C.low_latency.Scales.FLOAT
-
-
-def dispatch(engine: Engine, given: DispatchArguments) -> tuple[Any, ...]:
+def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[Any, ...]:
     """Check the arguments, make the outputs, launch what there is to launch."""
     device, ranks = engine.device.torch_device, engine.ranks
-    x = arguments.rows("x", given.x, (torch.bfloat16,), device)
+    x = arguments.rows("x", given.x, _ROW_TYPES, device)
     tokens, hidden = x.shape
-    topk_idx = arguments.topk_idx(given.topk_idx, arguments.experts(given.num_experts, ranks), device, tokens)
-    sizes = Sizes.checked(given.num_max_dispatch_tokens_per_rank, hidden, topk_idx.shape[1], given.num_experts, ranks)
-    if tokens > sizes.most_tokens:
+    experts = arguments.experts(given.num_experts, ranks)
+    topk_idx = arguments.topk_idx(given.topk_idx, experts, device, tokens)
+    most_tokens = arguments.most_tokens(given.num_max_dispatch_tokens_per_rank)
+    if tokens > most_tokens:
         raise ValueError(
-            f"x={arguments.describe(x)}: expected at most num_max_dispatch_tokens_per_rank={sizes.most_tokens} tokens"
+            f"x={arguments.describe(x)}: expected at most num_max_dispatch_tokens_per_rank={most_tokens} tokens"
         )
-    scales = scales_of(given.use_fp8, given.round_scale, given.use_ue8m0)
-    if scales != C.low_latency.Scales.NONE and hidden % C.low_latency.SCALE_GROUP:
+    use_fp8 = arguments.flag("use_fp8", given.use_fp8)
+    if use_fp8 and hidden % C.low_latency.SCALE_GROUP:
         raise ValueError(
             f"x={arguments.describe(x)}: expected rows of a multiple of {C.low_latency.SCALE_GROUP} elements with "
             "use_fp8=True"
         )
-    local, rows = sizes.experts // ranks, ranks * sizes.most_tokens
+    plan = plans.dispatch(
+        most_tokens,
+        hidden,
+        topk_idx.shape[1],
+        experts,
+        use_fp8,
+        arguments.flag("round_scale", given.round_scale),
+        arguments.flag("use_ue8m0", given.use_ue8m0),
+        topk_idx.element_size(),
+    )
+    sizes, local = plan.sizes, plan.local_experts
     stats = _optional(
         "cumulative_local_expert_recv_stats", given.cumulative_local_expert_recv_stats, torch.int32, local, device
     )
     waited = _optional("dispatch_wait_recv_cost_stats", given.dispatch_wait_recv_cost_stats, torch.int64, ranks, device)
-    sizes.check_room(engine)
-    engine.prepare(x.shape[1] * x.element_size(), sizes.topk, "low_latency_dispatch")
 
-    recv_x = engine.empty_private(
-        (local, rows, hidden), torch.bfloat16 if scales == C.low_latency.Scales.NONE else torch.float8_e4m3fn
-    )
-    recv_scales = empty_scales(scales, local, rows, hidden, engine.empty_private)
-    recv_count = torch.empty(local, dtype=torch.int32, device=device)
-    tensors = C.low_latency.DispatchTensors()
-    tensors.x, tensors.topk_idx, tensors.recv_x = x.data_ptr(), topk_idx.data_ptr(), recv_x.data_ptr()
-    if recv_scales is not None:
-        tensors.recv_scales, tensors.scales_stride = recv_scales.data_ptr(), recv_scales.shape[2]
-    tensors.recv_count = recv_count.data_ptr()
-    tensors.stats = 0 if stats is None else stats.data_ptr()
-    tensors.waited_ns = 0 if waited is None else waited.data_ptr()
+    places_memory = ((Origin.places_words(sizes, ranks, tokens),), torch.int32)
+    places, recv_x, recv_count, src_info, ranges, *row_scales = engine.empty_private(places_memory, *plan.outputs)
+    recv_scales = row_scales[0] if row_scales else None
     with engine.opening(
-        "low-latency dispatch", x, topk_idx, recv_x, recv_scales, recv_count, stats, waited
+        "low-latency dispatch",
+        x,
+        topk_idx,
+        recv_x,
+        recv_scales,
+        recv_count,
+        src_info,
+        ranges,
+        places,
+        stats,
+        waited,
     ) as operation:
-        origin = Origin(engine, engine.generation, operation, sizes, tokens)
-        handle = origin.empty_handle()
-        engine.hold(operation, *handle[:2])
         engine.device.order_after_caller(None, False)
         call = C.low_latency.dispatch(
             engine.runtime,
-            sizes.native(scales, topk_idx.element_size()),
+            plan.native,
             tokens,
-            tensors,
-            origin.native(handle),
-            whole=not given.ending.return_recv_hook,
-            blocks=_blocks(engine, tokens, sizes),
+            x.data_ptr(),
+            topk_idx.data_ptr(),
+            recv_x.data_ptr(),
+            _address(recv_scales),
+            0 if recv_scales is None else recv_scales.shape[2],
+            recv_count.data_ptr(),
+            src_info.data_ptr(),
+            ranges.data_ptr(),
+            places.data_ptr(),
+            _address(stats),
+            _address(waited),
+            not given.ending.return_recv_hook,
+            _blocks(engine, tokens, sizes),
         )
         event, hook = _end(engine, call, operation, given.ending)
     engine.stats["low_latency_dispatches"] += 1
-    packed = recv_x if recv_scales is None else (recv_x, recv_scales.transpose(1, 2)[:, :rows])
+    handle = Origin(engine, engine.generation, operation, sizes, tokens, places).handle_of(src_info, ranges)
+    packed = recv_x if recv_scales is None else (recv_x, _by_rows(recv_scales, recv_x.shape[1]))
     return packed, recv_count, handle, event, hook
 
 
-def meet(engine: Engine) -> None:
+def meet(engine: Engine, plans: Plans) -> None:
     """Wait until all ranks have come here, by a dispatch without tokens. A Buffer that masks ranks masks the others."""
     device, smallest = engine.device.torch_device, Sizes(1, _SMALLEST_ROW, 1, engine.ranks)
     nothing = torch.empty((0, smallest.hidden), dtype=torch.bfloat16, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)
     sizes = (smallest.most_tokens, smallest.experts)
-    dispatch(engine, DispatchArguments(nothing, ids, *sizes, None, None, False, False, False, Ending(False, False)))
+    given = DispatchArguments(nothing, ids, *sizes, None, None, False, False, False, Ending(False, False))
+    dispatch(engine, plans, given)
 
 
 def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
@@ -237,24 +230,21 @@ def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
     return engine.device.blocks_for(2 * tokens * sizes.topk * sizes.hidden * torch.bfloat16.itemsize)
 
 
-def empty_scales(
-    scales: C.low_latency.Scales, experts: int, rows: int, hidden: int, empty: Callable[..., torch.Tensor]
-) -> torch.Tensor | None:
-    """Make a column for each row's scales, [experts, words, rows and some], by `empty(shape, dtype=)`."""
-    if scales == C.low_latency.Scales.NONE:
-        return None
-    groups, stride = hidden // C.low_latency.SCALE_GROUP, -(-rows // _SCALE_COLUMNS) * _SCALE_COLUMNS
-    if scales == C.low_latency.Scales.EXPONENTS:
-        return empty((experts, -(-groups // _WORD_EXPONENTS), stride), dtype=torch.int32)
-    return empty((experts, groups, stride), dtype=torch.float32)
-
-
 def _optional(name: str, value: Any, dtype: torch.dtype, extent: int, device: torch.device) -> torch.Tensor | None:
     return None if value is None else arguments.tensor(name, value, dtype, (extent,), device)
 
 
-@dataclass(frozen=True)
-class CombineArguments:
+def _by_rows(scales: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return `scales.transpose(1, 2)[:, :rows]`, of a contiguous tensor, in one step."""
+    experts, words, stride = scales.shape
+    return scales.as_strided((experts, rows, words), (words * stride, 1, stride))
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class CombineArguments(NamedTuple):
     """What a low-latency combine is given: `Buffer.low_latency_combine` says what each is."""
 
     x: Any
@@ -268,11 +258,13 @@ class CombineArguments:
     combine_wait_recv_cost_stats: Any
 
 
-def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
+def combine(
+    engine: Engine, plans: Plans, views: Views, given: CombineArguments
+) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
     """Check the arguments, make the output, launch what there is to launch."""
     handle, origin = origin_of(given.handle)
     check_origin(engine, origin.owner, origin.generation)
-    if origin.owner.topology.mapped != engine.topology.mapped:
+    if origin.owner is not engine and origin.owner.topology.mapped != engine.topology.mapped:
         raise ValueError("handle: expected one of a Buffer that reaches the same ranks by loads and stores")
     if origin.owner.is_open(origin.operation):
         raise ValueError("handle: expected one of a dispatch whose hook has been called")
@@ -299,33 +291,40 @@ def combine(engine: Engine, views: Views, given: CombineArguments) -> tuple[torc
     out = given.out
     if out is not None:
         out = arguments.aligned("out", arguments.tensor("out", out, torch.bfloat16, (tokens, sizes.hidden), device))
-    sizes.check_room(engine, logfmt)
-    engine.prepare(sizes.hidden * x.element_size(), sizes.topk, "low_latency_combine")
+    native = plans.combine(sizes, topk_idx.element_size(), logfmt)
 
-    combined = engine.empty_private((tokens, sizes.hidden), torch.bfloat16) if out is None else out
-    tensors = C.low_latency.CombineTensors()
-    tensors.x, tensors.topk_idx, tensors.topk_weights = x.data_ptr(), topk_idx.data_ptr(), weights.data_ptr()
-    tensors.combined_x = combined.data_ptr()
+    combined = out
+    if combined is None:
+        (combined,) = engine.empty_private(((tokens, sizes.hidden), torch.bfloat16))
     # The caller may write over x when a call has returned, but not while a hook is still to come.
     in_one = engine.pulls and not engine.device.asynchronous and not given.ending.return_recv_hook
     # A rank that is masked does not say that it has read: with masks nothing is read from where it is published.
-    tensors.publish = (zero_copy or (in_one and not logfmt)) and not engine.masks_ranks
-    tensors.waited_ns = 0 if waited is None else waited.data_ptr()
-    with engine.opening("low-latency combine", x, topk_idx, weights, combined, waited, *handle[:2]) as operation:
+    publish = (zero_copy or (in_one and not logfmt)) and not engine.masks_ranks
+    src_info, ranges = handle[:2]
+    with engine.opening(
+        "low-latency combine", x, topk_idx, weights, combined, waited, src_info, ranges, origin.places
+    ) as operation:
         if view is not None:
             view.given_for, view.used_by = None, (engine.generation, operation)
         engine.device.order_after_caller(None, False)
         call = C.low_latency.combine(
             engine.runtime,
-            sizes.native(id_bytes=topk_idx.element_size(), logfmt=logfmt),
+            native,
             tokens,
-            tensors,
-            origin.native(handle),
-            handle=origin.number,
-            whole=not given.ending.return_recv_hook,
-            blocks=_blocks(engine, tokens, sizes),
+            x.data_ptr(),
+            topk_idx.data_ptr(),
+            weights.data_ptr(),
+            combined.data_ptr(),
+            publish,
+            src_info.data_ptr(),
+            ranges.data_ptr(),
+            origin.places.data_ptr(),
+            _address(waited),
+            origin.number,
+            not given.ending.return_recv_hook,
+            _blocks(engine, tokens, sizes),
         )
-        event, hook = _end(engine, call, operation, given.ending, tensors.publish, handle[:2])
+        event, hook = _end(engine, call, operation, given.ending, publish, (src_info, ranges, origin.places))
     if view is not None and hook is None:
         view.event = event
     engine.stats["low_latency_combines"] += 1

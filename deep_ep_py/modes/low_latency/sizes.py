@@ -48,7 +48,7 @@ class Sizes:
         TypeError, ValueError
             Naming the argument.
         """
-        arguments.integer("num_max_dispatch_tokens_per_rank", most_tokens, 1, arguments.MAX_TOKENS)
+        arguments.most_tokens(most_tokens)
         arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // _BF16_BYTES)
         if hidden * _BF16_BYTES % arguments.ROW_ALIGNMENT:
             raise ValueError(
@@ -82,6 +82,11 @@ class Sizes:
             scales=scales,
             logfmt=logfmt,
         )
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row that is not cast."""
+        return self.hidden * _BF16_BYTES
 
     @property
     def has_logfmt(self) -> bool:

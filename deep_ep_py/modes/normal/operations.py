@@ -290,7 +290,7 @@ class PendingCombine(_Pending):
         combined_weights = None
         with engine.device.allocating(self.streams.allocate_on_comm):
             x, weights = engine.visible(self.x, self.topk_weights) if engine.pulls else (self.x, self.topk_weights)
-            combined_x = engine.empty_private((handle.tokens, self.x.shape[1]), self.x.dtype)
+            (combined_x,) = engine.empty_private(((handle.tokens, self.x.shape[1]), self.x.dtype))
             if weights is not None:
                 combined_weights = weights.new_empty((handle.tokens, weights.shape[1]))
         assert x is not None

@@ -1,0 +1,139 @@
+"""What calls of the same sizes have in common: checked, worked out and compiled in the first of them."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from deep_ep_py.core import arguments
+from deep_ep_py.core.native import C
+from deep_ep_py.modes.low_latency.sizes import Sizes
+
+if TYPE_CHECKING:
+    from deep_ep_py.session.engine import Engine, Memory
+
+_KEPT = 256
+"""More than a model has of different sizes. Tokens are no part of them."""
+_SCALE_COLUMNS = 4
+"""Rows of scale tensors are a multiple of so many apart, as bulk copies of them need it."""
+_WORD_EXPONENTS = 4
+"""UE8M0 scales of an int32."""
+
+
+def scales_of(use_fp8: Any, round_scale: Any, use_ue8m0: Any) -> C.low_latency.Scales:
+    """Return how rows are cast.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    """
+    fp8 = arguments.flag("use_fp8", use_fp8)
+    rounded = arguments.flag("round_scale", round_scale)
+    exponents = arguments.flag("use_ue8m0", use_ue8m0)
+    if exponents and not rounded:
+        raise ValueError("use_ue8m0=True: expected together with round_scale=True, exponents are powers of two")
+    if not fp8:
+        return C.low_latency.Scales.NONE
+    if exponents:
+        return C.low_latency.Scales.EXPONENTS
+    return C.low_latency.Scales.POWERS if rounded else C.low_latency.Scales.FLOAT
+
+
+def scales_memory(scales: C.low_latency.Scales, experts: int, rows: int, hidden: int) -> Memory | None:
+    """Return the memory for a column of scales for each row, [experts, words, rows and some]; None without scales."""
+    if scales == C.low_latency.Scales.NONE:
+        return None
+    groups, stride = hidden // C.low_latency.SCALE_GROUP, -(-rows // _SCALE_COLUMNS) * _SCALE_COLUMNS
+    if scales == C.low_latency.Scales.EXPONENTS:
+        return (experts, -(-groups // _WORD_EXPONENTS), stride), torch.int32
+    return (experts, groups, stride), torch.float32
+
+
+class DispatchPlan(NamedTuple):
+    """Of dispatches.
+
+    Attributes
+    ----------
+    sizes : Sizes
+        What all ranks agree on.
+    native : native.C.low_latency.Sizes
+        The same, as kernels' launches take it.
+    local_experts : int
+        Of this rank.
+    outputs : tuple of Memory
+        Received rows, their counts, a handle's two tensors and, where rows are cast, their scales.
+    """
+
+    sizes: Sizes
+    native: C.low_latency.Sizes
+    local_experts: int
+    outputs: tuple[Memory, ...]
+
+
+class Plans:
+    """Of a Buffer's calls. All arguments have been checked by themselves, so equal ones have equal types.
+
+    What they rest on stays as it is as long as the Buffer lives: its ranks, its regions, its networks.
+
+    Parameters
+    ----------
+    engine : Engine
+        Of the Buffer.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        # No methods of this object: it would refer to itself, and a Buffer would outlive its last reference.
+        self.dispatch = lru_cache(_KEPT)(partial(_plan_dispatch, engine))
+        self.combine = lru_cache(_KEPT)(partial(_plan_combine, engine))
+
+
+def _plan_dispatch(
+    engine: Engine,
+    most_tokens: int,
+    hidden: int,
+    topk: int,
+    experts: int,
+    use_fp8: bool,
+    round_scale: bool,
+    use_ue8m0: bool,
+    id_bytes: int,
+) -> DispatchPlan:
+    """Plan dispatches.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument. Also where the Buffer is too small.
+    """
+    sizes = Sizes.checked(most_tokens, hidden, topk, experts, engine.ranks)
+    scales = scales_of(use_fp8, round_scale, use_ue8m0)
+    sizes.check_room(engine)
+    engine.prepare(sizes.row_bytes, topk, "low_latency_dispatch")
+    ranks = engine.ranks
+    local, rows = experts // ranks, ranks * most_tokens
+    row_scales = scales_memory(scales, local, rows, hidden)
+    outputs: tuple[Memory, ...] = (
+        ((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16),
+        ((local,), torch.int32),
+        ((local, rows), torch.int32),
+        ((local, ranks), torch.int64),
+    )
+    if row_scales is not None:
+        outputs = (*outputs, row_scales)
+    return DispatchPlan(sizes, sizes.native(scales, id_bytes), local, outputs)
+
+
+def _plan_combine(engine: Engine, sizes: Sizes, id_bytes: int, logfmt: bool) -> C.low_latency.Sizes:
+    """Plan combines: return their sizes as kernels' launches take them.
+
+    Raises
+    ------
+    ValueError
+        The Buffer is too small.
+    """
+    sizes.check_room(engine, logfmt)
+    engine.prepare(sizes.row_bytes, sizes.topk, "low_latency_combine")
+    return sizes.native(id_bytes=id_bytes, logfmt=logfmt)
