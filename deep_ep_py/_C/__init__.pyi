@@ -28,6 +28,7 @@ __all__: list[str] = [
     "MASK_PHASE",
     "MISMATCH",
     "MOST_RANKS",
+    "MOST_REGIONS",
     "MOST_TOKENS",
     "Meeting",
     "NETWORK",
@@ -457,6 +458,7 @@ MASKED: int = 10
 MASK_PHASE: str = "ranks left out"
 MISMATCH: int = 3
 MOST_RANKS: int = 1024
+MOST_REGIONS: int = 16
 MOST_TOKENS: int = 2097151
 NETWORK: int = 6
 OVERFLOW: int = 5
