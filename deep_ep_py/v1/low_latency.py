@@ -236,6 +236,10 @@ class LowLatencySurface:
         the Buffer has regions; they are made when they are first asked for, and kept. What is there is only the
         caller's until the combine, and again when its results have been received.
 
+        They come from the memory that ranks share, which does not grow for them: `arena_bytes` of the Buffer must
+        have room for all of them. One that finds none is ordinary memory: a warning says so, and its results are
+        copied after all.
+
         Parameters
         ----------
         handle : tuple

@@ -208,6 +208,21 @@ def test_a_view_is_not_given_away_while_it_is_read(fabric: str) -> None:
     under_schedules(SIZES.ranks, on_each_rank)
 
 
+def test_a_view_that_ranks_cannot_share_is_copied(caplog: pytest.LogCaptureFixture) -> None:
+    (work,) = works(6)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, SIZES, "peer", arena_bytes=0) as buffer:
+            handle = dispatch(buffer, work)[2]
+            view = buffer.get_next_low_latency_combine_buffer(handle)
+            view.copy_(work.results[buffer.rank])
+            check_combine(work, buffer.rank, combine(buffer, work, handle, zero_copy=True)[0])
+
+    run_ranks(SIZES.ranks, on_each_rank)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == SIZES.ranks and all("make the Buffer with a larger arena_bytes" in text for text in told)
+
+
 def test_a_dropped_hook_of_published_results_breaks_the_buffer() -> None:
     """In what order it would run is the collector's affair, and other ranks wait in the order of theirs."""
     (work,) = works(6)

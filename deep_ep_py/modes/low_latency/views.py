@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
 Shape = tuple[int, int, int]
+
+_log = logging.getLogger("deep_ep_py")
 
 
 @dataclass(eq=False)
@@ -69,6 +72,18 @@ class Views:
             raise ValueError("zero_copy=True: expected get_next_low_latency_combine_buffer(handle) to come first")
         return view
 
+    def _new(self, shape: Shape) -> torch.Tensor:
+        """Make a view's memory, where other ranks can read it if there is room."""
+        memory = self._engine.empty(shape, torch.bfloat16)
+        if memory.nbytes != 0 and not self._engine.runtime.arena_contains(memory.data_ptr(), memory.nbytes):
+            _log.warning(
+                "rank %d: get_next_low_latency_combine_buffer: %d bytes for results do not fit into the memory that "
+                "ranks share, so zero-copy combines will copy them; make the Buffer with a larger arena_bytes",
+                self._engine.rank,
+                memory.nbytes,
+            )
+        return memory
+
     def _is_read(self, view: View) -> bool:
         """Tell whether an operation reads it whose hook has not been called."""
         return self._is_of_now(view) and view.used_by is not None and self._engine.is_open(view.used_by[1])
@@ -86,7 +101,7 @@ class Views:
         closed = [view for view in views if not self._is_read(view)]
         free = next((view for view in closed if view.given_for is None and view.event is None), None)
         if free is None and len(views) < engine.regions:
-            free = View(engine.empty(shape, torch.bfloat16))
+            free = View(self._new(shape))
             views.append(free)
         if free is None and closed:
             free = min(closed, key=lambda view: view.given_for is not None)
