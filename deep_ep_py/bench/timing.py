@@ -17,7 +17,8 @@ T = TypeVar("T")
 BOUNDARY = (
     "All ranks of the node start together: they agree on an instant and sleep until it. A sample is the time from the "
     "first rank's start to the slowest rank's return, on the node's one monotonic clock; the figure is the median over "
-    "the timed iterations. Host work of the call (Python, launches, waiting for counts) is inside."
+    "the timed iterations. Host work of the call (Python, launches, waiting for counts) is inside. "
+    "Ranks that have returned sleep until all have."
 )
 # Longer than the agreement takes to reach the last rank, also with several ranks to a core.
 _MARGIN_NS = 12_000_000
@@ -64,6 +65,8 @@ class Stopwatch:
             begin = time.monotonic_ns()
             result = call()
             end = time.monotonic_ns()
+            # Those that are through sleep here: else they check results on the cores that the others still need.
+            dist.barrier(group=self._group)
         finally:
             gc.enable()
         if self.recording:

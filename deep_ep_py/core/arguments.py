@@ -120,7 +120,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
         raise TypeError(f"{name}={value!r}: expected an int")
     if not low <= value <= high:
         raise ValueError(f"{name}={value}: expected {low} to {high}")
-    return value
+    return int(value)
 
 
 def device(value: Any) -> torch.device:

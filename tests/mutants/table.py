@@ -289,6 +289,14 @@ MUTANTS = (
         "exact",
         "meetings",
     ),
+    one(
+        "entry: what leaves is announced as an operation",
+        "kernels/common/operation.h",
+        "threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);",
+        "threadIdx.x == blockDim.x - 1) announce(announcement, kind);",
+        "fast",
+        "meetings",
+    ),
     silent(
         "broadcast: a shuffle for a barrier",
         "kernels/common/operation.h",

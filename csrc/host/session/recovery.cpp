@@ -75,7 +75,7 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
 }
 
 void Runtime::clear_words(uint32_t generation) {
-    if (generation >= kMostGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^24 times");
+    if (generation >= kMostGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^20 times");
     const wire::HeapLayout heap = heap_layout(options_);
     u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
     // The abort word stays: it is of an older generation, which is as good as clear, or of this one already.

@@ -11,7 +11,7 @@ using device::Scope;
 // Generation and number of the next operation in one word, so that a recovery publishes both, and with them the bank of
 // words, in one store (P16). Operation n is use n / D of region n mod D; the word has these two instead of n, since a
 // division takes long on a GPU and all that a kernel looks at first stands behind it.
-constexpr u32 kUseBits = 36, kRegionBits = 4, kGenerationBits = 24;
+constexpr u32 kUseBits = 40, kRegionBits = 4, kGenerationBits = 20;
 constexpr u32 kMostGenerations = 1u << kGenerationBits;
 struct Sequence {
     u32 generation;

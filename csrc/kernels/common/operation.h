@@ -55,13 +55,16 @@ class Operation {
     // so the abort word counts only if it is looked at afterwards.
     DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments, u32 ranks) {
         read_sequence(arguments);
-        if (blockIdx.x == 0 && threadIdx.x == 0) announce(kind);
+        u64* const announcement = &header()->announcement;
         bool goes_on = !masks_ranks();
         for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
             const bool counts = present(r), free = is_free(r);  // neither load waits for the other's answer
             goes_on = (free || !counts) && goes_on;
         }
-        goes_on = !must_leave_at_entry() && goes_on;
+        const bool leaves = must_leave_at_entry();
+        // Behind the look: what leaves is no operation. Before any wait, in which other ranks' hosts compare.
+        if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);
+        goes_on = goes_on && !leaves;
         return !__syncthreads_or(!goes_on) || await_free();
     }
     // One thread of each block, behind the meeting that joins what the block has sent and behind its signals. The last
@@ -82,7 +85,7 @@ class Operation {
         read_sequence(arguments);
         fill_ticket();
         context_.sequence = next().word();
-        announce(kind);
+        announce(&header()->announcement, kind);
     }
     // All threads, after the barrier that follows take_number().
     DEEP_EP_DEVICE void read_number() {
@@ -390,8 +393,8 @@ class Operation {
         outcome_.operation = number_;
     }
     // One thread. Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
-    DEEP_EP_DEVICE void announce(wire::Kind kind) {
-        device::store_relaxed<Scope::kSystem>(&header()->announcement, wire::announcement(number_, kind, arguments_));
+    DEEP_EP_DEVICE void announce(u64* word, wire::Kind kind) {
+        device::store_relaxed<Scope::kSystem>(word, wire::announcement(number_, kind, arguments_));
     }
 
     DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }

@@ -44,24 +44,63 @@ DEEP_EP_KERNEL void meet(const void* args) {
     }
 }
 
-void run(uint64_t seed) {
-    Draw draw(seed);
-    for (u32 trial = 0; trial < 2 * kThreads; ++trial) {
-        const u32 gives_up = trial % 3 == 0 ? kNone : draw.below(kThreads), before = draw.below(kRounds * kKinds);
-        std::vector<u64> heap(4096, 0);
-        u64 failures = 0, claimed = 0;
-        Context context{};
+struct EntryArgs {
+    CallArgs call;
+    u32* entered;  // [threads]
+};
+
+DEEP_EP_KERNEL void enter(const void* args) {
+    const EntryArgs& a = *static_cast<const EntryArgs*>(args);
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(a.call, &block);
+    a.entered[threadIdx.x] = op.enter_first(wire::Kind::kLowLatencyDispatch, 5, 1);
+}
+
+// The only rank of a Buffer, which leaves itself out, so that it tells none.
+struct Alone {
+    std::vector<u64> heap = std::vector<u64>(4096, 0);
+    u64 failures = 0, claimed = 0;
+    Context context{};
+    Ticket ticket{};
+    wire::Outcome outcome{};
+
+    Alone() {
         context.peers.local = reinterpret_cast<u8*>(heap.data());
         context.peers.ranks = 1;
         context.peers.heap = {1, 1, 64, 0};
         context.sequence = Sequence{1, 0, 0}.word();
         context.failures = &failures;
         context.claimed = &claimed;
-        context.mask.words[0] = 1;  // tells no rank
-        Ticket ticket{};
-        wire::Outcome outcome{};
+        context.mask.words[0] = 1;
+    }
+    wire::HeapHeader& header() { return *reinterpret_cast<wire::HeapHeader*>(heap.data()); }
+    CallArgs call() { return {&context, &ticket, &outcome, 1'000'000'000}; }
+};
+
+// A kernel that leaves at its entry is no operation: other ranks' hosts must not find it announced as one.
+void run_entry(uint64_t seed, bool aborted) {
+    Alone alone;
+    if (aborted) alone.header().abort_of(1) = wire::abort_word(1, wire::kTimeout, 0, -1);
+    std::vector<u32> entered(kThreads, 2);
+    const EntryArgs args{alone.call(), entered.data()};
+    planted::run_world(1, seed, [&](int) {
+        planted::launch("enter", 0, 1, kWarps, enter, args);
+        cpu::Executor::get().synchronize(0, 0);
+    });
+    for (const u32 thread : entered) expect(thread == !aborted, "a thread entered, or did not");
+    const u64 wanted = aborted ? 0 : wire::announcement(0, wire::Kind::kLowLatencyDispatch, 5);
+    expect(alone.header().announcement == wanted, "an announcement of " + std::to_string(alone.header().announcement));
+}
+
+void run(uint64_t seed) {
+    run_entry(seed, false);
+    run_entry(seed, true);
+    Draw draw(seed);
+    for (u32 trial = 0; trial < 2 * kThreads; ++trial) {
+        const u32 gives_up = trial % 3 == 0 ? kNone : draw.below(kThreads), before = draw.below(kRounds * kKinds);
+        Alone alone;
         std::vector<u32> answers(kRounds * kKinds * kThreads, 1);
-        const Args args{{&context, &ticket, &outcome, 1'000'000'000}, gives_up, before, answers.data()};
+        const Args args{alone.call(), gives_up, before, answers.data()};
         planted::run_world(1, seed + trial, [&](int) {
             planted::launch("meet", 0, 1, kWarps, meet, args);
             cpu::Executor::get().synchronize(0, 0);
