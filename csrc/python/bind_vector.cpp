@@ -1,4 +1,4 @@
-// The CPU's vector operations, for the benchmark's baselines and for tests, and what looks through arguments there.
+// The CPU's vector operations, for the benchmark's baselines and for tests, and the check of expert ids there.
 #include <pybind11/stl.h>
 
 #include <cstdint>

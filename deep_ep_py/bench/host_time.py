@@ -19,7 +19,7 @@ T = TypeVar("T")
 NOTE = (
     "Host time per eager call: from entering the Buffer's method until the call's launch is handed to the native "
     "launcher, with all that the host does in between: arguments checked, outputs made, streams ordered, the operation "
-    "counted. The kernel's run is not inside. On a GPU it is the time until the call returns, which waits for nothing. "
+    "counted. The kernel's run is not inside. "
     "Microseconds by the host's monotonic clock, of all ranks' calls in the chains of `pair`: as in decoding, one call "
     "follows another. With more ranks than cores the largest ones include the scheduler's work."
 )
@@ -36,7 +36,6 @@ class HostTimes:
 
     def __init__(self, buffer: Buffer) -> None:
         self._runtime = buffer.runtime
-        self._returns_at_launch = buffer.device.type == "cuda"
         self._samples: dict[str, list[float]] = defaultdict(list)
         self.recording = False
         """Whether samples are kept."""
@@ -60,10 +59,8 @@ class HostTimes:
         """
         begin = time.monotonic_ns()
         result = call(*given, **options)
-        returned = time.monotonic_ns()
         if self.recording:
-            end = returned if self._returns_at_launch else self._runtime.launched_ns
-            self._samples[name].append((end - begin) / 1e3)
+            self._samples[name].append((self._runtime.launched_ns - begin) / 1e3)
         return result
 
     def summaries(self, group: dist.ProcessGroup) -> dict[str, dict[str, float]]:

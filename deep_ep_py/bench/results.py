@@ -82,7 +82,7 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
             "baselines": {name: _baseline_notes(config)[name] for name in config.baselines},
             "bytes": SELECTION_BYTES_NOTE if config.mode == "low-latency" else BYTES_NOTE,
             "ratios": RATIO_NOTE,
-            **({"host_us": host_time.NOTE} if config.mode == "low-latency" else {}),
+            **({"host_us": host_time.NOTE} if config.mode == "low-latency" and not gpus else {}),
             **({"moved": MOVED_NOTE.format(**(_GPU_EACH if gpus > 1 else _ONE_GPU))} if gpus else {}),
         },
     }

@@ -65,7 +65,7 @@ class Stopwatch:
             begin = time.monotonic_ns()
             result = call()
             end = time.monotonic_ns()
-            # Those that are through sleep here: else they check results on the cores that the others still need.
+            # Ranks that have returned sleep here. Else they would check results on cores that the others still need.
             dist.barrier(group=self._group)
         finally:
             gc.enable()

@@ -47,7 +47,7 @@ def tensor(
     *or_dtypes: torch.dtype,
 ) -> torch.Tensor:
     """Check a tensor; None in `shape` stands for any extent."""
-    # What is looked at here is looked at for a dozen tensors of every call: what a comparison in C can say, it says.
+    # A call checks a dozen tensors, so comparisons that run in C come first.
     if (
         not isinstance(value, torch.Tensor)
         or (value.dtype is not dtype and value.dtype not in or_dtypes)

@@ -167,6 +167,7 @@ class Engine:
 
     def check_process(self) -> None:
         """Raise in a forked child."""
+        # As `_inherited`, without the property's call: every call of a Buffer comes here.
         if os.getpid() != self._process:
             raise DeepEPError(
                 f"rank {self.rank}: this Buffer belongs to process {self._process}; it cannot be used in a forked child"
@@ -389,12 +390,10 @@ class Engine:
         return [torch.empty(shape, dtype=dtype, device=where) for shape, dtype in memories]
 
     def _empty_shared(self, memories: Iterable[Memory]) -> list[torch.Tensor]:
-        """Make outputs as `empty` does, all those of a call in one loop: it takes half a dozen before its launch."""
-        allocate, where = self.device.allocate, self.device.torch_device
-        runtime, grows = self.runtime, self.growth.helps
-        tensors = []
+        """Make outputs as `empty` does."""
+        where, tensors = self.device.torch_device, []
         for shape, dtype in memories:
-            tensor = None if 0 in shape else allocate(runtime, shape, dtype, grows)
+            tensor = self._shared(shape, dtype)
             tensors.append(torch.empty(shape, dtype=dtype, device=where) if tensor is None else tensor)
         return tensors
 

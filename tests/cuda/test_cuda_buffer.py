@@ -103,7 +103,7 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
 
 @pytest.mark.timed
 def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Path) -> None:
-    """Those of tests/gpu, as they are, with ranks as threads; but for processes, whose torch would need a GPU."""
+    """The tests of tests/gpu as they are, with ranks as threads. Those with processes need a torch with CUDA."""
     chosen = ["pytest", str(TESTS / "gpu" / "test_low_latency.py"), "-k", "not processes"]
     log, queues = tmp_path / "log", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     printed = on_threads(double, workers / "gpu_on_double.py", log, *chosen, **queues)
@@ -159,7 +159,7 @@ def test_the_benchmark_on_a_gpu(double: Path, workers: Path, tmp_path: Path, dty
 def test_the_benchmark_of_low_latency_mode_on_a_gpu(
     double: Path, workers: Path, tmp_path: Path, dtype: str, corrupt: str | None
 ) -> None:
-    """The same; and the halves are timed apart, of which no figure says what they must at least move."""
+    """The same. The halves are timed too; for them the report names no least number of bytes."""
     arguments = ["low-latency", dtype, *filter(None, [corrupt])]
     report = json.loads(on_threads(double, workers / "bench_on_threads.py", tmp_path / "log", *arguments))
     assert report["verified"] == (corrupt is None), report["checks"]

@@ -21,21 +21,18 @@ from harness import Trial, barrier, under_schedules
 from launches import torchrun
 from low_latency import BF16, CASTS, Sizes, Work, check_combine, check_dispatch
 from names import deep_ep_names
-from serving import (
+from serving import take_turns, works_of
+from serving_sglang import (
     AUTO,
     DECODE_LEAD,
     LOW_LATENCY,
     SglangDecode,
     SglangPrefill,
     SglangProcess,
-    VllmBuffers,
-    VllmLayer,
     sglang_decode,
     sglang_prefill,
-    take_turns,
-    vllm_run,
-    works_of,
 )
+from serving_vllm import VllmBuffers, VllmLayer, vllm_run
 
 RUNS = 1 if SANITIZED else 2
 LAYERS = 3

@@ -290,6 +290,14 @@ MUTANTS = (
         "meetings",
     ),
     one(
+        "meeting: each lane's own answer",
+        "kernels/common/operation.h",
+        "return !__any_sync(device::kFullMask, failed());",
+        "return !failed();",
+        "exact",
+        "meetings",
+    ),
+    one(
         "entry: what leaves is announced as an operation",
         "kernels/common/operation.h",
         "threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);",

@@ -12,18 +12,9 @@ import torch.distributed as dist
 
 from low_latency import CASTS, Sizes
 from names import deep_ep_names
-from serving import (
-    DECODE_LEAD,
-    LOW_LATENCY,
-    SglangDecode,
-    SglangProcess,
-    VllmBuffers,
-    sglang_decode,
-    sglang_prefill,
-    take_turns,
-    vllm_run,
-    works_of,
-)
+from serving import take_turns, works_of
+from serving_sglang import DECODE_LEAD, LOW_LATENCY, SglangDecode, SglangProcess, sglang_decode, sglang_prefill
+from serving_vllm import VllmBuffers, vllm_run
 
 LAYERS = 3
 

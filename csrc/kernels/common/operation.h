@@ -51,7 +51,7 @@ class Operation {
     //
     // `ranks`: a constant where the shape is, so that no load waits for it.
     //
-    // Where ranks are masked every block takes the long way: others may have gone on without this one and given `free`,
+    // Where ranks may be masked every block takes the long way: others may have gone on without this one and given `free`,
     // so the abort word counts only if it is looked at afterwards.
     DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments, u32 ranks) {
         read_sequence(arguments);
@@ -62,13 +62,13 @@ class Operation {
             goes_on = (free || !counts) && goes_on;
         }
         const bool leaves = must_leave_at_entry();
-        // Behind the look: what leaves is no operation. Before any wait, in which other ranks' hosts compare.
+        // After the look, since a kernel that leaves is no operation; before any wait, since hosts compare in one.
         if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);
         goes_on = goes_on && !leaves;
         return !__syncthreads_or(!goes_on) || await_free();
     }
-    // One thread of each block, behind the meeting that joins what the block has sent and behind its signals. The last
-    // one takes the number. Kernels of this Buffer are ordered by their launches; only a graph that is replayed beside
+    // One thread of each block, behind the meeting that joins what the block has posted. Other threads may still give
+    // its shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are ordered by their launches; only a graph that is replayed beside
     // a call breaks that, and then numbers differ among the ranks.
     DEEP_EP_DEVICE void end_send() {
         if (failed() || !is_last_at(kSent)) return;

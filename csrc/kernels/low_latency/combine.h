@@ -179,6 +179,7 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
+    // The thread that is not needed for the next half's first wait.
     if (threadIdx.x == blockDim.x - 1) op.end_send();
     return true;
 }

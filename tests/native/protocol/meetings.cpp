@@ -14,7 +14,7 @@ using namespace deep_ep::device;
 using planted::expect;
 
 constexpr u32 kRounds = 6, kWarps = 3, kThreads = kWarps * kWarpSize, kGroupThreads = 2 * kWarpSize, kNone = ~0u;
-enum Kind : u32 { kGroup, kBlock, kLastBlock, kKinds };
+enum Kind : u32 { kGroup, kWarp, kBlock, kLastBlock, kKinds };
 
 struct Args {
     CallArgs call;
@@ -37,11 +37,28 @@ DEEP_EP_KERNEL void meet(const void* args) {
             a.answers[now * kThreads + threadIdx.x] = meet_all();
         };
         note(kGroup, [&] { return threadIdx.x >= kGroupThreads || op.meet_group(kGroupThreads); });
+        note(kWarp, [&] { return device::warp() != 0 || op.meet_warp(); });
         note(kBlock, [&] { return op.meet(); });
         note(kLastBlock, [&] { return op.last_block(kCounted); });
         __syncthreads();
         if (threadIdx.x == 0) a.call.ticket->blocks_met[kCounted] = 0;
     }
+}
+
+bool joins(u32 meeting, u32 thread) {
+    const u32 kind = meeting % kKinds;
+    return thread < (kind == kGroup ? kGroupThreads : kind == kWarp ? kWarpSize : kThreads);
+}
+
+// Whether those that join a meeting may find that a thread that does not join it has given up, or not yet: nothing
+// orders the two but the meetings that the thread does join.
+bool open_to_both(u32 meeting, u32 gives_up, u32 before) {
+    if (gives_up == kNone || joins(meeting, gives_up)) return false;
+    u32 next = before;
+    while (!joins(next, gives_up)) ++next;
+    u32 latest = before;  // behind the latest one it has joined
+    while (latest > 0 && !joins(latest - 1, gives_up)) --latest;
+    return latest <= meeting && meeting < next;
 }
 
 struct EntryArgs {
@@ -107,13 +124,9 @@ void run(uint64_t seed) {
         });
         for (u32 i = 0; i < answers.size(); ++i) {
             const u32 meeting = i / kThreads, thread = i % kThreads;
-            const bool of_group = meeting % kKinds == kGroup;
-            if (of_group && thread >= kGroupThreads) continue;
-            // One that is not of the group is not held up by its meeting: it gives up before the group looks, or later.
-            // All of the group get one answer.
-            const bool either = of_group && gives_up != kNone && gives_up >= kGroupThreads &&
-                                (meeting == before || meeting + 1 == before);
-            const u32 wanted = either ? answers[i - thread] : gives_up == kNone || meeting < before;
+            if (!joins(meeting, thread)) continue;
+            const u32 wanted =
+                open_to_both(meeting, gives_up, before) ? answers[i - thread] : gives_up == kNone || meeting < before;
             expect(answers[i] == wanted, "thread " + std::to_string(thread) + " leaves meeting " +
                                              std::to_string(meeting) + " with " + std::to_string(answers[i]));
         }
