@@ -39,7 +39,7 @@ SCENARIOS = (
     *("posters", "keys", "apart", "recover", "recover ibgda"),
     *(*NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS, *LOW_LATENCY),
 )
-SEEDS = {"fast": 12, "exact": 24, "tsan": 60}
+SEEDS = {"fast": 24, "exact": 24, "tsan": 60}
 SILENT_SEEDS = range(1, 5)  # with each of which a silent bug leaves the values right
 RUN_SECONDS = 20
 # Speed of the compiler before speed of the code: each program runs for milliseconds.

@@ -64,15 +64,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "exact",
         *LOW_LATENCY,
     ),
-    one(
-        "low latency: the region given back after giving up",
-        _OPERATION,
-        "if (meet_warp()) give_back(",
-        "if (meet_warp(), true) give_back(",
-        "exact",
-        "masks",
-        "masks ibgda",
-    ),
     # --- kernels/low_latency/dispatch_send.h
     silent(
         "low latency: routing signalled before all lanes have stored it",

@@ -11,6 +11,14 @@ _WARDEN = "host/control/warden.cpp"
 
 MUTANTS: tuple[Mutant, ...] = (
     one(
+        "masks: entered without a look behind `free`",
+        _OPERATION,
+        "bool goes_on = !masks_ranks();",
+        "bool goes_on = true;",
+        "exact",
+        "meetings",
+    ),
+    one(
         "masks: a masked rank takes part",
         _OPERATION,
         "(masked(source) ? 0 : 1)",

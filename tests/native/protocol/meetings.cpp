@@ -109,9 +109,39 @@ void run_entry(uint64_t seed, bool aborted) {
     expect(alone.header().announcement == wanted, "an announcement of " + std::to_string(alone.header().announcement));
 }
 
+// Where ranks may be masked: the others have gone on without this one, have told it, and then have given `free`. So it
+// must leave, whenever its threads have looked at what.
+void run_masked_entry(uint64_t seed) {
+    Alone alone;
+    std::vector<u64> suspects(1, 0);
+    alone.context.suspects = suspects.data();
+    alone.context.mask.words[0] = 0;  // it waits for its own `free`
+    alone.context.sequence = Sequence{1, 1, 0}.word();
+    auto* const bytes = reinterpret_cast<u8*>(alone.heap.data());
+    const wire::HeapLayout& layout = alone.context.peers.heap;
+    u64* const free = reinterpret_cast<u64*>(bytes + layout.bank_offset(1) + layout.word_in_bank(0, wire::kFree, 0));
+    std::vector<u32> entered(kThreads, 2);
+    const EntryArgs args{alone.call(), entered.data()};
+    planted::run_world(1, seed, [&](int) {
+        cpu::Executor& executor = cpu::Executor::get();
+        const int others = executor.add_agent(0, "the others", [&] {
+            u64* const announcement = &alone.header().announcement;
+            cpu::wait_until([&] { return load_relaxed<Scope::kSystem>(announcement) != 0; }, "the rank has looked");
+            exchange_acq_rel<Scope::kSystem>(&alone.header().abort_of(1), wire::abort_word(1, wire::kMasked, 0, 0));
+            store_release<Scope::kSystem>(free, wire::kUnit);
+            cpu::wait_until([] { return false; }, "nothing more");
+        });
+        planted::launch("enter", 0, 1, kWarps, enter, args);
+        executor.synchronize(0, 0);
+        executor.remove_agent(others);
+    });
+    for (const u32 thread : entered) expect(thread == 0, "a thread of a rank that is masked entered");
+}
+
 void run(uint64_t seed) {
     run_entry(seed, false);
     run_entry(seed, true);
+    for (u32 i = 0; i < 16; ++i) run_masked_entry(16 * seed + i);
     Draw draw(seed);
     for (u32 trial = 0; trial < 2 * kThreads; ++trial) {
         const u32 gives_up = trial % 3 == 0 ? kNone : draw.below(kThreads), before = draw.below(kRounds * kKinds);
