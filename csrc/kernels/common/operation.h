@@ -51,8 +51,8 @@ class Operation {
     //
     // `ranks`: a constant where the shape is, so that no load waits for it.
     //
-    // Where ranks may be masked every block takes the long way: others may have gone on without this one and given `free`,
-    // so the abort word counts only if it is looked at afterwards.
+    // Where ranks may be masked every block takes the long way: others may have gone on without this one and given
+    // `free`, so the abort word counts only if it is looked at afterwards.
     DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments, u32 ranks) {
         read_sequence(arguments);
         u64* const announcement = &header()->announcement;
@@ -68,8 +68,8 @@ class Operation {
         return !__syncthreads_or(!goes_on) || await_free();
     }
     // One thread of each block, behind the meeting that joins what the block has posted. Other threads may still give
-    // its shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are ordered by their launches; only a graph that is replayed beside
-    // a call breaks that, and then numbers differ among the ranks.
+    // its shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are ordered by
+    // their launches; only a graph that is replayed beside a call breaks that, and then numbers differ among the ranks.
     DEEP_EP_DEVICE void end_send() {
         if (failed() || !is_last_at(kSent)) return;
         block_.sent_last = 1;
