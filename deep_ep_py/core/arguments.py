@@ -31,10 +31,12 @@ MAX_BYTES = 1 << 44
 
 
 def describe(value: Any) -> str:
-    """Say in an error what a value is: a tensor by its type and shape."""
+    """Say in an error what a value is: a tensor by its type and shape, also in a tuple or list of some."""
     if isinstance(value, torch.Tensor):
         layout = "" if value.is_contiguous() else ", not contiguous"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}{layout}"
+    if isinstance(value, tuple | list) and any(isinstance(one, torch.Tensor) for one in value):
+        return f"({', '.join(describe(one) for one in value)})"
     return repr(value)
 
 

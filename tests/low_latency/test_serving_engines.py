@@ -37,7 +37,7 @@ from serving_vllm import VllmBuffers, VllmLayer, vllm_run
 RUNS = 1 if SANITIZED else 2
 LAYERS = 3
 # Ranks, and of those on a node. Between nodes there are requests to NICs, on a node loads and stores.
-PLACES = [(2, 2), (4, 4), (4, 2)]
+PLACES = [(4, 2)] if SANITIZED else [(2, 2), (4, 4), (4, 2)]
 TOKENS = {2: ((9, 4), (5, 12)), 4: ((9, 4, 1, 12), (5, 12, 0, 7))}
 """Of each rank, in the first and in the second micro-batch."""
 CASTS_OF_ENGINES = ("bf16", "fp8", "ue8m0")

@@ -10,7 +10,7 @@ import torch
 
 import deep_ep_py as deep_ep
 from deep_ep_py.testing import run_ranks
-from low_latency import BF16, Sizes, Work, combine, dispatch, make_buffer
+from low_latency import BF16, CASTS, Sizes, Work, combine, dispatch, make_buffer
 
 hint = deep_ep.Buffer.get_low_latency_rdma_size_hint
 SMALL = Sizes("small", 2, (3, 2), 4, 128, 2, 4)
@@ -145,3 +145,19 @@ def test_a_buffer_without_the_mode_refuses() -> None:
             dispatch(buffer, work, BF16)
 
     run_ranks(1, on_each_rank, seed=1)
+
+
+def test_rows_with_scales_are_no_results() -> None:
+    """What a dispatch returns by default is a pair; the error names its parts, and not their elements."""
+    sizes = Sizes("fp8", 1, (3,), 4, 128, 2, 2)
+    work = Work.of(sizes)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, sizes, "peer") as buffer:
+            packed, _, handle, _, _ = dispatch(buffer, work, CASTS["fp8"])
+            told = r"x=\(float8_e4m3fn\[2, 4, 128\] on cpu, float32\[2, 4, 1\] on cpu.*\): expected bfloat16"
+            with pytest.raises(TypeError, match=told) as error:
+                combine(buffer, work, handle, packed)
+            assert len(str(error.value)) < 200
+
+    run_ranks(1, on_each_rank)
