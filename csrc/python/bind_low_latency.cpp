@@ -18,11 +18,11 @@ using host::low_latency::Sizes;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 // A handle's two tensors, and what modes/low_latency/handles.py calls its places: three arrays in a row.
-Origins origins_at(const Sizes& sizes, uint32_t ranks, uint64_t src_info, uint64_t ranges, uint64_t places) {
+Origins origins_at(const Runtime& runtime, const Sizes& sizes, uint64_t src_info, uint64_t ranges, uint64_t places) {
     auto* const positions = reinterpret_cast<u32*>(places);
     u32* const first_result = positions + uint64_t{sizes.experts} * sizes.most_tokens;
     return {reinterpret_cast<i32*>(src_info), reinterpret_cast<i64*>(ranges), positions, first_result,
-            first_result + ranks};
+            first_result + runtime.options().ranks};
 }
 
 // The calls take addresses one by one, 0 for none: making and filling a struct from Python costs a call more than half
@@ -39,8 +39,7 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
                                   .stats = stats,
                                   .waited_ns = waited_ns,
                                   .scales_stride = scales_stride};
-    const auto ranks = static_cast<uint32_t>(runtime.options().ranks);
-    const Origins origins = origins_at(sizes, ranks, src_info, ranges, places);
+    const Origins origins = origins_at(runtime, sizes, src_info, ranges, places);
     return host::low_latency::dispatch(runtime, sizes, tokens, tensors, origins, whole, blocks);
 }
 
@@ -54,8 +53,7 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
                                  .combined_x = combined_x,
                                  .waited_ns = waited_ns,
                                  .publish = publish};
-    const auto ranks = static_cast<uint32_t>(runtime.options().ranks);
-    const Origins origins = origins_at(sizes, ranks, src_info, ranges, places);
+    const Origins origins = origins_at(runtime, sizes, src_info, ranges, places);
     return host::low_latency::combine(runtime, sizes, tokens, tensors, origins, handle, whole, blocks);
 }
 

@@ -379,23 +379,15 @@ class Engine:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
-        (tensor,) = self._empty_shared(((shape, dtype),))
-        return tensor
+        tensor = self._shared(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device=self.device.torch_device) if tensor is None else tensor
 
     def empty_private(self, *memories: Memory) -> list[torch.Tensor]:
         """Make outputs that no peer uses."""
         if self.device.fresh_memory_is_slow:
-            return self._empty_shared(memories)
+            return [self.empty(shape, dtype) for shape, dtype in memories]
         where = self.device.torch_device
         return [torch.empty(shape, dtype=dtype, device=where) for shape, dtype in memories]
-
-    def _empty_shared(self, memories: Iterable[Memory]) -> list[torch.Tensor]:
-        """Make outputs as `empty` does."""
-        where, tensors = self.device.torch_device, []
-        for shape, dtype in memories:
-            tensor = self._shared(shape, dtype)
-            tensors.append(torch.empty(shape, dtype=dtype, device=where) if tensor is None else tensor)
-        return tensors
 
     def region_memory(self) -> torch.Tensor:
         """Return this rank's regions as bytes. Not to be used after the runtime."""

@@ -27,12 +27,13 @@ struct Sequence {
         return region + 1 == regions ? Sequence{generation, use + 1, 0} : Sequence{generation, use, region + 1};
     }
 };
-static_assert(kUseBits + kRegionBits + kGenerationBits == 64 && wire::kMostRegions <= 1u << kRegionBits, "sequence");
+static_assert(kUseBits + kRegionBits + kGenerationBits == 64 && wire::kMostRegions <= 1u << kRegionBits,
+              "sequence: a word, and a region fits into its bits");
 static_assert(Sequence::of(Sequence{kMostGenerations - 1, (1ull << kUseBits) - 1, wire::kMostRegions - 1}.word()).use ==
                       (1ull << kUseBits) - 1 &&
                   Sequence::of(Sequence{kMostGenerations - 1, 0, 7}.word()).generation == kMostGenerations - 1 &&
                   Sequence::of(Sequence{3, 5, 1}.next(2).word()).use == 6,
-              "sequence");
+              "sequence: its parts come back, and the last region's next use is one more");
 
 // One per Buffer. Kernels read it through a pointer, so that captured graphs see what changes (P16).
 struct Context {

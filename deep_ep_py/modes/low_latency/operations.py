@@ -189,6 +189,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
         stats,
         waited,
     ) as operation:
+        origin = Origin(engine, engine.generation, operation, sizes, tokens, places)
         engine.device.order_after_caller(None, False)
         call = C.low_latency.dispatch(
             engine.runtime,
@@ -210,9 +211,8 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
         )
         event, hook = _end(engine, call, operation, given.ending)
     engine.stats["low_latency_dispatches"] += 1
-    handle = Origin(engine, engine.generation, operation, sizes, tokens, places).handle_of(src_info, ranges)
     packed = recv_x if recv_scales is None else (recv_x, _by_rows(recv_scales, recv_x.shape[1]))
-    return packed, recv_count, handle, event, hook
+    return packed, recv_count, origin.handle_of(src_info, ranges), event, hook
 
 
 def meet(engine: Engine, plans: Plans) -> None:

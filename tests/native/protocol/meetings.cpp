@@ -23,7 +23,7 @@ struct Args {
     u32* answers;  // [rounds, kinds, threads]
 };
 
-// Every thread notes each meeting's answer and goes on whatever it is, so that all are seen.
+// Every thread records the answer of each meeting and goes on even where it says to leave, so that all are seen.
 DEEP_EP_KERNEL void meet(const void* args) {
     const Args& a = *static_cast<const Args*>(args);
     DEEP_EP_SHARED(BlockState, block);

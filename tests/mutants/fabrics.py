@@ -1,0 +1,241 @@
+"""Bugs of the ways that puts take: loads and stores, and queue pairs."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant, one, silent
+
+_RECORD = "device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));"
+_DOORBELL = "device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));"
+_PEER_SIGNAL = "device::add_release<device::Scope::kSystem>("
+_WRITE = "write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);"
+_ADD = "add_request(net, qp, index, word);\n    // In order"
+_NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
+_ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none, to, nullptr, 0, word); }()"
+_POSTED = "return true;\n}\n\n// The block, after all posting"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- fabric/peer.h, weak.h, fabric.h
+    silent(
+        "peer: relaxed signal", "fabric/peer.h", _PEER_SIGNAL, "device::add_relaxed<device::Scope::kSystem>(", "peer"
+    ),
+    one(
+        "peer: signal at device scope",
+        "fabric/peer.h",
+        _PEER_SIGNAL,
+        "device::add_release<device::Scope::kDevice>(",
+        "exact",
+        "peer",
+    ),
+    one(
+        "peer: half a unit",
+        "fabric/peer.h",
+        "u64 amount = wire::kUnit)",
+        "u64 amount = wire::kUnit / 2)",
+        "fast",
+        "peer",
+    ),
+    silent(
+        "weak: command released by a relaxed store",
+        "fabric/weak.h",
+        "device::store_release<device::Scope::kSystem>(&command.ready",
+        "device::store_relaxed<device::Scope::kSystem>(&command.ready",
+        "weak",
+    ),
+    silent(
+        "put: lanes' stores not joined",
+        "fabric/fabric.h",
+        "    __syncwarp();  // all lanes' stores into the pieces",
+        "    // all lanes' stores into the pieces",
+        "posters",
+        "ibgda",
+        "weak",
+    ),
+    # --- fabric/ibgda.h
+    silent(
+        "ibgda: relaxed doorbell record",
+        "fabric/ibgda.h",
+        _RECORD,
+        _RECORD.replace("release", "relaxed"),
+        "posters",
+        "ibgda",
+    ),
+    one(
+        "ibgda: doorbell record at device scope",
+        "fabric/ibgda.h",
+        _RECORD,
+        _RECORD.replace("kSystem", "kDevice"),
+        "exact",
+        "posters",
+    ),
+    one(
+        "ibgda: doorbell before its record",
+        "fabric/ibgda.h",
+        _RECORD,
+        _DOORBELL + "\n" + _RECORD,
+        "exact",
+        "posters",
+        "ibgda",
+    ),
+    one("ibgda: no doorbell record", "fabric/ibgda.h", _RECORD, "", "fast", "posters"),
+    one(
+        "ibgda: record in the wrong byte order",
+        "fabric/ibgda.h",
+        "mlx5::send_counter(filled)",
+        "static_cast<u32>(filled & 0xffff)",
+        "fast",
+        "posters",
+    ),
+    one(
+        "ibgda: record not cut to 16 bits",
+        "wire/mlx5.h",
+        "return big(static_cast<u32>(produced & 0xffff)); }",
+        "return big(static_cast<u32>(produced)); }",
+        "fast",
+        "wrap",
+    ),
+    one(
+        "ibgda: index one too high",
+        "fabric/ibgda.h",
+        "mlx5::control(mlx5::kRdmaWrite, index,",
+        "mlx5::control(mlx5::kRdmaWrite, index + 1,",
+        "fast",
+        "posters",
+    ),
+    one(
+        "ibgda: lost wrap-around of the ring",
+        "fabric/ibgda.h",
+        "qp.ring[index & (qp.blocks - 1)]",
+        "qp.ring[index % (qp.blocks - 1)]",
+        "fast",
+        "posters",
+    ),
+    one(
+        "ibgda: no back-pressure",
+        "fabric/ibgda.h",
+        "if (end > qp.blocks && !await_completed",
+        "if (end > ~0ull - 1 && !await_completed",
+        "exact",
+        "posters",
+    ),
+    one(
+        "ibgda: published out of turn",
+        "fabric/ibgda.h",
+        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
+        "true; };",
+        "exact",
+        "posters",
+    ),
+    silent(
+        "ibgda: relaxed turn",
+        "fabric/ibgda.h",
+        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
+        "device::load_relaxed<Scope::kDevice>(&qp.filled) == begin; };",
+        "posters",
+    ),
+    silent(
+        "ibgda: relaxed publication",
+        "fabric/ibgda.h",
+        "device::store_release<Scope::kDevice>(&qp.filled, end);",
+        "device::store_relaxed<Scope::kDevice>(&qp.filled, end);",
+        "posters",
+    ),
+    silent(
+        "ibgda: relaxed completion",
+        "fabric/ibgda.h",
+        "device::load_acquire<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
+        "device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
+        "posters",
+    ),
+    Mutant(
+        "ibgda: waits without ringing",
+        "fabric/ibgda.h",
+        (("if (unrung()) ring(qp);", ""),),
+        "exact",
+        ("posters",),
+        endless=True,
+    ),
+    one(
+        "ibgda: the last one leaves the doorbell too",
+        "fabric/ibgda.h",
+        "(&qp.reserved) == end) ring(qp);",
+        "(&qp.reserved) == end + 1) ring(qp);",
+        "fast",
+        "ibgda",
+    ),
+    one(
+        "ibgda: no completion asked for",
+        "fabric/ibgda.h",
+        "mlx5::kUnitsOfFetchAdd, true);",
+        "mlx5::kUnitsOfFetchAdd, false);",
+        "fast",
+        "posters",
+    ),
+    Mutant(
+        "ibgda: signal before data",
+        "fabric/ibgda.h",
+        ((_WRITE, _WRITE.replace("index++", "++index")), (_ADD, _ADD.replace("index, word", "begin, word"))),
+        "exact",
+        ("posters", "ibgda"),
+    ),
+    Mutant(
+        "ibgda: signal on another queue pair",
+        "fabric/ibgda.h",
+        (
+            ("word.queue % net.per_peer]", "(word.queue + (count == 0)) % net.per_peer]"),
+            (_ADD, "add_request(net, qp, index, word);\n    if (count != 0) " + _NOTHING + "\n    // In order"),
+            (_POSTED, _POSTED.replace("true", f"count == 0 || {_ONLY_SIGNAL}")),
+        ),
+        "exact",
+        ("posters", "ibgda"),
+    ),
+    one(
+        "ibgda: one queue pair for all words",
+        "fabric/ibgda.h",
+        "word.queue % net.per_peer]",
+        "0]",
+        "fast",
+        "ibgda",
+    ),
+    one(
+        "ibgda: words of a source on one queue pair",
+        "kernels/common/operation.h",
+        "region() * wire::kSignals + kind};",
+        "rank()};",
+        "fast",
+        "ibgda",
+    ),
+    one(
+        "ibgda: a signal more",
+        "fabric/fabric.h",
+        "return post(peers, state, waiter, completion, to, pieces, count, word);",
+        "return post(peers, state, waiter, completion, to, nullptr, 0, word) &&"
+        " post(peers, state, waiter, completion, to, pieces, count, word);",
+        "exact",
+        "posters",
+    ),
+    one(
+        "ibgda: keys of another rank",
+        "fabric/ibgda.h",
+        "(static_cast<u64>(qp.peer) * net.chunks +",
+        "(0 * net.chunks +",
+        "fast",
+        "posters",
+        "ibgda",
+    ),
+    one(
+        "ibgda: request beyond the remote key",
+        "fabric/ibgda.h",
+        "return min(bytes, chunk - ((piece.target + done) & (chunk - 1)));",
+        "return bytes;",
+        "fast",
+        "keys",
+    ),
+    one(
+        "ibgda: not quiet",
+        "fabric/ibgda.h",
+        "if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled) && !waiter.masked(qp.peer)) return false;",
+        "if (filled == ~0ull) return false;",
+        "exact",
+        "posters",
+    ),
+)
