@@ -16,6 +16,7 @@ from .recovery import Recovery
 from .regions import Regions
 from .signals import Puts, Writers
 from .streams import Combine, Dispatch
+from .two_hops import Counts, Forwarding, Returning, Summing
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,13 @@ CASES = (
     Case("P5", Puts(pieces=1), "waits_for_all_of_a_use", 4, "B places what had lain there for put 0"),
     Case("P6", Puts(pieces=1), "one_use_at_a_time", 7, "B places the next use's for put 0 of use 0"),
     Case("P6", Writers(), "one_writer", 6, DEADLOCK),
+    Case("P6", Forwarding(), "slots_for_each_origin", 5, "B places chunk 0 of A for chunk 0 of C"),
+    Case("P6", Summing(), "last_row_gives_back", 4, "A takes chunk 1 for chunk 0"),
+    Case("P6", Summing(), "counts_all_rows", 6, DEADLOCK),
+    Case("P6", Summing(), "waits_for_all_chunks", 5, "A takes chunk 1 for chunk 0"),
     Case("P7", Puts(pieces=1), "base_moves_by_expected", 14, DEADLOCK),
     Case("P7", Writers(), "sends_without_rows", 2, DEADLOCK),
+    Case("P7", Forwarding(), "chunk_for_each_chunk", 13, DEADLOCK),
     Case("P8", Puts(), "pieces_add_one_unit", 6, "B places what had lain there for put 0"),
     Case("P8", Puts(pieces=1), "signal_behind_its_data", 4, "B places what had lain there for put 0"),
     Case("P9", Offers(), "waits_for_offer", 6, "place 0 is no output of this call"),
@@ -71,6 +77,11 @@ CASES = (
     Case("P10", Growth(), "offers_behind_its_counts", 11, "B's kernel of 1 stores to addresses that are not mapped"),
     Case("P11", Dispatch(), "polls", 6, DEADLOCK),
     Case("P11", Combine(), "slot_for_each_stream", 2, DEADLOCK),
+    Case("P11", Forwarding(), "forwarder_polls", 5, DEADLOCK),
+    Case("P11", Forwarding(local_slots=2), "header_says_first", 3, "row 1 of C is sent as row 0"),
+    Case("P11", Returning(), "stream_for_each_owner", 2, DEADLOCK),
+    Case("P11", Returning(), "summing_warps_are_others", 4, DEADLOCK),
+    Case("P11", Summing(), "tokens_in_order", 2, DEADLOCK),
     Case("P12", Failures(), "read_is_awaited", 10, WRONG_ROWS),
     Case("P12", Failures(), "last_look", 15, WRONG_ROWS),
     Case("P14", Meetings(), "every_barrier_is_met", 3, DEADLOCK),
@@ -89,6 +100,8 @@ CASES = (
     Case("P16", Recovery(), "one_store", 19, DEADLOCK),
     Case("P17", Masks(), "counts_carry_the_mask", 11, "A and B end well, one leaves out no rank, the other C"),
     Case("P17", Masks(), "left_out_are_not_waited_for", 5, "all leave out the same, and yet one fails"),
+    Case("P17", Counts(), "forwarder_waits", 7, "C has all counts, and leaves out D, but A no rank"),
+    Case("P17", Counts(), "both_messages_carry_the_mask", 10, "C has all counts, and leaves out no rank, but D B"),
     Case("P17", Masking(), "told_first", 7, "C ends well with rows of B's operation 1"),
     Case("P17", Masking(), "looks_last", 8, "C ends well with rows of B's operation 1"),
     Case("P17", Masking(), "decided_once", 6, "one block of B places C's rows"),

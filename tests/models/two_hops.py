@@ -1,0 +1,309 @@
+"""P6, P7, P11 and P17 across nodes (docs/two_hops.md).
+
+A and B are of one node, C and D of another; A and C have the same local index, and so have B and D.
+
+Inside a node a chunk that is sent has come: its signal is a release behind its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .explore import Step, with_item
+
+WAITS, SENT, COME, FORWARDED, DONE = range(5)  # a chunk; forwarded: it lies in a slot of the node, done: it is placed
+
+# --- dispatch ---------------------------------------------------------------------------------------------------------
+
+RAIL_SLOTS = 2  # of C's stream at A
+ROWS = ((1, 1, 0), (1,))  # for B, in each chunk of C's stream, and of A's own for its node
+ORIGINS = "CA"
+CHUNKS = tuple((s, c) for s, rows in enumerate(ROWS) for c in range(len(rows)))
+NONE = (-1, -1)
+
+
+class Chunks(NamedTuple):
+    steps: tuple[tuple[int, ...], ...] = ((WAITS,) * len(ROWS[0]), (COME,) * len(ROWS[1]))
+    slots: tuple[tuple[tuple[int, int], ...], ...] = ()  # for each origin: which chunk lies in each of B's slots
+    counted: tuple[int, ...] = (0, 0)  # rows for B that A has seen of each stream
+    taken: tuple[int, int] = NONE  # the chunk that A's one warp blocks on
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Forwarding:
+    """C sends to A, which forwards to B what is for it, and what A itself has for B. B's output cannot be stored into,
+    so it is B that places rows.
+    """
+
+    chunk_for_each_chunk: bool = True  # without it none is sent for one that has no rows for B
+    slots_for_each_origin: bool = True  # without it B has slots for each forwarder, whatever the origin
+    forwarder_polls: bool = True  # without it A has one warp, which blocks on the first chunk that it finds
+    header_says_first: bool = True  # without it A counts the rows that have come
+    local_slots: int = 1
+
+    def initial(self) -> Chunks:
+        return Chunks(slots=((NONE,) * self.local_slots,) * len(ROWS))
+
+    def steps(self, state: Chunks) -> Iterator[Step[Chunks]]:
+        for s, c in CHUNKS:
+            step, name = state.steps[s][c], f"chunk {c} of {ORIGINS[s]}"
+            if step == WAITS and (c < RAIL_SLOTS or state.steps[s][c - RAIL_SLOTS] >= FORWARDED):
+                yield f"C sends {name}", self._with(state, s, c, SENT)
+            elif step == SENT:
+                yield f"{name} arrives at A", self._with(state, s, c, COME)
+            elif step == COME:
+                yield from self._forwards(state, s, c, name)
+            elif step == FORWARDED and (ROWS[s][c] or self.chunk_for_each_chunk):
+                lies = self._slots(state, s)[c % self.local_slots]
+                there = f"chunk {lies[1]} of {ORIGINS[lies[0]]}"
+                wrong = "" if lies == (s, c) else f"B places {there} for {name}"
+                after = self._with(state, s, c, DONE)
+                yield f"B places {name}, gives the slot back", after._replace(wrong=state.wrong or wrong)
+
+    def _forwards(self, state: Chunks, s: int, c: int, name: str) -> Iterator[Step[Chunks]]:
+        if not self.forwarder_polls and state.taken != (s, c):
+            if state.taken == NONE:
+                yield f"A's warp takes {name}", state._replace(taken=(s, c))
+            return
+        if c >= self.local_slots and state.steps[s][c - self.local_slots] != DONE:
+            return
+        after = self._with(state, s, c, FORWARDED)._replace(taken=NONE)
+        if not ROWS[s][c] and not self.chunk_for_each_chunk:
+            yield f"A finds nothing for B in {name}", after
+            return
+        first = sum(ROWS[s][:c]) if self.header_says_first else state.counted[s]
+        wrong = "" if first == sum(ROWS[s][:c]) else f"row {sum(ROWS[s][:c])} of {ORIGINS[s]} is sent as row {first}"
+        slots = with_item(self._slots(state, s), c % self.local_slots, (s, c))
+        yield (
+            f"A finds its slot at B free, forwards {name}",
+            after._replace(
+                slots=with_item(state.slots, s if self.slots_for_each_origin else 0, slots),
+                counted=with_item(state.counted, s, state.counted[s] + ROWS[s][c]),
+                wrong=wrong,
+            ),
+        )
+
+    def _slots(self, state: Chunks, s: int) -> tuple[tuple[int, int], ...]:
+        return state.slots[s if self.slots_for_each_origin else 0]
+
+    def _with(self, state: Chunks, s: int, c: int, step: int) -> Chunks:
+        return state._replace(steps=with_item(state.steps, s, with_item(state.steps[s], c, step)))
+
+    def wrong(self, state: Chunks) -> str | None:
+        return state.wrong or None
+
+    def ended(self, state: Chunks) -> bool:
+        return all(step == DONE for steps in state.steps for step in steps)
+
+
+# --- combine ----------------------------------------------------------------------------------------------------------
+
+
+Rows = tuple[tuple[int, ...], ...]  # of each owner: where the row from its own node is, and the one from the other
+OWN, OTHER = range(2)
+TOKEN = (1, 0)  # of an owner: which one its own node's row belongs to, and the other node's
+OWNERS, PRODUCERS = "AC", "BD"
+
+
+@dataclass(frozen=True)
+class Returning:
+    """B sends rows to A, D to C: one for A's tokens, one for C's. Each has one slot there; A and C forward what is for
+    the other, and sum their own tokens. Each one's token 0 has its row in the other's node, token 1 in its own.
+    """
+
+    stream_for_each_owner: bool = True  # without it a producer has one stream to a forwarder, its own node's rows first
+    summing_warps_are_others: bool = True  # without it the warps that sum forward when they have summed
+
+    def initial(self) -> Rows:
+        return ((WAITS, WAITS),) * len(OWNERS)
+
+    def steps(self, state: Rows) -> Iterator[Step[Rows]]:
+        for owner, steps in enumerate(state):
+            for node, step in enumerate(steps):
+                here = owner if node == OWN else 1 - owner  # which node the producer is of
+                name = f"row for {OWNERS[owner]}"
+                if step == WAITS and not self._taken(state, here, node):
+                    after = self._with(state, owner, node, FORWARDED if node == OWN else COME)
+                    yield f"{PRODUCERS[here]} finds a slot free, sends the {name}", after
+                elif step == COME and (self.summing_warps_are_others or self._summed(state, here)):
+                    yield f"{OWNERS[here]} forwards the {name}", self._with(state, owner, node, FORWARDED)
+                elif step == FORWARDED and (TOKEN[node] == 0 or steps[1 - node] == DONE):
+                    yield f"{OWNERS[owner]} sums token {TOKEN[node]}", self._with(state, owner, node, DONE)
+
+    def _taken(self, state: Rows, here: int, node: int) -> bool:
+        """Whether the producer's one stream is held up by the row before."""
+        return not self.stream_for_each_owner and node == OTHER and state[here][OWN] != DONE
+
+    def _summed(self, state: Rows, owner: int) -> bool:
+        return state[owner] == (DONE, DONE)
+
+    def _with(self, state: Rows, owner: int, node: int, step: int) -> Rows:
+        return with_item(state, owner, with_item(state[owner], node, step))
+
+    def wrong(self, state: Rows) -> str | None:
+        return None
+
+    def ended(self, state: Rows) -> bool:
+        return self._summed(state, 0) and self._summed(state, 1)
+
+
+CHUNK_ROWS, WARPS = 2, 4
+TOKENS = 5
+MINE = (2, 3)  # tokens whose rows are A's own, those of the others are B's: B has none in chunk 1
+
+
+class Slot(NamedTuple):
+    sent: int = 0  # chunks
+    given_back: int = 0  # what the word `next` says
+    holds: int = -1  # the chunk that lies in the slot
+    summed: int = 0  # tokens, a bit each
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Summing:
+    """B sends rows for A's tokens, a chunk for each chunk of A's stream, in one slot. Each
+    warp of A sums every fourth token.
+    """
+
+    tokens_in_order: bool = True  # without it from the last one
+    last_row_gives_back: bool = True  # without it the first
+    counts_all_rows: bool = True  # without it only those of the producer, of which a chunk may have none
+    waits_for_all_chunks: bool = True  # without it only for those that hold a row of the token
+
+    def initial(self) -> Slot:
+        return Slot()
+
+    def steps(self, state: Slot) -> Iterator[Step[Slot]]:
+        if state.sent * CHUNK_ROWS < TOKENS and state.given_back >= state.sent:
+            yield (
+                f"B finds its slot free, sends chunk {state.sent}",
+                state._replace(sent=state.sent + 1, holds=state.sent),
+            )
+        for warp in range(WARPS):
+            mine = [t for t in range(warp, TOKENS, WARPS) if not state.summed >> t & 1]
+            if mine:
+                yield from self._sums(state, mine[0 if self.tokens_in_order else -1])
+
+    def _sums(self, state: Slot, token: int) -> Iterator[Step[Slot]]:
+        chunk = token // CHUNK_ROWS
+        waits = token not in MINE or self.waits_for_all_chunks
+        if waits and state.sent <= chunk:
+            return
+        wrong = f"A takes chunk {state.holds} for chunk {chunk}" if token not in MINE and state.holds != chunk else ""
+        after = state._replace(summed=state.summed | 1 << token, wrong=wrong)
+        rows = range(chunk * CHUNK_ROWS, min((chunk + 1) * CHUNK_ROWS, TOKENS))
+        counted = [t for t in rows if self.counts_all_rows or t not in MINE]
+        summed = sum(after.summed >> t & 1 for t in counted)
+        gives = token in counted and summed == (len(counted) if self.last_row_gives_back else 1)
+        if gives:
+            after = after._replace(given_back=state.given_back + 1)
+        yield f"A sums token {token}" + ", gives the slot back" * gives, after
+
+    def wrong(self, state: Slot) -> str | None:
+        return state.wrong or None
+
+    def ended(self, state: Slot) -> bool:
+        return state.summed == (1 << TOKENS) - 1
+
+
+# --- counts -----------------------------------------------------------------------------------------------------------
+
+NAMES = "ABCD"
+ALL = range(len(NAMES))
+A, B, C, D = ALL
+NODES = ((A, B), (C, D))
+UNSET = -1
+MASKS = (0, 1 << B, 1 << D)  # who may be left out
+
+
+class Rank(NamedTuple):
+    mask: int = UNSET  # ranks that it leaves out, a bit each
+    counted: bool = False  # its messages to forwarders are sent
+    told: bool = False  # its messages to the ranks of its node are sent
+    complete: bool = False
+    failed: bool = False
+
+
+Ranks = tuple[Rank, ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A rank sends its counts to its forwarder in the other node, a forwarder tells the ranks of its node. Of a
+    forwarder that is left out the other rank of its node does the work.
+    """
+
+    forwarder_waits: bool = True  # without it a forwarder tells its node what has come by then
+    both_messages_carry_the_mask: bool = True  # without it the first one alone
+
+    def initial(self) -> Ranks:
+        return (Rank(),) * len(NAMES)
+
+    def steps(self, state: Ranks) -> Iterator[Step[Ranks]]:
+        unset = next((r for r in ALL if state[r].mask == UNSET), None)
+        if unset is not None:
+            for mask in MASKS:
+                if not mask >> unset & 1:
+                    text = f"{NAMES[unset]} leaves out {_names(mask)}"
+                    yield text, self._with(state, unset, mask=mask)
+            return
+        for r, rank in enumerate(state):
+            if not rank.failed and not rank.complete:
+                yield from self._goes_on(r, rank, state)
+
+    def _goes_on(self, r: int, rank: Rank, state: Ranks) -> Iterator[Step[Ranks]]:
+        name = NAMES[r]
+        if not rank.counted:
+            yield f"{name} sends its counts", self._with(state, r, counted=True)
+            return
+        streams = [s for s in ALL if s // 2 != r // 2 and self._forwarder(s, rank.mask) == r]
+        come = [s for s in streams if state[s].counted and self._forwarder(s, state[s].mask) == r]
+        mates = [f for f in NODES[r // 2] if not rank.mask >> f & 1]
+        told = [f for f in mates if state[f].told and not state[f].mask >> r & 1]
+        unlike = [s for s in come if state[s].mask != rank.mask]
+        if self.both_messages_carry_the_mask:
+            unlike += [f for f in told if state[f].mask != rank.mask]
+        if unlike:
+            yield f"{name} finds another mask in {NAMES[unlike[0]]}'s message, fails", self._with(state, r, failed=True)
+        elif not rank.told and (come == streams or not self.forwarder_waits):
+            yield f"{name} tells its node", self._with(state, r, told=True)
+        elif rank.told and told == mates:
+            yield f"{name} has all counts", self._with(state, r, complete=True)
+        elif not self._can_go_on(r, streams, mates, state):
+            yield f"{name} waits in vain, fails", self._with(state, r, failed=True)
+
+    def _forwarder(self, s: int, mask: int) -> int | None:
+        """Of a rank in the other node, for one with this mask."""
+        if mask >> s & 1:
+            return None
+        usual = (s + 2) % len(NAMES)
+        return usual ^ 1 if mask >> usual & 1 else usual
+
+    def _can_go_on(self, r: int, streams: list[int], mates: list[int], state: Ranks) -> bool:
+        sends = all(not state[s].failed and self._forwarder(s, state[s].mask) == r for s in streams)
+        return sends and all(not state[f].failed and not state[f].mask >> r & 1 for f in mates)
+
+    def _with(self, state: Ranks, r: int, **changes: Any) -> Ranks:
+        return with_item(state, r, state[r]._replace(**changes))
+
+    def wrong(self, state: Ranks) -> str | None:
+        for r, rank in enumerate(state):
+            for q in ALL:
+                if rank.complete and not rank.mask >> q & 1 and state[q].mask != rank.mask:
+                    masks = _names(rank.mask), _names(state[q].mask)
+                    return f"{NAMES[r]} has all counts, and leaves out {masks[0]}, but {NAMES[q]} {masks[1]}"
+            agree = all(rank.mask >> q & 1 or state[q].mask == rank.mask for q in ALL)
+            if rank.failed and agree:
+                return "all leave out the same, and yet one fails"
+        return None
+
+    def ended(self, state: Ranks) -> bool:
+        return all(rank.complete or rank.failed for rank in state)
+
+
+def _names(mask: int) -> str:
+    return " and ".join(NAMES[r] for r in ALL if mask >> r & 1) or "no rank"
