@@ -84,6 +84,10 @@ class Buffer(V1Surface):
         Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int
         Operations that may be open at once.
+    hops : {1, 2}, optional
+        How rows of normal mode go between nodes: 1, straight to each of their ranks; 2, once to each node, to the rank
+        there with the sender's place in its own node, which passes them on (`docs/two_hops.md`). Default: 2 where nodes
+        have several ranks.
 
     Raises
     ------
@@ -112,6 +116,7 @@ class Buffer(V1Surface):
         arena_bytes: int | None = None,
         timeout: float = 100.0,
         regions: int = 2,
+        hops: int | None = None,
     ) -> None:
         for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
@@ -147,12 +152,22 @@ class Buffer(V1Surface):
         make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
-        topology = Topology.of(bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic)
+        topology = Topology.of(bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic, hops)
         needs = NORMAL.beside(LOW_LATENCY)
+        near_only = topology.hops == 2 and not self.low_latency_mode
         # Operations of both modes use the same regions.
         transient = max(num_nvl_bytes, num_rdma_bytes) if self.low_latency_mode else num_nvl_bytes
         self._engine = Engine(
-            bootstrap, where, transient, arena_bytes, topology, self.timeout, self.regions, needs, self.enable_shrink
+            bootstrap,
+            where,
+            transient,
+            arena_bytes,
+            topology,
+            self.timeout,
+            self.regions,
+            needs,
+            self.enable_shrink,
+            near_only,
         )
 
     @property

@@ -49,6 +49,8 @@
 //                                  one read, n writes; bytes and addresses multiples of 16. The copies may still be
 //                                  under way when it returns: until finish() no target may be read or signalled, and
 //                                  the source must stay. `dst` may be written again after a __syncwarp
+//       read_what_came()           the sources of later copies may have come while this kernel runs: another agent stored
+//                                  them before what the first lane has acquired
 //       finish()                   all copies are as if the lanes had stored them, and a __syncwarp has passed
 //     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)
 //                                  dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1), in fp32, rounded once

@@ -9,6 +9,9 @@
 #include "kernels/normal/dispatch.h"
 #include "kernels/normal/layout.h"
 #include "kernels/normal/notify.h"
+#include "kernels/two_hops/combine.h"
+#include "kernels/two_hops/dispatch.h"
+#include "kernels/two_hops/notify.h"
 
 namespace deep_ep {
 
@@ -22,6 +25,7 @@ struct Kernels {
 };
 
 using AllKernels = Kernels<LayoutKernel, NotifyKernel, CountsKernel, NotifyCachedKernel, DispatchKernel, CombineKernel,
-                           low_latency::DispatchKernel, low_latency::CombineKernel, PostKernel, HandshakeKernel>;
+                           two_hops::NotifyKernel, two_hops::CountsKernel, two_hops::DispatchKernel,
+                           two_hops::CombineKernel, low_latency::DispatchKernel, low_latency::CombineKernel, PostKernel, HandshakeKernel>;
 
 }  // namespace deep_ep

@@ -3,6 +3,7 @@
 
 #include "host/modes/measure/post.h"
 #include "host/modes/normal/calls.h"
+#include "host/modes/normal/two_hops.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -16,9 +17,51 @@ using host::normal::DispatchTensors;
 using host::normal::Sizes;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uint64_t source_tokens) {
-    return {reinterpret_cast<i32*>(token_row), reinterpret_cast<i32*>(row_token), reinterpret_cast<i32*>(rank_prefix),
-            reinterpret_cast<i32*>(source_tokens)};
+using host::two_hops::TwoHopPlan;
+
+i32* numbers(uint64_t address) { return reinterpret_cast<i32*>(address); }
+
+Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uint64_t source_tokens,
+               uint64_t rows_to_rank) {
+    return {numbers(token_row), numbers(row_token), numbers(rank_prefix), numbers(source_tokens),
+            numbers(rows_to_rank)};
+}
+
+TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_ranks, uint64_t sent_marks,
+                             uint64_t node_row, uint64_t rows_to_rank, uint64_t forwarded, uint64_t node_rows,
+                             uint64_t rank_prefix, uint64_t table, uint32_t table_rows) {
+    return {numbers(sent),      numbers(sent_token),   reinterpret_cast<u32*>(sent_ranks), numbers(sent_marks),
+            numbers(node_row),  numbers(rows_to_rank), numbers(forwarded),                 numbers(node_rows),
+            numbers(rank_prefix), numbers(table),      table_rows};
+}
+
+// What both ways of rows have in common: the calls, whose arguments have the same names.
+template <class Notify, class Dispatch, class Combine>
+void bind_way(py::module_& m, Notify notify, Dispatch dispatch, Combine combine) {
+    m.def("notify", notify, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("is_token_in_rank"),
+          py::arg("tokens_per_expert"), py::arg("plan"), py::arg("most_rows"), py::arg("finish_later"),
+          py::arg("blocks"), NoGil());
+    m.def("dispatch", dispatch, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"),
+          py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("cached"), py::arg("blocks"), NoGil());
+    m.def("combine", combine, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"), py::kw_only(),
+          py::arg("plan"), py::arg("rows"), py::arg("publish"), py::arg("blocks"), NoGil());
+}
+
+void bind_two_hops(py::module_& module) {
+    py::module_ m = module.def_submodule("two_hops", "The calls of normal mode in two hops.");
+    py::class_<TwoHopPlan>(m, "Plan")
+        .def(py::init(&make_two_hop_plan), py::kw_only(), py::arg("sent"), py::arg("sent_token"),
+             py::arg("sent_ranks"), py::arg("sent_marks"), py::arg("node_row"), py::arg("rows_to_rank"),
+             py::arg("forwarded"), py::arg("node_rows"), py::arg("rank_prefix"), py::arg("table"),
+             py::arg("table_rows"));
+    m.def("least_region_bytes", &host::two_hops::least_region_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("region_bytes", &host::two_hops::region_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("chunk_rows", &host::two_hops::chunk_rows, py::arg("runtime"), py::arg("sizes"));
+    m.def("put_bytes", &host::two_hops::put_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("fits_shared_memory", &host::two_hops::fits_shared_memory, py::arg("runtime"), py::arg("sizes"));
+    bind_way(m, &host::two_hops::notify, &host::two_hops::dispatch, &host::two_hops::combine);
+    m.attr("MARK_ROWS") = wire::kMarkRows;
+    m.attr("SET_BITS") = wire::kSetBits;
 }
 
 void bind_normal(py::module_& module) {
@@ -53,18 +96,16 @@ void bind_normal(py::module_& module) {
         .def_readwrite("combined_weights", &CombineTensors::combined_weights)
         .def_readwrite("bias", &CombineTensors::bias);
     py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
-                                    py::arg("rank_prefix"), py::arg("source_tokens"));
+                                    py::arg("rank_prefix"), py::arg("source_tokens"), py::arg("rows_to_rank"));
     m.def("least_region_bytes", &host::normal::least_region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("put_bytes", &host::normal::put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("most_ranks", &host::normal::most_ranks, py::arg("runtime"), py::arg("experts"));
     m.def("layout", &host::normal::layout, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("topk_idx"),
           py::arg("tokens_per_rank"), py::arg("tokens_per_expert"), py::arg("is_token_in_rank"), py::arg("blocks"),
           NoGil());
-    m.def("notify", &host::normal::notify, py::arg("runtime"), py::arg("sizes"), py::kw_only(),
-          py::arg("is_token_in_rank"), py::arg("tokens_per_expert"), py::arg("plan"), py::arg("rows_to_rank"),
-          py::arg("most_rows"), py::arg("finish_later"), py::arg("blocks"), NoGil());
-    m.def("counts", &host::normal::counts, py::arg("runtime"), py::arg("call"), NoGil());
+    m.def("counts", &host::normal::counts, py::arg("call"), NoGil());
     m.def("total_rows", &host::normal::total_rows, py::arg("call"));
+    m.def("forwarded_rows", &host::normal::forwarded_rows, py::arg("call"));
     m.def("rows_per_expert", &host::normal::rows_per_expert, py::arg("call"));
     m.attr("CALL_WORDS") = host::normal::kCallWords;
     const auto notify_cached = [&m](const char* name, wire::Kind kind) {
@@ -77,11 +118,7 @@ void bind_normal(py::module_& module) {
     };
     notify_cached("notify_cached_dispatch", wire::Kind::kCachedDispatch);
     notify_cached("notify_combine", wire::Kind::kCombine);
-    m.def("dispatch", &host::normal::dispatch, py::arg("runtime"), py::arg("call"), py::arg("sizes"),
-          py::arg("tensors"), py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("cached"), py::arg("blocks"),
-          NoGil());
-    m.def("combine", &host::normal::combine, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"),
-          py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("publish"), py::arg("blocks"), NoGil());
+    bind_way(m, &host::normal::notify, &host::normal::dispatch, &host::normal::combine);
 }
 
 void bind_measure(py::module_& module) {
@@ -100,6 +137,7 @@ void bind_measure(py::module_& module) {
 
 void bind_modes(py::module_& m) {
     bind_normal(m);
+    bind_two_hops(m);
     bind_low_latency(m);
     bind_measure(m);
 }

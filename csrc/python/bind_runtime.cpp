@@ -345,7 +345,8 @@ void bind_runtime(py::module_& m) {
     py::class_<BufferOptions>(m, "BufferOptions")
         .def(py::init([](int rank, int ranks, int regions, uint64_t region_bytes, uint64_t arena_bytes, double timeout,
                          int calls, uint32_t call_words, bool masks_ranks, bool poison, bool has_remote,
-                         const std::vector<std::string>& names, uint64_t rank_key) {
+                         const std::vector<std::string>& names, uint64_t rank_key, int ranks_per_node,
+                         bool near_audience, uint64_t bytes_in_flight) {
                  std::vector<fabric::Route> routes;
                  for (const std::string& name : names) routes.push_back(host::route_named(name));
                  return BufferOptions{.rank = rank,
@@ -360,11 +361,15 @@ void bind_runtime(py::module_& m) {
                                       .poison = poison,
                                       .has_remote = has_remote,
                                       .routes = std::move(routes),
-                                      .rank_key = rank_key};
+                                      .rank_key = rank_key,
+                                      .ranks_per_node = ranks_per_node,
+                                      .near_audience = near_audience,
+                                      .bytes_in_flight = bytes_in_flight};
              }),
              py::kw_only(), py::arg("rank"), py::arg("ranks"), py::arg("regions"), py::arg("region_bytes"),
              py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"),
-             py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"));
+             py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"),
+             py::arg("ranks_per_node"), py::arg("near_audience"), py::arg("bytes_in_flight"));
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")

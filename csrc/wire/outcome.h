@@ -81,8 +81,10 @@ struct Failure {
 };
 
 struct Outcome {
-    u32 counts_ready;  // 1 once total_rows and the expert counts are valid
-    i32 total_rows;
+    u32 counts_ready;    // 1 once these counts, and those per expert, are valid
+    i32 total_rows;      // that this rank receives
+    i32 forwarded_rows;  // node rows that it forwards, where there are two hops
+    u32 reserved;
     u64 operation;  // the number this call got
     Failure failure;
 };

@@ -8,6 +8,7 @@ import collections.abc
 import typing
 from . import executor
 from . import normal
+from . import two_hops
 from . import low_latency
 from . import measure
 from . import cuda
@@ -60,6 +61,7 @@ __all__: list[str] = [
     "sum_instructions",
     "sum_row",
     "syndrome_name",
+    "two_hops",
     "widen_to_float",
 ]
 
@@ -267,6 +269,9 @@ class BufferOptions:
         has_remote: bool,
         routes: collections.abc.Sequence[str],
         rank_key: int,
+        ranks_per_node: int,
+        near_audience: bool,
+        bytes_in_flight: int,
     ) -> None: ...
 
 class Runtime:

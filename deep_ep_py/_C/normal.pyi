@@ -17,6 +17,7 @@ __all__: list[str] = [
     "combine",
     "counts",
     "dispatch",
+    "forwarded_rows",
     "layout",
     "least_region_bytes",
     "most_ranks",
@@ -118,7 +119,9 @@ class CombineTensors:
     def x(self, arg0: int) -> None: ...
 
 class Plan:
-    def __init__(self, token_row: int, row_token: int, rank_prefix: int, source_tokens: int) -> None: ...
+    def __init__(
+        self, token_row: int, row_token: int, rank_prefix: int, source_tokens: int, rows_to_rank: int
+    ) -> None: ...
 
 def combine(
     runtime: deep_ep_py._C.Runtime,
@@ -131,7 +134,7 @@ def combine(
     publish: bool,
     blocks: int,
 ) -> bool: ...
-def counts(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> None: ...
+def counts(call: deep_ep_py._C.Call) -> None: ...
 def dispatch(
     runtime: deep_ep_py._C.Runtime,
     call: deep_ep_py._C.Call,
@@ -143,6 +146,7 @@ def dispatch(
     cached: bool,
     blocks: int,
 ) -> bool: ...
+def forwarded_rows(call: deep_ep_py._C.Call) -> int: ...
 def layout(
     runtime: deep_ep_py._C.Runtime,
     sizes: Sizes,
@@ -162,7 +166,6 @@ def notify(
     is_token_in_rank: int,
     tokens_per_expert: int,
     plan: Plan,
-    rows_to_rank: int,
     most_rows: int,
     finish_later: bool,
     blocks: int,

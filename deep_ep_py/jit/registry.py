@@ -27,6 +27,8 @@ class Shape:
         Warps per block.
     bulk_copies
         Whether rows are copied by bulk copies (TMA) where the architecture has them.
+    ranks_per_node
+        Ranks of a node; None: all are on one.
     """
 
     ranks: int = 8
@@ -35,6 +37,7 @@ class Shape:
     experts: int = 256
     warps: int = C.cuda.BLOCK_WARPS
     bulk_copies: bool = True
+    ranks_per_node: int | None = None
 
     @property
     def static(self) -> str:
@@ -77,7 +80,10 @@ class Kernel:
 
     def dynamic_shared_for(self, shape: Shape) -> str:
         """Return a constant expression: bytes of dynamic shared memory of a launch."""
-        block = f"{shape.ranks}, {shape.experts}, {shape.topk}, {shape.warps}, deep_ep::device::RowCopies::kSharedBytes"
+        block = (
+            f"{shape.ranks}, {shape.experts}, {shape.topk}, {shape.warps}, "
+            f"deep_ep::device::RowCopies::kSharedBytes, {shape.ranks_per_node or shape.ranks}"
+        )
         return f"{self.type}::shared_bytes({{{block}}})"
 
 
@@ -97,6 +103,20 @@ KERNELS = _kernels(
     Kernel("notify_cached", "kernels/normal/notify.h", "deep_ep::notify_cached", "deep_ep::NotifyCachedKernel"),
     Kernel("dispatch", "kernels/normal/dispatch.h", "deep_ep::dispatch<{static}>", "deep_ep::DispatchKernel"),
     Kernel("combine", "kernels/normal/combine.h", "deep_ep::combine<{static}>", "deep_ep::CombineKernel"),
+    *(
+        Kernel(
+            f"two_hop_{name}",
+            f"kernels/two_hops/{header}.h",
+            f"deep_ep::two_hops::{name}<{{static}}>",
+            f"deep_ep::two_hops::{name.capitalize()}Kernel",
+        )
+        for name, header in (
+            ("notify", "notify"),
+            ("counts", "notify"),
+            ("dispatch", "dispatch"),
+            ("combine", "combine"),
+        )
+    ),
     Kernel(
         "low_latency_dispatch",
         "kernels/low_latency/dispatch.h",

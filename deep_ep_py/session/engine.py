@@ -66,6 +66,8 @@ class Engine:
         Of the mode whose calls it holds.
     masks_ranks : bool
         A rank that is waited for in vain is masked, and the others go on; else all fail.
+    near_only : bool
+        No operation has to do with other ranks than those of the own node and the rail peers.
 
     Attributes
     ----------
@@ -102,6 +104,7 @@ class Engine:
         regions: int,
         needs: Needs,
         masks_ranks: bool,
+        near_only: bool = False,
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
@@ -114,7 +117,7 @@ class Engine:
         try:
             self.membership = Membership.agree(bootstrap, name)
             runtime, self._regions_offset = make_runtime(
-                bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks
+                bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks, near_only
             )
             self.growth = Growth(bootstrap, runtime)
         except BaseException:

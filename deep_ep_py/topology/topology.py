@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 """Environment variable in the place of an argument."""
 
+_SOFTWARE_BYTES_IN_FLIGHT = 4 << 20
+"""Of software NICs."""
+
+_JOIN_NODES = ("ibgda", "weak")
+"""Fabrics that leave ranks of a node to loads and stores."""
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -30,6 +36,8 @@ class Topology:
         Neighbours in number share a node; all nodes have the same size.
     nic : NicOptions
         What software NICs are like.
+    hops : int
+        How normal mode goes between nodes: 1, straight to each rank; 2, to one rank of a node and on from there.
     """
 
     rank: int
@@ -37,6 +45,7 @@ class Topology:
     fabric: str
     ranks_per_node: int
     nic: NicOptions = field(default_factory=NicOptions)
+    hops: int = 1
 
     @property
     def nodes(self) -> int:
@@ -54,6 +63,11 @@ class Topology:
         return self.rank % self.ranks_per_node
 
     @property
+    def bytes_in_flight(self) -> int:
+        """How many bytes must be on their way between nodes at once so that a NIC is kept busy."""
+        return _SOFTWARE_BYTES_IN_FLIGHT
+
+    @property
     def mapped(self) -> tuple[bool, ...]:
         """By rank: whether its heap is used by loads and stores. The same from both sides."""
         return tuple(rank == self.rank or self._maps(rank) for rank in range(self.ranks))
@@ -66,24 +80,30 @@ class Topology:
     @property
     def network(self) -> str | None:
         """What joins ranks that are not mapped; None where every pair of the Buffer's ranks is."""
-        if self.fabric == "ibgda":
-            return "ibgda" if self.nodes > 1 else None
+        if self.fabric == "ibgda" and self.nodes == 1:
+            return None
         if self.fabric == "peer" or self.ranks == 1:
             return None
         return "weak" if self.fabric == "mixed" else self.fabric
 
+    def is_rail_peer(self, peer: int) -> bool:
+        """Whether `peer` is on another node and has the same local index."""
+        return peer // self.ranks_per_node != self.node and peer % self.ranks_per_node == self.local_rank
+
     def _maps(self, peer: int) -> bool:
-        if self.fabric == "ibgda":
+        if self.nodes > 1:
             return self.node == peer // self.ranks_per_node
         return self.fabric == "peer" or (self.fabric == "mixed" and (self.rank + peer) % 2 == 0)
 
     def must_agree(self) -> dict[str, Any]:
         """Return what must be the same on all ranks, by the names that callers know."""
         nic = {f"nic.{name}": value for name, value in asdict(self.nic).items()}
-        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, **nic}
+        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, "hops": self.hops, **nic}
 
     @staticmethod
-    def of(rank: int, ranks: int, device: Device, fabric: Any, ranks_per_node: Any, nic: Any) -> Topology:
+    def of(
+        rank: int, ranks: int, device: Device, fabric: Any, ranks_per_node: Any, nic: Any, hops: Any = None
+    ) -> Topology:
         """Check what a caller passes, and find what it leaves out.
 
         Parameters
@@ -92,7 +112,7 @@ class Topology:
             The caller, and how many there are.
         device : Device
             Where they compute.
-        fabric, ranks_per_node, nic
+        fabric, ranks_per_node, nic, hops
             As `Buffer` takes them.
 
         Raises
@@ -116,7 +136,13 @@ class Topology:
             raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}")
         if nic is not None and not isinstance(nic, NicOptions):
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
-        per_node = min(given or 1, ranks) if fabric == "ibgda" else ranks
+        alone = 1 if fabric == "ibgda" else ranks  # ranks of a node where nothing says how many
+        per_node = min(given or alone, ranks) if fabric in _JOIN_NODES else ranks
         if ranks % per_node:
             raise ValueError(f"{name}={per_node}: expected a divisor of the {ranks} ranks, nodes have the same size")
-        return Topology(rank, ranks, fabric, per_node, nic or NicOptions())
+        several = per_node < ranks
+        if hops is None:
+            hops = 2 if several and per_node > 1 else 1
+        if arguments.integer("hops", hops, 1, 2) == 2 and not several:
+            raise ValueError("hops=2: expected several nodes, these ranks are on one")
+        return Topology(rank, ranks, fabric, per_node, nic or NicOptions(), hops)

@@ -18,6 +18,11 @@ class RowCopies {
         bulk::fence_proxy();
     }
 
+    // What the first lane has acquired is ordered before what it loads through the other proxy.
+    DEEP_EP_DEVICE void read_what_came() {
+        if (lane() == 0) bulk::fence_proxy();
+    }
+
     // One load is on its way at a time, beside the stores of the piece before: with as many warps as a block has, that
     // is enough.
     DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {

@@ -81,6 +81,7 @@ void Runtime::clear_words(uint32_t generation) {
     // The abort word stays: it is of an older generation, which is as good as clear, or of this one already.
     memory_->fill(bank, 0, heap.bank_bytes());
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
+    memory_->fill(slots_read_.get(), 0, slots_read() * sizeof(u32));
     control_->clear_announcement();
     if (options_.masks_ranks) {
         control_->clear_masks(generation);

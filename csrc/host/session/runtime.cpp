@@ -42,6 +42,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
                                     : nullptr),
       decisions_(options.masks_ranks ? make_private<u64>(heaps_.size() * static_cast<size_t>(options.regions))
                                      : nullptr),
+      slots_read_(make_private<u32>(slots_read())),
       failures_(FailureCount::of(options.rank_key, *memory_)),
       context_(make_private<Context>()),
       timeout_ns_(options.timeout_ns),
@@ -85,6 +86,8 @@ void Runtime::write_context(uint64_t sequence) {
     context.base = base_.get();
     context.farewell = farewell_.get();
     context.mask = mask_;
+    context.audience = audience();
+    context.slots_read = slots_read_.get();
     context.claimed = claimed_.get();
     context.suspects = suspects_.get();
     context.decisions = decisions_.get();

@@ -38,6 +38,9 @@ struct BufferOptions {
     bool has_remote;                    // some pair of ranks of the Buffer is not mapped
     std::vector<fabric::Route> routes;  // per rank: how it is reached
     uint64_t rank_key;                  // FailureCount::of
+    int ranks_per_node;                 // the ranks of a node are neighbours in number
+    bool near_audience;                 // all operations take two hops: wire::Audience
+    uint64_t bytes_in_flight;           // that keep a NIC busy: its bandwidth times a round trip
 };
 
 // One call of a collective: what its kernels share, and what they tell the host while they run.
@@ -91,7 +94,7 @@ class Runtime final : private FailureCount::Member {
         RuntimeShape shape{};
         if constexpr (!requires { Kernel::kOfAnyShape; }) shape = args.shape;
         const BlockSizes block{static_cast<u32>(options_.ranks), experts, shape.topk_, launcher_->warps(),
-                               launcher_->copies_bytes()};
+                               launcher_->copies_bytes(), static_cast<u32>(options_.ranks_per_node)};
         return launch(Kernel::kName, shape, blocks, Kernel::shared_bytes(block), &args, sizeof(args));
     }
     // When the latest launch was handed to the launcher, in ns of the host's steady clock; 0: there was none.
@@ -216,6 +219,10 @@ class Runtime final : private FailureCount::Member {
         return {options_.rank, heap_layout(options_), heaps_[static_cast<size_t>(options_.rank)]->base()};
     }
     void write_context(uint64_t sequence);
+    wire::Audience audience() const {
+        return {options_.near_audience ? static_cast<u32>(options_.ranks_per_node) : 0};
+    }
+    size_t slots_read() const { return heaps_.size() * static_cast<size_t>(options_.regions) * wire::kSlots; }
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
 
     const BufferOptions options_;
@@ -236,6 +243,7 @@ class Runtime final : private FailureCount::Member {
     const std::shared_ptr<u64> claimed_;                  // Context::claimed
     const std::shared_ptr<u64> suspects_;                 // Context::suspects
     const std::shared_ptr<u64> decisions_;                // Context::decisions
+    const std::shared_ptr<u32> slots_read_;               // Context::slots_read
     const std::shared_ptr<FailureCount> failures_;
     const std::shared_ptr<Context> context_;
     uint64_t timeout_ns_;

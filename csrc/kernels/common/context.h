@@ -2,6 +2,7 @@
 #pragma once
 
 #include "fabric/peers.h"
+#include "wire/audience.h"
 #include "wire/outcome.h"
 
 namespace deep_ep {
@@ -42,6 +43,8 @@ struct Context {
     u64* base;     // [heap.words()] what earlier uses have consumed of each of this rank's signal words (P7)
     fabric::Completion* farewell;  // puts that no operation waits for: the `free` words; host-visible
     wire::RankMask mask;           // ranks that are neither sent to nor waited for (P17)
+    wire::Audience audience;       // which ranks give back regions to each other (P4)
+    u32* slots_read;               // [regions, ranks, kSlots] of the chunk in each slot: rows summed, 0 between calls
     u64* suspects;                 // host-visible, [ranks]: wire/masked_ranks.h; null: a wait in vain fails all ranks
     u64* decisions;                // [regions, ranks] see Operation::takes_part; null as `suspects`
     u64* claimed;                  // host-visible: the abort word of the latest failure that a kernel here has claimed

@@ -17,6 +17,7 @@ struct BlockSizes {
     u32 topk;     // as compiled for; 0 for kernels of any shape
     u32 warps;
     u32 copies_bytes;  // device::RowCopies::kSharedBytes of the target that runs the kernel
+    u32 per_node = 1;  // ranks of a node, for kernels that keep something for each
 };
 
 // An array in the shared memory of a block.

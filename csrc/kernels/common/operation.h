@@ -134,6 +134,9 @@ class Operation {
         context_.base[wire::word_index(region(), kind, source, ranks())] += puts * wire::kUnit;
     }
 
+    // Counters of this rank's kernels, [ranks, kSlots]: see Context.
+    DEEP_EP_DEVICE u32* slots_read() const { return context_.slots_read + u64{region_} * ranks() * wire::kSlots; }
+
     // --- failing
     // ----------------------------------------------------------------------------------------------------------------
     // True once this block has given up: from then on nothing is stored, signalled, offered or freed (P14).
@@ -238,7 +241,7 @@ class Operation {
     // The whole block: every rank has given back its region's use before this one, so it may be stored into (P4).
     DEEP_EP_DEVICE bool await_free() {
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
-            if (!present(r) || masked(r)) continue;
+            if (!hears(r) || masked(r)) continue;
             wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), free_target());
         }
         // `free` may have come while the others went on without this rank.
@@ -289,6 +292,11 @@ class Operation {
     // One thread: adds one unit to this rank's word of `kind` at `to`.
     DEEP_EP_DEVICE bool signal(u32 to, u32 kind) {
         return may_send(to) && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
+    }
+    // One thread: adds one unit to the word of `kind` and `source` at `to`, which is mapped. For rows that this rank passes
+    // on: it alone writes that word in this operation (P6).
+    DEEP_EP_DEVICE void signal_for(u32 to, u32 kind, u32 source) {
+        if (may_send(to)) fabric::peer::signal(peers(), to, {word_offset(kind, source), 0});
     }
     // One thread of each block: adds the block's share of one unit to this rank's word of `kind` at `to`, which is
     // mapped. All shares together are the unit, whatever the grid (P8). A release at system scope, behind the block's
@@ -363,7 +371,7 @@ class Operation {
         // All other blocks have come to their last meeting: no block of this call adds to the counts any longer.
         for (u32 i = first; i < kMeetings; i += step) ticket_.blocks_met[i] = 0;
         for (u32 r = first; r < ranks(); r += step) {
-            if (!present(r) || masked(r)) continue;
+            if (!hears(r) || masked(r)) continue;
             fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
         }
     }
@@ -408,6 +416,8 @@ class Operation {
     DEEP_EP_DEVICE fabric::Word word_at_peer(u32 kind) const {
         return {word_offset(kind, rank()), region() * wire::kSignals + kind};
     }
+    // Ranks that give back their regions to each other (P4).
+    DEEP_EP_DEVICE bool hears(u32 other) const { return present(other) && context_.audience.joins(rank(), other); }
     // A rank as memory says, or -1 for what is none.
     DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }
 

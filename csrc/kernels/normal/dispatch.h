@@ -9,11 +9,11 @@
 //   data                    behind the senders' direct stores, which wait for nothing but offers
 #pragma once
 
-#include "kernels/common/expert_ids.h"
 #include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
 #include "kernels/common/shape.h"
 #include "kernels/normal/offers.h"
+#include "kernels/normal/rows.h"
 #include "kernels/normal/staging.h"
 
 namespace deep_ep {
@@ -27,12 +27,7 @@ struct DispatchArgs {
     u32 experts_per_rank;
     u32 streaming;              // rows are stored past the caches
     u32 rows;                   // of the output: as many as come, or more
-    const u8* x;                // [tokens, row_bytes]
-    const u32* scales;          // [tokens, scales], of whatever 4 bytes; null: rows have none
-    i64 scales_stride[2];       // from token to token, from scale to scale, in scales
-    u32 scales_in_pieces;       // each token's lie side by side and can be copied 16 bytes at a time, there and here
-    ExpertIds topk_idx;         // [tokens, topk], null: rows carry no top-k, or there are none
-    const float* topk_weights;  // [tokens, topk], null with topk_idx
+    Rows from;                  // the tokens'
     Plan plan;
     wire::Offer offer;         // where the output lies, if peers can see it
     u8* recv_x;                // [rows, row_bytes]
@@ -82,35 +77,6 @@ struct DispatchShared {
 // What rows carry, the same on all ranks: a rank without rows of its own has null addresses for them.
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
 DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
-DEEP_EP_DEVICE u32 scales_per_row(const DispatchArgs& args) {
-    return args.layout.format.scales_bytes / static_cast<u32>(sizeof(u32));
-}
-
-// A warp: gathers a token's scales, however the caller has laid them out.
-DEEP_EP_DEVICE void store_scales(const DispatchArgs& args, u32 token, u32* scales) {
-    const u32* from = args.scales + static_cast<i64>(token) * args.scales_stride[0];
-    if (args.scales_in_pieces != 0) {
-        device::warp_copy(scales, from, args.layout.format.scales_bytes);
-        return;
-    }
-    for (u32 i = device::lane(); i < scales_per_row(args); i += device::kWarpSize) {
-        scales[i] = from[static_cast<i64>(i) * args.scales_stride[1]];
-    }
-}
-
-// A warp: localises a token's expert ids for `destination`: other ranks' experts become -1, with weight 0.
-DEEP_EP_DEVICE void store_topk(const DispatchArgs& args, u32 topk, u32 token, u32 destination, ExpertIds idx,
-                               float* weights) {
-    const ExpertIds from_idx = args.topk_idx.from(static_cast<u64>(token) * topk);
-    const float* from_weights = args.topk_weights + static_cast<u64>(token) * topk;
-    const i64 first = static_cast<i64>(destination) * args.experts_per_rank;
-    for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
-        const i64 local = from_idx.get(k) - first;
-        const bool here = static_cast<u64>(local) < args.experts_per_rank;
-        idx.set(k, here ? local : -1);
-        weights[k] = here ? from_weights[k] : 0.0f;
-    }
-}
 
 // The block: where this rank's rows begin at each destination.
 template <class Shape>
@@ -131,7 +97,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
             const u64 start = sent.first;
             u8* heap = fabric::address(op.peers(), r, 0);
             target.x = heap + offer.x + start * shape.row_bytes();
-            target.scales = reinterpret_cast<u32*>(heap + offer.scales) + start * scales_per_row(args);
+            target.scales = reinterpret_cast<u32*>(heap + offer.scales) + start * scales_per_row(args.layout.format);
             target.topk_idx = heap + offer.topk_idx + start * args.layout.format.topk_idx_bytes;
             target.topk_weights = reinterpret_cast<float*>(heap + offer.topk_weights) + start * topk;
             target.src_idx = reinterpret_cast<i32*>(heap + offer.src_idx) + start;
@@ -177,15 +143,15 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
             count += __popc(mask);
         }
         __syncwarp();  // the list is complete
-        copies.to_many(rows.x, count, args.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
-        for (u32 i = 0; scales_per_row(args) != 0 && i < count; ++i) {
-            const u64 to = static_cast<u64>(rows.row[i]) * scales_per_row(args);
-            store_scales(args, token, targets[rows.rank[i]].scales + to);
+        copies.to_many(rows.x, count, args.from.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
+        for (u32 i = 0; scales_per_row(args.layout.format) != 0 && i < count; ++i) {
+            const u64 to = static_cast<u64>(rows.row[i]) * scales_per_row(args.layout.format);
+            store_scales(args.from, args.layout.format, token, targets[rows.rank[i]].scales + to);
         }
         for (u32 i = 0; carries_topk(args) && i < count; ++i) {
             const DispatchTarget& target = targets[rows.rank[i]];
             const u64 to = static_cast<u64>(rows.row[i]) * topk;
-            store_topk(args, topk, token, rows.rank[i], ExpertIds::at(target.topk_idx, args.topk_idx.id_bytes).from(to),
+            store_topk(args.from, args.experts_per_rank, topk, token, rows.rank[i], ExpertIds::at(target.topk_idx, args.from.topk_idx.id_bytes).from(to),
                        target.topk_weights + to);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
@@ -253,18 +219,18 @@ struct DispatchChunks {
         const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
         const i32* tokens = args.plan.row_token + static_cast<u64>(to) * args.tokens + first;
         auto* scales = reinterpret_cast<u32*>(message + format.scales_offset(rows));
-        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.topk_idx.id_bytes);
+        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.from.topk_idx.id_bytes);
         auto* weights = reinterpret_cast<float*>(message + format.topk_weights_offset(rows));
         auto* src_idx = reinterpret_cast<i32*>(message + format.src_idx_offset(rows));
         for (u32 i = 0; i < rows; ++i) {
             device::warp_copy(message + format.x_offset() + static_cast<u64>(i) * row_bytes,
-                              args.x + static_cast<u64>(token_at(tokens, i, to)) * row_bytes, row_bytes);
+                              args.from.x + static_cast<u64>(token_at(tokens, i, to)) * row_bytes, row_bytes);
         }
-        for (u32 i = 0; scales_per_row(args) != 0 && i < rows; ++i) {
-            store_scales(args, token_at(tokens, i, to), scales + i * scales_per_row(args));
+        for (u32 i = 0; scales_per_row(args.layout.format) != 0 && i < rows; ++i) {
+            store_scales(args.from, args.layout.format, token_at(tokens, i, to), scales + i * scales_per_row(args.layout.format));
         }
         for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
-            store_topk(args, topk, token_at(tokens, i, to), to, idx.from(i * topk), weights + i * topk);
+            store_topk(args.from, args.experts_per_rank, topk, token_at(tokens, i, to), to, idx.from(i * topk), weights + i * topk);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
     }
@@ -275,13 +241,13 @@ struct DispatchChunks {
         const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
         const u64 start = u64{first} + targets[from].received.first;
         const auto* scales = reinterpret_cast<const u32*>(message + format.scales_offset(rows));
-        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.topk_idx.id_bytes);
+        const auto idx = ExpertIds::at(message + format.topk_idx_offset(rows), args.from.topk_idx.id_bytes);
         const auto* weights = reinterpret_cast<const float*>(message + format.topk_weights_offset(rows));
         const auto* src_idx = reinterpret_cast<const i32*>(message + format.src_idx_offset(rows));
         device::warp_copy(args.recv_x + start * row_bytes, message + format.x_offset(),
                           static_cast<u64>(rows) * row_bytes);
-        for (u32 i = device::lane(); i < rows * scales_per_row(args); i += device::kWarpSize) {
-            args.recv_scales[start * scales_per_row(args) + i] = scales[i];
+        for (u32 i = device::lane(); i < rows * scales_per_row(args.layout.format); i += device::kWarpSize) {
+            args.recv_scales[start * scales_per_row(args.layout.format) + i] = scales[i];
         }
         for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
             args.recv_topk_idx.set(start * topk + i, idx.get(i));
@@ -329,8 +295,8 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     // The ranks whose rows come straight into the output, and those whose rows come in chunks.
     const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };
     const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
-    serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
-                  gridDim.x * warps);
+    StreamWork work{op, args.layout, chunks, sends, receives};
+    serve(op, work, progress, blockIdx.x * warps + device::warp(), gridDim.x * warps);
     if (!op.last_block(kFinished)) return;
 
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {

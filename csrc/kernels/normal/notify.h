@@ -6,7 +6,7 @@
 #include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
 #include "kernels/common/shape.h"
-#include "kernels/normal/bounds.h"
+#include "kernels/normal/counts.h"
 
 namespace deep_ep {
 
@@ -22,7 +22,6 @@ struct NotifyArgs {
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts], null where there is no top-k
     Plan plan;
-    i32* rows_to_rank;     // [ranks] rows this rank sends to each
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
     u64 heap_bytes;        // what this rank announces of its heap (P10)
     u64* heaps;            // [ranks] host-visible: what each rank has announced; null where the host does not wait
@@ -69,21 +68,10 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
     const wire::RegionLayout& layout = args.layout;
     const u32 experts_per_rank = layout.experts / ranks;
     u8* message = op.local_region() + layout.notify_send();
-    if (threadIdx.x == 0) {
-        wire::NotifyHeader header{};
-        header.operation = op.number();
-        header.arguments = op.arguments();
-        header.generation = op.generation();
-        header.tokens = args.tokens;
-        header.heap_bytes = args.heap_bytes;
-        *reinterpret_cast<wire::NotifyHeader*>(message) = header;
-    }
-    const u32 mask_words = static_cast<u32>(sizeof(wire::RankMask) / sizeof(u64));
-    auto* const mask = reinterpret_cast<wire::RankMask*>(message + sizeof(wire::NotifyHeader));
-    for (u32 word = threadIdx.x; word < mask_words; word += blockDim.x)
-        mask->words[word] = op.context().mask.words[word];
+    if (threadIdx.x == 0) store_counts_header(op, message, args.tokens, args.heap_bytes);
+    store_mask(op, message, threadIdx.x, blockDim.x);
     i32* rows_to_rank = reinterpret_cast<i32*>(message + wire::kNotifyCounts);
-    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) rows_to_rank[r] = args.rows_to_rank[r];
+    for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) rows_to_rank[r] = args.plan.rows_to_rank[r];
     for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < layout.experts; e += blockDim.x) {
         u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
         reinterpret_cast<i32*>(slice)[e % experts_per_rank] = args.tokens_per_expert[e];
@@ -101,21 +89,6 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
     }
 }
 
-// One thread: the lowest rank that a source leaves out and this rank does not, or the other way round; kMostRanks:
-// none.
-DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& left_out_there) {
-    const auto* words = reinterpret_cast<const volatile u64*>(theirs);
-#pragma unroll 1
-    for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
-        const u64 there = words[word], differing = there ^ op.context().mask.words[word];
-        if (differing == 0) continue;
-        const u32 rank = wire::RankMask::lowest(word, differing);
-        left_out_there = (there >> rank % wire::RankMask::kBits & 1) != 0;
-        return rank;
-    }
-    return wire::kMostRanks;
-}
-
 // The block: waits for all ranks' messages and checks that they are of this very operation.
 DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
@@ -126,30 +99,13 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
         }
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, r, 1)) continue;
         const u8* const message = op.local_region() + args.layout.notify_row(r);
-        const auto header = copy_once<wire::NotifyHeader>(message);
-        if (!op.check_message(Phase::kNotify, r, header.operation, header.arguments)) continue;
-        bool there = false;
-        const u32 other = differing_rank(op, message + sizeof(wire::NotifyHeader), there);
-        if (header.generation != op.generation()) {
-            op.fail(wire::kMismatch, Phase::kHeader, static_cast<i32>(r), op.generation(), header.generation);
-        } else if (other != wire::kMostRanks) {
-            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), other, there);
-        } else if (header.tokens > wire::kMostTokens) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, header.tokens);
-        }
+        wire::NotifyHeader header;
+        if (!check_counts(op, r, message, header)) continue;
         args.plan.source_tokens[r] = static_cast<i32>(header.tokens);
         if (args.heaps != nullptr) args.heaps[r] = header.heap_bytes;  // the host reads it after `counts_ready`
         op.consume(wire::kNotify, r, 1);
     }
     return op.meet();
-}
-
-// One thread: one of a source's counts, read once. More than `most`: the operation fails, and it counts as none.
-DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, const u8* counts, u32 index, u32 most) {
-    const u32 count = reinterpret_cast<const volatile u32*>(counts)[index];
-    if (count <= most) return static_cast<i32>(count);
-    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), most, count);
-    return 0;
 }
 
 // The block: where every source's rows end in every receiver, and what this rank receives. All ranks see the same
@@ -201,7 +157,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     const u32 first = blockIdx.x * device::warps() + device::warp();
     for (u32 r = first; r < ranks; r += gridDim.x * device::warps()) {
         const u32 rows = scan_destination(args, ranks, r, op.present(r));
-        if (device::lane() == 0) args.rows_to_rank[r] = static_cast<i32>(rows);
+        if (device::lane() == 0) args.plan.rows_to_rank[r] = static_cast<i32>(rows);
     }
     if (!op.last_block(kCounted)) return;
 

@@ -11,6 +11,7 @@ struct Plan {
     i32* row_token;      // [ranks, tokens] the inverse: the token at an index
     i32* rank_prefix;    // [ranks, ranks] [i][j]: rows that ranks <= i send to rank j
     i32* source_tokens;  // [ranks] tokens of each rank
+    i32* rows_to_rank;   // [ranks] rows this rank sends to each
 };
 
 }  // namespace deep_ep

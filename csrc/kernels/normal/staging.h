@@ -7,7 +7,7 @@
 // and blocks on none (P11), so any number of warps will do.
 #pragma once
 
-#include "kernels/common/operation.h"
+#include "kernels/common/polling.h"
 #include "kernels/normal/bounds.h"
 
 namespace deep_ep {
@@ -16,8 +16,8 @@ namespace deep_ep {
 constexpr u32 stream_progress_words(u32 ranks) { return 2 * ranks * wire::kSlots; }
 
 // Chunks of a stream of `chunks` that take `slot`.
-constexpr u32 chunks_in_slot(u32 chunks, u32 slot) {
-    return chunks > slot ? (chunks - slot - 1) / wire::kSlots + 1 : 0;
+constexpr u32 chunks_in_slot(u32 chunks, u32 slot, u32 slots = wire::kSlots) {
+    return chunks > slot ? (chunks - slot - 1) / slots + 1 : 0;
 }
 static_assert(chunks_in_slot(1, 0) == 1 && chunks_in_slot(1, 1) == 0 && chunks_in_slot(wire::kSlots + 1, 0) == 2,
               "chunks per slot");
@@ -34,22 +34,6 @@ struct StreamSlot {
         const u32 local = index < sends ? index : index - sends;
         return {local / wire::kSlots, local % wire::kSlots, index < sends};
     }
-};
-
-// One thread: may the chunk `done` (counted within the slot) be handled now? Sending waits for `next`, but not for a
-// slot's first chunk; receiving waits for the chunk itself.
-struct StreamWait {
-    Phase phase;
-    const u64* word;
-    u64 expected;
-
-    DEEP_EP_DEVICE static StreamWait of(const Operation& op, const StreamSlot& stream, u32 done) {
-        const u32 kind = (stream.sending ? wire::kNext : wire::kChunk) + stream.slot;
-        return {stream.sending ? Phase::kNext : Phase::kChunk, op.word(kind, stream.peer),
-                op.target(kind, stream.peer, stream.sending ? done : done + 1)};
-    }
-    // The acquire pairs with the peer's release: of a slot it has read (next), or of a chunk it has written (chunk).
-    DEEP_EP_DEVICE bool over() const { return device::load_acquire<Scope::kSystem>(word) >= expected; }
 };
 
 // A warp: builds chunk `chunk` for `to` where the peer's slot is mapped, else in this rank's own region, and sends it.
@@ -107,63 +91,47 @@ DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layou
     if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);
 }
 
-// A warp, the `worker`-th of `workers`: serves its share of this rank's streams to their ends. `sends(r)` and
-// `receives(r)` say with which ranks there are any.
+// What polling warps do for streams: see serve(). `sends(r)` and `receives(r)` say with which ranks there are any.
 template <class Chunks, class Sends, class Receives>
-DEEP_EP_DEVICE void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, Sends sends,
-                                  Receives receives, u32* progress, u32 worker, u32 workers) {
-    const u32 ranks = op.ranks(), entries = 2 * ranks * wire::kSlots;
-    const auto total = [&](const StreamSlot& stream) -> u32 {
+struct StreamWork {
+    Operation& op;
+    const wire::RegionLayout& layout;
+    const Chunks& chunks;
+    Sends sends;
+    Receives receives;
+
+    DEEP_EP_DEVICE u32 entries() const { return stream_progress_words(op.ranks()); }
+    DEEP_EP_DEVICE u32 steps(u32 entry) const {
+        const StreamSlot stream = StreamSlot::at(entry, op.ranks());
         if (stream.sending)
             return sends(stream.peer) ? chunks_in_slot(chunks.sent_chunks(stream.peer), stream.slot) : 0;
         if constexpr (Chunks::kReceives) {
             return receives(stream.peer) ? chunks_in_slot(chunks.received_chunks(stream.peer), stream.slot) : 0;
         }
         return 0;
-    };
-    for (u32 i = worker + device::lane() * workers; i < entries; i += workers * device::kWarpSize) progress[i] = 0;
-    __syncwarp();
-
-    for (;;) {
-        bool moved = false;
-        StreamWait pending{Phase::kNone, nullptr, 0};
-        i32 pending_peer = -1;
-        for (u32 i = worker; i < entries; i += workers) {
-            const StreamSlot stream = StreamSlot::at(i, ranks);
-            if (progress[i] >= total(stream)) continue;
-            const u32 done = progress[i];
-            const StreamWait wait = StreamWait::of(op, stream, done);
-            if (!broadcast(device::lane() == 0 && !op.failed() && wait.over())) {
-                pending = wait;
-                pending_peer = static_cast<i32>(stream.peer);
-                continue;
-            }
-            const u32 chunk = stream.slot + done * wire::kSlots;
-            if (stream.sending) {
-                send_chunk(op, layout, chunks, stream.peer, chunk);
-            } else if constexpr (Chunks::kReceives) {
-                receive_chunk(op, layout, chunks, stream.peer, chunk);
-            }
-            if (device::lane() == 0) progress[i] = done + 1;
-            __syncwarp();
-            moved = true;
-        }
-        if (broadcast(op.failed())) return;
-        if (moved) continue;
-        if (pending.word == nullptr) return;  // every stream of this warp has ended
-        int goes_on = 1;
-        if (device::lane() == 0) {
-            goes_on = op.wait(pending.phase, pending_peer, pending.word, pending.expected, [&] {
-                for (u32 i = worker; i < entries; i += workers) {
-                    const StreamSlot stream = StreamSlot::at(i, ranks);
-                    if (progress[i] < total(stream) && StreamWait::of(op, stream, progress[i]).over()) return true;
-                }
-                return false;
-            });
-        }
-        if (!broadcast(goes_on)) return;
     }
-}
+    // Sending waits for `next`, but not for a slot's first chunk; receiving waits for the chunk itself.
+    DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
+        const StreamSlot stream = StreamSlot::at(entry, op.ranks());
+        const Pending pending =
+            stream.sending ? Pending::of(op, Phase::kNext, stream.peer, wire::kNext + stream.slot, stream.peer, n)
+                           : Pending::of(op, Phase::kChunk, stream.peer, wire::kChunk + stream.slot, stream.peer, n + 1);
+        return pending.over() ? Pending::none() : pending;
+    }
+    DEEP_EP_DEVICE void step(u32 entry, u32 n) const {
+        const StreamSlot stream = StreamSlot::at(entry, op.ranks());
+        const u32 chunk = stream.slot + n * wire::kSlots;
+        if (stream.sending) {
+            send_chunk(op, layout, chunks, stream.peer, chunk);
+        } else if constexpr (Chunks::kReceives) {
+            receive_chunk(op, layout, chunks, stream.peer, chunk);
+        }
+    }
+    DEEP_EP_DEVICE bool fill_in() const { return false; }
+};
+template <class Chunks, class Sends, class Receives>
+StreamWork(Operation&, const wire::RegionLayout&, const Chunks&, Sends, Receives)
+    -> StreamWork<Chunks, Sends, Receives>;
 
 // One thread: ends this operation's use of the words of the streams with `peer`.
 DEEP_EP_DEVICE void consume_stream(Operation& op, u32 peer, u32 sent, u32 received) {

@@ -3,66 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deep_ep_py.core.native import C
+from deep_ep_py.modes.normal.plans import Plan
 from deep_ep_py.session.origin import number_of
 
 if TYPE_CHECKING:
     from deep_ep_py.session.engine import Engine
 
-_INTRANODE, _INTERNODE = 6, 10
-"""Elements of V1's handles."""
-_NOT_THERE = {_INTRANODE: (), _INTERNODE: (3, 4, 7, 9)}
-"""Places of those that are None, by the number of elements."""
 _MADE_FOR = "_deep_ep_py_made_for"
 """Attribute of a storage: the handle that an element was made for, and the element's place."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Where this rank's rows go and where the others' rows come from.
-
-    Attributes
-    ----------
-    token_row : torch.Tensor
-        int32 [tokens, ranks]: index of a token among this rank's tokens for that rank, or -1.
-    row_token : torch.Tensor
-        int32 [ranks, tokens]: the inverse.
-    rank_prefix : torch.Tensor
-        int32 [ranks, ranks]: `[i][j]` rows that ranks <= i send to rank j.
-    source_tokens : torch.Tensor
-        int32 [ranks]: tokens of each rank.
-    rows_to_rank : torch.Tensor
-        int32 [ranks, 1]: rows this rank sends to each.
-    """
-
-    token_row: torch.Tensor
-    row_token: torch.Tensor
-    rank_prefix: torch.Tensor
-    source_tokens: torch.Tensor
-    rows_to_rank: torch.Tensor
-
-    @staticmethod
-    def empty(tokens: int, ranks: int, device: torch.device) -> Plan:
-        """Make a plan for notify to fill."""
-
-        def tensor(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=torch.int32, device=device)
-
-        return Plan(tensor(tokens, ranks), tensor(ranks, tokens), tensor(ranks, ranks), tensor(ranks), tensor(ranks, 1))
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return all of it."""
-        return self.token_row, self.row_token, self.rank_prefix, self.source_tokens, self.rows_to_rank
-
-    def native(self) -> Any:
-        """Return the addresses, as kernels take them."""
-        tensors = (self.token_row, self.row_token, self.rank_prefix, self.source_tokens)
-        return C.normal.Plan(*(tensor.data_ptr() for tensor in tensors))
 
 
 class DispatchHandle(tuple[torch.Tensor | None, ...]):
@@ -73,11 +25,15 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
     sends to each; recv_channel_prefix_matrix int32 [ranks, 1], all 0; recv_src_idx int32 [rows]; is_token_in_rank bool
     [tokens, ranks]; send_head int32 [tokens, ranks], a token's index among those for that rank, or -1.
 
-    Else the 10 of `internode_dispatch`: is_token_in_rank; rdma_channel_prefix_matrix int32 [nodes, 1];
-    gbl_channel_prefix_matrix int32 [ranks, 1]; None; None; recv_gbl_channel_prefix_matrix int32 [ranks, 1], where each
-    source's rows begin; recv_gbl_rank_prefix_sum int32 [ranks], where they end; None; send_rdma_head int32
-    [tokens, nodes]; None. What is None describes how V1 passes rows on inside a node; here they go straight to each
-    rank.
+    Else the 10 of `internode_dispatch`: is_token_in_rank; rdma_channel_prefix_matrix int32 [nodes, 1], tokens this rank
+    sends to each node; gbl_channel_prefix_matrix int32 [ranks, 1], to each rank; recv_rdma_channel_prefix_matrix int32
+    [nodes, 1], tokens this rank passes on from each node, its own among them, and recv_rdma_rank_prefix_sum int32
+    [nodes], where they end; recv_gbl_channel_prefix_matrix int32 [ranks, 1], where each source's rows begin, and
+    recv_gbl_rank_prefix_sum int32 [ranks], where they end; recv_src_meta uint8 [rows, 8], two int32: the token at the
+    source, and its index among those that the source sends to this node; send_rdma_head int32 [tokens, nodes], a
+    token's index among those for that node, or -1; send_nvl_head int32 [tokens passed on, ranks of a node], a passed
+    token's index among its source's rows for that rank, or -1. In one hop nothing is passed on: those elements have no
+    rows, or zeros.
 
     The elements are made each time they are asked for; this library reads the attributes alone. A tuple of
     the elements serves as the handle does, see `handle_of`.
@@ -88,8 +44,8 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
         Whose operation it was. The handle also serves other Buffers of the same ranks.
     plan : Plan
         The routes.
-    is_token_in_rank, recv_src_idx : torch.Tensor
-        As above.
+    recv_source : torch.Tensor
+        Where each row comes from: int32 [rows], the token at the source; in two hops [rows, 2], as above.
     tokens, rows : int
         Tokens this rank sent, rows it received.
     topk : int
@@ -102,38 +58,38 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
 
     owner: Engine
     plan: Plan
-    is_token_in_rank: torch.Tensor
-    recv_src_idx: torch.Tensor
+    recv_source: torch.Tensor
     tokens: int
     rows: int
     topk: int
     operation: int
     generation: int
+    _in_rank: torch.Tensor | None
 
     def __new__(
         cls,
         owner: Engine,
         plan: Plan,
-        is_token_in_rank: torch.Tensor,
-        recv_src_idx: torch.Tensor,
+        is_token_in_rank: torch.Tensor | None,
+        recv_source: torch.Tensor,
         topk: int,
         operation: int,
         generation: int,
     ) -> DispatchHandle:
-        """Make the handle of an operation whose kernels are launched."""
+        """Make the handle of an operation whose kernels are launched; `is_token_in_rank` may be left to the plan."""
         # The tuple proper holds only the length: `isinstance(handle, tuple)` and `len` are true, and Python indexes,
         # iterates and unpacks a subclass of tuple by its own methods.
-        handle = super().__new__(cls, (None,) * (_INTRANODE if owner.topology.nodes == 1 else _INTERNODE))
+        handle = super().__new__(cls, (None,) * plan.elements)
         handle.owner, handle.plan, handle.topk = owner, plan, topk
         handle.operation, handle.generation = operation, generation
-        handle.is_token_in_rank, handle.recv_src_idx = is_token_in_rank, recv_src_idx
-        handle.tokens, handle.rows = is_token_in_rank.shape[0], recv_src_idx.shape[0]
+        handle._in_rank, handle.recv_source = is_token_in_rank, recv_source
+        handle.tokens, handle.rows = plan.tensors()[0].shape[0], recv_source.shape[0]
         return handle
 
     def __getitem__(self, index: Any) -> Any:
         return self._elements()[index]
 
-    def __iter__(self) -> Iterator[torch.Tensor | None]:
+    def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self._elements())
 
     # As a key and in comparisons it is itself: tensors do not compare as a tuple's elements must.
@@ -157,42 +113,33 @@ class DispatchHandle(tuple[torch.Tensor | None, ...]):
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return all that kernels read."""
-        return *self.plan.tensors(), self.recv_src_idx
+        return *self.plan.tensors(), self.recv_source
 
-    def _elements(self) -> tuple[torch.Tensor | None, ...]:
+    @property
+    def is_token_in_rank(self) -> torch.Tensor:
+        """Which ranks tokens go to: bool [tokens, ranks]."""
+        if self._in_rank is None:
+            self._in_rank = self.plan.in_rank()
+        return self._in_rank
+
+    @property
+    def recv_src_idx(self) -> torch.Tensor:
+        """Where each row comes from: int32 [rows], the token at the source."""
+        return self.recv_source if self.recv_source.dim() == 1 else self.recv_source[:, 0]
+
+    def _elements(self) -> tuple[torch.Tensor, ...]:
         made, held = self._made(), self._held()
         for place, element in made.items():
             setattr(element.untyped_storage(), _MADE_FOR, (self, place))
-        return tuple(held.get(place, made.get(place)) for place in range(len(self)))
+        return tuple(held[place] if place in held else made[place] for place in range(len(self)))
 
     def _held(self) -> dict[int, torch.Tensor]:
         """Return the elements that the handle has anyway, by place."""
-        plan = self.plan
-        if len(self) == _INTERNODE:
-            return {0: self.is_token_in_rank, 2: plan.rows_to_rank}
-        return {
-            0: plan.rank_prefix,
-            1: plan.rows_to_rank,
-            3: self.recv_src_idx,
-            4: self.is_token_in_rank,
-            5: plan.token_row,
-        }
+        return self.plan.held(self.is_token_in_rank, self.recv_source)
 
     def _made(self) -> dict[int, torch.Tensor]:
         """Make the others, by place, each with memory of its own."""
-        plan, nodes = self.plan, self.owner.topology.nodes
-        if len(self) == _INTRANODE:
-            return {2: torch.zeros_like(plan.rows_to_rank)}
-        in_node = tokens_in_nodes(self.is_token_in_rank, nodes)
-        in_node_so_far = in_node.cumsum(0, dtype=torch.int32)
-        ends = plan.rank_prefix[:, self.owner.rank].clone(memory_format=torch.contiguous_format)
-        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        return {
-            1: in_node.sum(0, dtype=torch.int32).view(nodes, 1),
-            5: starts.view(-1, 1),
-            6: ends,
-            8: torch.where(in_node, in_node_so_far - 1, -1),
-        }
+        return self.plan.made(self.is_token_in_rank, self.recv_source)
 
 
 Handle = DispatchHandle | tuple[torch.Tensor | None, ...]
@@ -234,8 +181,6 @@ def handle_of(given: Any) -> DispatchHandle:
     for place, (element, made) in enumerate(zip(given, made_for, strict=True)):
         if place in held:
             fits = _is_same(element, held[place])
-        elif place in _NOT_THERE[len(handle)]:
-            fits = element is None
         else:
             fits = made is not None and made[0] is handle and made[1] == place
         if not fits:
@@ -261,9 +206,3 @@ def _is_same(given: Any, held: torch.Tensor) -> bool:
         and given.device == held.device
         and given.data_ptr() == held.data_ptr()
     )
-
-
-def tokens_in_nodes(is_token_in_rank: torch.Tensor, nodes: int) -> torch.Tensor:
-    """Return bool [tokens, nodes]: whether a token goes to any rank of a node."""
-    tokens, ranks = is_token_in_rank.shape
-    return is_token_in_rank.view(tokens, nodes, ranks // nodes).any(dim=2)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deep_ep_py.core.native import C
-from deep_ep_py.modes.normal.handles import tokens_in_nodes
+from deep_ep_py.modes.normal.plans import tokens_in_nodes, way_of
 from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT
 
 if TYPE_CHECKING:
@@ -61,28 +61,30 @@ def launch_layout(
 
 def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
     """Have all kernels for these rows ready on all ranks. Collective."""
+    kernels = way_of(engine.topology).kernels
     engine.prepare(0, topk, "layout")
-    engine.prepare(row_bytes, topk, "notify", "counts", "dispatch", "notify_cached", "combine")
-    engine.prepare(row_bytes, 0, "notify", "counts", "dispatch", "combine")
+    engine.prepare(row_bytes, topk, "notify_cached", *kernels)
+    engine.prepare(row_bytes, 0, *kernels)
     engine.meet()
 
 
 def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
     """Raise if a call of these sizes does not fit even in rounds, or among so many ranks."""
+    calls = way_of(engine.topology).calls
     most_ranks = C.normal.most_ranks(engine.runtime, sizes.experts)
     if engine.ranks > most_ranks:
         raise ValueError(
             f"group.size()={engine.ranks}: expected at most {most_ranks} ranks, for so many a block's shared memory "
             "has room on this device"
         )
-    needed = C.normal.least_region_bytes(engine.runtime, sizes)
+    needed = calls.least_region_bytes(engine.runtime, sizes)
     if needed > engine.region_bytes:
         needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * engine.regions
         raise ValueError(
             f"num_nvl_bytes={engine.num_nvl_bytes}: expected at least {needed} for rows of {sizes.row_bytes} bytes "
             f"among {engine.ranks} ranks"
         )
-    message, most = C.normal.put_bytes(engine.runtime, sizes)
+    message, most = calls.put_bytes(engine.runtime, sizes)
     if message > most:
         raise ValueError(
             f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "

@@ -12,8 +12,9 @@ from deep_ep_py.core.events import Streams
 from deep_ep_py.core.native import C
 from deep_ep_py.device.rates import destinations
 from deep_ep_py.errors import DeepEPError
-from deep_ep_py.modes.normal.handles import DispatchHandle, Plan, handle_of
+from deep_ep_py.modes.normal.handles import DispatchHandle, handle_of
 from deep_ep_py.modes.normal.layout import check_room
+from deep_ep_py.modes.normal.plans import Plan, way_of
 from deep_ep_py.modes.normal.rows import Rows
 from deep_ep_py.session.origin import check_origin
 
@@ -125,22 +126,22 @@ class PendingDispatch(_Pending):
         check_room(engine, sizes)
         stored = tokens * (destinations(topk, ranks) if topk else ranks)
         blocks = blocks or engine.device.blocks_for((tokens + stored) * rows.row_bytes)
-        counts = ("counts",) if given.finish_later else ()
-        engine.prepare(sizes.row_bytes, sizes.topk, "notify", *counts, "dispatch")
+        way = way_of(engine.topology)
+        notify, counts, dispatch, _ = way.kernels
+        engine.prepare(sizes.row_bytes, sizes.topk, notify, *((counts,) if given.finish_later else ()), dispatch)
 
         with engine.device.allocating(streams.allocate_on_comm):
-            plan = Plan.empty(tokens, ranks, device)
+            plan: Plan = way.empty(engine.topology, tokens, device)
         tensors = (*rows.tensors(), in_rank, per_expert, given.topk_idx, given.topk_weights, *plan.tensors())
         with engine.opening("dispatch", *tensors) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             engine.growth.announce(engine.runtime, host_waits=not given.num_worst_tokens)
-            call = C.normal.notify(
+            call = plan.calls.notify(
                 engine.runtime,
                 sizes,
                 is_token_in_rank=in_rank.data_ptr(),
                 tokens_per_expert=per_expert.data_ptr(),
                 plan=plan.native(),
-                rows_to_rank=plan.rows_to_rank.data_ptr(),
                 most_rows=given.num_worst_tokens,
                 finish_later=given.finish_later,
                 blocks=blocks,
@@ -161,7 +162,8 @@ class PendingDispatch(_Pending):
         sizes = _sizes(rows)
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * rows.row_bytes)
-        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", "dispatch")
+        _, _, dispatch, _ = handle.plan.kernels
+        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", dispatch)
         with engine.opening("cached dispatch", *rows.tensors(), *handle.tensors()) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = C.normal.notify_cached_dispatch(engine.runtime, sizes, handle=handle.number)
@@ -172,14 +174,15 @@ class PendingDispatch(_Pending):
         """Wait for the counts, make the outputs, move the rows."""
         engine, call, given, cached = self.engine, self.call, self.given, self.handle is not None
         count = self._count()
-        recv_topk_idx = recv_topk_weights = recv_src_idx = None
+        recv_topk_idx = recv_topk_weights = recv_source = None
         with engine.device.allocating(self.streams.allocate_on_comm):
             received = self.rows.received(count, engine.empty)
             if given.topk_idx is not None:
                 recv_topk_idx = engine.empty((count, given.topk_idx.shape[1]), given.topk_idx.dtype)
                 recv_topk_weights = engine.empty((count, given.topk_idx.shape[1]), torch.float32)
             if not cached:
-                recv_src_idx = engine.empty((count,), torch.int32)
+                self.plan = self.plan.with_table(call, given.num_worst_tokens)
+                recv_source = engine.empty(self.plan.sources(count), torch.int32)
 
         tensors = C.normal.DispatchTensors()
         tensors.x, tensors.recv_x = self.rows.x.data_ptr(), received.x.data_ptr()
@@ -190,12 +193,14 @@ class PendingDispatch(_Pending):
             tensors.topk_idx, tensors.topk_weights = given.topk_idx.data_ptr(), given.topk_weights.data_ptr()
         if recv_topk_idx is not None and recv_topk_weights is not None:
             tensors.recv_topk_idx, tensors.recv_topk_weights = recv_topk_idx.data_ptr(), recv_topk_weights.data_ptr()
-        if recv_src_idx is not None:
-            tensors.recv_src_idx = recv_src_idx.data_ptr()
-        engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_src_idx)
+        if recv_source is not None:
+            tensors.recv_src_idx = recv_source.data_ptr()
+        engine.hold(self.operation, *received.tensors(), recv_topk_idx, recv_topk_weights, recv_source)
+        if not cached:
+            engine.hold(self.operation, *self.plan.tensors())
         # What the outputs' memory was used for before must be over before a peer is told where it is (P9).
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
-        direct = C.normal.dispatch(
+        direct = self.plan.calls.dispatch(
             engine.runtime,
             call,
             self.sizes,
@@ -215,18 +220,18 @@ class PendingDispatch(_Pending):
         event = engine.end_operation(call, self.operation, self.streams, kept)
         engine.stats["direct" if direct else "rounds"] += 1
         engine.stats["cached_dispatches" if cached else "dispatches"] += 1
-        if recv_src_idx is None:
+        if recv_source is None:
             return received.given(), None, None, None, None, event
         topk = 0 if given.topk_idx is None else given.topk_idx.shape[1]
         handle = DispatchHandle(
-            engine, self.plan, given.is_token_in_rank, recv_src_idx, topk, self.operation, self.generation
+            engine, self.plan, given.is_token_in_rank, recv_source, topk, self.operation, self.generation
         )
         return received.given(), recv_topk_idx, recv_topk_weights, counts, handle, event
 
     def _count(self) -> int:
         """How many rows the outputs have, as soon as that is known."""
         if self.given.finish_later:
-            C.normal.counts(self.engine.runtime, self.call)
+            C.normal.counts(self.call)
         if self.handle is not None:
             return self.handle.rows
         if self.given.num_worst_tokens:
@@ -276,7 +281,8 @@ class PendingCombine(_Pending):
         sizes = C.normal.Sizes(handle.tokens, Rows(x).row_bytes, topk, 0)
         check_room(engine, sizes)
         blocks = blocks or engine.device.blocks_for((handle.tokens + handle.rows) * sizes.row_bytes)
-        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", "combine")
+        *_, combine = handle.plan.kernels
+        engine.prepare(sizes.row_bytes, sizes.topk, "notify_cached", combine)
         with engine.opening("combine", x, *handle.tensors(), topk_weights, *biases) as operation:
             engine.device.order_after_caller(streams.event, streams.allocate_on_comm)
             call = C.normal.notify_combine(engine.runtime, sizes, handle=handle.number)
@@ -297,13 +303,13 @@ class PendingCombine(_Pending):
         tensors = C.normal.CombineTensors()
         tensors.x = x.data_ptr()
         tensors.combined_x = combined_x.data_ptr()
-        tensors.src_idx = handle.recv_src_idx.data_ptr()
+        tensors.src_idx = handle.recv_source.data_ptr()
         if weights is not None and combined_weights is not None:
             tensors.topk_weights, tensors.combined_weights = weights.data_ptr(), combined_weights.data_ptr()
         tensors.bias = [*(bias.data_ptr() for bias in self.biases), 0, 0][:2]
         engine.hold(self.operation, x, weights, combined_x, combined_weights)
         engine.device.order_after_caller(None, self.streams.allocate_on_comm)
-        direct = C.normal.combine(
+        direct = handle.plan.calls.combine(
             engine.runtime,
             self.call,
             self.sizes,
@@ -329,4 +335,10 @@ def check_handle(engine: Engine, given: Any) -> DispatchHandle:
     """Check that a handle is of this Buffer, or of another one of the same ranks."""
     handle = handle_of(given)
     check_origin(engine, handle.owner, handle.generation)
+    ours, theirs = engine.topology, handle.plan.topology
+    if (ours.hops, ours.ranks_per_node) != (theirs.hops, theirs.ranks_per_node):
+        raise ValueError(
+            f"handle: expected one of a Buffer with hops={ours.hops} and ranks_per_node={ours.ranks_per_node}, this is "
+            f"of one with hops={theirs.hops} and ranks_per_node={theirs.ranks_per_node}"
+        )
     return handle

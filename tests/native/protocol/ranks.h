@@ -110,6 +110,7 @@ class Buffer {
         options.arena_bytes = setup.arena ? 1 << 16 : 0;
         options.timeout_ns = parts.timeout_ns;
         options.rank_key = rank;
+        options.ranks_per_node = kRanks;
         options.calls = 2;
         options.call_words = host::normal::kCallWords;
         options.poison = true;
@@ -259,19 +260,21 @@ class Batch {
         }
     }
 
-    Plan plan() { return {token_row.data(), row_token.data(), prefix.data(), source_tokens.data()}; }
+    Plan plan() {
+        return {token_row.data(), row_token.data(), prefix.data(), source_tokens.data(), rows_to_rank_.data()};
+    }
 
     std::shared_ptr<host::Call> notify(bool finish_later = false) {
         host::Runtime& runtime = buffer_.runtime();
         runtime.wait_launch(host::normal::layout(runtime, sizes, address(idx_), address(per_rank_),
                                                  address(per_expert_), address(in_rank_), buffer_.blocks));
-        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(),
-                                    address(rows_to_rank_), 0, finish_later, buffer_.blocks);
+        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), 0,
+                                    finish_later, buffer_.blocks);
     }
     // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
     bool dispatch(host::Call& call) {
         host::Runtime& runtime = buffer_.runtime();
-        if (host::normal::lacks_counts(call)) host::normal::counts(runtime, call);
+        if (host::normal::lacks_counts(call)) host::normal::counts(call);
         runtime.wait_counts(call);
         if (__atomic_load_n(&call.outcome->counts_ready, __ATOMIC_ACQUIRE) == 0) return false;
         count = static_cast<u32>(host::normal::total_rows(call));

@@ -1,10 +1,10 @@
 #include "host/modes/normal/calls.h"
 
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
 
 #include "host/modes/normal/chunk_size.h"
+#include "host/modes/normal/tensors.h"
 #include "host/session/arguments.h"
 #include "kernels/normal/combine.h"
 #include "kernels/normal/dispatch.h"
@@ -13,25 +13,6 @@
 
 namespace deep_ep::host::normal {
 namespace {
-
-// A dispatch whose counts are exchanged.
-struct Counting {
-    uint32_t experts;                 // of this rank
-    std::optional<NotifyArgs> later;  // what counts() is to launch
-};
-
-// A cached dispatch carries rows alone.
-wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached) {
-    const u32 scales_bytes = sizes.scales * static_cast<u32>(sizeof(u32));
-    if (cached) return {sizes.row_bytes, scales_bytes, 0, 0, 0};
-    return {sizes.row_bytes, scales_bytes, sizes.topk * sizes.id_bytes, sizes.topk * static_cast<u32>(sizeof(float)),
-            sizeof(i32)};
-}
-wire::ChunkFormat combine_format(const Sizes& sizes) {
-    return {sizes.row_bytes, 0, 0, sizes.topk * static_cast<u32>(sizeof(float)), 0};
-}
-
-RuntimeShape shape_of(const Sizes& sizes, int ranks) { return {static_cast<u32>(ranks), sizes.row_bytes, sizes.topk}; }
 
 wire::RegionLayout least_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
     const BufferOptions& options = runtime.options();
@@ -42,40 +23,15 @@ wire::RegionLayout region_layout(const Runtime& runtime, uint32_t experts, const
     return fit_chunks(least, runtime.options().region_bytes, runtime.most_put_bytes());
 }
 
-// Addresses of tensors of `rows` rows each that peers may be let at; 0: there is none.
-struct Offered {
-    uint64_t x, scales, topk_idx, topk_weights, src_idx;
-};
-
-wire::Offer offer(const Runtime& runtime, const Offered& offered, const Sizes& sizes, uint32_t rows) {
-    wire::Offer offer{};
-    const auto inside = [&](uint64_t address, uint64_t bytes_per_row) {
-        return address == 0 || runtime.arena()->contains(pointer<const void>(address), rows * bytes_per_row);
-    };
-    // Nothing is stored into, or loaded from, an output without rows: it may lie anywhere.
-    offer.visible =
-        rows == 0 || (inside(offered.x, sizes.row_bytes) && inside(offered.scales, sizes.scales * sizeof(u32)) &&
-                      inside(offered.topk_idx, sizes.topk * sizes.id_bytes) &&
-                      inside(offered.topk_weights, sizes.topk * sizeof(float)) && inside(offered.src_idx, sizeof(i32)));
-    if (offer.visible == 0 || rows == 0) return offer;
-    offer.rows = rows;
-    offer.x = runtime.offset_of(offered.x);
-    offer.scales = runtime.offset_of(offered.scales);
-    offer.topk_idx = runtime.offset_of(offered.topk_idx);
-    offer.topk_weights = runtime.offset_of(offered.topk_weights);
-    offer.src_idx = runtime.offset_of(offered.src_idx);
-    return offer;
-}
-
 }  // namespace
 
 uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes) {
-    return std::max(least_layout(runtime, sizes.experts, dispatch_format(sizes, false)).bytes(),
+    return std::max(least_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32))).bytes(),
                     least_layout(runtime, 0, combine_format(sizes)).bytes());
 }
 
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes) {
-    const wire::RegionLayout least = least_layout(runtime, sizes.experts, dispatch_format(sizes, false));
+    const wire::RegionLayout least = least_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
     return {std::max(least.chunk_bytes(), least.notify_row_bytes()), runtime.most_put_bytes()};
 }
 
@@ -107,8 +63,8 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows,
-                             bool finish_later, unsigned blocks) {
+                             uint64_t tokens_per_expert, const Plan& plan, uint32_t most_rows, bool finish_later,
+                             unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
     if (experts > kMostExperts) {
         throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
@@ -118,7 +74,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     NotifyArgs args{};
     args.call = runtime.call_args(*call);
     args.shape = shape_of(sizes, runtime.options().ranks);
-    args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false));
+    args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
     args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk,
                                                             sizes.id_bytes, sizes.experts, most_rows});
     args.tokens = sizes.tokens;
@@ -127,7 +83,6 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
-    args.rows_to_rank = pointer<i32>(rows_to_rank);
     args.rows_per_expert = call->words.get();
     if (most_rows == 0) {
         args.heap_bytes = runtime.announced();
@@ -137,23 +92,26 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     // come goes on alone.
     blocks = std::min(blocks, wire::ceil_div(args.shape.ranks_, runtime.launcher().warps()));
     call->serial = runtime.launch<NotifyKernel>(args, blocks);
-    call->mode = Counting{experts, finish_later ? std::optional(args) : std::nullopt};
+    Counting counting{experts, nullptr};
+    if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
+    call->mode = counting;
     return call;
 }
 
-void counts(Runtime& runtime, Call& call) {
+void counts(Call& call) {
     if (!lacks_counts(call)) throw std::logic_error("counts are taken once, of a dispatch that is finished later");
     auto& counting = std::any_cast<Counting&>(call.mode);
-    call.serial = runtime.launch<CountsKernel>(*counting.later, 1);
-    counting.later.reset();
+    call.serial = counting.later();
+    counting.later = nullptr;
 }
 
 bool lacks_counts(const Call& call) {
     const auto* counting = std::any_cast<Counting>(&call.mode);
-    return counting != nullptr && counting->later.has_value();
+    return counting != nullptr && counting->later != nullptr;
 }
 
 int32_t total_rows(const Call& call) { return call.outcome->total_rows; }
+int32_t forwarded_rows(const Call& call) { return call.outcome->forwarded_rows; }
 
 std::vector<int32_t> rows_per_expert(const Call& call) {
     const auto* counting = std::any_cast<Counting>(&call.mode);
@@ -173,24 +131,17 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     DispatchArgs args{};
     args.call = runtime.call_args(call);
     args.shape = shape_of(sizes, runtime.options().ranks);
-    args.layout = region_layout(runtime, cached ? 0 : sizes.experts, dispatch_format(sizes, cached));
+    args.layout = region_layout(runtime, cached ? 0 : sizes.experts, dispatch_format(sizes, cached, sizeof(i32)));
     args.tokens = sizes.tokens;
     args.experts_per_rank = sizes.experts / static_cast<u32>(runtime.options().ranks);
     // This rank's rows stand for the others'.
     args.streaming = uint64_t{rows} * sizes.row_bytes * args.shape.ranks_ > runtime.launcher().streaming_threshold();
     args.rows = rows;
-    args.x = pointer<const u8>(tensors.x);
-    args.scales = pointer<const u32>(tensors.scales);
-    std::copy(tensors.scales_stride.begin(), tensors.scales_stride.end(), args.scales_stride);
-    const u64 scales_bytes = args.layout.format.scales_bytes, stride = tensors.scales_stride[0] * sizeof(u32);
-    args.scales_in_pieces =
-        tensors.scales_stride[1] == 1 && (tensors.scales | stride | scales_bytes) % wire::kPieceBytes == 0;
-    args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
-    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.from = rows_of(tensors, sizes, args.layout.format);
     args.plan = plan;
     const Offered output{tensors.recv_x, tensors.recv_scales, tensors.recv_topk_idx, tensors.recv_topk_weights,
                          tensors.recv_src_idx};
-    args.offer = offer(runtime, output, sizes, rows);
+    args.offer = offer(runtime, output, sizes, rows, sizeof(i32));
     args.recv_x = pointer<u8>(tensors.recv_x);
     args.recv_scales = pointer<u32>(tensors.recv_scales);
     args.recv_topk_idx = ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes);
@@ -213,7 +164,7 @@ bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTens
     args.src_idx = pointer<const i32>(tensors.src_idx);
     args.plan = plan;
     args.rows = rows;
-    if (publish) args.offer = offer(runtime, {tensors.x, 0, 0, tensors.topk_weights, 0}, sizes, rows);
+    if (publish) args.offer = offer(runtime, {tensors.x, 0, 0, tensors.topk_weights, 0}, sizes, rows, 0);
     args.combined_x = pointer<u8>(tensors.combined_x);
     args.combined_weights = pointer<float>(tensors.combined_weights);
     args.bias[0] = pointer<const u8>(tensors.bias[0]);

@@ -54,13 +54,15 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
 // `most_rows`: that any rank may receive, 0: as many as there are. `finish_later`: other operations may begin or be
 // finished before this one is; counts() comes first then.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, uint64_t rows_to_rank, uint32_t most_rows,
-                             bool finish_later, unsigned blocks);
-void counts(Runtime& runtime, Call& call);
+                             uint64_t tokens_per_expert, const Plan& plan, uint32_t most_rows, bool finish_later,
+                             unsigned blocks);
+void counts(Call& call);
 // counts() is still to come.
 bool lacks_counts(const Call& call);
 // After Runtime::wait_counts: rows received, in all and for each expert of this rank.
 int32_t total_rows(const Call& call);
+// The same in two hops: node rows that this rank forwards, its own among them.
+int32_t forwarded_rows(const Call& call);
 std::vector<int32_t> rows_per_expert(const Call& call);
 // An operation whose counts are known: cached dispatch, combine. `handle`: the operation that the counts are from.
 std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle);

@@ -3,7 +3,7 @@
 
 #include <stdexcept>
 
-#include "wire/messages.h"
+#include "wire/two_hops.h"
 
 namespace deep_ep::host {
 
@@ -25,6 +25,23 @@ inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_
         throw std::invalid_argument("a region does not hold one row per slot and source");
     }
     return layout;
+}
+
+// The same in two hops: the fewest rows per chunk with which a NIC is kept busy. So many bytes must be on their way at
+// once, its bandwidth times the time from a put to the `next` that answers it; the slots of all of its streams share
+// them. More would only make the first row of a chunk wait for its last, and cost memory.
+inline wire::TwoHopLayout fit_chunks(wire::TwoHopSizes sizes, uint64_t region_bytes, uint64_t most_put_bytes,
+                                     uint64_t bytes_in_flight) {
+    const uint64_t slots = uint64_t{wire::kSlots} * (sizes.nodes > 1 ? sizes.others() : 1);
+    const uint64_t row = sizes.rail_bytes(1) - sizeof(wire::ChunkHeader);
+    const uint64_t wanted = (bytes_in_flight - 1) / (slots * row) + 1;
+    const uint64_t most = most_put_bytes < kMaxChunkBytes ? most_put_bytes : kMaxChunkBytes;
+    const auto bytes = [&] { return wire::TwoHopLayout::of(sizes).bytes; };
+    sizes.chunk_rows = static_cast<u32>(wanted < kMaxChunkRows ? wanted : kMaxChunkRows);
+    while (sizes.chunk_rows > kMinChunkRows && sizes.rail_bytes(sizes.chunk_rows) > most) --sizes.chunk_rows;
+    while (sizes.chunk_rows > kMinChunkRows && bytes() > region_bytes) --sizes.chunk_rows;
+    if (bytes() > region_bytes) throw std::invalid_argument("a region does not hold one row per slot and stream");
+    return wire::TwoHopLayout::of(sizes);
 }
 
 }  // namespace deep_ep::host

@@ -1,0 +1,157 @@
+#include "host/modes/normal/two_hops.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "host/modes/normal/chunk_size.h"
+#include "host/modes/normal/tensors.h"
+#include "host/session/arguments.h"
+#include "kernels/two_hops/combine.h"
+#include "kernels/two_hops/dispatch.h"
+#include "kernels/two_hops/notify.h"
+
+namespace deep_ep::host::two_hops {
+
+using deep_ep::two_hops::CombineArgs;
+using deep_ep::two_hops::CombineKernel;
+using deep_ep::two_hops::CountsKernel;
+using deep_ep::two_hops::DispatchArgs;
+using deep_ep::two_hops::DispatchKernel;
+using deep_ep::two_hops::NotifyArgs;
+using deep_ep::two_hops::NotifyKernel;
+using deep_ep::two_hops::RowSource;
+
+namespace {
+
+wire::TwoHopSizes least_sizes(const Runtime& runtime, const Sizes& sizes, bool cached) {
+    const auto ranks = static_cast<u32>(runtime.options().ranks), per_node = static_cast<u32>(runtime.options().ranks_per_node);
+    return {ranks / per_node, per_node, cached ? 0 : sizes.experts, kMinChunkRows, 1,
+            normal::dispatch_format(sizes, cached, sizeof(i32)), normal::dispatch_format(sizes, cached, sizeof(RowSource))};
+}
+wire::TwoHopLayout dispatch_layout(const Runtime& runtime, const Sizes& sizes, bool cached) {
+    return fit_chunks(least_sizes(runtime, sizes, cached), runtime.options().region_bytes, runtime.most_put_bytes(),
+                      runtime.options().bytes_in_flight);
+}
+wire::TwoHopSizes least_combine_sizes(const Runtime& runtime, const Sizes& sizes) {
+    wire::TwoHopSizes layout = least_sizes(runtime, sizes, true);
+    layout.with_sets = 0;
+    layout.rail = layout.local = normal::combine_format(sizes);
+    return layout;
+}
+wire::TwoHopLayout combine_layout(const Runtime& runtime, const Sizes& sizes) {
+    return fit_chunks(least_combine_sizes(runtime, sizes), runtime.options().region_bytes, runtime.most_put_bytes(),
+                      runtime.options().bytes_in_flight);
+}
+
+}  // namespace
+
+uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes) {
+    return std::max(wire::TwoHopLayout::of(least_sizes(runtime, sizes, false)).bytes,
+                    wire::TwoHopLayout::of(least_combine_sizes(runtime, sizes)).bytes);
+}
+
+uint64_t region_bytes(const Runtime& runtime, const Sizes& sizes) {
+    return std::max(dispatch_layout(runtime, sizes, false).bytes, combine_layout(runtime, sizes).bytes);
+}
+
+uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes) {
+    return dispatch_layout(runtime, sizes, false).chunk_rows;
+}
+
+std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes) {
+    const wire::TwoHopSizes least = least_sizes(runtime, sizes, false);
+    return {std::max(least.rail_bytes(kMinChunkRows), least.rail_counts_bytes()), runtime.most_put_bytes()};
+}
+
+bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
+    const Launcher& launcher = runtime.launcher();
+    const BlockSizes block{static_cast<u32>(runtime.options().ranks), sizes.experts, sizes.topk, launcher.warps(),
+                           launcher.copies_bytes(), static_cast<u32>(runtime.options().ranks_per_node)};
+    return std::max({NotifyKernel::shared_bytes(block), DispatchKernel::shared_bytes(block),
+                     CombineKernel::shared_bytes(block)}) <= launcher.most_shared_bytes();
+}
+
+std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
+                             uint64_t tokens_per_expert, const TwoHopPlan& plan, uint32_t most_rows, bool finish_later,
+                             unsigned blocks) {
+    const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
+    if (experts > normal::kMostExperts) {
+        throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
+                                    std::to_string(normal::kMostExperts));
+    }
+    auto call = runtime.open(wire::Kind::kDispatch);
+    NotifyArgs args{};
+    args.call = runtime.call_args(*call);
+    args.shape = normal::shape_of(sizes, runtime.options().ranks);
+    args.layout = dispatch_layout(runtime, sizes, false);
+    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk,
+                                                            sizes.id_bytes, sizes.experts, most_rows});
+    args.tokens = sizes.tokens;
+    args.most_rows = most_rows;
+    args.finish_later = finish_later;
+    args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
+    args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
+    args.plan = plan;
+    args.rows_per_expert = call->words.get();
+    if (most_rows == 0) {
+        args.heap_bytes = runtime.announced();
+        args.heaps = call->heap_bytes.get();
+    }
+    // A warp per node numbers its rows; the kernel has no other work for more blocks.
+    blocks = std::min(blocks, wire::ceil_div(args.layout.nodes, runtime.launcher().warps()));
+    call->serial = runtime.launch<NotifyKernel>(args, blocks);
+    normal::Counting counting{experts, nullptr};
+    if (finish_later) counting.later = [&runtime, args] { return runtime.launch<CountsKernel>(args, 1); };
+    call->mode = counting;
+    return call;
+}
+
+bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const TwoHopPlan& plan,
+              uint32_t rows, bool cached, unsigned blocks) {
+    DispatchArgs args{};
+    args.call = runtime.call_args(call);
+    args.shape = normal::shape_of(sizes, runtime.options().ranks);
+    args.layout = dispatch_layout(runtime, sizes, cached);
+    args.tokens = sizes.tokens;
+    args.experts_per_rank = sizes.experts / static_cast<u32>(runtime.options().ranks);
+    // This rank's rows stand for those of the others on its machine.
+    const auto per_node = static_cast<uint64_t>(runtime.options().ranks_per_node);
+    args.streaming = uint64_t{rows} * sizes.row_bytes * per_node > runtime.launcher().streaming_threshold();
+    args.rows = rows;
+    args.notes_table = !cached;
+    args.from = normal::rows_of(tensors, sizes, args.layout.rail);
+    args.plan = plan;
+    const normal::Offered output{tensors.recv_x, tensors.recv_scales, tensors.recv_topk_idx, tensors.recv_topk_weights,
+                                 tensors.recv_src_idx};
+    args.offer = normal::offer(runtime, output, sizes, rows, sizeof(RowSource));
+    args.output = {pointer<u8>(tensors.recv_x), pointer<u32>(tensors.recv_scales),
+                   ExpertIds::at(pointer<void>(tensors.recv_topk_idx), sizes.id_bytes),
+                   pointer<float>(tensors.recv_topk_weights), pointer<RowSource>(tensors.recv_src_idx)};
+    call.serial = runtime.launch<DispatchKernel>(args, blocks);
+    runtime.note_graph(call);
+    return args.offer.visible != 0;
+}
+
+bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTensors& tensors, const TwoHopPlan& plan,
+             uint32_t rows, bool publish, unsigned blocks) {
+    CombineArgs args{};
+    args.call = runtime.call_args(call);
+    args.shape = normal::shape_of(sizes, runtime.options().ranks);
+    args.layout = combine_layout(runtime, sizes);
+    args.tokens = sizes.tokens;
+    args.x = pointer<const u8>(tensors.x);
+    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.source = pointer<const RowSource>(tensors.src_idx);
+    args.plan = plan;
+    args.rows = rows;
+    if (publish) args.offer = normal::offer(runtime, {tensors.x, 0, 0, tensors.topk_weights, 0}, sizes, rows, 0);
+    args.combined_x = pointer<u8>(tensors.combined_x);
+    args.combined_weights = pointer<float>(tensors.combined_weights);
+    args.bias[0] = pointer<const u8>(tensors.bias[0]);
+    args.bias[1] = pointer<const u8>(tensors.bias[1]);
+    call.serial = runtime.launch<CombineKernel>(args, blocks);
+    runtime.note_graph(call);
+    return args.offer.visible != 0;
+}
+
+}  // namespace deep_ep::host::two_hops

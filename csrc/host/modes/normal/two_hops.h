@@ -1,0 +1,33 @@
+// The calls of normal mode in two hops, beside those of calls.h that both ways have in common: docs/two_hops.md.
+#pragma once
+
+#include "host/modes/normal/calls.h"
+#include "kernels/two_hops/plan.h"
+
+namespace deep_ep::host::two_hops {
+
+using normal::CombineTensors;
+using normal::DispatchTensors;
+using normal::Sizes;
+using TwoHopPlan = deep_ep::two_hops::Plan;
+
+// Bytes of one region that a dispatch or combine of these sizes needs at the least, and uses if it may.
+uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes);
+uint64_t region_bytes(const Runtime& runtime, const Sizes& sizes);
+// Node rows of a chunk of a dispatch that is not cached.
+uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes);
+// Bytes of the largest message that they need at the least, and of the largest that the networks take.
+std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes);
+// Whether a block's shared memory suffices for this Buffer's ranks.
+bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes);
+
+// As in calls.h.
+std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
+                             uint64_t tokens_per_expert, const TwoHopPlan& plan, uint32_t most_rows, bool finish_later,
+                             unsigned blocks);
+bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const TwoHopPlan& plan,
+              uint32_t rows, bool cached, unsigned blocks);
+bool combine(Runtime& runtime, Call& call, const Sizes& sizes, const CombineTensors& tensors, const TwoHopPlan& plan,
+             uint32_t rows, bool publish, unsigned blocks);
+
+}  // namespace deep_ep::host::two_hops

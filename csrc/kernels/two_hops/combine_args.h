@@ -1,0 +1,88 @@
+// What the combine kernel of two hops is given, and how it cuts up the shared memory of a block.
+#pragma once
+
+#include "kernels/common/kernel.h"
+#include "kernels/common/shape.h"
+#include "kernels/normal/staging.h"
+#include "kernels/two_hops/dispatch_args.h"
+
+namespace deep_ep::two_hops {
+
+// Copied at launch. Pointers are device pointers.
+struct CombineArgs {
+    CallArgs call;
+    RuntimeShape shape;
+    wire::TwoHopLayout layout;
+    u32 tokens;
+    u32 rows;                   // received in dispatch, or more
+    const u8* x;                // [rows, row_bytes]
+    const float* topk_weights;  // [rows, topk], null: no weights are combined
+    const RowSource* source;    // [rows]
+    Plan plan;
+    wire::Offer offer;        // where x and topk_weights lie, if peers can see them
+    u8* combined_x;           // [tokens, row_bytes]
+    float* combined_weights;  // [tokens, topk]
+    const u8* bias[2];        // [tokens, row_bytes] or null
+};
+
+// The rows that a rank of the node publishes; null where it sends them in local chunks.
+struct Published {
+    const u8* x;
+    const float* weights;
+};
+
+// Per warp: some rows of one stream at one producer, by their index among the stream's rows there.
+struct NearRows {
+    const u8* x;  // of index 0: may point outside the slot
+    const float* weights;
+    u32 first;  // which of them there are
+    u32 rows;
+};
+
+// Per warp: what one sum is made of.
+struct Summands {
+    const u8** x;
+    const float** weights;
+};
+
+struct CombineShared {
+    SharedArray<Published> published;      // of each rank of the node
+    SharedArray<wire::StreamRows> ranges;  // [per_node, nodes] where the rows of each stream of this rank's lie there
+    SharedArray<Received> received;
+    SharedArray<Stream> streams;
+    SharedArray<NearRows> near;  // per warp
+    SharedArray<const u8*> row_x;
+    SharedArray<const float*> row_weights;
+    SharedArray<u32> done;
+    u32 bytes;
+
+    constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
+        : published(cut.take<Published>(block.per_node)),
+          ranges(cut.take<wire::StreamRows>(block.ranks)),
+          received(cut.take<Received>(block.ranks)),
+          streams(cut.take<Stream>(block.ranks / block.per_node)),
+          near(cut.take<NearRows>(block.warps * block.per_node)),
+          row_x(cut.take<const u8*>(block.warps * summands(block.ranks, block.per_node))),
+          row_weights(cut.take<const float*>(block.warps * summands(block.ranks, block.per_node))),
+          done(cut.take<u32>(forwarding(block.ranks, block.per_node) + sending(block.ranks))),
+          bytes(cut.end()) {}
+
+    // A row from each other node, and one from each rank of the own.
+    static constexpr u32 summands(u32 ranks, u32 per_node) { return ranks / per_node - 1 + per_node; }
+    static constexpr u32 forwarding(u32 ranks, u32 per_node) { return (ranks / per_node - 1) * wire::kSlots; }
+    static constexpr u32 sending(u32 ranks) { return ranks * wire::kLocalSlots; }
+};
+
+// The same on all ranks: a rank without rows has null addresses for them.
+DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.rail.topk_weights_bytes != 0; }
+
+// A warp: the sums of weights, in the order of the summands.
+DEEP_EP_DEVICE void sum_weights(const Summands& from, u32 count, u32 topk, float* to) {
+    for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
+        float sum = 0.0f;
+        for (u32 i = 0; i < count; ++i) sum += from.weights[i][k];
+        to[k] = sum;
+    }
+}
+
+}  // namespace deep_ep::two_hops

@@ -1,0 +1,383 @@
+// dispatch: every token's row crosses to each node that holds one of its experts once, and is stored there into the
+// outputs of all ranks that it is for. docs/two_hops.md has the steps, and who waits for whom.
+#pragma once
+
+#include "kernels/two_hops/forward.h"
+
+namespace deep_ep::two_hops {
+
+// The node rows that this rank sends to other nodes, for serve(): an entry for each slot of each stream. They wait for
+// slots alone.
+template <class Shape>
+struct SendWork {
+    const DispatchArgs& args;
+    Operation& op;
+    Shape shape;
+    Place me;
+    const Stream* streams;
+
+    DEEP_EP_DEVICE u32 entries() const { return DispatchShared::sending(op.ranks(), me.per_node); }
+    DEEP_EP_DEVICE u32 node(u32 entry) const { return args.layout.node_at(entry / wire::kSlots, me.node); }
+    DEEP_EP_DEVICE u32 steps(u32 entry) const {
+        return chunks_in_slot(args.layout.chunks(streams[node(entry)].sent), entry % wire::kSlots);
+    }
+    DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
+        const u32 to = me.rail(node(entry));
+        const Pending next = Pending::of(op, Phase::kNext, to, wire::kNext + entry % wire::kSlots, to, n);
+        return next.over() ? Pending::none() : next;
+    }
+    // A chunk: node rows as they are, with the ranks that each is for.
+    DEEP_EP_DEVICE_CALL void step(u32 entry, u32 n) const {
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 slot = entry % wire::kSlots, chunk = slot + n * wire::kSlots, to_node = node(entry);
+        const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, streams[to_node].sent);
+        const u32 per_node = me.per_node, words = wire::set_words(per_node), topk = shape.topk();
+        const u32 to = me.rail(to_node), row_bytes = shape.row_bytes();
+        const u64 source = op.region_offset() + layout.rail_chunk_send(layout.place(to_node, me.node), slot);
+        const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to_node), slot);
+        u8* const message =
+            fabric::mapped(op.peers(), to) ? fabric::address(op.peers(), to, target) : op.peers().local + source;
+        const OwnRows rows_of{op, {args.plan, to_node, args.tokens, per_node}, first};
+        const RowTargets parts = targets_in(message, layout.rail, rows, args.from.topk_idx.id_bytes);
+        auto* const tokens = reinterpret_cast<i32*>(parts.source);
+        if (device::lane() == 0) store_chunk_header(op, message, first, rows);
+        for (u32 i = 0; i < rows; ++i) {
+            const u32 row = rows_of.row(i);
+            device::warp_copy(parts.x + u64{i} * row_bytes, args.from.x + u64{row} * row_bytes, row_bytes);
+            if (layout.rail.scales_bytes != 0) {
+                store_scales(args.from, layout.rail, row, parts.scales + i * scales_per_row(layout.rail));
+            }
+            for (u32 k = device::lane(); carries_topk(args) && k < topk; k += device::kWarpSize) {
+                const u64 from = u64{row} * topk + k;
+                parts.topk_idx.set(i * topk + k, args.from.topk_idx.get(from));
+                parts.topk_weights[i * topk + k] = args.from.topk_weights[from];
+            }
+        }
+        for (u32 i = device::lane(); carries_source(args) && i < rows; i += device::kWarpSize) {
+            tokens[i] = rows_of.token(i);
+        }
+        auto* const firsts = reinterpret_cast<u32*>(message + layout.firsts_offset(rows));
+        auto* const sets = reinterpret_cast<u32*>(message + layout.sets_offset(rows));
+        for (u32 d = device::lane(); d < per_node; d += device::kWarpSize) {
+            firsts[d] = rows != 0 ? rows_of.first_row(d) : 0;
+        }
+        for (u32 i = device::lane(); i < rows * words; i += device::kWarpSize) {
+            sets[i] = rows_of.sent.set(first)[i];
+        }
+        if (fabric::mapped(op.peers(), to)) {
+            __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
+            if (device::lane() == 0) op.signal(to, wire::kChunk + slot);
+        } else {
+            const fabric::Piece piece{source, target, layout.rail_bytes(rows)};
+            op.put_signal(to, wire::kChunk + slot, &piece, 1);
+        }
+    }
+    DEEP_EP_DEVICE bool fill_in() const { return false; }
+};
+
+// All else: what has come from other nodes is passed on, local chunks are placed, and the node rows of the own node are
+// stored when there is nothing else to do.
+template <class Shape>
+struct ForwardWork {
+    // Of the own node at a time, so that what comes meanwhile does not wait long.
+    static constexpr u32 kOwnRows = 8;
+
+    const DispatchArgs& args;
+    Operation& op;
+    Forwarder<Shape> to;
+    Place me;
+    const Stream* streams;
+    const Received* received;
+    device::RowCopies& copies;
+    u32 own;       // the next of this warp's parts of the own node rows
+    u32 own_step;  // workers
+
+    struct Entry {
+        enum Kind { kForward, kPlace, kOwn } kind;
+        u32 who;  // node of the stream, origin, or local index of the receiver
+        u32 slot;
+    };
+    DEEP_EP_DEVICE u32 entries() const { return DispatchShared::others(op.ranks(), me.per_node); }
+    DEEP_EP_DEVICE Entry at(u32 entry) const {
+        const u32 forwards = DispatchShared::forwarding(op.ranks(), me.per_node);
+        if (entry < forwards) {
+            return {Entry::kForward, args.layout.node_at(entry / wire::kSlots, me.node), entry % wire::kSlots};
+        }
+        entry -= forwards;
+        const u32 places = DispatchShared::placing(op.ranks());
+        const u32 local = entry < places ? entry : entry - places;
+        return {entry < places ? Entry::kPlace : Entry::kOwn, local / wire::kLocalSlots, local % wire::kLocalSlots};
+    }
+    // This rank's own output gets local chunks of the rows of other forwarders.
+    DEEP_EP_DEVICE bool places(u32 origin) const {
+        return args.offer.visible == 0 && origin % me.per_node != me.local;
+    }
+    DEEP_EP_DEVICE bool gets_chunks(u32 local) const { return to.targets[local].x == nullptr; }
+
+    DEEP_EP_DEVICE u32 steps(u32 entry) const {
+        const Entry what = at(entry);
+        const wire::TwoHopLayout& layout = args.layout;
+        if (what.kind == Entry::kForward) return chunks_in_slot(layout.chunks(streams[what.who].forwarded), what.slot);
+        u32 chunks = 0;
+        if (what.kind == Entry::kPlace && places(what.who)) chunks = layout.chunks(received[what.who].node_rows);
+        if (what.kind == Entry::kOwn && gets_chunks(what.who)) chunks = layout.chunks(streams[me.node].sent);
+        return chunks_in_slot(chunks, what.slot, wire::kLocalSlots);
+    }
+    // The slot of a local chunk, at a receiver of the stream from `node`.
+    DEEP_EP_DEVICE Pending local_slot(u32 node, u32 chunk, u32 local) const {
+        return Pending::of(op, Phase::kNext, me.near(local), wire::kNext + chunk % wire::kLocalSlots,
+                           Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots);
+    }
+    DEEP_EP_DEVICE_CALL Pending blocked(u32 entry, u32 n) const {
+        const Entry what = at(entry);
+        if (what.kind == Entry::kOwn) {
+            const Pending slot = local_slot(me.node, what.slot + n * wire::kLocalSlots, what.who);
+            return slot.over() ? Pending::none() : slot;
+        }
+        const u32 source = what.kind == Entry::kForward ? me.rail(what.who) : what.who;
+        // A local chunk comes from the origin's forwarder in this node.
+        const u32 sender = what.kind == Entry::kForward ? source : me.near(source % me.per_node);
+        const Pending chunk = Pending::of(op, Phase::kChunk, sender, wire::kChunk + what.slot, source, n + 1);
+        if (!chunk.over()) return chunk;
+        for (u32 d = 0; what.kind == Entry::kForward && d < me.per_node; ++d) {
+            if (!gets_chunks(d)) continue;
+            const Pending slot = local_slot(what.who, what.slot + n * wire::kSlots, d);
+            if (!slot.over()) return slot;
+        }
+        return Pending::none();
+    }
+    DEEP_EP_DEVICE void step(u32 entry, u32 n) {
+        const Entry what = at(entry);
+        if (what.kind == Entry::kForward) {
+            pass_on(what.who, what.slot + n * wire::kSlots);
+        } else if (what.kind == Entry::kPlace) {
+            place(what.who, what.slot + n * wire::kLocalSlots);
+        } else {
+            const u32 chunk = what.slot + n * wire::kLocalSlots;
+            const OwnRows rows_of = own_rows(chunk * args.layout.chunk_rows);
+            const u32 rows = args.layout.rows_of_chunk(chunk, streams[me.node].sent);
+            to.send_local_chunk(rows_of, args.from, op.rank(), me.node, chunk, rows, what.who);
+        }
+    }
+    DEEP_EP_DEVICE_CALL bool fill_in() {
+        const u32 first = own * kOwnRows, sent = streams[me.node].sent;
+        if (first >= sent) return false;
+        to.store_rows(copies, own_rows(first), args.from, me.node, first, min(kOwnRows, sent - first));
+        own += own_step;
+        return true;
+    }
+
+  private:
+    DEEP_EP_DEVICE OwnRows own_rows(u32 first) const {
+        return {op, {args.plan, me.node, args.tokens, me.per_node}, first};
+    }
+    // One thread: whether a chunk is of this operation and says the rows that are due.
+    DEEP_EP_DEVICE bool check_chunk(const u8* message, u32 from, u32 first, u32 rows) {
+        const auto header = copy_once<wire::ChunkHeader>(message);
+        if (!op.check_message(Phase::kChunk, from, header.operation, header.arguments)) return false;
+        if (header.first == first && header.rows == rows) return true;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{first} << 32 | rows,
+                u64{header.first} << 32 | header.rows);
+        return false;
+    }
+    // A warp: chunk `chunk` of the stream from `node`.
+    DEEP_EP_DEVICE_CALL void pass_on(u32 node, u32 chunk) {
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 slot = chunk % wire::kSlots, origin = me.rail(node), node_rows = streams[node].forwarded;
+        const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, node_rows);
+        const u8* const message = op.local_region() + layout.rail_chunk(layout.place(node, me.node), slot);
+        if (!broadcast(device::lane() == 0 && check_chunk(message, origin, first, rows))) return;
+        const ArrivedRows rows_of{message, layout, rows};
+        const Rows from = rows_in(message, layout.rail, rows, args.from.topk_idx.id_bytes);
+        copies.read_what_came();
+        to.store_rows(copies, rows_of, from, node, first, rows);
+        for (u32 d = 0; d < me.per_node; ++d) {
+            if (gets_chunks(d)) to.send_local_chunk(rows_of, from, origin, node, chunk, rows, d);
+        }
+        // All lanes have read the slot, and copies from it have been made, before lane 0 releases it to its writer.
+        // Litmus: slot_given_back.
+        copies.finish();
+        if (chunk + wire::kSlots < layout.chunks(node_rows) && device::lane() == 0) {
+            op.signal(origin, wire::kNext + slot);
+        }
+    }
+    // A warp: places a local chunk in this rank's output.
+    DEEP_EP_DEVICE_CALL void place(u32 origin, u32 chunk) {
+        const wire::TwoHopLayout& layout = args.layout;
+        const wire::ChunkFormat& format = layout.local;
+        const u32 slot = chunk % wire::kLocalSlots, forwarder = me.near(origin % me.per_node);
+        const u8* const message = op.local_region() + layout.local_chunk(origin, slot);
+        u32 first = 0, rows = 0;
+        int fits = 1;
+        if (device::lane() == 0) {
+            const auto header = copy_once<wire::ChunkHeader>(message);
+            first = header.first;
+            rows = header.rows;
+            fits = op.check_message(Phase::kChunk, forwarder, header.operation, header.arguments);
+            if (fits && (rows > layout.chunk_rows || u64{first} + rows > received[origin].rows)) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(forwarder), received[origin].rows,
+                        u64{first} + rows);
+                fits = 0;
+            }
+        }
+        if (!broadcast(fits)) return;
+        first = __shfl_sync(device::kFullMask, first, 0);
+        rows = __shfl_sync(device::kFullMask, rows, 0);
+        const Rows from = rows_in(message, format, rows, args.from.topk_idx.id_bytes);
+        const RowTargets& out = args.output;
+        const u64 start = u64{received[origin].first} + first;
+        const u32 topk = to.shape.topk(), scales = scales_per_row(format);
+        device::warp_copy(out.x + start * format.x_bytes, from.x, u64{rows} * format.x_bytes);
+        for (u32 i = device::lane(); i < rows * scales; i += device::kWarpSize) {
+            out.scales[start * scales + i] = from.scales[i];
+        }
+        for (u32 i = device::lane(); carries_topk(args) && i < rows * topk; i += device::kWarpSize) {
+            out.topk_idx.set(start * topk + i, from.topk_idx.get(i));
+            out.topk_weights[start * topk + i] = from.topk_weights[i];
+        }
+        const auto* const sources = reinterpret_cast<const RowSource*>(message + format.src_idx_offset(rows));
+        for (u32 i = device::lane(); carries_source(args) && i < rows; i += device::kWarpSize) {
+            out.source[start + i] = sources[i];
+        }
+        __syncwarp();  // all lanes have read the slot before lane 0 releases it. Litmus: slot_given_back
+        if (chunk + wire::kLocalSlots < layout.chunks(received[origin].node_rows) && device::lane() == 0) {
+            op.signal_for(forwarder, wire::kNext + slot, Place::stream(origin / me.per_node, me.local, me.per_node));
+        }
+    }
+};
+
+// The other warps of a block, `threads` in all: where the outputs of the node's ranks are.
+DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Place& me, u32 thread, u32 threads,
+                                  RowTargets* targets, wire::StreamRows* ranges) {
+    for (u32 d = thread; d < me.per_node; d += threads) {
+        RowTargets target{};
+        wire::Offer offer;
+        const bool visible =
+            await_offer(args.layout, args.layout.local, op, me, d, offer, ranges + d * args.layout.nodes);
+        if (d == me.local) {
+            target = args.output;
+            // Of an output without rows none is stored.
+            if (target.x == nullptr) target.x = op.peers().local;
+        } else if (visible) {
+            u8* const heap = fabric::address(op.peers(), me.near(d), 0);
+            target = {heap + offer.x, reinterpret_cast<u32*>(heap + offer.scales),
+                      ExpertIds::at(heap + offer.topk_idx, args.from.topk_idx.id_bytes),
+                      reinterpret_cast<float*>(heap + offer.topk_weights),
+                      reinterpret_cast<RowSource*>(heap + offer.src_idx)};
+        }
+        targets[d] = target;
+    }
+    return op.meet_group(threads);
+}
+
+// All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
+DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Received* received, u32 ranks, u32 topk) {
+    if (args.output.topk_idx.data == nullptr) return;
+    const u64 used = u64{received[ranks - 1].first} + received[ranks - 1].rows;
+    const u64 end = static_cast<u64>(args.rows) * topk, step = static_cast<u64>(gridDim.x) * blockDim.x;
+    for (u64 i = used * topk + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
+        args.output.topk_idx.set(i, -1);
+        args.output.topk_weights[i] = 0.0f;
+    }
+}
+
+// One block, when all have done their parts: what has been stored straight into outputs is signalled, and waited for.
+template <class Work>
+DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, const Place& me, const Work& work) {
+    const wire::TwoHopLayout& layout = args.layout;
+    for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
+        if (!work.gets_chunks(d)) op.signal(me.near(d), wire::kData);
+    }
+    const auto stores = [&](u32 local) { return args.offer.visible != 0 || local == me.local; };
+    for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
+        if (stores(f)) op.wait_signal(Phase::kData, wire::kData, me.near(f), 1);
+    }
+    if (!op.meet()) return;
+    for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
+        op.consume(wire::kOffer, me.near(f), 1);
+        if (stores(f)) op.consume(wire::kData, me.near(f), 1);
+    }
+    const auto given_back = [](u32 steps) { return steps != 0 ? steps - 1 : 0; };  // the last one of a slot is not
+    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
+        for (u32 slot = 0; node != me.node && slot < wire::kSlots; ++slot) {
+            op.consume(wire::kChunk + slot, me.rail(node),
+                       chunks_in_slot(layout.chunks(work.streams[node].forwarded), slot));
+            op.consume(wire::kNext + slot, me.rail(node),
+                       given_back(chunks_in_slot(layout.chunks(work.streams[node].sent), slot)));
+        }
+        const u32 chunks =
+            layout.chunks(node == me.node ? work.streams[node].sent : work.streams[node].forwarded);
+        for (u32 d = 0; d < me.per_node; ++d) {
+            for (u32 slot = 0; work.gets_chunks(d) && slot < wire::kLocalSlots; ++slot) {
+                op.consume(wire::kNext + slot, Place::stream(node, d, me.per_node),
+                           given_back(chunks_in_slot(chunks, slot, wire::kLocalSlots)));
+            }
+        }
+    }
+    for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
+        for (u32 slot = 0; work.places(s) && slot < wire::kLocalSlots; ++slot) {
+            op.consume(wire::kChunk + slot, s,
+                       chunks_in_slot(layout.chunks(work.received[s].node_rows), slot, wire::kLocalSlots));
+        }
+    }
+    op.finish();
+}
+
+// Any grid of at least two warps per block: in each some send to other nodes, which wait for no offer, the others do
+// all else.
+template <class Shape>
+DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    Operation op(args.call, &block);
+    if (!op.enter() || !op.await_free()) return;
+    const auto shape = Shape::of(args.shape);
+    const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
+    const Place me = Place::of(op.rank(), per_node);
+
+    const DispatchShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes, per_node});
+    auto* const received = at.received.in(shared);
+    auto* const streams = at.streams.in(shared);
+    auto* const targets = at.targets.in(shared);
+    auto* const ranges = at.ranges.in(shared);
+    auto* const done = at.done.in(shared);
+
+    find_received(op, args.plan, args.rows, received);
+    find_streams(op, args.plan, args.layout.nodes, me.node, args.tokens, streams);
+    if (!op.meet()) return;
+    if (blockIdx.x == 0) send_offers(args.layout, args.offer, received, op, me);
+    blank_unused_rows(args, received, ranks, shape.topk());
+
+    const u32 senders = max(1u, warps / 4), others = warps - senders, own = device::warp() * per_node;
+    const u32 worker = blockIdx.x * others + device::warp();
+    device::RowCopies copies(at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
+    ForwardWork<Shape> forward{args,
+                               op,
+                               {args, op, shape, me, targets, ranges, streams, at.row_addresses.in(shared) + own,
+                                at.row_ranks.in(shared) + own, at.row_numbers.in(shared) + own,
+                                at.next_rows.in(shared) + own},
+                               me,
+                               streams,
+                               received,
+                               copies,
+                               worker,
+                               gridDim.x * others};
+    if (device::warp() >= others) {
+        SendWork<Shape> send{args, op, shape, me, streams};
+        serve(op, send, done, blockIdx.x * senders + device::warp() - others, gridDim.x * senders);
+    } else if (find_targets(args, op, me, threadIdx.x, others * device::kWarpSize, targets, ranges)) {
+        serve(op, forward, done + DispatchShared::sending(ranks, per_node), worker, gridDim.x * others);
+        copies.finish();
+    }
+    if (op.last_block(kFinished)) end_dispatch(args, op, me, forward);
+}
+
+struct DispatchKernel {
+    static constexpr const char* kName = "two_hop_dispatch";
+    using Args = DispatchArgs;
+    template <class Shape>
+    static constexpr auto kEntry = dispatch<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return DispatchShared(block).bytes; }
+};
+
+}  // namespace deep_ep::two_hops

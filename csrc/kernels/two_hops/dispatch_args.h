@@ -1,0 +1,112 @@
+// What the dispatch kernel of two hops is given, and how it cuts up the shared memory of a block.
+#pragma once
+
+#include "kernels/common/kernel.h"
+#include "kernels/common/shape.h"
+#include "kernels/normal/rows.h"
+#include "kernels/normal/staging.h"
+#include "kernels/two_hops/offers.h"
+
+namespace deep_ep::two_hops {
+
+// What the receiver keeps of where a row comes from.
+struct RowSource {
+    i32 token;     // at the source
+    i32 node_row;  // of the source's stream to this node
+};
+static_assert(sizeof(RowSource) == sizeof(u64), "an element of a handle");
+
+// Where rows are stored: an output, from its first row on, or the parts of a chunk. Null where rows have no such part.
+struct RowTargets {
+    u8* x;
+    u32* scales;
+    ExpertIds topk_idx;
+    float* topk_weights;
+    RowSource* source;
+};
+
+// Copied at launch. Pointers are device pointers.
+struct DispatchArgs {
+    CallArgs call;
+    RuntimeShape shape;
+    wire::TwoHopLayout layout;
+    u32 tokens;
+    u32 experts_per_rank;
+    u32 streaming;       // rows are stored past the caches
+    u32 rows;            // of the output: as many as come, or more
+    u32 notes_table;     // the table is written: a dispatch that is not cached
+    Rows from;           // the tokens'
+    Plan plan;
+    wire::Offer offer;   // where the output lies, if peers can see it
+    RowTargets output;   // [rows]
+};
+
+struct DispatchShared {
+    SharedArray<u8> copies;
+    SharedArray<RowTargets> targets;  // of each rank of the node; x null where it gets local chunks
+    SharedArray<wire::StreamRows> ranges;  // [per_node, nodes] where the rows of each stream of this rank's lie there
+    SharedArray<Received> received;
+    SharedArray<Stream> streams;
+    SharedArray<u8*> row_addresses;  // per warp: the rows that one node row becomes
+    SharedArray<u32> row_ranks;
+    SharedArray<u32> row_numbers;
+    SharedArray<u32> next_rows;  // per warp: the index of the next row for each rank
+    SharedArray<u32> done;
+    u32 bytes;
+
+    constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
+        : copies(cut.take<u8>(block.warps * block.copies_bytes)),
+          targets(cut.take<RowTargets>(block.per_node)),
+          ranges(cut.take<wire::StreamRows>(block.ranks)),
+          received(cut.take<Received>(block.ranks)),
+          streams(cut.take<Stream>(nodes(block))),
+          row_addresses(cut.take<u8*>(block.warps * block.per_node)),
+          row_ranks(cut.take<u32>(block.warps * block.per_node)),
+          row_numbers(cut.take<u32>(block.warps * block.per_node)),
+          next_rows(cut.take<u32>(block.warps * block.per_node)),
+          done(cut.take<u32>(entries(block.ranks, block.per_node))),
+          bytes(cut.end()) {}
+
+    static constexpr u32 nodes(const BlockSizes& block) { return block.ranks / block.per_node; }
+    static constexpr u32 sending(u32 ranks, u32 per_node) { return (ranks / per_node - 1) * wire::kSlots; }
+    // Streams from other nodes, then local chunks to receive, then those of this rank's own node rows.
+    static constexpr u32 forwarding(u32 ranks, u32 per_node) { return sending(ranks, per_node); }
+    static constexpr u32 placing(u32 ranks) { return ranks * wire::kLocalSlots; }
+    static constexpr u32 others(u32 ranks, u32 per_node) {
+        return forwarding(ranks, per_node) + placing(ranks) + per_node * wire::kLocalSlots;
+    }
+    // The warps that send count in words of their own.
+    static constexpr u32 entries(u32 ranks, u32 per_node) { return sending(ranks, per_node) + others(ranks, per_node); }
+};
+
+// What rows carry is the same on all ranks.
+DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.rail.topk_idx_bytes != 0; }
+DEEP_EP_DEVICE bool carries_source(const DispatchArgs& args) { return args.layout.rail.src_idx_bytes != 0; }
+
+// The parts of a chunk of so many rows.
+DEEP_EP_DEVICE Rows rows_in(const u8* message, const wire::ChunkFormat& format, u32 rows, u32 id_bytes) {
+    return {message + format.x_offset(),
+            reinterpret_cast<const u32*>(message + format.scales_offset(rows)),
+            {static_cast<i64>(scales_per_row(format)), 1},
+            format.scales_bytes % wire::kPieceBytes == 0,
+            ExpertIds::at(message + format.topk_idx_offset(rows), id_bytes),
+            reinterpret_cast<const float*>(message + format.topk_weights_offset(rows))};
+}
+DEEP_EP_DEVICE RowTargets targets_in(u8* message, const wire::ChunkFormat& format, u32 rows, u32 id_bytes) {
+    return {message + format.x_offset(), reinterpret_cast<u32*>(message + format.scales_offset(rows)),
+            ExpertIds::at(message + format.topk_idx_offset(rows), id_bytes),
+            reinterpret_cast<float*>(message + format.topk_weights_offset(rows)),
+            reinterpret_cast<RowSource*>(message + format.src_idx_offset(rows))};
+}
+
+// One thread.
+DEEP_EP_DEVICE void store_chunk_header(const Operation& op, u8* message, u32 first, u32 rows) {
+    wire::ChunkHeader header{};
+    header.operation = op.number();
+    header.arguments = op.arguments();
+    header.first = first;
+    header.rows = rows;
+    *reinterpret_cast<wire::ChunkHeader*>(message) = header;
+}
+
+}  // namespace deep_ep::two_hops

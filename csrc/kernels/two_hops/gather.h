@@ -1,0 +1,90 @@
+// The rows of one stream at the ranks of the node: published, or in the local chunks that belong to one of its chunks.
+#pragma once
+
+#include "kernels/two_hops/combine_args.h"
+
+namespace deep_ep::two_hops {
+
+// What a warp gathers rows with.
+struct Gatherer {
+    const CombineArgs& args;
+    Operation& op;
+    Place me;
+    u32 row_bytes;
+    u32 topk;
+    const Published* published;
+    const wire::StreamRows* ranges;
+    NearRows* near;
+    Summands into;
+
+    DEEP_EP_DEVICE bool sends(u32 local) const { return published[local].x == nullptr; }
+    // The local chunk that the rank of a local index sends for a chunk of the stream to `node`.
+    DEEP_EP_DEVICE Pending local_chunk(u32 node, u32 chunk, u32 local) const {
+        return Pending::of(op, Phase::kChunk, me.near(local), wire::kChunk + chunk % wire::kLocalSlots,
+                           Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots + 1);
+    }
+
+    // A warp: where the rows of chunk `chunk` of the stream to `node` lie; its local chunks have come. False: the
+    // operation fails.
+    DEEP_EP_DEVICE bool find(u32 node, u32 chunk) const {
+        const wire::TwoHopLayout& layout = args.layout;
+        bool fits = true;
+        for (u32 d = device::lane(); d < me.per_node; d += device::kWarpSize) {
+            const wire::StreamRows range = ranges[d * layout.nodes + node];
+            if (!sends(d)) {
+                near[d] = {published[d].x + u64{range.first} * row_bytes,
+                           published[d].weights + u64{range.first} * topk, 0, range.rows};
+                continue;
+            }
+            const u8* const message = op.local_region() + layout.local_chunk(Place::stream(node, d, me.per_node),
+                                                                             chunk % wire::kLocalSlots);
+            const auto header = copy_once<wire::ChunkHeader>(message);
+            near[d] = {};
+            fits = op.check_message(Phase::kChunk, me.near(d), header.operation, header.arguments) && fits;
+            if (header.rows > layout.chunk_rows || u64{header.first} + header.rows > range.rows) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), range.rows,
+                        u64{header.first} + header.rows);
+                fits = false;
+            }
+            if (!fits) continue;
+            const u64 first = header.first;
+            const auto* const weights =
+                reinterpret_cast<const float*>(message + layout.local.topk_weights_offset(header.rows));
+            near[d] = {message + layout.local.x_offset() - first * row_bytes, weights - first * topk, header.first,
+                       header.rows};
+        }
+        return __all_sync(device::kFullMask, fits) != 0;
+    }
+    // A warp: adds the rows of a node row to `into`, by ascending rank, behind `count` others; -> how many there are
+    // then. `row`: its place in the table.
+    DEEP_EP_DEVICE u32 list(u32 row, u32 count) const {
+        const u32 lanes_below = (1u << device::lane()) - 1;
+        const auto* const table = const_cast<const volatile i32*>(args.plan.table) + u64{row} * me.per_node;
+        for (u32 base = 0; base < me.per_node; base += device::kWarpSize) {
+            const u32 d = base + device::lane();
+            const i32 index = d < me.per_node ? table[d] : -1;
+            const bool there = index >= 0 && static_cast<u32>(index) - near[d].first < near[d].rows;
+            if (index >= 0 && !there) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), near[d].rows,
+                        static_cast<u32>(index));
+            }
+            const u32 mask = __ballot_sync(device::kFullMask, there);
+            if (there) {
+                const u32 slot = count + __popc(mask & lanes_below);
+                into.x[slot] = near[d].x + static_cast<u64>(index) * row_bytes;
+                into.weights[slot] = near[d].weights + static_cast<u64>(index) * topk;
+            }
+            count += __popc(mask);
+        }
+        return count;
+    }
+    // One thread: gives the local chunks of a chunk back to their producers. `owner`: whose rows they hold.
+    DEEP_EP_DEVICE void give_back(u32 chunk, u32 chunks, u32 owner) const {
+        if (chunk + wire::kLocalSlots >= chunks) return;  // the last one is not given back
+        for (u32 d = 0; d < me.per_node; ++d) {
+            if (sends(d)) op.signal_for(me.near(d), wire::kNext + chunk % wire::kLocalSlots, owner);
+        }
+    }
+};
+
+}  // namespace deep_ep::two_hops

@@ -1,0 +1,249 @@
+// notify: the first kernel of a dispatch in two hops. Numbers this rank's node rows, takes the operation's number and
+// exchanges counts: first with the ranks of other nodes that have the same local index, then inside the node. Where the
+// dispatch is finished later, `counts` takes the other half of that exchange.
+#pragma once
+
+#include "kernels/common/kernel.h"
+#include "kernels/common/shape.h"
+#include "kernels/normal/counts.h"
+#include "kernels/two_hops/number.h"
+
+namespace deep_ep::two_hops {
+
+// Copied at launch. Pointers are device pointers.
+struct NotifyArgs {
+    CallArgs call;
+    RuntimeShape shape;
+    wire::TwoHopLayout layout;
+    u64 arguments;  // hash of what all ranks must agree on
+    u32 tokens;
+    u32 most_rows;                 // that any rank may receive, the same on all; 0: no limit
+    u32 finish_later;              // the peers' counts are not waited for yet: `counts` follows
+    const u8* is_token_in_rank;    // [tokens, ranks]
+    const i32* tokens_per_expert;  // [experts]
+    Plan plan;
+    i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
+    u64 heap_bytes;        // what this rank announces of its heap (P10)
+    u64* heaps;            // [ranks] host-visible: what each rank has announced; null where the host does not wait
+};
+
+struct NotifyShared {
+    SharedArray<u32> rows;
+    u32 bytes;
+
+    constexpr explicit NotifyShared(const BlockSizes& block, SharedCut cut = {})
+        : rows(cut.take<u32>(block.warps * block.per_node)), bytes(cut.end()) {}
+};
+
+// The block: tells each forwarder of this rank's stream to its node.
+DEEP_EP_DEVICE void send_rail_counts(const NotifyArgs& args, Operation& op, const Place& me) {
+    const wire::TwoHopLayout& layout = args.layout;
+    const u32 per_node = layout.per_node, experts = per_node * layout.experts_per_rank();
+    for (u32 place = device::warp(); place < layout.others(); place += device::warps()) {
+        const u32 node = layout.node_at(place, me.node);
+        u8* const message = op.local_region() + layout.rail_counts_send.at(place);
+        if (device::lane() == 0) store_counts_header(op, message, static_cast<u32>(args.plan.sent[node]), 0);
+        store_mask(op, message, device::lane(), device::kWarpSize);
+        auto* const rows = reinterpret_cast<i32*>(message + wire::kNotifyCounts);
+        auto* const to_expert = reinterpret_cast<i32*>(message + layout.rail_experts());
+        for (u32 d = device::lane(); d < per_node; d += device::kWarpSize) {
+            rows[d] = args.plan.rows_to_rank[node * per_node + d];
+        }
+        for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
+            to_expert[e] = args.tokens_per_expert[node * experts + e];
+        }
+        // put_signal() orders the lanes' stores before the message.
+        const u64 target = op.region_offset() + layout.rail_counts.at(layout.place(me.node, node));
+        const fabric::Piece piece{op.region_offset() + layout.rail_counts_send.at(place), target,
+                                  layout.rail_counts_bytes()};
+        __syncwarp();
+        op.put_signal(me.rail(node), wire::kNotify, &piece, 1);
+    }
+}
+
+// The message of the stream from another node.
+DEEP_EP_DEVICE const u8* rail_message(const NotifyArgs& args, const Operation& op, const Place& me, u32 node) {
+    return op.local_region() + args.layout.rail_counts.at(args.layout.place(node, me.node));
+}
+
+// The block: waits for the counts of the streams from other nodes.
+DEEP_EP_DEVICE bool receive_rail_counts(const NotifyArgs& args, Operation& op, const Place& me) {
+    const wire::TwoHopLayout& layout = args.layout;
+    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
+        if (node == me.node) {
+            args.plan.forwarded[node] = args.plan.sent[node];
+            continue;
+        }
+        const u32 source = me.rail(node);
+        if (!op.wait_signal(Phase::kNotify, wire::kNotify, source, 1)) continue;
+        wire::NotifyHeader header;
+        if (!check_counts(op, source, rail_message(args, op, me, node), header)) continue;
+        args.plan.forwarded[node] = static_cast<i32>(header.tokens);
+        op.consume(wire::kNotify, source, 1);
+    }
+    return op.meet();
+}
+
+// The block: tells each rank of the node of the streams that this rank forwards, its own among them.
+DEEP_EP_DEVICE bool send_local_counts(const NotifyArgs& args, Operation& op, const Place& me) {
+    const wire::TwoHopLayout& layout = args.layout;
+    const u32 nodes = layout.nodes, per_node = layout.per_node, experts = layout.experts_per_rank();
+    const auto message = [&](u32 local) {
+        // Inside a node all ranks are mapped.
+        return fabric::address(op.peers(), me.near(local), op.region_offset() + layout.local_counts.at(me.local));
+    };
+    for (u32 d = device::warp(); d < per_node; d += device::warps()) {
+        if (device::lane() == 0) store_counts_header(op, message(d), 0, args.heap_bytes);
+        store_mask(op, message(d), device::lane(), device::kWarpSize);
+    }
+    for (u32 i = threadIdx.x; i < per_node * nodes; i += blockDim.x) {
+        const u32 d = i / nodes, node = i % nodes;
+        const u32 node_rows = static_cast<u32>(args.plan.forwarded[node]);
+        i32 rows = node == me.node ? args.plan.rows_to_rank[me.near(d)] : 0;
+        if (node != me.node) {
+            rows = bounded_count(op, me.rail(node), rail_message(args, op, me, node) + wire::kNotifyCounts, d,
+                                 node_rows);
+        }
+        reinterpret_cast<i32*>(message(d) + wire::kNotifyCounts)[node] = rows;
+        reinterpret_cast<i32*>(message(d) + layout.local_node_rows())[node] = static_cast<i32>(node_rows);
+    }
+    for (u32 i = threadIdx.x; i < per_node * experts; i += blockDim.x) {
+        const u32 d = i / experts, e = i % experts;
+        i32 sum = args.tokens_per_expert[me.near(d) * experts + e];
+        for (u32 node = 0; node < nodes; ++node) {
+            if (node == me.node) continue;
+            const u8* const counts = rail_message(args, op, me, node) + layout.rail_experts();
+            sum += bounded_count(op, me.rail(node), counts, i, 0x7fffffffu - static_cast<u32>(sum));
+        }
+        reinterpret_cast<i32*>(message(d) + layout.local_experts())[e] = sum;
+    }
+    if (!op.meet()) return false;  // the whole block's stores come before each thread's release
+    for (u32 d = threadIdx.x; d < per_node; d += blockDim.x) op.signal(me.near(d), wire::kNotify);
+    return true;
+}
+
+// The block: waits for the counts of all forwarders of this node.
+DEEP_EP_DEVICE bool receive_local_counts(const NotifyArgs& args, Operation& op, const Place& me) {
+    for (u32 r = threadIdx.x; args.heaps != nullptr && r < op.ranks(); r += blockDim.x) {
+        if (r / me.per_node != me.node) args.heaps[r] = 0;
+    }
+    for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
+        const u32 forwarder = me.near(f);
+        if (!op.wait_signal(Phase::kNotify, wire::kNotify, forwarder, 1)) continue;
+        wire::NotifyHeader header;
+        if (!check_counts(op, forwarder, op.local_region() + args.layout.local_counts.at(f), header)) continue;
+        if (args.heaps != nullptr) args.heaps[forwarder] = header.heap_bytes;  // read after `counts_ready`
+        op.consume(wire::kNotify, forwarder, 1);
+    }
+    return op.meet();
+}
+
+// A warp: makes running sums of `values`; -> the last.
+DEEP_EP_DEVICE i32 sum_up(i32* values, u32 count) {
+    i32 total = 0;
+    for (u32 first = 0; first < count; first += device::kWarpSize) {
+        const u32 i = first + device::lane();
+        i32 sum = i < count ? values[i] : 0;
+        for (u32 step = 1; step < device::kWarpSize; step *= 2) {
+            const i32 below = __shfl_up_sync(device::kFullMask, sum, step);
+            if (device::lane() >= step) sum += below;
+        }
+        if (i < count) values[i] = total + sum;
+        total += __shfl_sync(device::kFullMask, sum, device::kWarpSize - 1);
+    }
+    return total;
+}
+
+// The block: where each source's rows end here, and what this rank receives and forwards.
+DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place& me) {
+    static_assert(u64{wire::kMostTokens} * wire::kMostRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
+    const wire::TwoHopLayout& layout = args.layout;
+    for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
+        const u32 f = s % me.per_node, node = s / me.per_node;
+        const u8* const message = op.local_region() + layout.local_counts.at(f);
+        const i32 node_rows =
+            bounded_count(op, me.near(f), message + layout.local_node_rows(), node, wire::kMostTokens);
+        args.plan.node_rows[s] = node_rows;
+        args.plan.rank_prefix[s] =
+            bounded_count(op, me.near(f), message + wire::kNotifyCounts, node, static_cast<u32>(node_rows));
+    }
+    for (u32 e = threadIdx.x; e < layout.experts_per_rank(); e += blockDim.x) {
+        i32 sum = 0;
+        for (u32 f = 0; f < me.per_node; ++f) {
+            const u8* const counts = op.local_region() + layout.local_counts.at(f) + layout.local_experts();
+            sum += bounded_count(op, me.near(f), counts, e, 0x7fffffffu - static_cast<u32>(sum));
+        }
+        args.rows_per_expert[e] = sum;
+    }
+    if (!op.meet() || device::warp() != 0) return;
+    const i32 rows = sum_up(args.plan.rank_prefix, op.ranks());
+    const i32 forwarded = sum_up(args.plan.forwarded, layout.nodes);
+    if (device::lane() != 0) return;
+    args.call.outcome->total_rows = rows;
+    args.call.outcome->forwarded_rows = forwarded;
+    if (args.most_rows != 0 && static_cast<u32>(rows) > args.most_rows) {
+        op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(op.rank()), args.most_rows, static_cast<u64>(rows));
+    }
+}
+
+// The block: the half of the exchange that waits for the peers' first kernels.
+DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, const Place& me) {
+    if (!receive_rail_counts(args, op, me) || !send_local_counts(args, op, me)) return;
+    if (!receive_local_counts(args, op, me)) return;
+    make_plan(args, op, me);
+    if (!op.meet()) return;
+    // The host polls this flag; with it come the counts. Litmus: host_flag.
+    if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
+}
+
+// Any grid; the last block to finish numbering exchanges the counts, or sends this rank's alone.
+template <class Shape>
+DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u8, shared);
+    Operation op(args.call, &block);
+    if (!op.enter()) return;
+    const wire::TwoHopLayout& layout = args.layout;
+    const Place me = Place::of(op.rank(), layout.per_node);
+    const NotifyShared at({op.ranks(), 0, 0, device::warps(), 0, layout.per_node});
+    u32* const rows = at.rows.in(shared) + device::warp() * layout.per_node;
+
+    const u32 first = blockIdx.x * device::warps() + device::warp();
+    for (u32 node = first; node < layout.nodes; node += gridDim.x * device::warps()) {
+        number_node_rows(op, args.plan, layout, {args.is_token_in_rank, args.tokens, op.ranks()}, node, rows);
+    }
+    if (!op.last_block(kCounted)) return;
+
+    if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
+    __syncthreads();
+    op.read_number();
+    if (!op.await_free()) return;
+    send_rail_counts(args, op, me);
+    if (args.finish_later == 0) take_counts(args, op, me);
+}
+
+// Launched when a dispatch is finished that was begun earlier. One block.
+template <class Shape>
+DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(args.call, &block);
+    if (!op.enter()) return;
+    take_counts(args, op, Place::of(op.rank(), args.layout.per_node));
+}
+
+struct NotifyKernel {
+    static constexpr const char* kName = "two_hop_notify";
+    using Args = NotifyArgs;
+    template <class Shape>
+    static constexpr auto kEntry = notify<Shape>;
+    static constexpr u32 shared_bytes(const BlockSizes& block) { return NotifyShared(block).bytes; }
+};
+
+struct CountsKernel : NoSharedMemory {
+    static constexpr const char* kName = "two_hop_counts";
+    using Args = NotifyArgs;
+    template <class Shape>
+    static constexpr auto kEntry = counts<Shape>;
+};
+
+}  // namespace deep_ep::two_hops

@@ -1,0 +1,101 @@
+// Offers inside a node: where a rank has put its output (dispatch), or its published rows (combine), and where there the
+// rows of each stream of the receiver's begin (P9, P12).
+#pragma once
+
+#include "kernels/normal/offers.h"
+#include "kernels/two_hops/plan.h"
+
+namespace deep_ep::two_hops {
+
+// What this rank receives from each rank, as its plan has it; copied once and bounded.
+struct Received {
+    u32 first;      // of the rank's rows among those received here
+    u32 rows;
+    u32 node_rows;  // of the stream that they come with
+};
+
+// The block: copies what this rank receives into shared memory. `most`: rows that there is room for.
+DEEP_EP_DEVICE void find_received(Operation& op, const Plan& plan, u32 most, Received* received) {
+    const auto* const prefix = const_cast<const volatile i32*>(plan.rank_prefix);
+    const auto* const node_rows = const_cast<const volatile i32*>(plan.node_rows);
+    for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
+        const i64 begin = s == 0 ? 0 : prefix[s - 1], end = prefix[s], of_node = node_rows[s];
+        const bool fits = begin >= 0 && begin <= end && end <= most && end - begin <= of_node &&
+                          of_node <= static_cast<i64>(wire::kMostTokens);
+        if (!fits) op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(s), most, static_cast<u64>(end));
+        received[s] = fits ? Received{static_cast<u32>(begin), static_cast<u32>(end - begin), static_cast<u32>(of_node)}
+                           : Received{};
+    }
+}
+
+// Node rows of the streams of this rank: those it sends, and those it forwards.
+struct Stream {
+    u32 sent;
+    u32 begin;  // of those forwarded, among all that this rank forwards
+    u32 forwarded;
+};
+
+// The block: the same for the streams. `own`: this rank's node, `tokens`: this rank's.
+DEEP_EP_DEVICE void find_streams(Operation& op, const Plan& plan, u32 nodes, u32 own, u32 tokens, Stream* streams) {
+    const auto* const sent = const_cast<const volatile i32*>(plan.sent);
+    const auto* const prefix = const_cast<const volatile i32*>(plan.forwarded);
+    for (u32 node = threadIdx.x; node < nodes; node += blockDim.x) {
+        const i64 sends = sent[node], begin = node == 0 ? 0 : prefix[node - 1], end = prefix[node];
+        const bool fits = sends >= 0 && sends <= tokens && begin >= 0 && begin <= end && end <= plan.table_rows &&
+                          (node != own || end - begin == sends);
+        if (!fits) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), plan.table_rows, static_cast<u64>(end));
+        }
+        streams[node] = fits ? Stream{static_cast<u32>(sends), static_cast<u32>(begin), static_cast<u32>(end - begin)}
+                             : Stream{};
+    }
+}
+
+// One thread per rank of the node: tells it where this rank's output lies, and its streams' rows there. Behind the
+// barrier that follows find_received().
+DEEP_EP_DEVICE void send_offers(const wire::TwoHopLayout& layout, wire::Offer offer, const Received* received,
+                                Operation& op, const Place& me) {
+    offer.operation = op.number();
+    offer.arguments = op.arguments();
+    for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
+        if (op.failed()) continue;
+        // Read by the rank's blocks after they acquire the signal; this thread's stores precede its own release.
+        u8* const message = fabric::address(op.peers(), me.near(f), op.region_offset() + layout.offers.at(me.local));
+        *reinterpret_cast<wire::Offer*>(message) = offer;
+        auto* const rows = reinterpret_cast<wire::StreamRows*>(message + sizeof(wire::Offer));
+        for (u32 node = 0; node < layout.nodes; ++node) {
+            const Received& from = received[node * me.per_node + f];
+            rows[node] = {from.first, from.rows};
+        }
+        op.signal(me.near(f), wire::kOffer);
+    }
+}
+
+// One thread: waits for the offer of a rank of the node, and copies its rows of this rank's streams. False: what it
+// offers cannot be stored into, or read, from here, or the operation fails.
+DEEP_EP_DEVICE bool await_offer(const wire::TwoHopLayout& layout, const wire::ChunkFormat& format, Operation& op,
+                                const Place& me, u32 local, wire::Offer& offer, wire::StreamRows* rows) {
+    const u32 r = me.near(local);
+    for (u32 node = 0; node < layout.nodes; ++node) rows[node] = {};
+    if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return false;
+    const u8* const message = op.local_region() + layout.offers.at(local);
+    offer = copy_once<wire::Offer>(message);
+    if (!op.check_message(Phase::kOffer, r, offer.operation, offer.arguments)) return false;
+    const u32 most = offer.visible != 0 ? offer.rows : 0x7fffffffu;
+    for (u32 node = 0; node < layout.nodes; ++node) {
+        const auto range = copy_once<wire::StreamRows>(message + sizeof(wire::Offer) + node * sizeof(wire::StreamRows));
+        if (u64{range.first} + range.rows > most) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), most, u64{range.first} + range.rows);
+            return false;
+        }
+        rows[node] = range;
+    }
+    if (offer.visible == 0) return false;
+    // Relaxed: raised before the launch of the operation that needs it, and never lowered.
+    const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);
+    if (offer_fits(offer, format, {0, 0}, op.peers().heap.arena_offset(), mapped)) return true;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), mapped, offer.x);
+    return false;
+}
+
+}  // namespace deep_ep::two_hops

@@ -1,0 +1,135 @@
+// The last step of a combine: an owner sums what has come of each of its tokens.
+#pragma once
+
+#include "kernels/two_hops/gather.h"
+
+namespace deep_ep::two_hops {
+
+// A summing warp of the owner. It takes tokens in order and waits for the chunks of each: see docs/two_hops.md.
+template <class Shape>
+struct OwnerSums {
+    const CombineArgs& args;
+    Operation& op;
+    Shape shape;
+    Place me;
+    const Stream* streams;
+    const Gatherer& rows;
+    bool staged;  // some rank of the node sends its rows in local chunks
+
+    DEEP_EP_DEVICE u32 chunk_of(u32 node_row) const { return node_row / args.layout.chunk_rows; }
+    // Index of a token's node row in the stream from a node; none that there is not. -1: there is none.
+    DEEP_EP_DEVICE i32 node_row(u32 token, u32 node) const {
+        const auto* const table = const_cast<const volatile i32*>(args.plan.node_row);
+        const i32 row = table[u64{token} * args.layout.nodes + node];
+        if (row < 0 || static_cast<u32>(row) < streams[node].sent) return row;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), streams[node].sent, static_cast<u32>(row));
+        return -1;
+    }
+    DEEP_EP_DEVICE const u8* message(u32 node, u32 chunk) const {
+        return op.local_region() + args.layout.rail_chunk(args.layout.place(node, me.node), chunk % wire::kSlots);
+    }
+
+    // One thread: waits for the chunk that holds a node row from another node.
+    DEEP_EP_DEVICE bool await_chunk(u32 node, u32 node_row) const {
+        const u32 chunk = chunk_of(node_row), from = me.rail(node);
+        if (!op.wait_signal(Phase::kChunk, wire::kChunk + chunk % wire::kSlots, from, chunk / wire::kSlots + 1))
+            return false;
+        const auto header = copy_once<wire::ChunkHeader>(message(node, chunk));
+        if (!op.check_message(Phase::kChunk, from, header.operation, header.arguments)) return false;
+        const u32 first = chunk * args.layout.chunk_rows, rows = args.layout.rows_of_chunk(chunk, streams[node].sent);
+        if (header.first == first && header.rows == rows) return true;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{first} << 32 | rows,
+                u64{header.first} << 32 | header.rows);
+        return false;
+    }
+    // A warp: all chunks that hold rows of a token.
+    DEEP_EP_DEVICE bool await_token(u32 token) const {
+        for (u32 node = device::lane(); node < args.layout.nodes; node += device::kWarpSize) {
+            const i32 row = node_row(token, node);
+            if (row < 0) continue;
+            if (node != me.node) {
+                await_chunk(node, static_cast<u32>(row));
+                continue;
+            }
+            for (u32 d = 0; staged && d < me.per_node; ++d) {
+                if (!rows.sends(d)) continue;
+                const Pending chunk = rows.local_chunk(node, chunk_of(static_cast<u32>(row)), d);
+                op.wait_word(chunk.phase, chunk.peer, chunk.word, chunk.expected);
+            }
+        }
+        return op.meet_warp();
+    }
+    // A warp: adds a token's rows from nodes [begin, end), none of them the own, behind `count` summands.
+    DEEP_EP_DEVICE u32 list_nodes(u32 token, u32 begin, u32 end, u32 count) const {
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 lanes_below = (1u << device::lane()) - 1;
+        for (u32 base = begin; base < end; base += device::kWarpSize) {
+            const u32 node = base + device::lane();
+            const i32 row = node < end ? node_row(token, node) : -1;
+            const u32 mask = __ballot_sync(device::kFullMask, row >= 0);
+            if (row >= 0) {
+                const u32 chunk = chunk_of(static_cast<u32>(row)), slot = count + __popc(mask & lanes_below);
+                const u32 at = static_cast<u32>(row) - chunk * layout.chunk_rows;
+                const u32 of_chunk = layout.rows_of_chunk(chunk, streams[node].sent);
+                const u8* const parts = message(node, chunk);
+                rows.into.x[slot] = parts + layout.rail.x_offset() + u64{at} * shape.row_bytes();
+                rows.into.weights[slot] =
+                    reinterpret_cast<const float*>(parts + layout.rail.topk_weights_offset(of_chunk)) +
+                    u64{at} * shape.topk();
+            }
+            count += __popc(mask);
+        }
+        return count;
+    }
+    // A warp: ((0 + node 0) + node 1 ...), the own node by the rows of its ranks one by one, then the biases.
+    DEEP_EP_DEVICE void sum_token(u32 token) const {
+        const u32 row_bytes = shape.row_bytes(), topk = shape.topk();
+        const i32 own = __shfl_sync(device::kFullMask, device::lane() == 0 ? node_row(token, me.node) : 0, 0);
+        u32 count = list_nodes(token, 0, me.node, 0);
+        if (own >= 0) {
+            if (!rows.find(me.node, chunk_of(static_cast<u32>(own)))) return;
+            __syncwarp();  // all lanes' finds come before their use by others
+            count = rows.list(streams[me.node].begin + static_cast<u32>(own), count);
+        }
+        count = list_nodes(token, me.node + 1, args.layout.nodes, count);
+        __syncwarp();  // the list is complete
+        const u64 offset = u64{token} * row_bytes;
+        device::warp_sum_bf16(args.combined_x + offset, rows.into.x, count,
+                              args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
+                              args.bias[1] != nullptr ? args.bias[1] + offset : nullptr,
+                              row_bytes / static_cast<u32>(sizeof(u16)));
+        if (carries_weights(args)) {
+            sum_weights(rows.into, count, topk, args.combined_weights + u64{token} * topk);
+        }
+    }
+    // One thread, behind its warp's loads: one more row of a chunk has been summed. The thread that counts the last one
+    // gives the slot back: its release comes behind those of all that have counted (P6). Litmus: count_by_atomics.
+    DEEP_EP_DEVICE void count_row(u32 node, u32 node_row) const {
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 chunk = chunk_of(node_row), chunks = layout.chunks(streams[node].sent);
+        const bool own = node == me.node;
+        const u32 slot = chunk % (own ? wire::kLocalSlots : wire::kSlots);
+        u32* const counter = op.slots_read() + node * wire::kSlots + slot;
+        // Every chunk of a slot but a stream's last is full.
+        if ((device::add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 0) return;
+        if (own) {
+            rows.give_back(chunk, chunks, op.rank());
+        } else if (chunk + wire::kSlots < chunks) {
+            op.signal(me.rail(node), wire::kNext + slot);
+        }
+    }
+    // The warp, the `worker`-th of `workers`.
+    DEEP_EP_DEVICE void run(u32 worker, u32 workers) const {
+        for (u32 token = worker; token < args.tokens; token += workers) {
+            if (!await_token(token)) return;
+            sum_token(token);
+            __syncwarp();  // all lanes have read the rows before any of them is given back
+            for (u32 node = device::lane(); node < args.layout.nodes; node += device::kWarpSize) {
+                const i32 row = node_row(token, node);
+                if (row >= 0 && (node != me.node || staged)) count_row(node, static_cast<u32>(row));
+            }
+        }
+    }
+};
+
+}  // namespace deep_ep::two_hops

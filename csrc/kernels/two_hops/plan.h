@@ -1,0 +1,66 @@
+// Which node rows a rank sends, forwards and receives, as handles keep it: see docs/two_hops.md.
+#pragma once
+
+#include "device/device.h"
+#include "wire/two_hops.h"
+
+namespace deep_ep::two_hops {
+
+// Written by notify, the table by dispatch. Device pointers.
+struct Plan {
+    i32* sent;          // [nodes] node rows that this rank sends to each node, its own included
+    i32* sent_token;    // [nodes, tokens] the token of each
+    u32* sent_ranks;    // [nodes, tokens, set words] the ranks of the node that it is for
+    i32* sent_marks;    // [nodes, marks, per_node] of each kMarkRows-th: rows for each rank before it
+    i32* node_row;      // [tokens, nodes] index of a token's node row, or -1
+    i32* rows_to_rank;  // [ranks] rows that this rank sends to each
+    i32* forwarded;     // [nodes] node rows that this rank forwards from nodes up to each, its own included
+    i32* node_rows;     // [ranks] node rows that each rank sends to this node
+    i32* rank_prefix;   // [ranks] rows that this rank receives from ranks up to each
+    i32* table;         // [table_rows, per_node] of each node row forwarded: index among its source's rows, or -1
+    u32 table_rows;
+};
+
+constexpr u32 marks(u32 tokens) { return wire::ceil_div(tokens, wire::kMarkRows); }
+
+// A rank's place in its node, and those of others.
+struct Place {
+    u32 node;
+    u32 local;
+    u32 per_node;
+
+    DEEP_EP_DEVICE static Place of(u32 rank, u32 per_node) { return {rank / per_node, rank % per_node, per_node}; }
+    DEEP_EP_DEVICE u32 near(u32 local_index) const { return node * per_node + local_index; }  // a rank of this node
+    DEEP_EP_DEVICE u32 rail(u32 other_node) const { return other_node * per_node + local; }  // that of another node
+    // A stream inside a node between this rank and one of the local index, for rows that come from, or go to, a node.
+    DEEP_EP_DEVICE static u32 stream(u32 other_node, u32 local_index, u32 per_node) {
+        return other_node * per_node + local_index;
+    }
+};
+
+// The node rows of this rank for one node.
+struct SentRows {
+    const Plan& plan;
+    u32 node;
+    u32 tokens;  // of this rank
+    u32 per_node;
+
+    DEEP_EP_DEVICE i32 token(u32 i) const {
+        return const_cast<const volatile i32*>(plan.sent_token)[u64{node} * tokens + i];
+    }
+    DEEP_EP_DEVICE const u32* set(u32 i) const {
+        return plan.sent_ranks + (u64{node} * tokens + i) * wire::set_words(per_node);
+    }
+    DEEP_EP_DEVICE bool is_for(u32 i, u32 local) const {
+        return (set(i)[local / wire::kSetBits] >> local % wire::kSetBits & 1) != 0;
+    }
+    // Rows for a rank before the i-th node row, which there is.
+    DEEP_EP_DEVICE u32 rows_before(u32 i, u32 local) const {
+        const u32 mark = i / wire::kMarkRows;
+        u32 rows = static_cast<u32>(plan.sent_marks[(u64{node} * marks(tokens) + mark) * per_node + local]);
+        for (u32 before = mark * wire::kMarkRows; before < i; ++before) rows += is_for(before, local);
+        return rows;
+    }
+};
+
+}  // namespace deep_ep::two_hops

@@ -1,0 +1,21 @@
+// Which ranks hear that a region has been given back (P4): all, or on a Buffer whose operations all take two hops those
+// that ever store into it.
+#pragma once
+
+#include "wire/types.h"
+
+namespace deep_ep::wire {
+
+struct Audience {
+    u32 per_node;  // ranks of a node, where the audience is the own node and the ranks of the same local index; else 0
+
+    // The same from both sides.
+    constexpr bool joins(u32 rank, u32 other) const {
+        return per_node == 0 || rank / per_node == other / per_node || rank % per_node == other % per_node;
+    }
+};
+
+static_assert(Audience{0}.joins(0, 7) && Audience{4}.joins(1, 2) && Audience{4}.joins(1, 5) && !Audience{4}.joins(1, 6),
+              "audience");
+
+}  // namespace deep_ep::wire

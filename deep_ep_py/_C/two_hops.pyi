@@ -1,0 +1,82 @@
+# Written by `make stubs` from the bindings in csrc/python: change those.
+"""
+The calls of normal mode in two hops.
+"""
+
+from __future__ import annotations
+import deep_ep_py._C
+import deep_ep_py._C.normal
+import typing
+
+__all__: list[str] = [
+    "MARK_ROWS",
+    "Plan",
+    "SET_BITS",
+    "chunk_rows",
+    "combine",
+    "dispatch",
+    "fits_shared_memory",
+    "least_region_bytes",
+    "notify",
+    "put_bytes",
+    "region_bytes",
+]
+
+class Plan:
+    def __init__(
+        self,
+        *,
+        sent: int,
+        sent_token: int,
+        sent_ranks: int,
+        sent_marks: int,
+        node_row: int,
+        rows_to_rank: int,
+        forwarded: int,
+        node_rows: int,
+        rank_prefix: int,
+        table: int,
+        table_rows: int,
+    ) -> None: ...
+
+def chunk_rows(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
+def combine(
+    runtime: deep_ep_py._C.Runtime,
+    call: deep_ep_py._C.Call,
+    sizes: deep_ep_py._C.normal.Sizes,
+    tensors: deep_ep_py._C.normal.CombineTensors,
+    *,
+    plan: Plan,
+    rows: int,
+    publish: bool,
+    blocks: int,
+) -> bool: ...
+def dispatch(
+    runtime: deep_ep_py._C.Runtime,
+    call: deep_ep_py._C.Call,
+    sizes: deep_ep_py._C.normal.Sizes,
+    tensors: deep_ep_py._C.normal.DispatchTensors,
+    *,
+    plan: Plan,
+    rows: int,
+    cached: bool,
+    blocks: int,
+) -> bool: ...
+def fits_shared_memory(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> bool: ...
+def least_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
+def notify(
+    runtime: deep_ep_py._C.Runtime,
+    sizes: deep_ep_py._C.normal.Sizes,
+    *,
+    is_token_in_rank: int,
+    tokens_per_expert: int,
+    plan: Plan,
+    most_rows: int,
+    finish_later: bool,
+    blocks: int,
+) -> deep_ep_py._C.Call: ...
+def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> tuple[int, int]: ...
+def region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
+
+MARK_ROWS: int = 32
+SET_BITS: int = 32

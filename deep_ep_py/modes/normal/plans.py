@@ -1,0 +1,267 @@
+"""Where the rows of a dispatch go and come from, for each of the ways that they may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from deep_ep_py.core.native import C
+
+if TYPE_CHECKING:
+    from deep_ep_py.topology.topology import Topology
+
+_INTRANODE, _INTERNODE = 6, 10
+"""Elements of V1's handles."""
+
+Shapes = dict[str, tuple[int | None, ...]]
+"""Of a plan's tensors, by name; None: only counts tell."""
+
+
+class _Plan:
+    """What both ways have in common: tensors of int32, whose names are the fields but the first, the topology."""
+
+    topology: Topology
+
+    @staticmethod
+    def shapes(topology: Topology, tokens: int) -> Shapes:
+        raise NotImplementedError
+
+    @classmethod
+    def empty(cls, topology: Topology, tokens: int, device: torch.device) -> Self:
+        """Make a plan for notify to fill; what only counts tell is empty."""
+        shapes = cls.shapes(topology, tokens).values()
+        return cls.of(
+            topology, [torch.empty([size or 0 for size in shape], dtype=torch.int32, device=device) for shape in shapes]
+        )
+
+    @classmethod
+    def of(cls, topology: Topology, tensors: Iterable[torch.Tensor]) -> Self:
+        """Return the plan whose tensors these are, in the order of its fields."""
+        return cls(topology, *tensors)  # type: ignore[call-arg]
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Return all of it."""
+        return tuple(getattr(self, name) for name in self.shapes(self.topology, 0))
+
+
+@dataclass(frozen=True)
+class OneHopPlan(_Plan):
+    """Every row goes straight to its rank.
+
+    Attributes
+    ----------
+    topology : Topology
+        Of the Buffer whose operation it is.
+    token_row : torch.Tensor
+        int32 [tokens, ranks]: index of a token among this rank's tokens for that rank, or -1.
+    row_token : torch.Tensor
+        int32 [ranks, tokens]: the inverse.
+    rank_prefix : torch.Tensor
+        int32 [ranks, ranks]: `[i][j]` rows that ranks <= i send to rank j.
+    source_tokens : torch.Tensor
+        int32 [ranks]: tokens of each rank.
+    rows_to_rank : torch.Tensor
+        int32 [ranks, 1]: rows this rank sends to each.
+    """
+
+    topology: Topology
+    token_row: torch.Tensor
+    row_token: torch.Tensor
+    rank_prefix: torch.Tensor
+    source_tokens: torch.Tensor
+    rows_to_rank: torch.Tensor
+
+    calls = C.normal
+    """The native calls that take such plans."""
+    kernels = ("notify", "counts", "dispatch", "combine")
+
+    @staticmethod
+    def shapes(topology: Topology, tokens: int) -> Shapes:
+        """Return the shapes of a plan's tensors."""
+        ranks = topology.ranks
+        return {
+            "token_row": (tokens, ranks),
+            "row_token": (ranks, tokens),
+            "rank_prefix": (ranks, ranks),
+            "source_tokens": (ranks,),
+            "rows_to_rank": (ranks, 1),
+        }
+
+    def in_rank(self) -> torch.Tensor:
+        """Return bool [tokens, ranks]: which ranks tokens go to."""
+        return self.token_row >= 0
+
+    def received(self) -> torch.Tensor:
+        """Return int32 []: rows that come here."""
+        return self.rank_prefix[-1, self.topology.rank]
+
+    @property
+    def elements(self) -> int:
+        """How many a handle has."""
+        return _INTRANODE if self.topology.nodes == 1 else _INTERNODE
+
+    @staticmethod
+    def sources(rows: int) -> tuple[int, ...]:
+        """Return the shape of what says where rows come from."""
+        return (rows,)
+
+    def with_table(self, call: C.Call, worst: int) -> OneHopPlan:
+        """Return the plan with what is known only once counts are."""
+        return self
+
+    def native(self) -> C.normal.Plan:
+        """Return the addresses, as kernels take them."""
+        return C.normal.Plan(*(tensor.data_ptr() for tensor in self.tensors()))
+
+    def held(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Return the handle's elements that are there anyway, by place."""
+        if self.elements == _INTERNODE:
+            return {0: is_token_in_rank, 2: self.rows_to_rank}
+        return {0: self.rank_prefix, 1: self.rows_to_rank, 3: source, 4: is_token_in_rank, 5: self.token_row}
+
+    def made(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Make the others."""
+        if self.elements == _INTRANODE:
+            return {2: torch.zeros_like(self.rows_to_rank)}
+        topology, ranks = self.topology, self.topology.ranks
+        in_node = tokens_in_nodes(is_token_in_rank, topology.nodes)
+        ends = self.rank_prefix[:, topology.rank].clone(memory_format=torch.contiguous_format)
+        begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+        # The index of a row among those of its source stands for that among those for the node.
+        rows = torch.arange(source.shape[0], dtype=torch.int32, device=source.device)
+        index = rows - begins[torch.searchsorted(ends, rows, right=True).clamp(max=ranks - 1)]
+        return {
+            1: in_node.sum(0, dtype=torch.int32).view(-1, 1),
+            3: ends.new_zeros(topology.nodes, 1),
+            4: ends.new_zeros(topology.nodes),
+            5: begins.view(ranks, 1),
+            6: ends,
+            7: torch.stack([source, index], dim=1).view(torch.uint8),
+            8: torch.where(in_node, in_node.cumsum(0, dtype=torch.int32) - 1, -1),
+            9: ends.new_empty(0, topology.ranks_per_node),
+        }
+
+
+@dataclass(frozen=True)
+class TwoHopPlan(_Plan):
+    """A row goes once to each node, and is passed on there: docs/two_hops.md has the terms.
+
+    Attributes
+    ----------
+    topology : Topology
+        Of the Buffer whose operation it is.
+    node_row : torch.Tensor
+        int32 [tokens, nodes]: index of a token's node row, or -1.
+    sent : torch.Tensor
+        int32 [nodes, 1]: node rows that this rank sends to each node.
+    sent_token, sent_ranks, sent_marks : torch.Tensor
+        int32 [nodes, tokens], [nodes, tokens, words], [nodes, marks, ranks per node]: the token of each, a bit for each
+        rank that it is for, and of every 32nd how many rows for each rank come before.
+    rows_to_rank : torch.Tensor
+        int32 [ranks, 1]: rows this rank sends to each.
+    forwarded : torch.Tensor
+        int32 [nodes]: node rows this rank passes on from nodes up to each.
+    node_rows : torch.Tensor
+        int32 [ranks]: node rows each rank sends to this node.
+    rank_prefix : torch.Tensor
+        int32 [ranks]: rows this rank receives from ranks up to each.
+    table : torch.Tensor
+        int32 [node rows passed on, ranks per node]: index of a row among its source's for that rank, or -1. Written by
+        the dispatch: 4 bytes for each node row and rank of the node.
+    """
+
+    topology: Topology
+    node_row: torch.Tensor
+    sent: torch.Tensor
+    sent_token: torch.Tensor
+    sent_ranks: torch.Tensor
+    sent_marks: torch.Tensor
+    rows_to_rank: torch.Tensor
+    forwarded: torch.Tensor
+    node_rows: torch.Tensor
+    rank_prefix: torch.Tensor
+    table: torch.Tensor
+
+    calls = C.two_hops
+    """The native calls that take such plans."""
+    kernels = ("two_hop_notify", "two_hop_counts", "two_hop_dispatch", "two_hop_combine")
+    elements = _INTERNODE
+    """How many a handle has."""
+
+    @staticmethod
+    def shapes(topology: Topology, tokens: int) -> Shapes:
+        """Return the shapes of a plan's tensors."""
+        ranks, nodes, per_node = topology.ranks, topology.nodes, topology.ranks_per_node
+        words, marks = -(-per_node // C.two_hops.SET_BITS), -(-tokens // C.two_hops.MARK_ROWS)
+        return {
+            "node_row": (tokens, nodes),
+            "sent": (nodes, 1),
+            "sent_token": (nodes, tokens),
+            "sent_ranks": (nodes, tokens, words),
+            "sent_marks": (nodes, marks, per_node),
+            "rows_to_rank": (ranks, 1),
+            "forwarded": (nodes,),
+            "node_rows": (ranks,),
+            "rank_prefix": (ranks,),
+            "table": (None, per_node),
+        }
+
+    def in_rank(self) -> torch.Tensor:
+        """Return bool [tokens, ranks]: which ranks tokens go to."""
+        nodes = torch.arange(self.topology.nodes, device=self.node_row.device)
+        sets = self.sent_ranks[nodes, self.node_row.clamp(min=0)]
+        bits = torch.arange(C.two_hops.SET_BITS, dtype=torch.int32, device=sets.device)
+        goes = (sets.unsqueeze(-1) >> bits & 1).flatten(2)[:, :, : self.topology.ranks_per_node] != 0
+        return (goes & (self.node_row >= 0).unsqueeze(-1)).reshape(len(self.node_row), self.topology.ranks)
+
+    def received(self) -> torch.Tensor:
+        """Return int32 []: rows that come here."""
+        return self.rank_prefix[-1]
+
+    @staticmethod
+    def sources(rows: int) -> tuple[int, ...]:
+        """Return the shape of what says where rows come from."""
+        return rows, 2
+
+    def with_table(self, call: C.Call, worst: int) -> TwoHopPlan:
+        """Return the plan with a table: for as many node rows as come, or where the host does not know how many, for
+        the most that there can be with `worst` rows at each rank. A node row is one row at least.
+        """
+        per_node = self.topology.ranks_per_node
+        rows = worst * per_node if worst else C.normal.forwarded_rows(call)
+        return replace(self, table=torch.empty((rows, per_node), dtype=torch.int32, device=self.table.device))
+
+    def native(self) -> C.two_hops.Plan:
+        """Return the addresses, as kernels take them."""
+        addresses: dict[str, Any] = {name: getattr(self, name).data_ptr() for name in self.shapes(self.topology, 0)}
+        return C.two_hops.Plan(**addresses, table_rows=self.table.shape[0])
+
+    def held(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Return the handle's elements that are there anyway, by place."""
+        held = {1: self.sent, 2: self.rows_to_rank, 4: self.forwarded, 6: self.rank_prefix, 8: self.node_row}
+        return {0: is_token_in_rank, **held, 9: self.table}
+
+    def made(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
+        """Make the others."""
+        return {
+            3: self.forwarded.diff(prepend=self.forwarded.new_zeros(1)).view(-1, 1),
+            5: (self.rank_prefix - self.rank_prefix.diff(prepend=self.rank_prefix.new_zeros(1))).view(-1, 1),
+            7: source.clone().view(torch.uint8),
+        }
+
+
+Plan = OneHopPlan | TwoHopPlan
+
+
+def way_of(topology: Topology) -> type[OneHopPlan] | type[TwoHopPlan]:
+    """Return the plans of a Buffer's operations."""
+    return OneHopPlan if topology.hops == 1 else TwoHopPlan
+
+
+def tokens_in_nodes(is_token_in_rank: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Return bool [tokens, nodes]: whether a token goes to any rank of a node."""
+    tokens, ranks = is_token_in_rank.shape
+    return is_token_in_rank.view(tokens, nodes, ranks // nodes).any(dim=2)
