@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,8 @@ from torch import Tensor
 import deep_ep_py as deep_ep
 import oracle
 from builds import PROTOCOL_SCHEDULES, schedules
-from cases import Case, build
+from cases import AMPLE, Case, build
+from deep_ep_py.core.native import C
 from deep_ep_py.testing import DEFAULT_FREEZE, run_ranks
 from oracle import Received, Workload
 
@@ -42,6 +44,22 @@ def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.
     nodes = {name: value for name, value in given.items() if value is not None}
     options = {"num_nvl_bytes": case.num_nvl_bytes, "arena_bytes": case.arena_bytes, **nodes, **options}
     return deep_ep.Buffer(group, fabric=fabric, **options)
+
+
+@functools.cache
+def _least_region_bytes(case: Case, fabric: str) -> int:
+    def on_each_rank(group: Any) -> int:
+        sizes = C.normal.Sizes(0, 2 * case.hidden, case.topk, case.experts)
+        return C.normal.least_region_bytes(make_buffer(group, case, fabric)._engine.runtime, sizes)
+
+    return max(run_ranks(case.ranks, on_each_rank))
+
+
+def cramped(case: Case, fabric: str, times: float = 1.0, regions: int = 2) -> Case:
+    """The case on a Buffer of so many times the least bytes that the library asks for, which are for chunks of one row:
+    a small case has many chunks, and more than slots to put them into."""
+    least = _least_region_bytes(replace(case, name="cramped", tokens=0, num_nvl_bytes=AMPLE), fabric)
+    return replace(case, num_nvl_bytes=regions * (-(-int(least * times) // 128) * 128))
 
 
 def dispatch_arguments(work: Workload, rank: int, **options: Any) -> dict[str, Any]:
