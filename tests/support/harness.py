@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import deep_ep_py as deep_ep
 import oracle
 from builds import PROTOCOL_SCHEDULES, schedules
-from cases import AMPLE, Case, build
-from deep_ep_py.core.native import C
+from cases import Case, build
 from deep_ep_py.testing import DEFAULT_FREEZE, run_ranks
 from oracle import Received, Workload
 
@@ -47,19 +47,23 @@ def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.
 
 
 @functools.cache
-def _least_region_bytes(case: Case, fabric: str) -> int:
+def _least_bytes(case: Case, fabric: str, regions: int) -> int:
+    """What a Buffer says that has less."""
+
     def on_each_rank(group: Any) -> int:
-        sizes = C.normal.Sizes(0, 2 * case.hidden, case.topk, case.experts)
-        return C.normal.least_region_bytes(make_buffer(group, case, fabric)._engine.runtime, sizes)
+        buffer = make_buffer(group, case, fabric, regions=regions)
+        with pytest.raises(ValueError, match="num_nvl_bytes=0: expected at least") as info:
+            buffer.dispatch(**dispatch_arguments(build(case), buffer.rank))
+        return int(str(info.value).split("expected at least ")[1].split()[0])
 
     return max(run_ranks(case.ranks, on_each_rank))
 
 
 def cramped(case: Case, fabric: str, times: float = 1.0, regions: int = 2) -> Case:
-    """The case on a Buffer of so many times the least bytes that the library asks for, which are for chunks of one row:
-    a small case has many chunks, and more than slots to put them into."""
-    least = _least_region_bytes(replace(case, name="cramped", tokens=0, num_nvl_bytes=AMPLE), fabric)
-    return replace(case, num_nvl_bytes=regions * (-(-int(least * times) // 128) * 128))
+    """The case on a Buffer of so many times the least bytes that there may be, which are for chunks of one row: a small
+    case has many chunks, and more than slots to put them into."""
+    least = _least_bytes(replace(case, name="cramped", tokens=0, num_nvl_bytes=0), fabric, regions)
+    return replace(case, num_nvl_bytes=-(-int(least * times) // (128 * regions)) * 128 * regions)
 
 
 def dispatch_arguments(work: Workload, rank: int, **options: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ FABRICS = ("ibgda", "weak")
 
 def on_each_rank(group: Any, trial: Trial, fabric: str) -> None:
     buffer = make_buffer(group, trial.case, fabric)
-    for blocks in BLOCK_COUNTS:
-        round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
+    for blocks in sorted({min(blocks, trial.case.max_blocks) for blocks in BLOCK_COUNTS}):
+        round_trip(buffer, buffer.rank, trial, blocks)
 
 
 @pytest.mark.parametrize("fabric", FABRICS)
@@ -118,11 +118,11 @@ def test_sums_are_the_same_under_every_schedule(fabric: str, arena_bytes: int | 
         "order", 6, 5, topk=6, experts=6, routing="everywhere", ranks_per_node=3, arena_bytes=arena_bytes, cached=False
     )
     trial, tokens = Trial.of(case), [5] * case.ranks
-    random = torch.Generator().manual_seed(3)
-    rows = [
-        (x.float() * 2.0 ** torch.randint(-12, 12, x.shape, generator=random)).to(torch.bfloat16)
-        for x in trial.expert.x
-    ]
+    rows = [x.clone() for x in trial.expert.x]
+    for first in (0, 3):
+        # Half of the elements: the first two cancel, so what the third loses depends on when it comes.
+        rows[first][:, :32] *= 2.0**20
+        rows[first + 1][:, :32] = -rows[first][:, :32]
     weights = trial.expert.topk_weights
     expected = oracle.combine(trial.received, tokens, rows, weights, ranks_per_node=3)
     turned = [2, 1, 0, 5, 4, 3]
