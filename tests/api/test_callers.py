@@ -5,6 +5,7 @@ DeepEP's own tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -299,10 +300,11 @@ class XtunerCombine(torch.autograd.Function):
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_xtuner(overlapped: bool, ranks_per_node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", str(ranks_per_node))
+    trials = [Trial.of(replace(CASE, ranks_per_node=ranks_per_node), seed=seed) for seed in (1, 2)]
 
     def on_each_rank(group: Any) -> None:
         process, rank, layers = Xtuner(group, CASE.experts), group.rank(), []
-        for trial in TRIALS:
+        for trial in trials:
             work, expert = trial.work, trial.expert
             event = captured() if overlapped else None
             x, probs = work.x[rank].clone().requires_grad_(), work.topk_weights[rank].clone().requires_grad_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,11 +128,11 @@ def test_buffers_of_the_size_v1_hints_at(ranks: int) -> None:
 
 
 def test_names_for_several_nodes() -> None:
-    case = BY_NAME["uniform"]
+    case = replace(BY_NAME["uniform"], ranks_per_node=2)
     trial = Trial.of(case)
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_buffer(group, case, "ibgda", ranks_per_node=2)
+        buffer = make_buffer(group, case, "ibgda")
         rank = buffer.rank
         results = buffer.internode_dispatch(**dispatch_arguments(trial.work, rank, num_tokens_per_rdma_rank=None))
         trial.check_dispatch(rank, results)

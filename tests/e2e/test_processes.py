@@ -17,7 +17,8 @@ SIZES = [2, 4, 8] if BUILD == "fast" else [2]
 def test_round_trip(workers: Path, ranks: int) -> None:
     """Every way of rows, one Buffer after the other: most of the time goes into starting the processes."""
     before = shared_memory()
-    done = torchrun(workers / "round_trip.py", ranks, "--path=direct", "--path=rounds", "--path=weak", "--path=ibgda")
+    paths = ("direct", "rounds", "weak", "ibgda", "two_hops", "two_hops_in_chunks")
+    done = torchrun(workers / "round_trip.py", ranks, *(f"--path={path}" for path in paths))
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before, "processes have left shared memory behind"
 

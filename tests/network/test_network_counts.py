@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +132,9 @@ def test_rows_that_no_send_queue_holds() -> None:
 
 
 def test_nodes_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a node there are no messages; the layout counts nodes; the environment says the same as the argument."""
-    trial = Trial.of(BY_NAME["uniform"])
+    """Within a node there are no messages, nor with two hops between ranks of different places in their nodes; the
+    layout counts nodes; the environment says the same as the argument."""
+    trial = Trial.of(replace(BY_NAME["uniform"], ranks_per_node=2))
 
     def on_each_rank(group: Any, **options: Any) -> tuple[list[int], list[int]]:
         buffer = deep_ep.Buffer(group, 1 << 20, **options)
@@ -145,7 +147,7 @@ def test_nodes_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
 
     by_argument = run_ranks(4, on_each_rank, ranks_per_node=2)
     for rank, (puts, _) in enumerate(by_argument):
-        assert [peer for peer in range(4) if puts[peer]] == [peer for peer in range(4) if peer // 2 != rank // 2]
+        assert [peer for peer in range(4) if puts[peer]] == [(rank + 2) % 4]
     monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", "2")
     assert list(run_ranks(4, on_each_rank)) == list(by_argument)
     with pytest.raises(ValueError, match="ranks_per_node=3: expected a divisor of the 4 ranks"):

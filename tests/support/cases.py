@@ -42,6 +42,8 @@ class Case:
     fabric: str | None = None  # None: runs over each of builds.FABRICS
     num_nvl_bytes: int = AMPLE
     arena_bytes: int | None = None
+    ranks_per_node: int | None = None  # None: as the fabric has it
+    hops: int | None = None  # None: 2 among several nodes of several ranks
     expert_alignment: int = 1
     # Many ranks: fewer blocks and calls keep the count of fibers in hand.
     max_blocks: int = 5
@@ -49,6 +51,16 @@ class Case:
 
     def tokens_of(self, rank: int) -> int:
         return self.tokens if isinstance(self.tokens, int) else self.tokens[rank]
+
+    @property
+    def nodes(self) -> int:
+        """Of several ranks each; else each rank is one, or all are, whichever the fabric has."""
+        return self.ranks // (self.ranks_per_node or self.ranks)
+
+    @property
+    def two_hops(self) -> bool:
+        """Whether rows are forwarded inside their node, on a fabric that has nodes."""
+        return self.hops == 2 if self.hops else 1 < self.nodes < self.ranks
 
 
 def _distinct(scores: Tensor, topk: int) -> Tensor:
@@ -162,3 +174,27 @@ CASES = [
     Case("some_pairs_weak_rounds", ranks=4, tokens=12, fabric="mixed", arena_bytes=0),
 ]
 BY_NAME = {case.name: case for case in CASES}
+
+# The same among nodes, where rows are forwarded: the name begins with nodes x ranks of each.
+ROUTED_IN_TWO_HOPS = [
+    Case("2x1_uniform", 2, 9, topk=2, experts=4, ranks_per_node=1, hops=2),
+    Case("2x2_uniform", 4, 12, ranks_per_node=2),
+    Case("2x2_to_one_rank", 4, 10, routing="one_rank", ranks_per_node=2),
+    Case("2x2_to_own_rank", 4, 10, topk=2, routing="own_rank", ranks_per_node=2),
+    Case("2x2_to_one_node", 4, 8, routing="first_half", ranks_per_node=2),
+    # These are on two nodes for every other rank.
+    Case("2x2_to_two_ranks", 4, 9, topk=6, routing="two_ranks", ranks_per_node=2),
+    Case("2x2_uneven", 4, (1, 33, 7, 2), routing="skewed", ranks_per_node=2),
+    Case("2x2_of_one_node", 4, (0, 0, 11, 3), ranks_per_node=2),
+    Case("2x2_of_one_rank", 4, (0, 17, 0, 0), ranks_per_node=2, expert_alignment=16),
+    Case("2x2_no_tokens", 4, 0, topk=2, ranks_per_node=2),
+    Case("2x2_holes", 4, 12, routing="holes", ranks_per_node=2),
+    Case("2x2_nothing_routed", 4, 5, routing="void", ranks_per_node=2),
+    Case("3x2_uniform", 6, 8, hidden=24, topk=3, experts=12, ranks_per_node=2),
+    Case("2x3_holes", 6, (4, 0, 9, 1, 12, 5), hidden=40, topk=4, experts=12, routing="holes", ranks_per_node=3),
+    Case("4x2_skewed", 8, 7, hidden=16, topk=4, routing="skewed", ranks_per_node=2, max_blocks=3),
+    Case("2x4_everywhere", 8, 5, hidden=16, topk=8, routing="everywhere", ranks_per_node=4, max_blocks=3),
+    Case("2x8_uniform", 16, 4, hidden=16, topk=8, experts=32, ranks_per_node=8, max_blocks=3),
+    Case("8x8_uniform", 64, 2, hidden=8, experts=64, ranks_per_node=8, max_blocks=2, cached=False),
+]
+BY_NAME |= {case.name: case for case in ROUTED_IN_TWO_HOPS}

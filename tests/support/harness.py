@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -38,8 +40,30 @@ def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.
         most_bytes = max(HARSH_NIC.most_bytes, 2 * case.hidden // 4 // 16 * 16)
         queues = HARSH_NIC.queues_per_peer if case.ranks < MANY_RANKS else 1
         options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, most_bytes=most_bytes)
-    options = {"num_nvl_bytes": case.num_nvl_bytes, "arena_bytes": case.arena_bytes, **options}
+    given = {"ranks_per_node": case.ranks_per_node, "hops": case.hops}
+    nodes = {name: value for name, value in given.items() if value is not None}
+    options = {"num_nvl_bytes": case.num_nvl_bytes, "arena_bytes": case.arena_bytes, **nodes, **options}
     return deep_ep.Buffer(group, fabric=fabric, **options)
+
+
+@functools.cache
+def _least_bytes(case: Case, fabric: str, regions: int) -> int:
+    """What a Buffer says that has less."""
+
+    def on_each_rank(group: Any) -> int:
+        buffer = make_buffer(group, case, fabric, regions=regions)
+        with pytest.raises(ValueError, match="num_nvl_bytes=0: expected at least") as info:
+            buffer.dispatch(**dispatch_arguments(build(case), buffer.rank))
+        return int(str(info.value).split("expected at least ")[1].split()[0])
+
+    return max(run_ranks(case.ranks, on_each_rank))
+
+
+def cramped(case: Case, fabric: str, times: float = 1.0, regions: int = 2) -> Case:
+    """The case on a Buffer of so many times the least bytes that there may be, which are for chunks of one row: a small
+    case has many chunks, and more than slots to put them into."""
+    least = _least_bytes(replace(case, name="cramped", tokens=0, num_nvl_bytes=0), fabric, regions)
+    return replace(case, num_nvl_bytes=-(-int(least * times) // (128 * regions)) * 128 * regions)
 
 
 def dispatch_arguments(work: Workload, rank: int, **options: Any) -> dict[str, Any]:
@@ -64,10 +88,10 @@ def on_cpu(values: Sequence[Any]) -> list[Any]:
 def as_received(results: Sequence[Any]) -> Received:
     """Name the results of a dispatch that was not cached."""
     x, topk_idx, topk_weights, counts, handle, _ = on_cpu(results)
-    plan = handle.plan
-    prefix, channel, src_idx, send_head = on_cpu(
-        [plan.rank_prefix, plan.rows_to_rank, handle.recv_src_idx, plan.token_row]
-    )
+    # With two hops no rank knows what the others send to the others.
+    prefix, send_head = (getattr(handle.plan, name, None) for name in ("rank_prefix", "token_row"))
+    channel = handle[2] if prefix is None else handle.plan.rows_to_rank
+    prefix, channel, src_idx, send_head = on_cpu([prefix, channel, handle.recv_src_idx, send_head])
     return Received(
         x=x,
         topk_idx=topk_idx,
@@ -76,7 +100,7 @@ def as_received(results: Sequence[Any]) -> Received:
         src_rank=None,
         src_idx=src_idx,
         rank_prefix_matrix=prefix,
-        channel_prefix_matrix=channel,
+        channel_prefix_matrix=channel.clone(),  # an element may hold the handle, and so the Buffer
         recv_channel_prefix_matrix=None,
         send_head=send_head,
     )
@@ -100,6 +124,7 @@ class Trial:
     work: Workload
     received: list[Received]
     expert: Expert
+    handles: list[oracle.Internode] | None = None  # where rows go in two hops
 
     @staticmethod
     def of(case: Case, seed: int = 1) -> Trial:
@@ -115,11 +140,15 @@ class Trial:
         biases = [
             tuple(torch.randn(own.shape, generator=random).to(torch.bfloat16) for _ in range(2)) for own in work.x
         ]
-        tokens = [len(own) for own in work.x]
+        tokens, per_node = [len(own) for own in work.x], case.ranks_per_node if case.two_hops else None
         expected = {
-            count: oracle.combine(received, tokens, x, weights, [both[:count] for both in biases]) for count in range(3)
+            count: oracle.combine(received, tokens, x, weights, [both[:count] for both in biases], per_node)
+            for count in range(3)
         }
-        return Trial(case, work, received, Expert(x, weights, biases, expected))
+        handles = None
+        if per_node is not None:
+            handles = [oracle.internode(work, received[rank], rank, per_node) for rank in range(case.ranks)]
+        return Trial(case, work, received, Expert(x, weights, biases, expected), handles)
 
     def on(self, device: str) -> Trial:
         """The same with what ranks pass in on another device; what must come back stays."""
@@ -144,6 +173,8 @@ class Trial:
 
     def check_dispatch(self, rank: int, results: Sequence[Any]) -> None:
         oracle.check_received(as_received(results), self.received[rank])
+        if self.handles is not None:
+            oracle.check_handle(results[4], self.handles[rank])
 
     def check_cached(self, rank: int, results: Sequence[Any]) -> None:
         assert all(part is None for part in results[1:5]), "a cached dispatch returns nothing but rows and an event"
@@ -176,6 +207,8 @@ class Trial:
             num_tokens_per_expert=None,
         )
         oracle.check_received(got, self.received[rank])
+        if self.handles is not None:
+            oracle.check_handle(results[4], self.handles[rank], padded=True)
 
     def padded(self, rank: int, rows: int) -> dict[str, Tensor]:
         """What the experts hand to the combine of such a dispatch: no rank may read the rows that no rank sent."""

@@ -65,6 +65,11 @@ class Combined:
     tolerance: Tensor  # float64 [T, H]
 
 
+def numbered(chosen: Tensor) -> Tensor:
+    """Number what is chosen in each column from 0; -1 for the rest."""
+    return torch.where(chosen, chosen.cumsum(0) - 1, -1).int()
+
+
 def layout(topk_idx: Tensor, num_experts: int, num_ranks: int) -> Layout:
     """Count one rank's tokens per rank and per expert."""
     per_rank = num_experts // num_ranks
@@ -87,7 +92,6 @@ def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
         weights = torch.cat([work.topk_weights[source][tokens[source]] for source in ranks])
         local = (idx >= first) & (idx < first + work.experts_per_rank)
         counts = per_expert[first : first + work.experts_per_rank].tolist()
-        mine = layouts[rank].is_token_in_rank
         received.append(
             Received(
                 x=torch.cat([work.x[source][tokens[source]] for source in ranks]),
@@ -99,7 +103,7 @@ def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
                 rank_prefix_matrix=sent.cumsum(0).int(),
                 channel_prefix_matrix=sent[rank].reshape(-1, 1),
                 recv_channel_prefix_matrix=torch.zeros(work.num_ranks, 1, dtype=torch.int32),
-                send_head=torch.where(mine, mine.cumsum(0) - 1, -1).int(),
+                send_head=numbered(layouts[rank].is_token_in_rank),
             )
         )
     return received
@@ -107,27 +111,50 @@ def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
 
 @dataclass(frozen=True)
 class Internode:
-    """What a rank's handle says of nodes where there are several."""
+    """A rank's handle where rows go in two hops among N nodes of G ranks: all of its elements, in their order.
 
-    rdma_channel_prefix_matrix: Tensor  # int32 [N, 1], tokens this rank sends to each node
+    A node row is a token on its way to a node. Those of a rank for a node, in the order of its tokens, are a stream;
+    the rank there with the same place in its node forwards it. With rows that go straight to each rank the same holds
+    for all but `recv_rdma_*`, `recv_src_meta` and `send_nvl_head`."""
+
+    is_token_in_rank: Tensor  # bool [T, R]
+    rdma_channel_prefix_matrix: Tensor  # int32 [N, 1], node rows of this rank for each node
+    gbl_channel_prefix_matrix: Tensor  # int32 [R, 1], rows of this rank for each rank
+    recv_rdma_channel_prefix_matrix: (
+        Tensor  # int32 [N, 1], node rows that this rank forwards, by the node they are from
+    )
+    recv_rdma_rank_prefix_sum: Tensor  # int32 [N], where these end
     recv_gbl_channel_prefix_matrix: Tensor  # int32 [R, 1], where each source's rows begin
     recv_gbl_rank_prefix_sum: Tensor  # int32 [R], where they end
-    send_rdma_head: Tensor  # int32 [T, N], index among this rank's tokens for the node, or -1
+    recv_src_meta: Tensor  # uint8 [T_recv, 8]: int32 index of the token at its source, int32 that of its node row
+    send_rdma_head: Tensor  # int32 [T, N], index of the token's node row for the node, or -1
+    send_nvl_head: Tensor  # int32 [forwarded, G], index among the source's rows for each rank of this node, or -1
 
 
 def internode(work: Workload, received: Received, rank: int, ranks_per_node: int) -> Internode:
-    """Return what one rank's handle says of nodes, given what the rank receives."""
-    mine = layout(work.topk_idx[rank], work.num_experts, work.num_ranks).is_token_in_rank
-    to_node = [part.any(dim=1) for part in mine.split(ranks_per_node, dim=1)]
-    head = torch.full((len(mine), len(to_node)), -1, dtype=torch.int32)
-    for node, tokens in enumerate(to_node):
-        head[tokens, node] = torch.arange(int(tokens.sum()), dtype=torch.int32)
-    sources = range(work.num_ranks)
+    """Return one rank's handle, given what the rank receives."""
+    ranks = range(work.num_ranks)
+    in_rank = [layout(idx, work.num_experts, work.num_ranks).is_token_in_rank for idx in work.topk_idx]
+    in_node = [torch.stack([part.any(dim=1) for part in each.split(ranks_per_node, 1)], 1) for each in in_rank]
+    node, place = divmod(rank, ranks_per_node)
+    neighbours = slice(node * ranks_per_node, (node + 1) * ranks_per_node)
+    sources = ranks[place::ranks_per_node]
+    brought = torch.stack([in_node[source][:, node].sum() for source in sources]).int()
+    meta = []
+    for source in ranks:
+        tokens = received.src_idx[received.src_rank == source]
+        meta.append(torch.stack([tokens, numbered(in_node[source])[tokens.long(), node]], dim=1))
     return Internode(
-        rdma_channel_prefix_matrix=torch.tensor([[int(tokens.sum())] for tokens in to_node], dtype=torch.int32),
-        recv_gbl_channel_prefix_matrix=torch.stack([(received.src_rank < r).sum() for r in sources]).int()[:, None],
-        recv_gbl_rank_prefix_sum=torch.stack([(received.src_rank <= r).sum() for r in sources]).int(),
-        send_rdma_head=head,
+        is_token_in_rank=in_rank[rank],
+        rdma_channel_prefix_matrix=in_node[rank].sum(0).int()[:, None],
+        gbl_channel_prefix_matrix=in_rank[rank].sum(0).int()[:, None],
+        recv_rdma_channel_prefix_matrix=brought[:, None],
+        recv_rdma_rank_prefix_sum=brought.cumsum(0).int(),
+        recv_gbl_channel_prefix_matrix=torch.stack([(received.src_rank < r).sum() for r in ranks]).int()[:, None],
+        recv_gbl_rank_prefix_sum=torch.stack([(received.src_rank <= r).sum() for r in ranks]).int(),
+        recv_src_meta=torch.cat(meta).view(torch.uint8),
+        send_rdma_head=numbered(in_node[rank]),
+        send_nvl_head=torch.cat([numbered(in_rank[s])[in_node[s][:, node], neighbours] for s in sources]),
     )
 
 
@@ -137,11 +164,20 @@ def combine(
     x: Sequence[Tensor],
     topk_weights: Sequence[Tensor],
     bias: Sequence[Sequence[Tensor]] | None = None,
+    ranks_per_node: int | None = None,
 ) -> list[Combined]:
     """Return every rank's sums of the rows `x[rank]` that belong to its tokens.
 
     The stated order, in fp32: ((0 + the row of the lowest rank) + that of the next ...) + bias 0 + bias 1, rounded
-    once."""
+    once. With `ranks_per_node` rows go in two hops: those of a node that is not the owner's are summed in the same way,
+    from 0, and rounded; that is added in the place of the node's rows. Weights likewise, never rounded.
+
+    The bound, with u = 2**-8 for a rounding to BF16: another node's sum is off by u times itself, and the total by u
+    times what it is then, so |x - exact| <= u |exact| + (1 + u) u (the sum of other nodes' |exact sums|), and a little
+    for fp32: 2**-23 times the number of terms times the sum of their magnitudes. A rounding may also be off by 2**-134,
+    where BF16 is denormal."""
+    per_node = ranks_per_node or len(received)
+    unit, least = 2.0**-8, 2.0**-134
     combined = []
     for owner, tokens in enumerate(num_tokens):
         hidden, topk = x[owner].shape[1], topk_weights[owner].shape[1]
@@ -149,22 +185,33 @@ def combine(
         weights = torch.zeros(tokens, topk)
         exact = torch.zeros(tokens, hidden, dtype=torch.float64)
         magnitude = torch.zeros_like(exact)
+        rounded = torch.zeros_like(exact)
         terms = torch.zeros(tokens, 1, dtype=torch.float64)
-        for rank, rows in enumerate(received):
-            mine = rows.src_rank == owner
-            token = rows.src_idx[mine].long()
-            part = x[rank][mine]
-            total[token] = total[token] + part.float()
-            weights[token] = weights[token] + topk_weights[rank][mine]
-            exact[token] += part.double()
-            magnitude[token] += part.double().abs()
-            terms[token] += 1
+        for first in range(0, len(received), per_node):
+            own = first <= owner < first + per_node
+            node_total, node_weights = (total, weights) if own else (torch.zeros_like(total), torch.zeros_like(weights))
+            node_exact = torch.zeros_like(exact)
+            for rank in range(first, first + per_node):
+                mine = received[rank].src_rank == owner
+                token = received[rank].src_idx[mine].long()
+                part = x[rank][mine]
+                node_total[token] += part.float()
+                node_weights[token] += topk_weights[rank][mine]
+                node_exact[token] += part.double()
+                magnitude[token] += part.double().abs()
+                terms[token] += 1
+            exact += node_exact
+            if not own:
+                total += node_total.to(torch.bfloat16).float()
+                weights += node_weights
+                rounded += node_exact.abs()
         for part in bias[owner] if bias is not None else ():
             total = total + part.float()
             exact += part.double()
             magnitude += part.double().abs()
             terms += 1
-        tolerance = exact.abs() * 2.0**-8 + terms * 2.0**-23 * magnitude
+        tolerance = unit * exact.abs() + (1 + unit) * unit * rounded + terms * 2.0**-23 * magnitude
+        tolerance += least * (len(received) // per_node)
         combined.append(Combined(total.to(torch.bfloat16), weights, exact, tolerance))
     return combined
 
@@ -201,6 +248,23 @@ def check_received(got: Received, expected: Received) -> None:
             wrong.append(difference(part.name, value, wanted))
         elif value != wanted:
             wrong.append(f"{part.name} is {value}, expected {wanted}")
+    assert not any(wrong), "; ".join(filter(None, wrong))
+
+
+def check_handle(handle: Sequence[Tensor | None], expected: Internode, padded: bool = False) -> None:
+    """Assert that all elements of a handle are there and bit-exact. A dispatch that was told how many rows to return
+    does not know how many of them, and of those it forwards, there are: what is beyond is not looked at."""
+    assert isinstance(handle, tuple) and len(handle) == len(fields(Internode))
+    wrong = []
+    for part, value in zip(fields(Internode), handle):
+        wanted = getattr(expected, part.name)
+        if value is None:
+            wrong.append(f"{part.name} is None")
+            continue
+        value = value.cpu()
+        if padded and part.name in ("recv_src_meta", "send_nvl_head"):
+            value = value[: len(wanted)]
+        wrong.append(difference(part.name, value, wanted))
     assert not any(wrong), "; ".join(filter(None, wrong))
 
 

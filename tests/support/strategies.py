@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
@@ -10,6 +10,7 @@ from builds import BLOCK_COUNTS
 from cases import ROUTINGS, Case
 
 MAX_RANKS = 6
+MAX_RANKS_ON_NODES = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Scenario:
     seed: int  # of the workloads' contents
     program: tuple[Step, ...]
     schedule: int
+    room: float | None = None  # num_nvl_bytes in units of the least there may be; None: ample
 
 
 @st.composite
@@ -86,4 +88,22 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         seed=draw(st.integers(0, 2**16)),
         program=tuple(draw(st.lists(steps, min_size=1, max_size=10))),
         schedule=draw(st.integers(1, 2**31)),
+    )
+
+
+@st.composite
+def scenarios_on_nodes(draw: st.DrawFn) -> Scenario:
+    """The same where rows go in two hops, also between nodes of one rank, and with chunks of a few rows."""
+    nodes = draw(st.integers(2, 4))
+    per_node = draw(st.integers(1, MAX_RANKS_ON_NODES // nodes))
+    drawn = draw(st.lists(cases(nodes * per_node), min_size=1, max_size=3))
+    return Scenario(
+        fabric=draw(st.sampled_from(["weak", "ibgda"])),
+        regions=draw(st.integers(2, 3)),
+        arena_bytes=draw(st.sampled_from([None, 0, 1 << 13, 1 << 15])),
+        cases=tuple(replace(case, ranks_per_node=per_node, hops=2) for case in drawn),
+        seed=draw(st.integers(0, 2**16)),
+        program=tuple(draw(st.lists(steps, min_size=1, max_size=8))),
+        schedule=draw(st.integers(1, 2**31)),
+        room=draw(st.sampled_from([None, 1.0, 1.5, 3.0])),
     )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import oracle
-from cases import CASES, build
+from cases import BY_NAME, build
 from oracle import Workload
 
 
@@ -122,7 +122,7 @@ def test_bits_tell_negative_zero_from_zero() -> None:
     assert oracle.difference("x", torch.tensor([0.0]), torch.tensor([-0.0])) == "x: equal values with other bits"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", BY_NAME.values(), ids=lambda case: case.name)
 def test_every_case_is_what_its_shape_says(case) -> None:
     work = build(case)
     assert work.num_ranks == case.ranks and case.experts % case.ranks == 0 and case.hidden % 8 == 0

@@ -5,6 +5,7 @@ unmapped rank something are taken away from all but the control plane, which has
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import deep_ep_py as deep_ep
@@ -13,7 +14,8 @@ from forked_ranks import Hub, run_scenarios
 from harness import Trial, dispatch_arguments, make_buffer
 
 RANKS = 4
-TRIAL = Trial.of(Case("control pages", RANKS, 24, hidden=64, topk=2, experts=8, arena_bytes=1 << 20))
+CASE = Case("control pages", RANKS, 24, hidden=64, topk=2, experts=8, arena_bytes=1 << 20)
+TRIALS = {per_node: Trial.of(replace(CASE, ranks_per_node=per_node)) for per_node in (1, 2)}
 NARROW = Trial.of(Case("narrow", RANKS, 24, hidden=32, topk=2, experts=8))
 PROT_NONE = 0
 
@@ -33,11 +35,11 @@ def take_pages_away(buffer: deep_ep.Buffer) -> None:
         assert f"{begin:x}-{begin + runtime.control_bytes:x} ---s" in maps, maps
 
 
-def works(buffer: deep_ep.Buffer) -> None:
+def works(buffer: deep_ep.Buffer, trial: Trial) -> None:
     """A dispatch and a combine return what they must."""
-    results = buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
-    TRIAL.check_dispatch(buffer.rank, results)
-    TRIAL.check_combine(buffer.rank, TRIAL.combine(buffer, buffer.rank, results[4]))
+    results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+    trial.check_dispatch(buffer.rank, results)
+    trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, results[4]))
 
 
 def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
@@ -51,21 +53,22 @@ def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
 
 def life(hub: Hub, ranks_per_node: int) -> None:
     """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, another recovery."""
-    buffer = make_buffer(None, TRIAL.case, "ibgda", comm=hub, timeout=20.0, ranks_per_node=ranks_per_node)
+    trial = TRIALS[ranks_per_node]
+    buffer = make_buffer(None, trial.case, "ibgda", comm=hub, timeout=20.0)
     take_pages_away(buffer)
-    works(buffer)
+    works(buffer, trial)
     hub.allgather(None)  # a mismatch also ends what a slower rank has not finished
-    message_of(buffer, NARROW if hub.rank == 1 else TRIAL)
+    message_of(buffer, NARROW if hub.rank == 1 else trial)
     buffer.recover()
-    works(buffer)
+    works(buffer, trial)
     if hub.rank == RANKS - 1:
         buffer.destroy()
     else:
-        said = message_of(buffer, TRIAL)
+        said = message_of(buffer, trial)
         assert f"rank {RANKS - 1}" in said, said
         assert buffer.lost_ranks() == [RANKS - 1]
         buffer.recover([RANKS - 1])
-        buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank))
+        buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
     hub.tell("ended")
 
 

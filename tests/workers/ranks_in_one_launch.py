@@ -104,9 +104,9 @@ def main() -> None:
         if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
             run_ranks(case.ranks, on_each_rank, Trial.of(case), **TOGETHER)
             print(case.name)
-    for case, ranks_per_node in BETWEEN_NODES:
-        run_ranks(case.ranks, on_each_node, Trial.of(case), ranks_per_node, **TOGETHER)
-        print(f"{case.name}-{ranks_per_node}")
+    for case in BETWEEN_NODES:
+        run_ranks(case.ranks, on_each_node, Trial.of(case), **TOGETHER)
+        print(case.name)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ PATHS: dict[str, dict[str, Any]] = {
     "rounds": {"fabric": "peer", "arena_bytes": 0},
     "weak": {"fabric": "weak"},
     "ibgda": {"fabric": "ibgda"},
+    "two_hops": {"fabric": "ibgda"},
+    "two_hops_in_chunks": {"fabric": "weak", "arena_bytes": 0},
 }
 
 
@@ -41,9 +44,11 @@ def main() -> None:
     case = Case("processes", ranks, tuple(10 + 7 * r for r in range(ranks)), hidden=264, topk=4, experts=4 * ranks)
     if device != "cpu":
         torch.cuda.set_device(device)
-    trials = [Trial.of(case, seed).on(device) for seed in (1, 2, 3)]
+    on_two_nodes = replace(case, ranks_per_node=max(1, ranks // 2), hops=2)
     for path in options.path or ["direct"]:
-        layers(make_buffer(dist.group.WORLD, case, **PATHS[path], device=device), trials, device, options.growing)
+        routed = on_two_nodes if path.startswith("two_hops") else case
+        trials = [Trial.of(routed, seed).on(device) for seed in (1, 2, 3)]
+        layers(make_buffer(dist.group.WORLD, routed, **PATHS[path], device=device), trials, device, options.growing)
     dist.destroy_process_group()
 
 

@@ -37,7 +37,7 @@ ROUTINGS = ("uniform", "uniform", "skewed", "holes", "void", "one_rank", "own_ra
 Check = Callable[[], None]
 
 
-def case_of(random_: random.Random, fp8: bool) -> Case:
+def case_of(random_: random.Random, fp8: bool, ranks_per_node: int | None) -> Case:
     per_rank, routing = random_.randint(1, 8), random_.choice(ROUTINGS)
     most = {"one_rank": per_rank, "own_rank": per_rank, "everywhere": RANKS}.get(routing, per_rank * RANKS)
     return Case(
@@ -49,14 +49,15 @@ def case_of(random_: random.Random, fp8: bool) -> Case:
         topk=random_.randint(1, min(8, most)),
         experts=per_rank * RANKS,
         routing=routing,
+        ranks_per_node=ranks_per_node,
         expert_alignment=1 if fp8 else random_.choice((1, 1, 8)),
     )
 
 
-def buffer_of(hub: Hub, random_: random.Random) -> tuple[deep_ep.Buffer, str]:
-    """Make one; -> with what makes a difference to its memory."""
+def buffer_of(hub: Hub, random_: random.Random) -> tuple[deep_ep.Buffer, int | None, str]:
+    """Make one; -> with its nodes, and what makes a difference to its memory."""
     fabric, ranks_per_node = random_.choice(
-        (("peer", None), ("peer", None), ("ibgda", 1), ("ibgda", 2), ("weak", None))
+        (("peer", None), ("peer", None), ("ibgda", 1), ("ibgda", 2), ("weak", None), ("weak", 2))
     )
     options = {
         "num_nvl_bytes": random_.choice((1 << 20, 1 << 22)),
@@ -65,9 +66,9 @@ def buffer_of(hub: Hub, random_: random.Random) -> tuple[deep_ep.Buffer, str]:
         "regions": random_.randint(2, 4),
         "timeout": TIMEOUT,
     }
-    case = Case("soak", RANKS, 1, hidden=2048)
-    buffer = make_buffer(None, case, fabric, comm=hub, ranks_per_node=ranks_per_node, **options)
-    return buffer, f"{fabric}, {ranks_per_node or RANKS} ranks per node"
+    case = Case("soak", RANKS, 1, hidden=2048, ranks_per_node=ranks_per_node)
+    buffer = make_buffer(None, case, fabric, comm=hub, **options)
+    return buffer, ranks_per_node, f"{fabric}, {ranks_per_node or RANKS} ranks per node"
 
 
 class Soak:
@@ -82,18 +83,18 @@ class Soak:
 
     def live(self) -> None:
         """The life of a Buffer."""
-        buffer, self.label = buffer_of(self.hub, self.random)
+        buffer, per_node, self.label = buffer_of(self.hub, self.random)
         self.done["Buffers"] += 1
         for _ in range(self.random.randint(3, 40)):
             seed = self.random.randrange(1 << 30)
             if self.random.random() < 0.2:
                 kind, ids = self.random.choice(KINDS), self.random.choice((torch.int64, torch.int32))
-                Fp8Trial.of(case_of(self.random, fp8=True), kind, ids).round_trip(buffer)
+                Fp8Trial.of(case_of(self.random, True, per_node), kind, ids).round_trip(buffer)
                 self.done["FP8 round trips"] += 1
             else:
-                self.use(buffer, Trial.of(case_of(self.random, fp8=False), seed))
+                self.use(buffer, Trial.of(case_of(self.random, False, per_node), seed))
             if self.random.random() < 0.15:
-                self.fail(buffer)
+                self.fail(buffer, per_node)
             if time.monotonic() > self.sampled + SAMPLE_SECONDS:
                 self.sample(buffer)
         if self.random.random() < 0.5:
@@ -163,9 +164,10 @@ class Soak:
             self.kept.pop(self.random.randrange(len(self.kept)))()
             self.done["checked again"] += 1
 
-    def fail(self, buffer: deep_ep.Buffer) -> None:
+    def fail(self, buffer: deep_ep.Buffer, ranks_per_node: int | None) -> None:
         """One rank fails in some way, with calls on their way. What has ended well is right; all recover."""
-        trial = Trial.of(Case("failing", RANKS, 60, hidden=264, topk=4, experts=16), self.random.randrange(1 << 30))
+        case = Case("failing", RANKS, 60, hidden=264, topk=4, experts=16, ranks_per_node=ranks_per_node)
+        trial = Trial.of(case, self.random.randrange(1 << 30))
         rank, chosen = self.rank, self.random.randrange(RANKS)
         how = self.random.choice(("abort", "stall", "too few rows", "bad argument"))
         self.done[how] += 1

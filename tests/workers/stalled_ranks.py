@@ -94,18 +94,19 @@ class Rows:
     echo: list[oracle.Combined]
 
     @staticmethod
-    def of(ranks: int, seed: int) -> Rows:
-        trial = Trial.of(
-            Case("stalled", ranks, (300, 200, 256, 280)[:ranks], 1024, 4, 4 * ranks, num_nvl_bytes=1 << 21), seed
-        )
+    def of(ranks: int, ranks_per_node: int | None, seed: int) -> Rows:
+        case = Case("stalled", ranks, (300, 200, 256, 280)[:ranks], 1024, 4, 4 * ranks, num_nvl_bytes=1 << 21)
+        trial = Trial.of(replace(case, ranks_per_node=ranks_per_node), seed)
         weights = [part.topk_weights for part in trial.received]
         tokens = [len(own) for own in trial.work.x]
-        return Rows(trial, oracle.combine(trial.received, tokens, [part.x for part in trial.received], weights))
+        per_node = ranks_per_node if trial.case.two_hops else None
+        x = [part.x for part in trial.received]
+        return Rows(trial, oracle.combine(trial.received, tokens, x, weights, ranks_per_node=per_node))
 
 
 @cache
-def rows_of(ranks: int) -> list[Rows]:
-    return [Rows.of(ranks, seed) for seed in (1, 2)]
+def rows_of(ranks: int, ranks_per_node: int | None) -> list[Rows]:
+    return [Rows.of(ranks, ranks_per_node, seed) for seed in (1, 2)]
 
 
 def scaled(sums: oracle.Combined, factor: float) -> oracle.Combined:
@@ -116,9 +117,9 @@ def scaled(sums: oracle.Combined, factor: float) -> oracle.Combined:
 class Round:
     """One round on one rank."""
 
-    def __init__(self, buffer: deep_ep.Buffer, plan: Plan) -> None:
+    def __init__(self, buffer: deep_ep.Buffer, shape: Shape, plan: Plan) -> None:
         self.buffer, self.plan, self.rank = buffer, plan, buffer.rank
-        rows = rows_of(buffer.group_size)[plan.number % 2]
+        rows = rows_of(shape.ranks, shape.ranks_per_node)[plan.number % 2]
         self.trial, self.echo = rows.trial, rows.echo
         with buffer.timeout_of(AMPLE_SECONDS):
             results = buffer.dispatch(**dispatch_arguments(self.trial.work, self.rank))
@@ -202,13 +203,13 @@ def be_a_rank(hub: Hub, shape: Shape) -> None:
 
 
 def play_all(hub: Hub, shape: Shape) -> None:
-    case = rows_of(shape.ranks)[0].trial.case
-    options = {"ranks_per_node": shape.ranks_per_node, "regions": shape.regions, "arena_bytes": shape.arena_bytes}
+    case = rows_of(shape.ranks, shape.ranks_per_node)[0].trial.case
+    options = {"regions": shape.regions, "arena_bytes": shape.arena_bytes}
     buffer = make_buffer(None, case, shape.fabric, comm=hub, timeout=TIMEOUT, **options)
     hub.tell("recovered", None)
     earlier: list[Callable[[], None]] = []
     while (plan := hub.parent.recv()) is not None:
-        this = Round(buffer, plan)
+        this = Round(buffer, shape, plan)
         hub.tell("ready")
         hub.parent.recv()
         report = this.play()
@@ -319,7 +320,7 @@ def run_round(world: World, shape: Shape, plan: Plan, random_: random.Random) ->
 def run_world(number: int, rounds: int, first: int, random_: random.Random, advance: Callable[[], None]) -> None:
     """Fork ranks, play some rounds without a stall and then `rounds` with one."""
     shape = shape_of(number, random_)
-    rows_of(shape.ranks)  # before they are forked
+    rows_of(shape.ranks, shape.ranks_per_node)  # before they are forked
     world = World(shape.ranks, be_a_rank, shape)
     about = {"world": number, "shape": shape.__dict__}
     error, kept = None, None
