@@ -151,10 +151,10 @@ def _agree(
         "arena_bytes at first": memory.first_arena_bytes,
         "regions": memory.regions,
         "enable_shrink": masks_ranks,
-        "low_latency_mode": not near_only if topology.hops == 2 else None,
         # What ranks say of their waits changes with parts of it.
         "timeout with enable_shrink": timeout if masks_ranks else None,
         **topology.must_agree(),
+        "low_latency_mode": not near_only if topology.hops == 2 else None,
     }
     for peer, theirs in enumerate(bootstrap.all_gather(mine)):
         for name, value in mine.items():

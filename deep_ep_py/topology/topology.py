@@ -91,7 +91,7 @@ class Topology:
         return peer // self.ranks_per_node != self.node and peer % self.ranks_per_node == self.local_rank
 
     def _maps(self, peer: int) -> bool:
-        if self.nodes > 1:
+        if self.fabric == "ibgda" or self.nodes > 1:
             return self.node == peer // self.ranks_per_node
         return self.fabric == "peer" or (self.fabric == "mixed" and (self.rank + peer) % 2 == 0)
 

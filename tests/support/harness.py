@@ -89,9 +89,9 @@ def as_received(results: Sequence[Any]) -> Received:
     """Name the results of a dispatch that was not cached."""
     x, topk_idx, topk_weights, counts, handle, _ = on_cpu(results)
     # With two hops no rank knows what the others send to the others.
-    prefix, send_head = (getattr(handle.plan, name, None) for name in ("rank_prefix", "token_row"))
-    channel = handle[2] if prefix is None else handle.plan.rows_to_rank
-    prefix, channel, src_idx, send_head = on_cpu([prefix, channel, handle.recv_src_idx, send_head])
+    one_hop = handle.plan.topology.hops == 1
+    prefix, send_head = (handle.plan.rank_prefix, handle.plan.token_row) if one_hop else (None, None)
+    prefix, channel, src_idx, send_head = on_cpu([prefix, handle.plan.rows_to_rank, handle.recv_src_idx, send_head])
     return Received(
         x=x,
         topk_idx=topk_idx,
