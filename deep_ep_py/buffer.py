@@ -22,7 +22,7 @@ from deep_ep_py.modes.normal.handles import Handle
 from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
-from deep_ep_py.session.recovery import mask_of
+from deep_ep_py.session.recovery import mask_of, ranks_of
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology
 from deep_ep_py.v1.runtime import Runtime
@@ -509,7 +509,7 @@ class Buffer(V1Surface):
         ----------
         mask : iterable of int
             Ranks to leave out, besides those left out before. Their processes have ended, or their Buffers are
-            destroyed.
+            destroyed. None with two hops.
         timeout : float, optional
             Seconds to wait for the other ranks. Default: the Buffer's.
 
@@ -522,7 +522,13 @@ class Buffer(V1Surface):
             Naming the argument.
         """
         seconds = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
-        self._engine.recover(mask_of(mask, self.rank, self.group_size), seconds)
+        left_out = mask_of(mask, self.rank, self.group_size)
+        if left_out and self._engine.topology.hops == 2:
+            raise ValueError(
+                f"mask={ranks_of(left_out)}: expected no ranks to leave out of a Buffer with hops=2, where each passes "
+                "on the rows of others; make it with hops=1, or make a new one of the ranks that are left"
+            )
+        self._engine.recover(left_out, seconds)
 
     def lost_ranks(self) -> list[int]:
         """Return the ranks whose processes have ended, or whose Buffers are destroyed, as far as is known here."""

@@ -46,6 +46,12 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.option("--ranks", type=int, default=None, help="Ranks in all.  [default: 8, or torchrun's]")
 @click.option("--nodes", type=int, default=_DEFAULTS.nodes, help="Nodes they are spread over.")
 @click.option(
+    "--hops",
+    type=click.IntRange(0, 2),
+    default=_DEFAULTS.hops,
+    help="In which rows go between nodes; 0: two where nodes have several ranks.",
+)
+@click.option(
     "--tokens",
     multiple=True,
     callback=_split_sizes,

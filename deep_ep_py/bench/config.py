@@ -38,6 +38,8 @@ class BenchConfig:
         One of `MODES`, `DEVICES`, `DTYPES` and `ROUTINGS`.
     ranks, nodes
         Number of ranks, and of nodes they are spread over.
+    hops
+        How rows of normal mode go between nodes, as `Buffer` takes it; 0: its default.
     tokens
         The sizes to measure, in tokens per rank.
     hidden, topk, experts
@@ -63,6 +65,7 @@ class BenchConfig:
     device: str = "cpu"
     ranks: int = 8
     nodes: int = 1
+    hops: int = 0
     tokens: tuple[int, ...] = (128, 1024, 4096)
     hidden: int = 7168
     topk: int = 8
@@ -77,6 +80,11 @@ class BenchConfig:
     num_sms: int = 0
     keep: int = 0
     corrupt: str | None = None
+
+    @property
+    def two_hops(self) -> bool:
+        """Whether rows of normal mode are passed on inside nodes."""
+        return self.hops == 2 if self.hops else 1 < self.nodes < self.ranks
 
     @property
     def row_bytes(self) -> int:
@@ -138,6 +146,8 @@ class BenchConfig:
         for name in ("iterations", "chain", "nodes"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         _require(self.ranks % self.nodes == 0, "nodes", self.nodes, f"a divisor of the {self.ranks} ranks")
+        _require(self.hops in (0, 1, 2), "hops", self.hops, "1 or 2; 0: the Buffer's default")
+        _require(self.hops < 2 or self.nodes > 1, "hops", self.hops, "several nodes with two hops")
         _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
         _require(0 <= self.keep <= MAX_KEEP, "keep", self.keep, f"between 0 and {MAX_KEEP}")
         _require(0 <= self.num_sms <= MAX_SMS, "num-sms", self.num_sms, f"between 0 and {MAX_SMS}")

@@ -10,6 +10,8 @@ from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.routing import tokens_in_rank
 
 _CHUNK = 256
+_ULP = 2.0**-8
+"""Of a sum that is rounded to BF16: at most so much of it."""
 
 
 class Oracle:
@@ -29,6 +31,7 @@ class Oracle:
         config = inputs.config
         self._inputs, self._step, self._me = inputs, step, inputs.rank
         self._ranks, self._local_experts = config.ranks, config.experts // config.ranks
+        self._per_node, self._two_hops = config.ranks // config.nodes, config.two_hops
         self._routes = [inputs.route_of(source, step) for source in range(config.ranks)]
         self._in_rank = [tokens_in_rank(topk_idx, config.experts, config.ranks) for topk_idx, _ in self._routes]
 
@@ -99,20 +102,34 @@ class Oracle:
     def _check_sum(
         self, name: str, got: torch.Tensor, rows: Callable[[int, int, int], tuple[torch.Tensor, torch.Tensor]]
     ) -> str | None:
-        """Compare with the float64 sum: |got - exact| <= 2^-8 |exact| + K 2^-23 sum |x_i|, K the number of summands."""
+        """Compare with the float64 sum: |got - exact| <= u |exact| + K 2^-23 sum |x_i|; u is 2^-8, K the summands' number.
+
+        With two hops what comes from another node was rounded there, so u (1 + u) |its exact sum| is added for each.
+        """
         if got.shape != self._inputs.x.shape:
             return f"{name}: shape {tuple(got.shape)}, {tuple(self._inputs.x.shape)} expected"
         for begin in range(0, got.size(0), _CHUNK):
             end = min(begin + _CHUNK, got.size(0))
             exact = torch.zeros(end - begin, got.size(1), dtype=torch.float64)
             magnitude, summands = torch.zeros_like(exact), torch.zeros(end - begin, 1, dtype=torch.float64)
-            for destination in range(self._ranks):
-                tokens, bits = rows(begin, end, destination)
-                values = bits.view(torch.bfloat16).to(torch.float64)
-                exact.index_add_(0, tokens, values)
-                magnitude.index_add_(0, tokens, values.abs_())
-                summands[tokens] += 1
-            bound = exact.abs().mul_(2.0**-8).add_(magnitude.mul_(summands).mul_(2.0**-23))
+            rounded = torch.zeros_like(exact)
+            for node in range(self._inputs.config.nodes):
+                of_node = torch.zeros_like(exact)
+                for destination in range(node * self._per_node, (node + 1) * self._per_node):
+                    tokens, bits = rows(begin, end, destination)
+                    values = bits.view(torch.bfloat16).to(torch.float64)
+                    of_node.index_add_(0, tokens, values)
+                    magnitude.index_add_(0, tokens, values.abs_())
+                    summands[tokens] += 1
+                exact += of_node
+                if self._two_hops and node != self._me // self._per_node:
+                    rounded += of_node.abs_()
+            bound = (
+                exact.abs()
+                .mul_(_ULP)
+                .add_(magnitude.mul_(summands).mul_(2.0**-23))
+                .add_(rounded, alpha=_ULP * (1 + _ULP))
+            )
             # Written so that a NaN counts as wrong.
             wrong = ~((got[begin:end].to(torch.float64) - exact).abs_() <= bound)
             if bool(wrong.any()):

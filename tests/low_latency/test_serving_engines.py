@@ -7,6 +7,7 @@ mix up batches or read what is not there any more; so here the sequences run as 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,14 +213,12 @@ def test_sglang_auto(cast: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> 
     for setting in ("num_sms", "_num_sms_is_set"):  # set below, of the class
         monkeypatch.setattr(Buffer, setting, getattr(Buffer, setting))
     how, sizes, works = CASTS[cast], sizes_of(ranks), both_batches(ranks)
-    tokens = TOKENS[ranks]
-    trials = [
-        [
-            Trial.of(Case("prefill", ranks, tokens[batch], sizes.hidden, 4, sizes.experts, "holes"), seed)
-            for seed in range(LAYERS)
-        ]
-        for batch in (0, 1)
+    nodes_of = int(os.environ["DEEP_EP_RANKS_PER_NODE"])
+    cases = [
+        Case("prefill", ranks, tokens, sizes.hidden, 4, sizes.experts, "holes", ranks_per_node=nodes_of)
+        for tokens in TOKENS[ranks]
     ]
+    trials = [[Trial.of(case, seed) for seed in range(LAYERS)] for case in cases]
 
     def on_each_rank(group: Any) -> None:
         Buffer.set_num_sms(4)

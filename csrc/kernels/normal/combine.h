@@ -275,8 +275,9 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
         const CombineRows rows{row_x + device::warp() * ranks, row_weights + device::warp() * ranks};
         sum_rounds(args, op, shape, chunks, sources, rows, summers * device::kWarpSize);
     } else {
-        StreamWork work{op, args.layout, chunks, sends, [](u32) { return false; }};
-        serve(op, work, progress, blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
+        serve_streams(
+            op, args.layout, chunks, sends, [](u32) { return false; }, progress,
+            blockIdx.x * senders + device::warp() - summers, gridDim.x * senders);
     }
     if (!op.last_block(kFinished)) return;
 

@@ -295,8 +295,8 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     // The ranks whose rows come straight into the output, and those whose rows come in chunks.
     const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };
     const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
-    StreamWork work{op, args.layout, chunks, sends, receives};
-    serve(op, work, progress, blockIdx.x * warps + device::warp(), gridDim.x * warps);
+    serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),
+                  gridDim.x * warps);
     if (!op.last_block(kFinished)) return;
 
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {

@@ -21,6 +21,11 @@ constexpr u32 chunks_in_slot(u32 chunks, u32 slot, u32 slots = wire::kSlots) {
 }
 static_assert(chunks_in_slot(1, 0) == 1 && chunks_in_slot(1, 1) == 0 && chunks_in_slot(wire::kSlots + 1, 0) == 2,
               "chunks per slot");
+// How often a slot is given back: the last chunk in it is not.
+constexpr u32 slots_given_back(u32 chunks, u32 slot, u32 slots) {
+    const u32 used = chunks_in_slot(chunks, slot, slots);
+    return used != 0 ? used - 1 : 0;
+}
 
 // One direction of a rank's traffic with one peer in one slot.
 struct StreamSlot {
@@ -129,15 +134,19 @@ struct StreamWork {
     }
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 };
+
+// A warp, the `worker`-th of `workers`: serves its share of this rank's streams to their ends.
 template <class Chunks, class Sends, class Receives>
-StreamWork(Operation&, const wire::RegionLayout&, const Chunks&, Sends, Receives)
-    -> StreamWork<Chunks, Sends, Receives>;
+DEEP_EP_DEVICE_CALL void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks,
+                                       Sends sends, Receives receives, u32* progress, u32 worker, u32 workers) {
+    const StreamWork<Chunks, Sends, Receives> work{op, layout, chunks, sends, receives};
+    serve(op, work, progress, worker, workers);
+}
 
 // One thread: ends this operation's use of the words of the streams with `peer`.
 DEEP_EP_DEVICE void consume_stream(Operation& op, u32 peer, u32 sent, u32 received) {
     for (u32 slot = 0; slot < wire::kSlots; ++slot) {
-        const u32 sends = chunks_in_slot(sent, slot);
-        op.consume(wire::kNext + slot, peer, sends != 0 ? sends - 1 : 0);
+        op.consume(wire::kNext + slot, peer, slots_given_back(sent, slot, wire::kSlots));
         op.consume(wire::kChunk + slot, peer, chunks_in_slot(received, slot));
     }
 }

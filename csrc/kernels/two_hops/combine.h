@@ -6,6 +6,11 @@
 
 namespace deep_ep::two_hops {
 
+// Local chunks go to other forwarders than this rank, where its rows are not published.
+DEEP_EP_DEVICE bool sends_local_chunks(const CombineArgs& args, const Place& me, u32 owner) {
+    return args.offer.visible == 0 && owner % me.per_node != me.local;
+}
+
 // What polling warps do, for serve(): an entry for each slot of each stream that this rank forwards, and for each slot
 // of the local chunks that it sends.
 template <class Shape>
@@ -14,26 +19,22 @@ struct ReturnWork {
     Operation& op;
     Shape shape;
     Place me;
-    const Stream* streams;
-    const Received* received;
+    const CombineTables& tables;
     const Gatherer& rows;
 
     DEEP_EP_DEVICE u32 forwards() const { return CombineShared::forwarding(op.ranks(), me.per_node); }
     DEEP_EP_DEVICE u32 entries() const { return forwards() + CombineShared::sending(op.ranks()); }
     DEEP_EP_DEVICE u32 node(u32 entry) const { return args.layout.node_at(entry / wire::kSlots, me.node); }
-    // Local chunks go to other forwarders than this rank, where its rows are not published.
-    DEEP_EP_DEVICE bool sends_to(u32 owner) const {
-        return args.offer.visible == 0 && owner % me.per_node != me.local;
-    }
+    DEEP_EP_DEVICE bool sends_to(u32 owner) const { return sends_local_chunks(args, me, owner); }
 
-    DEEP_EP_DEVICE u32 steps(u32 entry) const {
+    DEEP_EP_DEVICE_CALL u32 steps(u32 entry) const {
         const wire::TwoHopLayout& layout = args.layout;
         if (entry < forwards()) {
-            return chunks_in_slot(layout.chunks(streams[node(entry)].forwarded), entry % wire::kSlots);
+            return chunks_in_slot(layout.chunks(tables.streams[node(entry)].forwarded), entry % wire::kSlots);
         }
         const u32 owner = (entry - forwards()) / wire::kLocalSlots;
         if (!sends_to(owner)) return 0;
-        return chunks_in_slot(layout.chunks(received[owner].node_rows), (entry - forwards()) % wire::kLocalSlots,
+        return chunks_in_slot(layout.chunks(tables.received[owner].node_rows), (entry - forwards()) % wire::kLocalSlots,
                               wire::kLocalSlots);
     }
     DEEP_EP_DEVICE_CALL Pending blocked(u32 entry, u32 n) const {
@@ -64,39 +65,41 @@ struct ReturnWork {
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 
   private:
-    // A warp: sums the rows of chunk `chunk` of the stream to `to` and sends it.
-    DEEP_EP_DEVICE_CALL void return_chunk(u32 to, u32 chunk) const {
+    // A warp: the sums of chunk `chunk` of the stream to `to`, behind the header at `message`. False: the operation
+    // fails.
+    DEEP_EP_DEVICE_CALL bool sum_chunk(u8* message, u32 to, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kSlots, owner = me.rail(to), node_rows = streams[to].forwarded;
-        const u32 first = chunk * layout.chunk_rows, count = layout.rows_of_chunk(chunk, node_rows);
-        const u32 row_bytes = shape.row_bytes(), topk = shape.topk();
-        const u64 source = op.region_offset() + layout.rail_chunk_send(layout.place(to, me.node), slot);
-        const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot);
-        u8* const message =
-            fabric::mapped(op.peers(), owner) ? fabric::address(op.peers(), owner, target) : op.peers().local + source;
-        if (!rows.find(to, chunk)) return;
+        const u32 first = chunk * layout.chunk_rows, count = layout.rows_of_chunk(chunk, tables.streams[to].forwarded);
+        if (!rows.find(to, chunk)) return false;
         __syncwarp();  // all lanes' finds come before their use by others
         if (device::lane() == 0) store_chunk_header(op, message, first, count);
-        auto* const weights = reinterpret_cast<float*>(message + layout.rail.topk_weights_offset(count));
         for (u32 i = 0; i < count; ++i) {
-            const u32 summands = rows.list(streams[to].begin + first + i, 0);
+            const u32 summands = rows.list(tables.streams[to].begin + first + i, 0);
             __syncwarp();  // the list is complete
-            device::warp_sum_bf16(message + layout.rail.x_offset() + u64{i} * row_bytes, rows.into.x, summands, nullptr,
-                                  nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
-            if (carries_weights(args)) sum_weights(rows.into, summands, topk, weights + i * topk);
+            sum_rows(shape, message + layout.rail.x_offset() + u64{i} * shape.row_bytes(), rows.into, summands, nullptr,
+                     nullptr);
+            if (carries_weights(args)) {
+                auto* const weights = reinterpret_cast<float*>(message + layout.rail.topk_weights_offset(count));
+                sum_weights(rows.into, summands, shape.topk(), weights + i * shape.topk());
+            }
             __syncwarp();  // the list has been read
         }
+        return true;
+    }
+    // A warp: sums the rows of a chunk and sends it to its owner.
+    DEEP_EP_DEVICE_CALL void return_chunk(u32 to, u32 chunk) const {
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 slot = chunk % wire::kSlots, owner = me.rail(to), node_rows = tables.streams[to].forwarded;
+        const u64 source = op.region_offset() + layout.rail_chunk_send(layout.place(to, me.node), slot);
+        const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot);
+        u8* const message = chunk_to_send(op, owner, source, target);
+        if (!sum_chunk(message, to, chunk)) return;
         if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), owner);
-        if (fabric::mapped(op.peers(), owner)) {
-            if (device::lane() == 0) op.signal(owner, wire::kChunk + slot);  // behind the last __syncwarp
-        } else {
-            const fabric::Piece piece{source, target, layout.rail_bytes(count)};
-            op.put_signal(owner, wire::kChunk + slot, &piece, 1);
-        }
+        send_chunk(op, owner, slot, source, target, layout.rail_bytes(layout.rows_of_chunk(chunk, node_rows)));
     }
     // The first of owner's rows here whose node row is not before `node_row`, counted among them.
     DEEP_EP_DEVICE u32 first_row(u32 owner, u32 node_row) const {
-        u32 low = received[owner].first, high = low + received[owner].rows;
+        u32 low = tables.received[owner].first, high = low + tables.received[owner].rows;
         while (low < high) {
             const u32 middle = (low + high) / 2;
             if (static_cast<u32>(args.source[middle].node_row) < node_row)
@@ -104,7 +107,7 @@ struct ReturnWork {
             else
                 high = middle;
         }
-        return low - received[owner].first;
+        return low - tables.received[owner].first;
     }
     // A warp: this rank's rows that belong to chunk `chunk` of owner's stream, to its forwarder in this node.
     DEEP_EP_DEVICE_CALL void send_local_chunk(u32 owner, u32 chunk) const {
@@ -126,7 +129,7 @@ struct ReturnWork {
         u8* const message =
             fabric::address(op.peers(), forwarder, op.region_offset() + layout.local_chunk(stream, slot));
         if (device::lane() == 0) store_chunk_header(op, message, first, count);
-        const u64 row = u64{received[owner].first} + first;
+        const u64 row = u64{tables.received[owner].first} + first;
         device::warp_copy(message + layout.local.x_offset(), args.x + row * row_bytes, u64{count} * row_bytes);
         auto* const weights = reinterpret_cast<float*>(message + layout.local.topk_weights_offset(count));
         for (u32 i = device::lane(); carries_weights(args) && i < count * topk; i += device::kWarpSize) {
@@ -138,32 +141,94 @@ struct ReturnWork {
 };
 
 // The block: what the ranks of the node publish, and where there the rows of this rank's streams lie.
-DEEP_EP_DEVICE bool find_published(const CombineArgs& args, Operation& op, const Place& me, Published* published,
-                                   wire::StreamRows* ranges) {
+DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, const Place& me,
+                                        const CombineTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
         wire::Offer offer;
         const bool visible =
-            await_offer(args.layout, args.layout.local, op, me, d, offer, ranges + d * args.layout.nodes);
-        published[d] = {};
+            await_offer(args.layout, args.layout.local, op, me, d, offer, tables.ranges + d * args.layout.nodes);
+        tables.published[d] = {};
         if (d == me.local) {
             // A rank reads its own rows where they are; of none it reads nothing.
-            published[d] = {args.x != nullptr ? args.x : op.peers().local, args.topk_weights};
+            tables.published[d] = {args.x != nullptr ? args.x : op.peers().local, args.topk_weights};
         } else if (visible) {
             const u8* const heap = fabric::address(op.peers(), me.near(d), 0);
-            published[d] = {heap + offer.x, reinterpret_cast<const float*>(heap + offer.topk_weights)};
+            tables.published[d] = {heap + offer.x, reinterpret_cast<const float*>(heap + offer.topk_weights)};
         }
     }
     return op.meet();
 }
 
-// One block, when all have done their parts: what has been read in place is signalled, and waited for.
+// What a warp gathers rows with.
 template <class Shape>
-DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, const Place& me,
-                                const ReturnWork<Shape>& work) {
+DEEP_EP_DEVICE Gatherer gatherer(const CombineArgs& args, Operation& op, const Shape& shape, const Place& me,
+                                 const CombineTables& tables, const CombineShared& at, u8* shared) {
+    const u32 summands = device::warp() * CombineShared::summands(op.ranks(), me.per_node);
+    return {args,
+            op,
+            me,
+            shape.row_bytes(),
+            shape.topk(),
+            tables,
+            at.near.in(shared) + device::warp() * me.per_node,
+            {at.row_x.in(shared) + summands, at.row_weights.in(shared) + summands}};
+}
+
+// The summing warps, the first `summers` of each block.
+template <class Shape>
+DEEP_EP_DEVICE_CALL void sum_all(const CombineArgs& args, Operation& op, const Shape& shape, const Place& me,
+                                 const CombineTables& tables, const CombineShared& at, u8* shared, u32 summers) {
+    const Gatherer rows = gatherer(args, op, shape, me, tables, at, shared);
+    bool staged = false;
+    for (u32 d = 0; d < me.per_node; ++d) staged = staged || rows.sends(d);
+    const OwnerSums<Shape> sums{args, op, shape, me, tables, rows, staged};
+    sums.run(blockIdx.x * summers + device::warp(), gridDim.x * summers);
+}
+
+// The other warps.
+template <class Shape>
+DEEP_EP_DEVICE_CALL void return_all(const CombineArgs& args, Operation& op, const Shape& shape, const Place& me,
+                                    const CombineTables& tables, const CombineShared& at, u8* shared, u32 summers) {
+    const u32 returners = device::warps() - summers;
+    const Gatherer rows = gatherer(args, op, shape, me, tables, at, shared);
+    const ReturnWork<Shape> work{args, op, shape, me, tables, rows};
+    serve(op, work, at.done.in(shared), blockIdx.x * returners + device::warp() - summers, gridDim.x * returners);
+}
+
+// One block, when all have done their parts: ends this operation's use of its words and counters.
+DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, const Place& me,
+                                    const CombineTables& tables) {
     const wire::TwoHopLayout& layout = args.layout;
+    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
+        const u32 sent = layout.chunks(tables.streams[node].sent);
+        const u32 forwarded = layout.chunks(tables.streams[node].forwarded);
+        for (u32 slot = 0; slot < wire::kSlots; ++slot) {
+            op.slots_read()[node * wire::kSlots + slot] = 0;
+            if (node == me.node) continue;
+            op.consume(wire::kChunk + slot, me.rail(node), chunks_in_slot(sent, slot));
+            op.consume(wire::kNext + slot, me.rail(node), slots_given_back(forwarded, slot, wire::kSlots));
+        }
+        for (u32 d = 0; d < me.per_node; ++d) {
+            for (u32 slot = 0; tables.published[d].x == nullptr && slot < wire::kLocalSlots; ++slot) {
+                op.consume(wire::kChunk + slot, Place::stream(node, d, me.per_node),
+                           chunks_in_slot(forwarded, slot, wire::kLocalSlots));
+            }
+        }
+    }
+    for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
+        const u32 chunks = layout.chunks(tables.received[s].node_rows);
+        for (u32 slot = 0; sends_local_chunks(args, me, s) && slot < wire::kLocalSlots; ++slot) {
+            op.consume(wire::kNext + slot, s, slots_given_back(chunks, slot, wire::kLocalSlots));
+        }
+    }
+}
+
+// The same block: what has been read in place is signalled, and waited for.
+DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, const Place& me,
+                                     const CombineTables& tables) {
     const auto publishes = [&](u32 reader) { return args.offer.visible != 0 && reader != me.local; };
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
-        if (d != me.local && !work.rows.sends(d)) op.signal(me.near(d), wire::kRead);
+        if (d != me.local && tables.published[d].x != nullptr) op.signal(me.near(d), wire::kRead);
     }
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
         if (publishes(d)) op.wait_signal(Phase::kRead, wire::kRead, me.near(d), 1);
@@ -173,29 +238,7 @@ DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, con
         op.consume(wire::kOffer, me.near(d), 1);
         if (publishes(d)) op.consume(wire::kRead, me.near(d), 1);
     }
-    const auto given_back = [](u32 steps) { return steps != 0 ? steps - 1 : 0; };  // the last one of a slot is not
-    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
-        const u32 sent = layout.chunks(work.streams[node].sent);
-        const u32 forwarded = node == me.node ? sent : layout.chunks(work.streams[node].forwarded);
-        for (u32 slot = 0; slot < wire::kSlots; ++slot) {
-            op.slots_read()[node * wire::kSlots + slot] = 0;
-            if (node == me.node) continue;
-            op.consume(wire::kChunk + slot, me.rail(node), chunks_in_slot(sent, slot));
-            op.consume(wire::kNext + slot, me.rail(node), given_back(chunks_in_slot(forwarded, slot)));
-        }
-        for (u32 d = 0; d < me.per_node; ++d) {
-            for (u32 slot = 0; work.rows.sends(d) && slot < wire::kLocalSlots; ++slot) {
-                op.consume(wire::kChunk + slot, Place::stream(node, d, me.per_node),
-                           chunks_in_slot(forwarded, slot, wire::kLocalSlots));
-            }
-        }
-    }
-    for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
-        for (u32 slot = 0; work.sends_to(s) && slot < wire::kLocalSlots; ++slot) {
-            op.consume(wire::kNext + slot, s,
-                       given_back(chunks_in_slot(layout.chunks(work.received[s].node_rows), slot, wire::kLocalSlots)));
-        }
-    }
+    consume_combine(args, op, me, tables);
     op.finish();
 }
 
@@ -209,41 +252,23 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
     const Place me = Place::of(op.rank(), per_node);
-
     const CombineShared at({ranks, 0, shape.topk(), warps, 0, per_node});
-    auto* const received = at.received.in(shared);
-    auto* const streams = at.streams.in(shared);
-    auto* const published = at.published.in(shared);
-    auto* const ranges = at.ranges.in(shared);
+    const CombineTables tables{at.published.in(shared), at.ranges.in(shared), at.received.in(shared),
+                               at.streams.in(shared)};
 
-    find_received(op, args.plan, args.rows, received);
-    find_streams(op, args.plan, args.layout.nodes, me.node, args.tokens, streams);
+    find_received(op, args.plan, args.rows, tables.received);
+    find_streams(op, args.plan, args.layout.nodes, me.node, args.tokens, tables.streams);
     if (!op.meet()) return;
-    if (blockIdx.x == 0) send_offers(args.layout, args.offer, received, op, me);
-    if (!find_published(args, op, me, published, ranges)) return;
+    if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
+    if (!find_published(args, op, me, tables)) return;
 
-    const u32 summands = device::warp() * CombineShared::summands(ranks, per_node);
-    const Gatherer rows{args,
-                        op,
-                        me,
-                        shape.row_bytes(),
-                        shape.topk(),
-                        published,
-                        ranges,
-                        at.near.in(shared) + device::warp() * per_node,
-                        {at.row_x.in(shared) + summands, at.row_weights.in(shared) + summands}};
-    const ReturnWork<Shape> work{args, op, shape, me, streams, received, rows};
-    const u32 returners = warps / 2, summers = warps - returners;
+    const u32 summers = warps - warps / 2;
     if (device::warp() < summers) {
-        bool staged = false;
-        for (u32 d = 0; d < per_node; ++d) staged = staged || rows.sends(d);
-        const OwnerSums<Shape> sums{args, op, shape, me, streams, rows, staged};
-        sums.run(blockIdx.x * summers + device::warp(), gridDim.x * summers);
+        sum_all(args, op, shape, me, tables, at, shared, summers);
     } else {
-        serve(op, work, at.done.in(shared), blockIdx.x * returners + device::warp() - summers,
-              gridDim.x * returners);
+        return_all(args, op, shape, me, tables, at, shared, summers);
     }
-    if (op.last_block(kFinished)) end_combine(args, op, me, work);
+    if (op.last_block(kFinished)) end_combine(args, op, me, tables);
 }
 
 struct CombineKernel {

@@ -73,8 +73,23 @@ struct CombineShared {
     static constexpr u32 sending(u32 ranks) { return ranks * wire::kLocalSlots; }
 };
 
+// A block's tables, in shared memory.
+struct CombineTables {
+    Published* published;
+    wire::StreamRows* ranges;
+    Received* received;
+    Stream* streams;
+};
+
 // The same on all ranks: a rank without rows has null addresses for them.
 DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.rail.topk_weights_bytes != 0; }
+
+// A warp: the sum of rows, in their order, then the biases. Called for the reason that copy_row() is.
+template <class Shape>
+DEEP_EP_DEVICE_CALL void sum_rows(const Shape& shape, u8* to, const Summands& from, u32 count, const u8* bias0,
+                                  const u8* bias1) {
+    device::warp_sum_bf16(to, from.x, count, bias0, bias1, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
+}
 
 // A warp: the sums of weights, in the order of the summands.
 DEEP_EP_DEVICE void sum_weights(const Summands& from, u32 count, u32 topk, float* to) {

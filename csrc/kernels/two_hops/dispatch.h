@@ -14,12 +14,12 @@ struct SendWork {
     Operation& op;
     Shape shape;
     Place me;
-    const Stream* streams;
+    const DispatchTables& tables;
 
     DEEP_EP_DEVICE u32 entries() const { return DispatchShared::sending(op.ranks(), me.per_node); }
     DEEP_EP_DEVICE u32 node(u32 entry) const { return args.layout.node_at(entry / wire::kSlots, me.node); }
     DEEP_EP_DEVICE u32 steps(u32 entry) const {
-        return chunks_in_slot(args.layout.chunks(streams[node(entry)].sent), entry % wire::kSlots);
+        return chunks_in_slot(args.layout.chunks(tables.streams[node(entry)].sent), entry % wire::kSlots);
     }
     DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
         const u32 to = me.rail(node(entry));
@@ -30,20 +30,19 @@ struct SendWork {
     DEEP_EP_DEVICE_CALL void step(u32 entry, u32 n) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 slot = entry % wire::kSlots, chunk = slot + n * wire::kSlots, to_node = node(entry);
-        const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, streams[to_node].sent);
+        const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, tables.streams[to_node].sent);
         const u32 per_node = me.per_node, words = wire::set_words(per_node), topk = shape.topk();
         const u32 to = me.rail(to_node), row_bytes = shape.row_bytes();
         const u64 source = op.region_offset() + layout.rail_chunk_send(layout.place(to_node, me.node), slot);
         const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to_node), slot);
-        u8* const message =
-            fabric::mapped(op.peers(), to) ? fabric::address(op.peers(), to, target) : op.peers().local + source;
+        u8* const message = chunk_to_send(op, to, source, target);
         const OwnRows rows_of{op, {args.plan, to_node, args.tokens, per_node}, first};
         const RowTargets parts = targets_in(message, layout.rail, rows, args.from.topk_idx.id_bytes);
         auto* const tokens = reinterpret_cast<i32*>(parts.source);
         if (device::lane() == 0) store_chunk_header(op, message, first, rows);
         for (u32 i = 0; i < rows; ++i) {
             const u32 row = rows_of.row(i);
-            device::warp_copy(parts.x + u64{i} * row_bytes, args.from.x + u64{row} * row_bytes, row_bytes);
+            copy_row(shape, parts.x + u64{i} * row_bytes, args.from.x + u64{row} * row_bytes);
             if (layout.rail.scales_bytes != 0) {
                 store_scales(args.from, layout.rail, row, parts.scales + i * scales_per_row(layout.rail));
             }
@@ -64,16 +63,18 @@ struct SendWork {
         for (u32 i = device::lane(); i < rows * words; i += device::kWarpSize) {
             sets[i] = rows_of.sent.set(first)[i];
         }
-        if (fabric::mapped(op.peers(), to)) {
-            __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
-            if (device::lane() == 0) op.signal(to, wire::kChunk + slot);
-        } else {
-            const fabric::Piece piece{source, target, layout.rail_bytes(rows)};
-            op.put_signal(to, wire::kChunk + slot, &piece, 1);
-        }
+        send_chunk(op, to, slot, source, target, layout.rail_bytes(rows));
     }
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 };
+
+// This rank's own output gets local chunks of the rows of other forwarders.
+DEEP_EP_DEVICE bool places_local_chunks(const DispatchArgs& args, const Place& me, u32 origin) {
+    return args.offer.visible == 0 && origin % me.per_node != me.local;
+}
+DEEP_EP_DEVICE bool gets_local_chunks(const DispatchTables& tables, u32 local) {
+    return tables.targets[local].x == nullptr;
+}
 
 // All else: what has come from other nodes is passed on, local chunks are placed, and the node rows of the own node are
 // stored when there is nothing else to do.
@@ -86,8 +87,7 @@ struct ForwardWork {
     Operation& op;
     Forwarder<Shape> to;
     Place me;
-    const Stream* streams;
-    const Received* received;
+    const DispatchTables& tables;
     device::RowCopies& copies;
     u32 own;       // the next of this warp's parts of the own node rows
     u32 own_step;  // workers
@@ -108,19 +108,16 @@ struct ForwardWork {
         const u32 local = entry < places ? entry : entry - places;
         return {entry < places ? Entry::kPlace : Entry::kOwn, local / wire::kLocalSlots, local % wire::kLocalSlots};
     }
-    // This rank's own output gets local chunks of the rows of other forwarders.
-    DEEP_EP_DEVICE bool places(u32 origin) const {
-        return args.offer.visible == 0 && origin % me.per_node != me.local;
-    }
-    DEEP_EP_DEVICE bool gets_chunks(u32 local) const { return to.targets[local].x == nullptr; }
+    DEEP_EP_DEVICE bool places(u32 origin) const { return places_local_chunks(args, me, origin); }
+    DEEP_EP_DEVICE bool gets_chunks(u32 local) const { return gets_local_chunks(tables, local); }
 
-    DEEP_EP_DEVICE u32 steps(u32 entry) const {
+    DEEP_EP_DEVICE_CALL u32 steps(u32 entry) const {
         const Entry what = at(entry);
         const wire::TwoHopLayout& layout = args.layout;
-        if (what.kind == Entry::kForward) return chunks_in_slot(layout.chunks(streams[what.who].forwarded), what.slot);
+        if (what.kind == Entry::kForward) return chunks_in_slot(layout.chunks(tables.streams[what.who].forwarded), what.slot);
         u32 chunks = 0;
-        if (what.kind == Entry::kPlace && places(what.who)) chunks = layout.chunks(received[what.who].node_rows);
-        if (what.kind == Entry::kOwn && gets_chunks(what.who)) chunks = layout.chunks(streams[me.node].sent);
+        if (what.kind == Entry::kPlace && places(what.who)) chunks = layout.chunks(tables.received[what.who].node_rows);
+        if (what.kind == Entry::kOwn && gets_chunks(what.who)) chunks = layout.chunks(tables.streams[me.node].sent);
         return chunks_in_slot(chunks, what.slot, wire::kLocalSlots);
     }
     // The slot of a local chunk, at a receiver of the stream from `node`.
@@ -155,12 +152,12 @@ struct ForwardWork {
         } else {
             const u32 chunk = what.slot + n * wire::kLocalSlots;
             const OwnRows rows_of = own_rows(chunk * args.layout.chunk_rows);
-            const u32 rows = args.layout.rows_of_chunk(chunk, streams[me.node].sent);
+            const u32 rows = args.layout.rows_of_chunk(chunk, tables.streams[me.node].sent);
             to.send_local_chunk(rows_of, args.from, op.rank(), me.node, chunk, rows, what.who);
         }
     }
     DEEP_EP_DEVICE_CALL bool fill_in() {
-        const u32 first = own * kOwnRows, sent = streams[me.node].sent;
+        const u32 first = own * kOwnRows, sent = tables.streams[me.node].sent;
         if (first >= sent) return false;
         to.store_rows(copies, own_rows(first), args.from, me.node, first, min(kOwnRows, sent - first));
         own += own_step;
@@ -183,7 +180,7 @@ struct ForwardWork {
     // A warp: chunk `chunk` of the stream from `node`.
     DEEP_EP_DEVICE_CALL void pass_on(u32 node, u32 chunk) {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kSlots, origin = me.rail(node), node_rows = streams[node].forwarded;
+        const u32 slot = chunk % wire::kSlots, origin = me.rail(node), node_rows = tables.streams[node].forwarded;
         const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, node_rows);
         const u8* const message = op.local_region() + layout.rail_chunk(layout.place(node, me.node), slot);
         if (!broadcast(device::lane() == 0 && check_chunk(message, origin, first, rows))) return;
@@ -214,8 +211,8 @@ struct ForwardWork {
             first = header.first;
             rows = header.rows;
             fits = op.check_message(Phase::kChunk, forwarder, header.operation, header.arguments);
-            if (fits && (rows > layout.chunk_rows || u64{first} + rows > received[origin].rows)) {
-                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(forwarder), received[origin].rows,
+            if (fits && (rows > layout.chunk_rows || u64{first} + rows > tables.received[origin].rows)) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(forwarder), tables.received[origin].rows,
                         u64{first} + rows);
                 fits = 0;
             }
@@ -225,7 +222,7 @@ struct ForwardWork {
         rows = __shfl_sync(device::kFullMask, rows, 0);
         const Rows from = rows_in(message, format, rows, args.from.topk_idx.id_bytes);
         const RowTargets& out = args.output;
-        const u64 start = u64{received[origin].first} + first;
+        const u64 start = u64{tables.received[origin].first} + first;
         const u32 topk = to.shape.topk(), scales = scales_per_row(format);
         device::warp_copy(out.x + start * format.x_bytes, from.x, u64{rows} * format.x_bytes);
         for (u32 i = device::lane(); i < rows * scales; i += device::kWarpSize) {
@@ -240,20 +237,20 @@ struct ForwardWork {
             out.source[start + i] = sources[i];
         }
         __syncwarp();  // all lanes have read the slot before lane 0 releases it. Litmus: slot_given_back
-        if (chunk + wire::kLocalSlots < layout.chunks(received[origin].node_rows) && device::lane() == 0) {
+        if (chunk + wire::kLocalSlots < layout.chunks(tables.received[origin].node_rows) && device::lane() == 0) {
             op.signal_for(forwarder, wire::kNext + slot, Place::stream(origin / me.per_node, me.local, me.per_node));
         }
     }
 };
 
-// The other warps of a block, `threads` in all: where the outputs of the node's ranks are.
-DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Place& me, u32 thread, u32 threads,
-                                  RowTargets* targets, wire::StreamRows* ranges) {
-    for (u32 d = thread; d < me.per_node; d += threads) {
+// The warps of a block that forward, `threads` in all: where the outputs of the node's ranks are.
+DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Place& me, u32 threads,
+                                 const DispatchTables& tables) {
+    for (u32 d = threadIdx.x; d < me.per_node; d += threads) {
         RowTargets target{};
         wire::Offer offer;
         const bool visible =
-            await_offer(args.layout, args.layout.local, op, me, d, offer, ranges + d * args.layout.nodes);
+            await_offer(args.layout, args.layout.local, op, me, d, offer, tables.ranges + d * args.layout.nodes);
         if (d == me.local) {
             target = args.output;
             // Of an output without rows none is stored.
@@ -265,15 +262,47 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
                       reinterpret_cast<float*>(heap + offer.topk_weights),
                       reinterpret_cast<RowSource*>(heap + offer.src_idx)};
         }
-        targets[d] = target;
+        tables.targets[d] = target;
     }
     return op.meet_group(threads);
 }
 
+// The same warps, the first `forwarders` of each block.
+template <class Shape>
+DEEP_EP_DEVICE_CALL void forward_all(const DispatchArgs& args, Operation& op, const Shape& shape, const Place& me,
+                                     const DispatchTables& tables, const DispatchShared& at, u8* shared,
+                                     u32 forwarders) {
+    if (!find_targets(args, op, me, forwarders * device::kWarpSize, tables)) return;
+    const u32 own = device::warp() * me.per_node;
+    const u32 worker = blockIdx.x * forwarders + device::warp(), workers = gridDim.x * forwarders;
+    device::RowCopies copies(at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
+    const Forwarder<Shape> to{args,
+                              op,
+                              shape,
+                              me,
+                              tables,
+                              at.row_addresses.in(shared) + own,
+                              at.row_ranks.in(shared) + own,
+                              at.row_numbers.in(shared) + own,
+                              at.next_rows.in(shared) + own};
+    ForwardWork<Shape> work{args, op, to, me, tables, copies, worker, workers};
+    serve(op, work, at.done.in(shared) + DispatchShared::sending(op.ranks(), me.per_node), worker, workers);
+    copies.finish();
+}
+
+// The other warps.
+template <class Shape>
+DEEP_EP_DEVICE_CALL void send_all(const DispatchArgs& args, Operation& op, const Shape& shape, const Place& me,
+                                  const DispatchTables& tables, u32* done, u32 forwarders) {
+    const u32 senders = device::warps() - forwarders;
+    const SendWork<Shape> work{args, op, shape, me, tables};
+    serve(op, work, done, blockIdx.x * senders + device::warp() - forwarders, gridDim.x * senders);
+}
+
 // All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
-DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Received* received, u32 ranks, u32 topk) {
+DEEP_EP_DEVICE_CALL void blank_unused_rows(const DispatchArgs& args, const Received& last, u32 topk) {
     if (args.output.topk_idx.data == nullptr) return;
-    const u64 used = u64{received[ranks - 1].first} + received[ranks - 1].rows;
+    const u64 used = u64{last.first} + last.rows;
     const u64 end = static_cast<u64>(args.rows) * topk, step = static_cast<u64>(gridDim.x) * blockDim.x;
     for (u64 i = used * topk + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
         args.output.topk_idx.set(i, -1);
@@ -281,12 +310,37 @@ DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Received* 
     }
 }
 
-// One block, when all have done their parts: what has been stored straight into outputs is signalled, and waited for.
-template <class Work>
-DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, const Place& me, const Work& work) {
+// One block, when all have done their parts: ends this operation's use of its words.
+DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, const Place& me,
+                                     const DispatchTables& tables) {
     const wire::TwoHopLayout& layout = args.layout;
+    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
+        const u32 sent = layout.chunks(tables.streams[node].sent);
+        const u32 forwarded = layout.chunks(tables.streams[node].forwarded);
+        for (u32 slot = 0; node != me.node && slot < wire::kSlots; ++slot) {
+            op.consume(wire::kChunk + slot, me.rail(node), chunks_in_slot(forwarded, slot));
+            op.consume(wire::kNext + slot, me.rail(node), slots_given_back(sent, slot, wire::kSlots));
+        }
+        for (u32 d = 0; d < me.per_node; ++d) {
+            for (u32 slot = 0; gets_local_chunks(tables, d) && slot < wire::kLocalSlots; ++slot) {
+                op.consume(wire::kNext + slot, Place::stream(node, d, me.per_node),
+                           slots_given_back(forwarded, slot, wire::kLocalSlots));
+            }
+        }
+    }
+    for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
+        const u32 chunks = layout.chunks(tables.received[s].node_rows);
+        for (u32 slot = 0; places_local_chunks(args, me, s) && slot < wire::kLocalSlots; ++slot) {
+            op.consume(wire::kChunk + slot, s, chunks_in_slot(chunks, slot, wire::kLocalSlots));
+        }
+    }
+}
+
+// The same block: what has been stored straight into outputs is signalled, and waited for.
+DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, const Place& me,
+                                      const DispatchTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
-        if (!work.gets_chunks(d)) op.signal(me.near(d), wire::kData);
+        if (!gets_local_chunks(tables, d)) op.signal(me.near(d), wire::kData);
     }
     const auto stores = [&](u32 local) { return args.offer.visible != 0 || local == me.local; };
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
@@ -297,34 +351,12 @@ DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, c
         op.consume(wire::kOffer, me.near(f), 1);
         if (stores(f)) op.consume(wire::kData, me.near(f), 1);
     }
-    const auto given_back = [](u32 steps) { return steps != 0 ? steps - 1 : 0; };  // the last one of a slot is not
-    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
-        for (u32 slot = 0; node != me.node && slot < wire::kSlots; ++slot) {
-            op.consume(wire::kChunk + slot, me.rail(node),
-                       chunks_in_slot(layout.chunks(work.streams[node].forwarded), slot));
-            op.consume(wire::kNext + slot, me.rail(node),
-                       given_back(chunks_in_slot(layout.chunks(work.streams[node].sent), slot)));
-        }
-        const u32 chunks =
-            layout.chunks(node == me.node ? work.streams[node].sent : work.streams[node].forwarded);
-        for (u32 d = 0; d < me.per_node; ++d) {
-            for (u32 slot = 0; work.gets_chunks(d) && slot < wire::kLocalSlots; ++slot) {
-                op.consume(wire::kNext + slot, Place::stream(node, d, me.per_node),
-                           given_back(chunks_in_slot(chunks, slot, wire::kLocalSlots)));
-            }
-        }
-    }
-    for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
-        for (u32 slot = 0; work.places(s) && slot < wire::kLocalSlots; ++slot) {
-            op.consume(wire::kChunk + slot, s,
-                       chunks_in_slot(layout.chunks(work.received[s].node_rows), slot, wire::kLocalSlots));
-        }
-    }
+    consume_dispatch(args, op, me, tables);
     op.finish();
 }
 
-// Any grid of at least two warps per block: in each some send to other nodes, which wait for no offer, the others do
-// all else.
+// Any grid of at least two warps per block: in each some send to other nodes, which wait for no offer, the others
+// forward.
 template <class Shape>
 DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -334,42 +366,23 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
     const Place me = Place::of(op.rank(), per_node);
-
     const DispatchShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes, per_node});
-    auto* const received = at.received.in(shared);
-    auto* const streams = at.streams.in(shared);
-    auto* const targets = at.targets.in(shared);
-    auto* const ranges = at.ranges.in(shared);
-    auto* const done = at.done.in(shared);
+    const DispatchTables tables{at.targets.in(shared), at.ranges.in(shared), at.received.in(shared),
+                                at.streams.in(shared)};
 
-    find_received(op, args.plan, args.rows, received);
-    find_streams(op, args.plan, args.layout.nodes, me.node, args.tokens, streams);
+    find_received(op, args.plan, args.rows, tables.received);
+    find_streams(op, args.plan, args.layout.nodes, me.node, args.tokens, tables.streams);
     if (!op.meet()) return;
-    if (blockIdx.x == 0) send_offers(args.layout, args.offer, received, op, me);
-    blank_unused_rows(args, received, ranks, shape.topk());
+    if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
+    blank_unused_rows(args, tables.received[ranks - 1], shape.topk());
 
-    const u32 senders = max(1u, warps / 4), others = warps - senders, own = device::warp() * per_node;
-    const u32 worker = blockIdx.x * others + device::warp();
-    device::RowCopies copies(at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
-    ForwardWork<Shape> forward{args,
-                               op,
-                               {args, op, shape, me, targets, ranges, streams, at.row_addresses.in(shared) + own,
-                                at.row_ranks.in(shared) + own, at.row_numbers.in(shared) + own,
-                                at.next_rows.in(shared) + own},
-                               me,
-                               streams,
-                               received,
-                               copies,
-                               worker,
-                               gridDim.x * others};
-    if (device::warp() >= others) {
-        SendWork<Shape> send{args, op, shape, me, streams};
-        serve(op, send, done, blockIdx.x * senders + device::warp() - others, gridDim.x * senders);
-    } else if (find_targets(args, op, me, threadIdx.x, others * device::kWarpSize, targets, ranges)) {
-        serve(op, forward, done + DispatchShared::sending(ranks, per_node), worker, gridDim.x * others);
-        copies.finish();
+    const u32 forwarders = warps - max(1u, warps / 4);
+    if (device::warp() < forwarders) {
+        forward_all(args, op, shape, me, tables, at, shared, forwarders);
+    } else {
+        send_all(args, op, shape, me, tables, at.done.in(shared), forwarders);
     }
-    if (op.last_block(kFinished)) end_dispatch(args, op, me, forward);
+    if (op.last_block(kFinished)) end_dispatch(args, op, me, tables);
 }
 
 struct DispatchKernel {

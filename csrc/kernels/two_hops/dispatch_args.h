@@ -79,6 +79,14 @@ struct DispatchShared {
     static constexpr u32 entries(u32 ranks, u32 per_node) { return sending(ranks, per_node) + others(ranks, per_node); }
 };
 
+// A block's tables, in shared memory: see DispatchShared.
+struct DispatchTables {
+    RowTargets* targets;
+    wire::StreamRows* ranges;
+    Received* received;
+    Stream* streams;
+};
+
 // What rows carry is the same on all ranks.
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.rail.topk_idx_bytes != 0; }
 DEEP_EP_DEVICE bool carries_source(const DispatchArgs& args) { return args.layout.rail.src_idx_bytes != 0; }
@@ -99,6 +107,12 @@ DEEP_EP_DEVICE RowTargets targets_in(u8* message, const wire::ChunkFormat& forma
             reinterpret_cast<RowSource*>(message + format.src_idx_offset(rows))};
 }
 
+// A warp. Called, not inlined: unrolled for the bytes of a row it is long, and needed at several places.
+template <class Shape>
+DEEP_EP_DEVICE_CALL void copy_row(const Shape& shape, u8* to, const u8* from) {
+    device::warp_copy(to, from, shape.row_bytes());
+}
+
 // One thread.
 DEEP_EP_DEVICE void store_chunk_header(const Operation& op, u8* message, u32 first, u32 rows) {
     wire::ChunkHeader header{};
@@ -107,6 +121,22 @@ DEEP_EP_DEVICE void store_chunk_header(const Operation& op, u8* message, u32 fir
     header.first = first;
     header.rows = rows;
     *reinterpret_cast<wire::ChunkHeader*>(message) = header;
+}
+
+// A warp: sends a chunk that has been built at `source` in this rank's heap, or, where the peer's is mapped, at `target`
+// in that one. Called for the reason that copy_row() is.
+DEEP_EP_DEVICE_CALL void send_chunk(Operation& op, u32 to, u32 slot, u64 source, u64 target, u64 bytes) {
+    if (fabric::mapped(op.peers(), to)) {
+        __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
+        if (device::lane() == 0) op.signal(to, wire::kChunk + slot);
+    } else {
+        const fabric::Piece piece{source, target, bytes};
+        op.put_signal(to, wire::kChunk + slot, &piece, 1);
+    }
+}
+// Where it is built.
+DEEP_EP_DEVICE u8* chunk_to_send(const Operation& op, u32 to, u64 source, u64 target) {
+    return fabric::mapped(op.peers(), to) ? fabric::address(op.peers(), to, target) : op.peers().local + source;
 }
 
 }  // namespace deep_ep::two_hops

@@ -50,15 +50,13 @@ struct Forwarder {
     Operation& op;
     Shape shape;
     Place me;
-    const RowTargets* targets;
-    const wire::StreamRows* ranges;
-    const Stream* streams;
+    const DispatchTables& tables;
     u8** row_addresses;
     u32* row_ranks;
     u32* row_numbers;
     u32* next_rows;
 
-    DEEP_EP_DEVICE wire::StreamRows range(u32 local, u32 node) const { return ranges[local * args.layout.nodes + node]; }
+    DEEP_EP_DEVICE wire::StreamRows range(u32 local, u32 node) const { return tables.ranges[local * args.layout.nodes + node]; }
 
     // A warp: the parts of a row besides x.
     DEEP_EP_DEVICE void store_parts(const Rows& from, u32 row, i32 token, u32 node_row, u32 local, const RowTargets& to,
@@ -94,14 +92,14 @@ struct Forwarder {
                     goes = false;
                 }
                 if (d < per_node && args.notes_table != 0) {
-                    args.plan.table[u64{streams[node].begin + first + i} * per_node + d] =
+                    args.plan.table[u64{tables.streams[node].begin + first + i} * per_node + d] =
                         goes ? static_cast<i32>(index) : -1;
                 }
-                const bool stored = goes && targets[d].x != nullptr;
+                const bool stored = goes && tables.targets[d].x != nullptr;
                 const u32 mask = __ballot_sync(device::kFullMask, stored);
                 if (stored) {
                     const u32 slot = count + __popc(mask & lanes_below);
-                    row_addresses[slot] = targets[d].x + (u64{there.first} + index) * row_bytes;
+                    row_addresses[slot] = tables.targets[d].x + (u64{there.first} + index) * row_bytes;
                     row_ranks[slot] = d;
                     row_numbers[slot] = there.first + index;
                 }
@@ -112,7 +110,7 @@ struct Forwarder {
             copies.to_many(row_addresses, count, from.x + u64{row} * row_bytes, row_bytes, args.streaming != 0);
             for (u32 k = 0; k < count; ++k) {
                 store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, first + i, row_ranks[k],
-                            targets[row_ranks[k]], row_numbers[k]);
+                            tables.targets[row_ranks[k]], row_numbers[k]);
             }
             __syncwarp();  // the list has been read
         }
@@ -144,7 +142,7 @@ struct Forwarder {
         for (u32 i = 0; i < rows && at < count; ++i) {
             if (!rows_of.is_for(i, local)) continue;
             const u32 row = rows_of.row(i);
-            device::warp_copy(to.x + u64{at} * row_bytes, from.x + u64{row} * row_bytes, row_bytes);
+            copy_row(shape, to.x + u64{at} * row_bytes, from.x + u64{row} * row_bytes);
             store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, chunk * layout.chunk_rows + i, local, to,
                         at);
             ++at;

@@ -12,12 +12,11 @@ struct Gatherer {
     Place me;
     u32 row_bytes;
     u32 topk;
-    const Published* published;
-    const wire::StreamRows* ranges;
+    const CombineTables& tables;
     NearRows* near;
     Summands into;
 
-    DEEP_EP_DEVICE bool sends(u32 local) const { return published[local].x == nullptr; }
+    DEEP_EP_DEVICE bool sends(u32 local) const { return tables.published[local].x == nullptr; }
     // The local chunk that the rank of a local index sends for a chunk of the stream to `node`.
     DEEP_EP_DEVICE Pending local_chunk(u32 node, u32 chunk, u32 local) const {
         return Pending::of(op, Phase::kChunk, me.near(local), wire::kChunk + chunk % wire::kLocalSlots,
@@ -26,14 +25,14 @@ struct Gatherer {
 
     // A warp: where the rows of chunk `chunk` of the stream to `node` lie; its local chunks have come. False: the
     // operation fails.
-    DEEP_EP_DEVICE bool find(u32 node, u32 chunk) const {
+    DEEP_EP_DEVICE_CALL bool find(u32 node, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
         bool fits = true;
         for (u32 d = device::lane(); d < me.per_node; d += device::kWarpSize) {
-            const wire::StreamRows range = ranges[d * layout.nodes + node];
+            const wire::StreamRows range = tables.ranges[d * layout.nodes + node];
             if (!sends(d)) {
-                near[d] = {published[d].x + u64{range.first} * row_bytes,
-                           published[d].weights + u64{range.first} * topk, 0, range.rows};
+                near[d] = {tables.published[d].x + u64{range.first} * row_bytes,
+                           tables.published[d].weights + u64{range.first} * topk, 0, range.rows};
                 continue;
             }
             const u8* const message = op.local_region() + layout.local_chunk(Place::stream(node, d, me.per_node),

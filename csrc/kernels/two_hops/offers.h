@@ -15,7 +15,7 @@ struct Received {
 };
 
 // The block: copies what this rank receives into shared memory. `most`: rows that there is room for.
-DEEP_EP_DEVICE void find_received(Operation& op, const Plan& plan, u32 most, Received* received) {
+DEEP_EP_DEVICE_CALL void find_received(Operation& op, const Plan& plan, u32 most, Received* received) {
     const auto* const prefix = const_cast<const volatile i32*>(plan.rank_prefix);
     const auto* const node_rows = const_cast<const volatile i32*>(plan.node_rows);
     for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
@@ -36,7 +36,7 @@ struct Stream {
 };
 
 // The block: the same for the streams. `own`: this rank's node, `tokens`: this rank's.
-DEEP_EP_DEVICE void find_streams(Operation& op, const Plan& plan, u32 nodes, u32 own, u32 tokens, Stream* streams) {
+DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, u32 nodes, u32 own, u32 tokens, Stream* streams) {
     const auto* const sent = const_cast<const volatile i32*>(plan.sent);
     const auto* const prefix = const_cast<const volatile i32*>(plan.forwarded);
     for (u32 node = threadIdx.x; node < nodes; node += blockDim.x) {
@@ -53,7 +53,7 @@ DEEP_EP_DEVICE void find_streams(Operation& op, const Plan& plan, u32 nodes, u32
 
 // One thread per rank of the node: tells it where this rank's output lies, and its streams' rows there. Behind the
 // barrier that follows find_received().
-DEEP_EP_DEVICE void send_offers(const wire::TwoHopLayout& layout, wire::Offer offer, const Received* received,
+DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Offer offer, const Received* received,
                                 Operation& op, const Place& me) {
     offer.operation = op.number();
     offer.arguments = op.arguments();

@@ -12,7 +12,7 @@ struct OwnerSums {
     Operation& op;
     Shape shape;
     Place me;
-    const Stream* streams;
+    const CombineTables& tables;
     const Gatherer& rows;
     bool staged;  // some rank of the node sends its rows in local chunks
 
@@ -21,8 +21,8 @@ struct OwnerSums {
     DEEP_EP_DEVICE i32 node_row(u32 token, u32 node) const {
         const auto* const table = const_cast<const volatile i32*>(args.plan.node_row);
         const i32 row = table[u64{token} * args.layout.nodes + node];
-        if (row < 0 || static_cast<u32>(row) < streams[node].sent) return row;
-        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), streams[node].sent, static_cast<u32>(row));
+        if (row < 0 || static_cast<u32>(row) < tables.streams[node].sent) return row;
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), tables.streams[node].sent, static_cast<u32>(row));
         return -1;
     }
     DEEP_EP_DEVICE const u8* message(u32 node, u32 chunk) const {
@@ -36,14 +36,14 @@ struct OwnerSums {
             return false;
         const auto header = copy_once<wire::ChunkHeader>(message(node, chunk));
         if (!op.check_message(Phase::kChunk, from, header.operation, header.arguments)) return false;
-        const u32 first = chunk * args.layout.chunk_rows, rows = args.layout.rows_of_chunk(chunk, streams[node].sent);
+        const u32 first = chunk * args.layout.chunk_rows, rows = args.layout.rows_of_chunk(chunk, tables.streams[node].sent);
         if (header.first == first && header.rows == rows) return true;
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{first} << 32 | rows,
                 u64{header.first} << 32 | header.rows);
         return false;
     }
     // A warp: all chunks that hold rows of a token.
-    DEEP_EP_DEVICE bool await_token(u32 token) const {
+    DEEP_EP_DEVICE_CALL bool await_token(u32 token) const {
         for (u32 node = device::lane(); node < args.layout.nodes; node += device::kWarpSize) {
             const i32 row = node_row(token, node);
             if (row < 0) continue;
@@ -70,7 +70,7 @@ struct OwnerSums {
             if (row >= 0) {
                 const u32 chunk = chunk_of(static_cast<u32>(row)), slot = count + __popc(mask & lanes_below);
                 const u32 at = static_cast<u32>(row) - chunk * layout.chunk_rows;
-                const u32 of_chunk = layout.rows_of_chunk(chunk, streams[node].sent);
+                const u32 of_chunk = layout.rows_of_chunk(chunk, tables.streams[node].sent);
                 const u8* const parts = message(node, chunk);
                 rows.into.x[slot] = parts + layout.rail.x_offset() + u64{at} * shape.row_bytes();
                 rows.into.weights[slot] =
@@ -82,22 +82,21 @@ struct OwnerSums {
         return count;
     }
     // A warp: ((0 + node 0) + node 1 ...), the own node by the rows of its ranks one by one, then the biases.
-    DEEP_EP_DEVICE void sum_token(u32 token) const {
+    DEEP_EP_DEVICE_CALL void sum_token(u32 token) const {
         const u32 row_bytes = shape.row_bytes(), topk = shape.topk();
         const i32 own = __shfl_sync(device::kFullMask, device::lane() == 0 ? node_row(token, me.node) : 0, 0);
         u32 count = list_nodes(token, 0, me.node, 0);
         if (own >= 0) {
             if (!rows.find(me.node, chunk_of(static_cast<u32>(own)))) return;
             __syncwarp();  // all lanes' finds come before their use by others
-            count = rows.list(streams[me.node].begin + static_cast<u32>(own), count);
+            count = rows.list(tables.streams[me.node].begin + static_cast<u32>(own), count);
         }
         count = list_nodes(token, me.node + 1, args.layout.nodes, count);
         __syncwarp();  // the list is complete
         const u64 offset = u64{token} * row_bytes;
-        device::warp_sum_bf16(args.combined_x + offset, rows.into.x, count,
-                              args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
-                              args.bias[1] != nullptr ? args.bias[1] + offset : nullptr,
-                              row_bytes / static_cast<u32>(sizeof(u16)));
+        sum_rows(shape, args.combined_x + offset, rows.into, count,
+                 args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
+                 args.bias[1] != nullptr ? args.bias[1] + offset : nullptr);
         if (carries_weights(args)) {
             sum_weights(rows.into, count, topk, args.combined_weights + u64{token} * topk);
         }
@@ -106,7 +105,7 @@ struct OwnerSums {
     // gives the slot back: its release comes behind those of all that have counted (P6). Litmus: count_by_atomics.
     DEEP_EP_DEVICE void count_row(u32 node, u32 node_row) const {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 chunk = chunk_of(node_row), chunks = layout.chunks(streams[node].sent);
+        const u32 chunk = chunk_of(node_row), chunks = layout.chunks(tables.streams[node].sent);
         const bool own = node == me.node;
         const u32 slot = chunk % (own ? wire::kLocalSlots : wire::kSlots);
         u32* const counter = op.slots_read() + node * wire::kSlots + slot;
@@ -119,7 +118,7 @@ struct OwnerSums {
         }
     }
     // The warp, the `worker`-th of `workers`.
-    DEEP_EP_DEVICE void run(u32 worker, u32 workers) const {
+    DEEP_EP_DEVICE_CALL void run(u32 worker, u32 workers) const {
         for (u32 token = worker; token < args.tokens; token += workers) {
             if (!await_token(token)) return;
             sum_token(token);

@@ -336,7 +336,7 @@ def check_handle(engine: Engine, given: Any) -> DispatchHandle:
     handle = handle_of(given)
     check_origin(engine, handle.owner, handle.generation)
     ours, theirs = engine.topology, handle.plan.topology
-    if (ours.hops, ours.ranks_per_node) != (theirs.hops, theirs.ranks_per_node):
+    if ours.hops != theirs.hops or (ours.hops == 2 and ours.ranks_per_node != theirs.ranks_per_node):
         raise ValueError(
             f"handle: expected one of a Buffer with hops={ours.hops} and ranks_per_node={ours.ranks_per_node}, this is "
             f"of one with hops={theirs.hops} and ranks_per_node={theirs.ranks_per_node}"
