@@ -195,7 +195,23 @@ DEEP_EP_DEVICE_CALL void return_all(const CombineArgs& args, Operation& op, cons
     serve(op, work, at.done.in(shared), blockIdx.x * returners + device::warp() - summers, gridDim.x * returners);
 }
 
-// One block, when all have done their parts: ends this operation's use of its words and counters.
+// One block, when all have done their parts: the chunk of a stream without node rows. No token waits for it; but until it
+// has come, something is on its way to this region (P4).
+DEEP_EP_DEVICE void await_empty_streams(const CombineArgs& args, Operation& op, const Place& me,
+                                        const CombineTables& tables) {
+    for (u32 node = threadIdx.x; node < args.layout.nodes; node += blockDim.x) {
+        if (tables.streams[node].sent != 0) continue;
+        if (node != me.node) {
+            op.wait_signal(Phase::kChunk, wire::kChunk, me.rail(node), 1);
+            continue;
+        }
+        for (u32 d = 0; d < me.per_node; ++d) {
+            if (tables.published[d].x == nullptr) op.wait_signal(Phase::kChunk, wire::kChunk, me.near(d), 1);
+        }
+    }
+}
+
+// The same block: ends this operation's use of its words and counters.
 DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, const Place& me,
                                     const CombineTables& tables) {
     const wire::TwoHopLayout& layout = args.layout;
@@ -233,6 +249,7 @@ DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, con
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
         if (publishes(d)) op.wait_signal(Phase::kRead, wire::kRead, me.near(d), 1);
     }
+    await_empty_streams(args, op, me, tables);
     if (!op.meet()) return;
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
         op.consume(wire::kOffer, me.near(d), 1);
