@@ -69,7 +69,7 @@ class Buffer(V1Surface):
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
         DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with `fabric="ibgda"` each is a node of its own. With
-        another fabric named all are on one node, whatever this says. On a GPU only with "ibgda" named.
+        "peer" or "mixed" named all are on one node, whatever this says. On a GPU only with "ibgda" named.
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional

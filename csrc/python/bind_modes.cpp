@@ -30,9 +30,10 @@ Plan make_plan(uint64_t token_row, uint64_t row_token, uint64_t rank_prefix, uin
 TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_ranks, uint64_t sent_marks,
                              uint64_t node_row, uint64_t rows_to_rank, uint64_t forwarded, uint64_t node_rows,
                              uint64_t rank_prefix, uint64_t table, uint32_t table_rows) {
-    return {numbers(sent),      numbers(sent_token),   reinterpret_cast<u32*>(sent_ranks), numbers(sent_marks),
-            numbers(node_row),  numbers(rows_to_rank), numbers(forwarded),                 numbers(node_rows),
-            numbers(rank_prefix), numbers(table),      table_rows};
+    return {numbers(sent),       numbers(sent_token), reinterpret_cast<u32*>(sent_ranks),
+            numbers(sent_marks), numbers(node_row),   numbers(rows_to_rank),
+            numbers(forwarded),  numbers(node_rows),  numbers(rank_prefix),
+            numbers(table),      table_rows};
 }
 
 // What both ways of rows have in common: the calls, whose arguments have the same names.
@@ -49,11 +50,10 @@ void bind_way(py::module_& m, Notify notify, Dispatch dispatch, Combine combine)
 
 void bind_two_hops(py::module_& module) {
     py::module_ m = module.def_submodule("two_hops", "The calls of normal mode in two hops.");
-    py::class_<TwoHopPlan>(m, "Plan")
-        .def(py::init(&make_two_hop_plan), py::kw_only(), py::arg("sent"), py::arg("sent_token"),
-             py::arg("sent_ranks"), py::arg("sent_marks"), py::arg("node_row"), py::arg("rows_to_rank"),
-             py::arg("forwarded"), py::arg("node_rows"), py::arg("rank_prefix"), py::arg("table"),
-             py::arg("table_rows"));
+    py::class_<TwoHopPlan>(m, "Plan").def(
+        py::init(&make_two_hop_plan), py::kw_only(), py::arg("sent"), py::arg("sent_token"), py::arg("sent_ranks"),
+        py::arg("sent_marks"), py::arg("node_row"), py::arg("rows_to_rank"), py::arg("forwarded"), py::arg("node_rows"),
+        py::arg("rank_prefix"), py::arg("table"), py::arg("table_rows"));
     m.def("least_region_bytes", &host::two_hops::least_region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("region_bytes", &host::two_hops::region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("chunk_rows", &host::two_hops::chunk_rows, py::arg("runtime"), py::arg("sizes"));

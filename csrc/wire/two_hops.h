@@ -106,7 +106,8 @@ struct TwoHopLayout : TwoHopSizes {
         layout.offers = layout.local_counts.behind(sizes.per_node, sizes.offer_bytes());
         layout.rail_chunks = layout.offers.behind(sizes.per_node, chunk);
         layout.local_chunks = layout.rail_chunks.behind(slots, sizes.local.bytes(sizes.chunk_rows));
-        layout.rail_counts_send = layout.local_chunks.behind(u64{sizes.ranks()} * kLocalSlots, sizes.rail_counts_bytes());
+        layout.rail_counts_send =
+            layout.local_chunks.behind(u64{sizes.ranks()} * kLocalSlots, sizes.rail_counts_bytes());
         layout.rail_chunks_send = layout.rail_counts_send.behind(others, chunk);
         layout.bytes = layout.rail_chunks_send.at(slots);
         return layout;

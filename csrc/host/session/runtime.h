@@ -93,8 +93,12 @@ class Runtime final : private FailureCount::Member {
     uint64_t launch(const typename Kernel::Args& args, unsigned blocks, uint32_t experts = 0) {
         RuntimeShape shape{};
         if constexpr (!requires { Kernel::kOfAnyShape; }) shape = args.shape;
-        const BlockSizes block{static_cast<u32>(options_.ranks), experts, shape.topk_, launcher_->warps(),
-                               launcher_->copies_bytes(), static_cast<u32>(options_.ranks_per_node)};
+        const BlockSizes block{static_cast<u32>(options_.ranks),
+                               experts,
+                               shape.topk_,
+                               launcher_->warps(),
+                               launcher_->copies_bytes(),
+                               static_cast<u32>(options_.ranks_per_node)};
         return launch(Kernel::kName, shape, blocks, Kernel::shared_bytes(block), &args, sizeof(args));
     }
     // When the latest launch was handed to the launcher, in ns of the host's steady clock; 0: there was none.
@@ -219,9 +223,7 @@ class Runtime final : private FailureCount::Member {
         return {options_.rank, heap_layout(options_), heaps_[static_cast<size_t>(options_.rank)]->base()};
     }
     void write_context(uint64_t sequence);
-    wire::Audience audience() const {
-        return {options_.near_audience ? static_cast<u32>(options_.ranks_per_node) : 0};
-    }
+    wire::Audience audience() const { return {options_.near_audience ? static_cast<u32>(options_.ranks_per_node) : 0}; }
     size_t slots_read() const { return heaps_.size() * static_cast<size_t>(options_.regions) * wire::kSlots; }
     void tell_of_compiling_peers(const Call& call, std::vector<int>& told) const;
 

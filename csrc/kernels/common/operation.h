@@ -293,8 +293,8 @@ class Operation {
     DEEP_EP_DEVICE bool signal(u32 to, u32 kind) {
         return may_send(to) && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
     }
-    // One thread: adds one unit to the word of `kind` and `source` at `to`, which is mapped. For rows that this rank passes
-    // on: it alone writes that word in this operation (P6).
+    // One thread: adds one unit to the word of `kind` and `source` at `to`, which is mapped. For rows that this rank
+    // passes on: it alone writes that word in this operation (P6).
     DEEP_EP_DEVICE void signal_for(u32 to, u32 kind, u32 source) {
         if (may_send(to)) fabric::peer::signal(peers(), to, {word_offset(kind, source), 0});
     }

@@ -25,9 +25,9 @@ struct DispatchArgs {
     wire::RegionLayout layout;
     u32 tokens;
     u32 experts_per_rank;
-    u32 streaming;              // rows are stored past the caches
-    u32 rows;                   // of the output: as many as come, or more
-    Rows from;                  // the tokens'
+    u32 streaming;  // rows are stored past the caches
+    u32 rows;       // of the output: as many as come, or more
+    Rows from;      // the tokens'
     Plan plan;
     wire::Offer offer;         // where the output lies, if peers can see it
     u8* recv_x;                // [rows, row_bytes]
@@ -143,7 +143,8 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
             count += __popc(mask);
         }
         __syncwarp();  // the list is complete
-        copies.to_many(rows.x, count, args.from.x + static_cast<u64>(token) * row_bytes, row_bytes, args.streaming != 0);
+        copies.to_many(rows.x, count, args.from.x + static_cast<u64>(token) * row_bytes, row_bytes,
+                       args.streaming != 0);
         for (u32 i = 0; scales_per_row(args.layout.format) != 0 && i < count; ++i) {
             const u64 to = static_cast<u64>(rows.row[i]) * scales_per_row(args.layout.format);
             store_scales(args.from, args.layout.format, token, targets[rows.rank[i]].scales + to);
@@ -151,8 +152,8 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
         for (u32 i = 0; carries_topk(args) && i < count; ++i) {
             const DispatchTarget& target = targets[rows.rank[i]];
             const u64 to = static_cast<u64>(rows.row[i]) * topk;
-            store_topk(args.from, args.experts_per_rank, topk, token, rows.rank[i], ExpertIds::at(target.topk_idx, args.from.topk_idx.id_bytes).from(to),
-                       target.topk_weights + to);
+            store_topk(args.from, args.experts_per_rank, topk, token, rows.rank[i],
+                       ExpertIds::at(target.topk_idx, args.from.topk_idx.id_bytes).from(to), target.topk_weights + to);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < count; i += device::kWarpSize) {
             targets[rows.rank[i]].src_idx[rows.row[i]] = static_cast<i32>(token);
@@ -227,10 +228,12 @@ struct DispatchChunks {
                               args.from.x + static_cast<u64>(token_at(tokens, i, to)) * row_bytes, row_bytes);
         }
         for (u32 i = 0; scales_per_row(args.layout.format) != 0 && i < rows; ++i) {
-            store_scales(args.from, args.layout.format, token_at(tokens, i, to), scales + i * scales_per_row(args.layout.format));
+            store_scales(args.from, args.layout.format, token_at(tokens, i, to),
+                         scales + i * scales_per_row(args.layout.format));
         }
         for (u32 i = 0; carries_topk(args) && i < rows; ++i) {
-            store_topk(args.from, args.experts_per_rank, topk, token_at(tokens, i, to), to, idx.from(i * topk), weights + i * topk);
+            store_topk(args.from, args.experts_per_rank, topk, token_at(tokens, i, to), to, idx.from(i * topk),
+                       weights + i * topk);
         }
         for (u32 i = device::lane(); carries_src_idx(args) && i < rows; i += device::kWarpSize) src_idx[i] = tokens[i];
     }

@@ -119,8 +119,9 @@ struct StreamWork {
     DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
         const StreamSlot stream = StreamSlot::at(entry, op.ranks());
         const Pending pending =
-            stream.sending ? Pending::of(op, Phase::kNext, stream.peer, wire::kNext + stream.slot, stream.peer, n)
-                           : Pending::of(op, Phase::kChunk, stream.peer, wire::kChunk + stream.slot, stream.peer, n + 1);
+            stream.sending
+                ? Pending::of(op, Phase::kNext, stream.peer, wire::kNext + stream.slot, stream.peer, n)
+                : Pending::of(op, Phase::kChunk, stream.peer, wire::kChunk + stream.slot, stream.peer, n + 1);
         return pending.over() ? Pending::none() : pending;
     }
     DEEP_EP_DEVICE void step(u32 entry, u32 n) const {

@@ -195,8 +195,8 @@ DEEP_EP_DEVICE_CALL void return_all(const CombineArgs& args, Operation& op, cons
     serve(op, work, at.done.in(shared), blockIdx.x * returners + device::warp() - summers, gridDim.x * returners);
 }
 
-// One block, when all have done their parts: the chunk of a stream without node rows. No token waits for it; but until it
-// has come, something is on its way to this region (P4).
+// One block, when all have done their parts: the chunk of a stream without node rows. No token waits for it; but until
+// it has come, something is on its way to this region (P4).
 DEEP_EP_DEVICE void await_empty_streams(const CombineArgs& args, Operation& op, const Place& me,
                                         const CombineTables& tables) {
     for (u32 node = threadIdx.x; node < args.layout.nodes; node += blockDim.x) {

@@ -114,7 +114,8 @@ struct ForwardWork {
     DEEP_EP_DEVICE_CALL u32 steps(u32 entry) const {
         const Entry what = at(entry);
         const wire::TwoHopLayout& layout = args.layout;
-        if (what.kind == Entry::kForward) return chunks_in_slot(layout.chunks(tables.streams[what.who].forwarded), what.slot);
+        if (what.kind == Entry::kForward)
+            return chunks_in_slot(layout.chunks(tables.streams[what.who].forwarded), what.slot);
         u32 chunks = 0;
         if (what.kind == Entry::kPlace && places(what.who)) chunks = layout.chunks(tables.received[what.who].node_rows);
         if (what.kind == Entry::kOwn && gets_chunks(what.who)) chunks = layout.chunks(tables.streams[me.node].sent);

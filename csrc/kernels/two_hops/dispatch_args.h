@@ -32,18 +32,18 @@ struct DispatchArgs {
     wire::TwoHopLayout layout;
     u32 tokens;
     u32 experts_per_rank;
-    u32 streaming;       // rows are stored past the caches
-    u32 rows;            // of the output: as many as come, or more
-    u32 notes_table;     // the table is written: a dispatch that is not cached
-    Rows from;           // the tokens'
+    u32 streaming;    // rows are stored past the caches
+    u32 rows;         // of the output: as many as come, or more
+    u32 notes_table;  // the table is written: a dispatch that is not cached
+    Rows from;        // the tokens'
     Plan plan;
-    wire::Offer offer;   // where the output lies, if peers can see it
-    RowTargets output;   // [rows]
+    wire::Offer offer;  // where the output lies, if peers can see it
+    RowTargets output;  // [rows]
 };
 
 struct DispatchShared {
     SharedArray<u8> copies;
-    SharedArray<RowTargets> targets;  // of each rank of the node; x null where it gets local chunks
+    SharedArray<RowTargets> targets;       // of each rank of the node; x null where it gets local chunks
     SharedArray<wire::StreamRows> ranges;  // [per_node, nodes] where the rows of each stream of this rank's lie there
     SharedArray<Received> received;
     SharedArray<Stream> streams;
@@ -123,8 +123,8 @@ DEEP_EP_DEVICE void store_chunk_header(const Operation& op, u8* message, u32 fir
     *reinterpret_cast<wire::ChunkHeader*>(message) = header;
 }
 
-// A warp: sends a chunk that has been built at `source` in this rank's heap, or, where the peer's is mapped, at `target`
-// in that one. Called for the reason that copy_row() is.
+// A warp: sends a chunk that has been built at `source` in this rank's heap, or, where the peer's is mapped, at
+// `target` in that one. Called for the reason that copy_row() is.
 DEEP_EP_DEVICE_CALL void send_chunk(Operation& op, u32 to, u32 slot, u64 source, u64 target, u64 bytes) {
     if (fabric::mapped(op.peers(), to)) {
         __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release

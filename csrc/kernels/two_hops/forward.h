@@ -56,7 +56,9 @@ struct Forwarder {
     u32* row_numbers;
     u32* next_rows;
 
-    DEEP_EP_DEVICE wire::StreamRows range(u32 local, u32 node) const { return tables.ranges[local * args.layout.nodes + node]; }
+    DEEP_EP_DEVICE wire::StreamRows range(u32 local, u32 node) const {
+        return tables.ranges[local * args.layout.nodes + node];
+    }
 
     // A warp: the parts of a row besides x.
     DEEP_EP_DEVICE void store_parts(const Rows& from, u32 row, i32 token, u32 node_row, u32 local, const RowTargets& to,
@@ -119,8 +121,8 @@ struct Forwarder {
     // A warp: chunk `chunk` of the stream of `origin`, from `node`, as far as it is for a rank whose output cannot be
     // stored into: a local chunk.
     template <class NodeRows>
-    DEEP_EP_DEVICE_CALL void send_local_chunk(const NodeRows& rows_of, const Rows& from, u32 origin, u32 node, u32 chunk,
-                                         u32 rows, u32 local) const {
+    DEEP_EP_DEVICE_CALL void send_local_chunk(const NodeRows& rows_of, const Rows& from, u32 origin, u32 node,
+                                              u32 chunk, u32 rows, u32 local) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 slot = chunk % wire::kLocalSlots, row_bytes = shape.row_bytes();
         u32 count = 0;
@@ -134,8 +136,8 @@ struct Forwarder {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(local)), there.rows, u64{first} + count);
             return;
         }
-        u8* const message = fabric::address(op.peers(), me.near(local),
-                                            op.region_offset() + layout.local_chunk(origin, slot));
+        u8* const message =
+            fabric::address(op.peers(), me.near(local), op.region_offset() + layout.local_chunk(origin, slot));
         if (device::lane() == 0) store_chunk_header(op, message, first, count);
         const RowTargets to = targets_in(message, layout.local, count, args.from.topk_idx.id_bytes);
         u32 at = 0;
@@ -143,8 +145,8 @@ struct Forwarder {
             if (!rows_of.is_for(i, local)) continue;
             const u32 row = rows_of.row(i);
             copy_row(shape, to.x + u64{at} * row_bytes, from.x + u64{row} * row_bytes);
-            store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, chunk * layout.chunk_rows + i, local, to,
-                        at);
+            store_parts(from, row, carries_source(args) ? rows_of.token(i) : 0, chunk * layout.chunk_rows + i, local,
+                        to, at);
             ++at;
         }
         __syncwarp();  // all lanes' stores into the receiver's slot come before lane 0's release

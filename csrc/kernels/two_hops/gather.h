@@ -35,8 +35,8 @@ struct Gatherer {
                            tables.published[d].weights + u64{range.first} * topk, 0, range.rows};
                 continue;
             }
-            const u8* const message = op.local_region() + layout.local_chunk(Place::stream(node, d, me.per_node),
-                                                                             chunk % wire::kLocalSlots);
+            const u8* const message =
+                op.local_region() + layout.local_chunk(Place::stream(node, d, me.per_node), chunk % wire::kLocalSlots);
             const auto header = copy_once<wire::ChunkHeader>(message);
             near[d] = {};
             fits = op.check_message(Phase::kChunk, me.near(d), header.operation, header.arguments) && fits;

@@ -101,8 +101,8 @@ DEEP_EP_DEVICE bool send_local_counts(const NotifyArgs& args, Operation& op, con
         const u32 node_rows = static_cast<u32>(args.plan.forwarded[node]);
         i32 rows = node == me.node ? args.plan.rows_to_rank[me.near(d)] : 0;
         if (node != me.node) {
-            rows = bounded_count(op, me.rail(node), rail_message(args, op, me, node) + wire::kNotifyCounts, d,
-                                 node_rows);
+            rows =
+                bounded_count(op, me.rail(node), rail_message(args, op, me, node) + wire::kNotifyCounts, d, node_rows);
         }
         reinterpret_cast<i32*>(message(d) + wire::kNotifyCounts)[node] = rows;
         reinterpret_cast<i32*>(message(d) + layout.local_node_rows())[node] = static_cast<i32>(node_rows);

@@ -1,5 +1,5 @@
-// Offers inside a node: where a rank has put its output (dispatch), or its published rows (combine), and where there the
-// rows of each stream of the receiver's begin (P9, P12).
+// Offers inside a node: where a rank has put its output (dispatch), or its published rows (combine), and where there
+// the rows of each stream of the receiver's begin (P9, P12).
 #pragma once
 
 #include "kernels/normal/offers.h"
@@ -9,7 +9,7 @@ namespace deep_ep::two_hops {
 
 // What this rank receives from each rank, as its plan has it; copied once and bounded.
 struct Received {
-    u32 first;      // of the rank's rows among those received here
+    u32 first;  // of the rank's rows among those received here
     u32 rows;
     u32 node_rows;  // of the stream that they come with
 };
@@ -36,7 +36,8 @@ struct Stream {
 };
 
 // The block: the same for the streams. `own`: this rank's node, `tokens`: this rank's.
-DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, u32 nodes, u32 own, u32 tokens, Stream* streams) {
+DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, u32 nodes, u32 own, u32 tokens,
+                                      Stream* streams) {
     const auto* const sent = const_cast<const volatile i32*>(plan.sent);
     const auto* const prefix = const_cast<const volatile i32*>(plan.forwarded);
     for (u32 node = threadIdx.x; node < nodes; node += blockDim.x) {
@@ -46,15 +47,15 @@ DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, u32 nodes
         if (!fits) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), plan.table_rows, static_cast<u64>(end));
         }
-        streams[node] = fits ? Stream{static_cast<u32>(sends), static_cast<u32>(begin), static_cast<u32>(end - begin)}
-                             : Stream{};
+        streams[node] =
+            fits ? Stream{static_cast<u32>(sends), static_cast<u32>(begin), static_cast<u32>(end - begin)} : Stream{};
     }
 }
 
 // One thread per rank of the node: tells it where this rank's output lies, and its streams' rows there. Behind the
 // barrier that follows find_received().
 DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Offer offer, const Received* received,
-                                Operation& op, const Place& me) {
+                                     Operation& op, const Place& me) {
     offer.operation = op.number();
     offer.arguments = op.arguments();
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {

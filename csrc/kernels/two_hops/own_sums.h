@@ -22,7 +22,8 @@ struct OwnerSums {
         const auto* const table = const_cast<const volatile i32*>(args.plan.node_row);
         const i32 row = table[u64{token} * args.layout.nodes + node];
         if (row < 0 || static_cast<u32>(row) < tables.streams[node].sent) return row;
-        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), tables.streams[node].sent, static_cast<u32>(row));
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), tables.streams[node].sent,
+                static_cast<u32>(row));
         return -1;
     }
     DEEP_EP_DEVICE const u8* message(u32 node, u32 chunk) const {
@@ -36,7 +37,8 @@ struct OwnerSums {
             return false;
         const auto header = copy_once<wire::ChunkHeader>(message(node, chunk));
         if (!op.check_message(Phase::kChunk, from, header.operation, header.arguments)) return false;
-        const u32 first = chunk * args.layout.chunk_rows, rows = args.layout.rows_of_chunk(chunk, tables.streams[node].sent);
+        const u32 first = chunk * args.layout.chunk_rows,
+                  rows = args.layout.rows_of_chunk(chunk, tables.streams[node].sent);
         if (header.first == first && header.rows == rows) return true;
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), u64{first} << 32 | rows,
                 u64{header.first} << 32 | header.rows);

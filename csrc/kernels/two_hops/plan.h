@@ -31,7 +31,7 @@ struct Place {
 
     DEEP_EP_DEVICE static Place of(u32 rank, u32 per_node) { return {rank / per_node, rank % per_node, per_node}; }
     DEEP_EP_DEVICE u32 near(u32 local_index) const { return node * per_node + local_index; }  // a rank of this node
-    DEEP_EP_DEVICE u32 rail(u32 other_node) const { return other_node * per_node + local; }  // that of another node
+    DEEP_EP_DEVICE u32 rail(u32 other_node) const { return other_node * per_node + local; }   // that of another node
     // A stream inside a node between this rank and one of the local index, for rows that come from, or go to, a node.
     DEEP_EP_DEVICE static u32 stream(u32 other_node, u32 local_index, u32 per_node) {
         return other_node * per_node + local_index;

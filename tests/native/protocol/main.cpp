@@ -14,6 +14,7 @@
 #include "quiet.h"
 #include "replays.h"
 #include "two_buffers.h"
+#include "two_hops.h"
 
 int main(int argc, char** argv) {
     using namespace protocol;
@@ -47,6 +48,9 @@ int main(int argc, char** argv) {
     const auto masks = [&](const char* fabric) {
         return [=](uint64_t seed) { masks::run(seed, {fabric, true, kTight, 2, longer}); };
     };
+    const auto two_hops = [&](const char* fabric, int regions, const Nodes& nodes) {
+        return [=](uint64_t seed) { two_hop_mode::run(seed, {fabric, true, kAmple, regions, longer, false, nodes}); };
+    };
     const std::map<std::string, std::function<void(uint64_t)>> scenarios = {
         {"peer", normal("peer", true, kAmple)},
         {"peer rounds", normal("peer", false, kTight)},
@@ -79,6 +83,8 @@ int main(int argc, char** argv) {
         {"masks weak", masks("weak")},
         {"masks ibgda", masks("ibgda")},
         {"masks mixed", masks("mixed")},
+        {"two hops weak", two_hops("weak", 1, {4, 2, false, 1000})},
+        {"two hops ibgda", two_hops("ibgda", 2, {6, 2, true, 1800})},
         {"fields", fields::run},
         {"meetings", meetings::run},
         // More queue pairs than threads, in a block of the exact build too.

@@ -20,6 +20,16 @@ namespace protocol {
 using namespace deep_ep;
 using planted::expect;
 
+constexpr u32 kRanks = 3;
+
+// Which ranks there are. Those of a node are mapped; one node: as Setup::fabric says.
+struct Nodes {
+    u32 ranks = kRanks;
+    u32 per_node = kRanks;
+    bool near_audience = false;  // BufferOptions, as is the next
+    u64 bytes_in_flight = 0;
+};
+
 struct Setup {
     std::string fabric;  // what reaches other ranks, by its route's name; "mixed": the last rank is not mapped
     bool arena;          // outputs lie where peers see them
@@ -27,9 +37,10 @@ struct Setup {
     int regions;
     nic::Options nic;
     bool masks_ranks = false;
+    Nodes nodes = {};
 };
 
-constexpr u32 kRanks = 3, kTopk = 2, kExperts = 6, kHidden = 40, kRowBytes = 2 * kHidden, kBlocks = 2;
+constexpr u32 kTopk = 2, kExperts = 6, kHidden = 40, kRowBytes = 2 * kHidden, kBlocks = 2;
 constexpr u32 kTokens[kRanks] = {9, 0, 14};
 constexpr u64 kSecond = 1'000'000'000;
 
@@ -51,13 +62,15 @@ inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
 
 // What the ranks of a Buffer have in common besides memory.
 struct World {
-    std::shared_ptr<host::Heap> heaps[kRanks];
+    explicit World(u32 ranks = kRanks) : heaps(ranks) {}
+
+    std::vector<std::shared_ptr<host::Heap>> heaps;
     wire::HeapLayout layout;
     std::atomic<u32> arrived{0};
 
     void meet(u32 phase) {
         ++arrived;
-        cpu::Executor::get().wait([&] { return arrived.load() >= phase * kRanks; }, "the other ranks");
+        cpu::Executor::get().wait([&] { return arrived.load() >= phase * heaps.size(); }, "the other ranks");
     }
 };
 
@@ -104,19 +117,21 @@ class Buffer {
         : rank(rank), setup(setup), blocks(parts.blocks) {
         host::BufferOptions options{};
         options.rank = static_cast<int>(rank);
-        options.ranks = kRanks;
+        options.ranks = static_cast<int>(setup.nodes.ranks);
         options.regions = setup.regions;
         options.region_bytes = setup.region_bytes;
         options.arena_bytes = setup.arena ? 1 << 16 : 0;
         options.timeout_ns = parts.timeout_ns;
         options.rank_key = rank;
-        options.ranks_per_node = kRanks;
+        options.ranks_per_node = static_cast<int>(setup.nodes.per_node);
+        options.near_audience = setup.nodes.near_audience;
+        options.bytes_in_flight = setup.nodes.bytes_in_flight;
         options.calls = 2;
         options.call_words = host::normal::kCallWords;
         options.poison = true;
         options.masks_ranks = setup.masks_ranks;
         options.has_remote = setup.fabric != "peer";
-        for (u32 peer = 0; peer < kRanks; ++peer) {
+        for (u32 peer = 0; peer < setup.nodes.ranks; ++peer) {
             options.routes.push_back(host::route_named(route(peer)));
         }
         const wire::HeapLayout layout = host::Runtime::heap_layout(options);
@@ -125,7 +140,7 @@ class Buffer {
         if (rank == 0) world.layout = layout;
         meet(world);
         std::vector<std::shared_ptr<host::Heap>> heaps;
-        for (u32 peer = 0; peer < kRanks; ++peer) heaps.push_back(parts.mapped(peer, world.heaps[peer]));
+        for (u32 peer = 0; peer < setup.nodes.ranks; ++peer) heaps.push_back(parts.mapped(peer, world.heaps[peer]));
         meet(world);  // all have seen them: others may be put there
         host::NetworkPlace place{};
         place.rank = options.rank;
@@ -181,7 +196,9 @@ class Buffer {
 
   private:
     std::string route(u32 peer) const {
-        if (peer == rank) return "peer";
+        const u32 per_node = setup.nodes.per_node;
+        const bool near = per_node != setup.nodes.ranks && peer / per_node == rank / per_node;
+        if (peer == rank || near) return "peer";
         if (setup.fabric != "mixed") return setup.fabric;
         return std::max(peer, rank) == kRanks - 1 ? "ibgda" : "peer";
     }
@@ -268,8 +285,8 @@ class Batch {
         host::Runtime& runtime = buffer_.runtime();
         runtime.wait_launch(host::normal::layout(runtime, sizes, address(idx_), address(per_rank_),
                                                  address(per_expert_), address(in_rank_), buffer_.blocks));
-        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), 0,
-                                    finish_later, buffer_.blocks);
+        return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), 0, finish_later,
+                                    buffer_.blocks);
     }
     // After notify(): the counts, then the rows. False where the call has failed before there were any counts.
     bool dispatch(host::Call& call) {

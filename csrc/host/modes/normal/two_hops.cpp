@@ -24,9 +24,15 @@ using deep_ep::two_hops::RowSource;
 namespace {
 
 wire::TwoHopSizes least_sizes(const Runtime& runtime, const Sizes& sizes, bool cached) {
-    const auto ranks = static_cast<u32>(runtime.options().ranks), per_node = static_cast<u32>(runtime.options().ranks_per_node);
-    return {ranks / per_node, per_node, cached ? 0 : sizes.experts, kMinChunkRows, 1,
-            normal::dispatch_format(sizes, cached, sizeof(i32)), normal::dispatch_format(sizes, cached, sizeof(RowSource))};
+    const auto ranks = static_cast<u32>(runtime.options().ranks),
+               per_node = static_cast<u32>(runtime.options().ranks_per_node);
+    return {ranks / per_node,
+            per_node,
+            cached ? 0 : sizes.experts,
+            kMinChunkRows,
+            1,
+            normal::dispatch_format(sizes, cached, sizeof(i32)),
+            normal::dispatch_format(sizes, cached, sizeof(RowSource))};
 }
 wire::TwoHopLayout dispatch_layout(const Runtime& runtime, const Sizes& sizes, bool cached) {
     return fit_chunks(least_sizes(runtime, sizes, cached), runtime.options().region_bytes, runtime.most_put_bytes(),
@@ -65,8 +71,12 @@ std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& siz
 
 bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
     const Launcher& launcher = runtime.launcher();
-    const BlockSizes block{static_cast<u32>(runtime.options().ranks), sizes.experts, sizes.topk, launcher.warps(),
-                           launcher.copies_bytes(), static_cast<u32>(runtime.options().ranks_per_node)};
+    const BlockSizes block{static_cast<u32>(runtime.options().ranks),
+                           sizes.experts,
+                           sizes.topk,
+                           launcher.warps(),
+                           launcher.copies_bytes(),
+                           static_cast<u32>(runtime.options().ranks_per_node)};
     return std::max({NotifyKernel::shared_bytes(block), DispatchKernel::shared_bytes(block),
                      CombineKernel::shared_bytes(block)}) <= launcher.most_shared_bytes();
 }
