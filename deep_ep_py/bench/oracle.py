@@ -102,7 +102,7 @@ class Oracle:
     def _check_sum(
         self, name: str, got: torch.Tensor, rows: Callable[[int, int, int], tuple[torch.Tensor, torch.Tensor]]
     ) -> str | None:
-        """Compare with the float64 sum: |got - exact| <= u |exact| + K 2^-23 sum |x_i|; u is 2^-8, K the summands' number.
+        """Compare with the float64 sum: |got - exact| <= u |exact| + K 2^-23 sum |x_i|, u = 2^-8, K summands.
 
         With two hops what comes from another node was rounded there, so u (1 + u) |its exact sum| is added for each.
         """

@@ -13,7 +13,7 @@ from places import CSRC, ROOT
 
 pytestmark = pytest.mark.once
 
-KERNELS = ("kernels/common", "kernels/normal", "kernels/low_latency", "kernels/measure")
+KERNELS = ("kernels/common", "kernels/normal", "kernels/two_hops", "kernels/low_latency", "kernels/measure")
 EXECUTOR = ("cpu/executor", "cpu/vector")
 MODES = ("host/modes/normal", "host/modes/low_latency", "host/modes/measure")
 HOST = ("host/heap", "host/control", "host/launch", "host/network")
@@ -25,9 +25,10 @@ INCLUDES = {
     "fabric": {"device", "wire"},
     "kernels/common": {"fabric", "device", "wire"},
     "kernels/normal": {"kernels/common", "fabric", "device", "wire"},
+    "kernels/two_hops": {"kernels/normal", "kernels/common", "fabric", "device", "wire"},
     "kernels/low_latency": {"kernels/common", "fabric", "device", "wire"},
     "kernels/measure": {"kernels/common", "fabric", "device", "wire"},
-    "kernels": {"kernels/normal", "kernels/low_latency", "kernels/measure"},  # the registry
+    "kernels": {"kernels/normal", "kernels/two_hops", "kernels/low_latency", "kernels/measure"},  # the registry
     "nic": {"wire"},
     "cpu/executor": {"device", "wire"},
     "cpu/vector": {"device", "wire"},
@@ -38,7 +39,7 @@ INCLUDES = {
     "host/network/weak": {"host/network", "cpu/executor", "nic", "fabric", "device"},
     "host/network": {"host/heap", "nic", "fabric"},
     "host/session": {*HOST, "kernels/common", "fabric", "wire"},
-    "host/modes/normal": {"host/session", "kernels/normal", "wire"},
+    "host/modes/normal": {"host/session", "kernels/normal", "kernels/two_hops", "wire"},
     "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},

@@ -116,16 +116,16 @@ MUTANTS = (
     ),
     silent(
         "chunk: relaxed arrival",
-        "kernels/normal/staging.h",
-        "return device::load_acquire<Scope::kSystem>(word) >= expected;",
-        "return device::load_relaxed<Scope::kSystem>(word) >= expected;",
+        "kernels/common/polling.h",
+        "device::load_acquire<Scope::kSystem>(word) >= expected;",
+        "device::load_relaxed<Scope::kSystem>(word) >= expected;",
         "peer rounds",
     ),
     one(
         "chunk: slot reused before it is given back",
         "kernels/normal/staging.h",
-        "stream.sending ? done : done + 1)",
-        "stream.sending ? 0 : done + 1)",
+        "wire::kNext + stream.slot, stream.peer, n)",
+        "wire::kNext + stream.slot, stream.peer, 0)",
         "exact",
         "peer rounds",
         "ibgda",
@@ -191,7 +191,7 @@ MUTANTS = (
     # --- host
     one(
         "host: an offer of the wrong place",
-        "host/modes/normal/calls.cpp",
+        "host/modes/normal/tensors.cpp",
         "offer.topk_weights = runtime.offset_of(offered.topk_weights);",
         "offer.topk_weights = runtime.offset_of(offered.topk_idx);",
         "fast",
@@ -200,8 +200,8 @@ MUTANTS = (
     one(
         "host: a layout for fewer experts",
         "host/modes/normal/calls.cpp",
-        "args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false));",
-        "args.layout = region_layout(runtime, sizes.experts / 2, dispatch_format(sizes, false));",
+        "args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));",
+        "args.layout = region_layout(runtime, sizes.experts / 2, dispatch_format(sizes, false, sizeof(i32)));",
         "fast",
         "peer",
         "weak",
