@@ -105,7 +105,7 @@ KERNELS = _kernels(
     Kernel("combine", "kernels/normal/combine.h", "deep_ep::combine<{static}>", "deep_ep::CombineKernel"),
     *(
         Kernel(
-            f"two_hop_{name}",
+            f"two_hops_{name}",
             f"kernels/two_hops/{header}.h",
             f"deep_ep::two_hops::{name}<{{static}}>",
             f"deep_ep::two_hops::{name.capitalize()}Kernel",

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.once
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 WITHOUT_SPILLS = ("sm_90a", "sm_100a")
 # Bytes, outside loops over rows.
-A_FEW_SPILLED = {"two_hop_dispatch": 64, "two_hop_combine": 32}
+A_FEW_SPILLED = {"two_hops_dispatch": 64, "two_hops_combine": 32}
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 WITH_DATA = (include_root(), DATA)
 

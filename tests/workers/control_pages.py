@@ -15,7 +15,9 @@ from harness import Trial, dispatch_arguments, make_buffer
 
 RANKS = 4
 CASE = Case("control pages", RANKS, 24, hidden=64, topk=2, experts=8, arena_bytes=1 << 20)
-TRIALS = {per_node: Trial.of(replace(CASE, ranks_per_node=per_node)) for per_node in (1, 2)}
+EVERY_RANK_A_NODE = Trial.of(replace(CASE, ranks_per_node=1))
+TWO_NODES = Trial.of(replace(CASE, ranks_per_node=2, hops=1))
+TWO_HOPS = Trial.of(replace(CASE, ranks_per_node=2, hops=2))
 NARROW = Trial.of(Case("narrow", RANKS, 24, hidden=32, topk=2, experts=8))
 PROT_NONE = 0
 
@@ -51,9 +53,10 @@ def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
     raise AssertionError(f"rank {buffer.rank} raised nothing")
 
 
-def life(hub: Hub, ranks_per_node: int) -> None:
-    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, another recovery."""
-    trial = TRIALS[ranks_per_node]
+def life(hub: Hub, trial: Trial) -> None:
+    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, another recovery where
+    ranks can be left out.
+    """
     buffer = make_buffer(None, trial.case, "ibgda", comm=hub, timeout=20.0)
     take_pages_away(buffer)
     works(buffer, trial)
@@ -67,18 +70,23 @@ def life(hub: Hub, ranks_per_node: int) -> None:
         said = message_of(buffer, trial)
         assert f"rank {RANKS - 1}" in said, said
         assert buffer.lost_ranks() == [RANKS - 1]
-        buffer.recover([RANKS - 1])
-        buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+        if not trial.case.two_hops:
+            buffer.recover([RANKS - 1])
+            buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
     hub.tell("ended")
 
 
 def every_rank_a_node(hub: Hub) -> None:
-    life(hub, 1)
+    life(hub, EVERY_RANK_A_NODE)
 
 
 def two_nodes(hub: Hub) -> None:
-    life(hub, 2)
+    life(hub, TWO_NODES)
+
+
+def two_hops(hub: Hub) -> None:
+    life(hub, TWO_HOPS)
 
 
 if __name__ == "__main__":
-    run_scenarios(RANKS, every_rank_a_node, two_nodes)
+    run_scenarios(RANKS, every_rank_a_node, two_nodes, two_hops)

@@ -289,7 +289,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
 }
 
 struct CombineKernel {
-    static constexpr const char* kName = "two_hop_combine";
+    static constexpr const char* kName = "two_hops_combine";
     using Args = CombineArgs;
     template <class Shape>
     static constexpr auto kEntry = combine<Shape>;

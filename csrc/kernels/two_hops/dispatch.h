@@ -387,7 +387,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
 }
 
 struct DispatchKernel {
-    static constexpr const char* kName = "two_hop_dispatch";
+    static constexpr const char* kName = "two_hops_dispatch";
     using Args = DispatchArgs;
     template <class Shape>
     static constexpr auto kEntry = dispatch<Shape>;

@@ -232,7 +232,7 @@ DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
 }
 
 struct NotifyKernel {
-    static constexpr const char* kName = "two_hop_notify";
+    static constexpr const char* kName = "two_hops_notify";
     using Args = NotifyArgs;
     template <class Shape>
     static constexpr auto kEntry = notify<Shape>;
@@ -240,7 +240,7 @@ struct NotifyKernel {
 };
 
 struct CountsKernel : NoSharedMemory {
-    static constexpr const char* kName = "two_hop_counts";
+    static constexpr const char* kName = "two_hops_counts";
     using Args = NotifyArgs;
     template <class Shape>
     static constexpr auto kEntry = counts<Shape>;

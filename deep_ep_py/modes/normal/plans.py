@@ -187,7 +187,7 @@ class TwoHopPlan(_Plan):
 
     calls = C.two_hops
     """The native calls that take such plans."""
-    kernels = ("two_hop_notify", "two_hop_counts", "two_hop_dispatch", "two_hop_combine")
+    kernels = ("two_hops_notify", "two_hops_counts", "two_hops_dispatch", "two_hops_combine")
     elements = _INTERNODE
     """How many a handle has."""
 
