@@ -16,6 +16,7 @@ from deep_ep_py.buffer import Buffer
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.errors import DeadlockError, DeepEPError, DeepEPTimeout, SimtError
+from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 
 __path__ += absent.__path__
@@ -29,6 +30,7 @@ __all__ = [
     "DeepEPTimeout",
     "EventHandle",
     "EventOverlap",
+    "Link",
     "NicOptions",
     "SimtError",
     "__version__",

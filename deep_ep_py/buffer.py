@@ -23,6 +23,7 @@ from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of, ranks_of
+from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology
 from deep_ep_py.v1.runtime import Runtime
@@ -88,6 +89,9 @@ class Buffer(V1Surface):
         How rows of normal mode go between nodes: 1, straight to each of their ranks; 2, once to each node, to the rank
         there with the sender's place in its own node, which passes them on (`docs/two_hops.md`). Default: 2 where nodes
         have several ranks.
+    link : Link, optional
+        How fast the way between nodes is, and how long an answer takes. In two hops the size of chunks follows from it.
+        Default: that of software NICs.
 
     Raises
     ------
@@ -117,6 +121,7 @@ class Buffer(V1Surface):
         timeout: float = 100.0,
         regions: int = 2,
         hops: int | None = None,
+        link: Link | None = None,
     ) -> None:
         for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
@@ -152,9 +157,10 @@ class Buffer(V1Surface):
         make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
-        topology = Topology.of(bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic, hops)
+        topology = Topology.of(
+            bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic, link, hops, self.low_latency_mode
+        )
         needs = NORMAL.beside(LOW_LATENCY)
-        near_only = topology.hops == 2 and not self.low_latency_mode
         # Operations of both modes use the same regions.
         transient = max(num_nvl_bytes, num_rdma_bytes) if self.low_latency_mode else num_nvl_bytes
         self._engine = Engine(
@@ -167,7 +173,6 @@ class Buffer(V1Surface):
             self.regions,
             needs,
             self.enable_shrink,
-            near_only,
         )
 
     @property

@@ -10,6 +10,9 @@ namespace deep_ep::fabric {
 using Route = u8;
 constexpr Route kMapped = 0;
 constexpr u32 kMostRoutes = 8;
+// No operation of the Buffer has to do with this rank.
+constexpr Route kUnreached = 0xff;
+static_assert(kUnreached >= kMostRoutes, "no fabric's place");
 
 // Device memory; made once with the Buffer. Kernels hold a pointer, never a copy, so that it may change under a
 // captured graph.
@@ -18,7 +21,7 @@ struct Peers {
     u32 ranks;
     u8* local;           // this rank's heap
     u8* const* base;     // [ranks] the peers' heaps, null where a peer is not load/store-reachable
-    const Route* route;  // [ranks] kMapped where `base` is not null
+    const Route* route;  // [ranks] kMapped where `base` is not null, kUnreached where nothing is ever sent
     // [ranks] bytes of each heap that there is memory behind, here. The host raises them while kernels run (P10).
     const u64* mapped_bytes;
     // By route: what that fabric keeps in device memory; null where no rank is reached by it.

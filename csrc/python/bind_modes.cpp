@@ -3,6 +3,7 @@
 
 #include "host/modes/measure/post.h"
 #include "host/modes/normal/calls.h"
+#include "host/modes/normal/chunk_size.h"
 #include "host/modes/normal/two_hops.h"
 #include "python/bindings.h"
 
@@ -55,13 +56,17 @@ void bind_two_hops(py::module_& module) {
         py::arg("sent_marks"), py::arg("node_row"), py::arg("rows_to_rank"), py::arg("forwarded"), py::arg("node_rows"),
         py::arg("rank_prefix"), py::arg("table"), py::arg("table_rows"));
     m.def("least_region_bytes", &host::two_hops::least_region_bytes, py::arg("runtime"), py::arg("sizes"));
-    m.def("region_bytes", &host::two_hops::region_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("staging", &host::two_hops::staging, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
+          py::arg("ranks_per_node"), py::arg("bytes_in_flight"));
     m.def("chunk_rows", &host::two_hops::chunk_rows, py::arg("runtime"), py::arg("sizes"));
     m.def("put_bytes", &host::two_hops::put_bytes, py::arg("runtime"), py::arg("sizes"));
-    m.def("fits_shared_memory", &host::two_hops::fits_shared_memory, py::arg("runtime"), py::arg("sizes"));
+    m.def("most_ranks", &host::two_hops::most_ranks, py::arg("runtime"), py::arg("experts"));
     bind_way(m, &host::two_hops::notify, &host::two_hops::dispatch, &host::two_hops::combine);
     m.attr("MARK_ROWS") = wire::kMarkRows;
     m.attr("SET_BITS") = wire::kSetBits;
+    m.attr("SLOTS") = wire::kSlots;
+    m.attr("MOST_CHUNK_ROWS") = host::kMaxChunkRows;
+    m.attr("MOST_CHUNK_BYTES") = host::kMaxChunkBytes;
 }
 
 void bind_normal(py::module_& module) {
@@ -101,8 +106,8 @@ void bind_normal(py::module_& module) {
     m.def("put_bytes", &host::normal::put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("most_ranks", &host::normal::most_ranks, py::arg("runtime"), py::arg("experts"));
     m.def("layout", &host::normal::layout, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("topk_idx"),
-          py::arg("tokens_per_rank"), py::arg("tokens_per_expert"), py::arg("is_token_in_rank"), py::arg("blocks"),
-          NoGil());
+          py::arg("tokens_per_rank"), py::arg("tokens_per_node"), py::arg("tokens_per_expert"),
+          py::arg("is_token_in_rank"), py::arg("blocks"), NoGil());
     m.def("counts", &host::normal::counts, py::arg("call"), NoGil());
     m.def("total_rows", &host::normal::total_rows, py::arg("call"));
     m.def("forwarded_rows", &host::normal::forwarded_rows, py::arg("call"));

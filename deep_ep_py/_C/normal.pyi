@@ -153,6 +153,7 @@ def layout(
     *,
     topk_idx: int,
     tokens_per_rank: int,
+    tokens_per_node: int,
     tokens_per_expert: int,
     is_token_in_rank: int,
     blocks: int,

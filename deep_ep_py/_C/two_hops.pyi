@@ -10,16 +10,19 @@ import typing
 
 __all__: list[str] = [
     "MARK_ROWS",
+    "MOST_CHUNK_BYTES",
+    "MOST_CHUNK_ROWS",
     "Plan",
     "SET_BITS",
+    "SLOTS",
     "chunk_rows",
     "combine",
     "dispatch",
-    "fits_shared_memory",
     "least_region_bytes",
+    "most_ranks",
     "notify",
     "put_bytes",
-    "region_bytes",
+    "staging",
 ]
 
 class Plan:
@@ -62,8 +65,8 @@ def dispatch(
     cached: bool,
     blocks: int,
 ) -> bool: ...
-def fits_shared_memory(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> bool: ...
 def least_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
+def most_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
 def notify(
     runtime: deep_ep_py._C.Runtime,
     sizes: deep_ep_py._C.normal.Sizes,
@@ -76,7 +79,12 @@ def notify(
     blocks: int,
 ) -> deep_ep_py._C.Call: ...
 def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> tuple[int, int]: ...
-def region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
+def staging(
+    sizes: deep_ep_py._C.normal.Sizes, *, ranks: int, ranks_per_node: int, bytes_in_flight: int
+) -> tuple[int, int]: ...
 
 MARK_ROWS: int = 32
+MOST_CHUNK_BYTES: int = 131072
+MOST_CHUNK_ROWS: int = 128
 SET_BITS: int = 32
+SLOTS: int = 4

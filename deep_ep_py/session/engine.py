@@ -66,8 +66,6 @@ class Engine:
         Of the mode whose calls it holds.
     masks_ranks : bool
         A rank that is waited for in vain is masked, and the others go on; else all fail.
-    near_only : bool
-        No operation has to do with other ranks than those of the own node and the rail peers.
 
     Attributes
     ----------
@@ -104,7 +102,6 @@ class Engine:
         regions: int,
         needs: Needs,
         masks_ranks: bool,
-        near_only: bool = False,
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
@@ -117,7 +114,7 @@ class Engine:
         try:
             self.membership = Membership.agree(bootstrap, name)
             runtime, self._regions_offset = make_runtime(
-                bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks, near_only
+                bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks
             )
             self.growth = Growth(bootstrap, runtime)
         except BaseException:
@@ -133,7 +130,7 @@ class Engine:
         self._driver: Driver | None = None
         if not bootstrap.in_process and not device.asynchronous:  # ranks as threads: kernels run while all of them wait
             self._driver = Driver(runtime, self._end_with_process)
-        self._alone: list[tuple[torch.Tensor, ...]] = []  # what kernels that no call waits for any more use
+        self._alone: list[tuple[torch.Tensor | None, ...]] = []  # what kernels that no call waits for any more use
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
         self.dropped: deque[Callable[[], None]] = deque()
@@ -371,7 +368,7 @@ class Engine:
         with self.telling_others("a call's kernels"):
             driven.result()
 
-    def launch_alone(self, tensors: tuple[torch.Tensor, ...], launch: Callable[[], int]) -> None:
+    def launch_alone(self, tensors: tuple[torch.Tensor | None, ...], launch: Callable[[], int]) -> None:
         """Launch a kernel that has to do with no other rank, and uses `tensors`; `launch` returns its serial number."""
         # An interrupt may come before the kernel's end, and then it still uses them: until a later one has ended.
         self._alone.append(tensors)

@@ -61,7 +61,6 @@ def make_runtime(
     timeout: float,
     call_words: int,
     masks_ranks: bool,
-    near_only: bool,
 ) -> tuple[C.Runtime, int]:
     """Make what launches kernels, with every rank's heap. Collective.
 
@@ -77,8 +76,6 @@ def make_runtime(
         As `Needs` has it.
     masks_ranks
         A rank that is waited for in vain is masked: the others go on without it.
-    near_only
-        As `Engine` takes it.
 
     Returns
     -------
@@ -91,7 +88,7 @@ def make_runtime(
     ValueError
         The ranks were started differently.
     """
-    _agree(bootstrap, device, topology, memory, masks_ranks, near_only, timeout)
+    _agree(bootstrap, device, topology, memory, masks_ranks, timeout)
     rank, by_nics = topology.rank, topology.network is not None
     options = C.BufferOptions(
         rank=rank,
@@ -108,8 +105,8 @@ def make_runtime(
         routes=topology.routes,
         rank_key=_rank_key(bootstrap, device),
         ranks_per_node=topology.ranks_per_node,
-        near_audience=near_only,
-        bytes_in_flight=topology.bytes_in_flight,
+        near_audience=topology.near_only,
+        bytes_in_flight=topology.link.bytes_in_flight,
     )
     network = C.NetworkOptions(nic=topology.nic.native(), in_process=bootstrap.in_process)
     heap_bytes = C.heap_bytes(options)
@@ -138,7 +135,6 @@ def _agree(
     topology: Topology,
     memory: MemoryPlan,
     masks_ranks: bool,
-    near_only: bool,
     timeout: float,
 ) -> None:
     """Refuse ranks that were started differently before they share memory."""
@@ -154,7 +150,6 @@ def _agree(
         # What ranks say of their waits changes with parts of it.
         "timeout with enable_shrink": timeout if masks_ranks else None,
         **topology.must_agree(),
-        "low_latency_mode": not near_only if topology.hops == 2 else None,
     }
     for peer, theirs in enumerate(bootstrap.all_gather(mine)):
         for name, value in mine.items():

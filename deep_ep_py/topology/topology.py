@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.core import arguments
+from deep_ep_py.topology.link import SOFTWARE, Link
 from deep_ep_py.topology.nic import NicOptions
 
 if TYPE_CHECKING:
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
 RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 """Environment variable in the place of an argument."""
-
-_SOFTWARE_BYTES_IN_FLIGHT = 4 << 20
-"""Of software NICs."""
 
 _JOIN_NODES = ("ibgda", "weak")
 """Fabrics that leave ranks of a node to loads and stores."""
@@ -36,8 +34,12 @@ class Topology:
         Neighbours in number share a node; all nodes have the same size.
     nic : NicOptions
         What software NICs are like.
+    link : Link
+        The way between nodes.
     hops : int
         How normal mode goes between nodes: 1, straight to each rank; 2, to one rank of a node and on from there.
+    low_latency : bool
+        Whether the Buffer has low-latency mode, in which every rank sends to every other.
     """
 
     rank: int
@@ -45,7 +47,9 @@ class Topology:
     fabric: str
     ranks_per_node: int
     nic: NicOptions = field(default_factory=NicOptions)
+    link: Link = SOFTWARE
     hops: int = 1
+    low_latency: bool = False
 
     @property
     def nodes(self) -> int:
@@ -63,19 +67,19 @@ class Topology:
         return self.rank % self.ranks_per_node
 
     @property
-    def bytes_in_flight(self) -> int:
-        """How many bytes must be on their way between nodes at once so that a NIC is kept busy."""
-        return _SOFTWARE_BYTES_IN_FLIGHT
-
-    @property
     def mapped(self) -> tuple[bool, ...]:
         """By rank: whether its heap is used by loads and stores. The same from both sides."""
         return tuple(rank == self.rank or self._maps(rank) for rank in range(self.ranks))
 
     @property
+    def near_only(self) -> bool:
+        """Whether no operation has to do with other ranks than those of the own node and the rail peers."""
+        return self.hops == 2 and not self.low_latency
+
+    @property
     def routes(self) -> tuple[str, ...]:
-        """By rank: "peer" where it is mapped, else the fabric that reaches it."""
-        return tuple("peer" if mapped or self.network is None else self.network for mapped in self.mapped)
+        """By rank: "peer" where it is mapped, "none" where no operation reaches it, else the fabric that reaches it."""
+        return tuple(self._route(rank, mapped) for rank, mapped in enumerate(self.mapped))
 
     @property
     def network(self) -> str | None:
@@ -90,6 +94,11 @@ class Topology:
         """Whether `peer` is on another node and has the same local index."""
         return peer // self.ranks_per_node != self.node and peer % self.ranks_per_node == self.local_rank
 
+    def _route(self, peer: int, mapped: bool) -> str:
+        if mapped or self.network is None:
+            return "peer"
+        return "none" if self.near_only and not self.is_rail_peer(peer) else self.network
+
     def _maps(self, peer: int) -> bool:
         if self.fabric == "ibgda" or self.nodes > 1:
             return self.node == peer // self.ranks_per_node
@@ -98,11 +107,23 @@ class Topology:
     def must_agree(self) -> dict[str, Any]:
         """Return what must be the same on all ranks, by the names that callers know."""
         nic = {f"nic.{name}": value for name, value in asdict(self.nic).items()}
-        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, "hops": self.hops, **nic}
+        two_hops: dict[str, Any] = {}
+        if self.hops == 2:
+            two_hops = {"low_latency_mode": self.low_latency}
+            two_hops |= {f"link.{name}": value for name, value in asdict(self.link).items()}
+        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, "hops": self.hops, **two_hops, **nic}
 
     @staticmethod
     def of(
-        rank: int, ranks: int, device: Device, fabric: Any, ranks_per_node: Any, nic: Any, hops: Any = None
+        rank: int,
+        ranks: int,
+        device: Device,
+        fabric: Any,
+        ranks_per_node: Any,
+        nic: Any,
+        link: Any = None,
+        hops: Any = None,
+        low_latency: bool = False,
     ) -> Topology:
         """Check what a caller passes, and find what it leaves out.
 
@@ -112,8 +133,10 @@ class Topology:
             The caller, and how many there are.
         device : Device
             Where they compute.
-        fabric, ranks_per_node, nic, hops
+        fabric, ranks_per_node, nic, link, hops
             As `Buffer` takes them.
+        low_latency
+            Whether the Buffer has low-latency mode.
 
         Raises
         ------
@@ -136,6 +159,8 @@ class Topology:
             raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}")
         if nic is not None and not isinstance(nic, NicOptions):
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
+        if link is not None and not isinstance(link, Link):
+            raise TypeError(f"link={link!r}: expected a Link")
         alone = 1 if fabric == "ibgda" else ranks  # ranks of a node where nothing says how many
         per_node = min(given or alone, ranks) if fabric in _JOIN_NODES else ranks
         if ranks % per_node:
@@ -145,4 +170,4 @@ class Topology:
             hops = 2 if several and per_node > 1 else 1
         if arguments.integer("hops", hops, 1, 2) == 2 and not several:
             raise ValueError("hops=2: expected several nodes, these ranks are on one")
-        return Topology(rank, ranks, fabric, per_node, nic or NicOptions(), hops)
+        return Topology(rank, ranks, fabric, per_node, nic or NicOptions(), link or SOFTWARE, hops, low_latency)

@@ -75,7 +75,7 @@ def test_ids_that_no_check_of_the_host_saw() -> None:
         ids = torch.tensor([[0, case.experts], [-7, 1]])
         counts = [torch.zeros(2, dtype=torch.int32), torch.zeros(case.experts, dtype=torch.int32)]
         in_rank = torch.empty(2, 2, dtype=torch.bool)
-        launch_layout(buffer._engine, ids, case.experts, (*counts, in_rank))
+        launch_layout(buffer._engine, ids, case.experts, (counts[0], None, counts[1], in_rank))
         assert counts[1].sum() == 2 and counts[0].tolist() == [2, 0]
         with pytest.raises(ValueError, match=rf"topk_idx.*the id ({case.experts}|-7), expected"):
             buffer.get_dispatch_layout(torch.zeros(2, 2, dtype=torch.int64), case.experts)

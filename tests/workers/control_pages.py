@@ -54,8 +54,8 @@ def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
 
 
 def life(hub: Hub, trial: Trial) -> None:
-    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, another recovery where
-    ranks can be left out.
+    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, and, where ranks can
+    be left out, another recovery.
     """
     buffer = make_buffer(None, trial.case, "ibgda", comm=hub, timeout=20.0)
     take_pages_away(buffer)

@@ -11,7 +11,7 @@
 
 namespace deep_ep::host {
 
-// The route of a name that callers use: "peer", or a fabric's. Throws std::invalid_argument.
+// The route of a name that callers use: "peer", "none", or a fabric's. Throws std::invalid_argument.
 fabric::Route route_named(const std::string& name);
 
 class Networks {

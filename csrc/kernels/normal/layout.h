@@ -1,4 +1,4 @@
-// layout: which ranks each token goes to, and how many tokens each rank and expert gets.
+// layout: which ranks each token goes to, and how many tokens each rank, node and expert gets.
 #pragma once
 
 #include "kernels/common/divider.h"
@@ -12,10 +12,13 @@ namespace deep_ep {
 struct LayoutArgs {
     RuntimeShape shape;
     Divider experts_per_rank;
+    Divider ranks_per_node;
+    u32 per_node;  // ranks of a node
     u32 tokens;
     u32 experts;
     ExpertIds topk_idx;      // [tokens, topk] expert ids, -1: none
     i32* tokens_per_rank;    // [ranks] zeroed by the host
+    i32* tokens_per_node;    // [nodes] zeroed by the host; null: not counted
     i32* tokens_per_expert;  // [experts] zeroed by the host
     u8* is_token_in_rank;    // [tokens, ranks]
     i64* wrong_id;           // host-visible: an id that is neither -1 nor an expert's
@@ -24,12 +27,23 @@ struct LayoutArgs {
 // Counts of a block.
 struct LayoutShared {
     SharedArray<i32> ranks;
+    SharedArray<i32> nodes;
     SharedArray<i32> experts;
     u32 bytes;
 
     constexpr explicit LayoutShared(const BlockSizes& block, SharedCut cut = {})
-        : ranks(cut.take<i32>(block.ranks)), experts(cut.take<i32>(block.experts)), bytes(cut.end()) {}
+        : ranks(cut.take<i32>(block.ranks)),
+          nodes(cut.take<i32>(block.ranks / block.per_node)),
+          experts(cut.take<i32>(block.experts)),
+          bytes(cut.end()) {}
 };
+
+// One thread: whether a token's flags name a rank of a node already.
+DEEP_EP_DEVICE bool goes_to_node(const u8* in_rank, u32 node, u32 per_node) {
+    u32 any = 0;
+    for (u32 d = 0; d < per_node; ++d) any |= in_rank[node * per_node + d];
+    return any != 0;
+}
 
 // Any grid. Counts only, so the order of the additions does not show.
 template <class Shape>
@@ -38,10 +52,12 @@ DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), topk = shape.topk();
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
-    const LayoutShared at({ranks, args.experts, topk, device::warps(), 0});
+    const LayoutShared at({ranks, args.experts, topk, device::warps(), 0, args.per_node});
     auto* rank_counts = at.ranks.in(shared);
+    auto* node_counts = at.nodes.in(shared);
     auto* expert_counts = at.experts.in(shared);
     for (u32 i = threadIdx.x; i < ranks; i += blockDim.x) rank_counts[i] = 0;
+    for (u32 i = threadIdx.x; i < ranks / args.per_node; i += blockDim.x) node_counts[i] = 0;
     for (u32 i = threadIdx.x; i < args.experts; i += blockDim.x) expert_counts[i] = 0;
     __syncthreads();
 
@@ -59,6 +75,10 @@ DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
             const u32 r = args.experts_per_rank.divide(static_cast<u32>(expert));
             device::add_relaxed<Scope::kBlock>(&expert_counts[expert], 1);
             if (in_rank[r] != 0) continue;  // a token goes to a rank once, however many of its experts live there
+            const u32 node = args.ranks_per_node.divide(r);
+            if (args.tokens_per_node != nullptr && !goes_to_node(in_rank, node, args.per_node)) {
+                device::add_relaxed<Scope::kBlock>(&node_counts[node], 1);
+            }
             in_rank[r] = 1;
             device::add_relaxed<Scope::kBlock>(&rank_counts[r], 1);
         }
@@ -67,6 +87,9 @@ DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
     __syncthreads();
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (rank_counts[r] != 0) device::add_relaxed<Scope::kDevice>(&args.tokens_per_rank[r], rank_counts[r]);
+    }
+    for (u32 node = threadIdx.x; node < ranks / args.per_node; node += blockDim.x) {
+        if (node_counts[node] != 0) device::add_relaxed<Scope::kDevice>(&args.tokens_per_node[node], node_counts[node]);
     }
     for (u32 e = threadIdx.x; e < args.experts; e += blockDim.x) {
         if (expert_counts[e] != 0) device::add_relaxed<Scope::kDevice>(&args.tokens_per_expert[e], expert_counts[e]);

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deep_ep_py.core.native import C
-from deep_ep_py.modes.normal.plans import tokens_in_nodes, way_of
+from deep_ep_py.modes.normal.plans import way_of
 from deep_ep_py.session.setup_ranks import REGION_ALIGNMENT
 
 if TYPE_CHECKING:
@@ -23,26 +23,26 @@ def count_tokens(
     engine.prepare(0, topk, "layout")
     with device.allocating(streams.allocate_on_comm):
         per_rank = torch.zeros(engine.ranks, dtype=torch.int32, device=device.torch_device)
+        per_node = torch.zeros(nodes, dtype=torch.int32, device=device.torch_device) if nodes > 1 else None
         per_expert = torch.zeros(num_experts, dtype=torch.int32, device=device.torch_device)
         in_rank = torch.empty((tokens, engine.ranks), dtype=torch.bool, device=device.torch_device)
-        per_node = torch.empty(nodes, dtype=torch.int32, device=device.torch_device) if nodes > 1 else None
     device.order_after_caller(streams.event, streams.allocate_on_comm)
-    launch_layout(engine, topk_idx, num_experts, (per_rank, per_expert, in_rank))
-    if per_node is not None:
-        with device.allocating(on_comm_stream=True):  # behind the layout
-            per_node.copy_(tokens_in_nodes(in_rank, nodes).sum(dim=0, dtype=torch.int32))
+    launch_layout(engine, topk_idx, num_experts, (per_rank, per_node, per_expert, in_rank))
     tensors = (topk_idx, per_rank, per_expert, in_rank, per_node)
     event = device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm)
     return per_rank, per_node, per_expert, in_rank, event
 
 
 def launch_layout(
-    engine: Engine, topk_idx: torch.Tensor, num_experts: int, outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    engine: Engine,
+    topk_idx: torch.Tensor,
+    num_experts: int,
+    outputs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor],
 ) -> None:
-    """Launch the kernel that fills tokens per rank, per expert, and which token goes to which rank."""
+    """Launch the kernel that fills tokens per rank, per node, per expert, and which token goes to which rank."""
     tokens, topk = topk_idx.shape
     sizes = C.normal.Sizes(tokens, 0, topk, num_experts, id_bytes=topk_idx.element_size())
-    per_rank, per_expert, in_rank = (tensor.data_ptr() for tensor in outputs)
+    per_rank, per_node, per_expert, in_rank = (0 if tensor is None else tensor.data_ptr() for tensor in outputs)
     ids, blocks = topk_idx.data_ptr(), engine.device.blocks
 
     def launch() -> int:
@@ -51,6 +51,7 @@ def launch_layout(
             sizes,
             topk_idx=ids,
             tokens_per_rank=per_rank,
+            tokens_per_node=per_node,
             tokens_per_expert=per_expert,
             is_token_in_rank=in_rank,
             blocks=blocks,
@@ -71,7 +72,7 @@ def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
 def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
     """Raise if a call of these sizes does not fit even in rounds, or among so many ranks."""
     calls = way_of(engine.topology).calls
-    most_ranks = C.normal.most_ranks(engine.runtime, sizes.experts)
+    most_ranks = calls.most_ranks(engine.runtime, sizes.experts)
     if engine.ranks > most_ranks:
         raise ValueError(
             f"group.size()={engine.ranks}: expected at most {most_ranks} ranks, for so many a block's shared memory "

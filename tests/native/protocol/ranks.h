@@ -283,7 +283,7 @@ class Batch {
 
     std::shared_ptr<host::Call> notify(bool finish_later = false) {
         host::Runtime& runtime = buffer_.runtime();
-        runtime.wait_launch(host::normal::layout(runtime, sizes, address(idx_), address(per_rank_),
+        runtime.wait_launch(host::normal::layout(runtime, sizes, address(idx_), address(per_rank_), 0,
                                                  address(per_expert_), address(in_rank_), buffer_.blocks));
         return host::normal::notify(runtime, sizes, address(in_rank_), address(per_expert_), plan(), 0, finish_later,
                                     buffer_.blocks);

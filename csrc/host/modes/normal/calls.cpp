@@ -48,7 +48,7 @@ uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
 }
 
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
-                uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks) {
+                uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks) {
     LayoutArgs args{};
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.tokens = sizes.tokens;
@@ -56,6 +56,9 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
     args.experts_per_rank = Divider::by(sizes.experts / static_cast<u32>(runtime.options().ranks));
     args.topk_idx = ExpertIds::at(pointer<const void>(topk_idx), sizes.id_bytes);
     args.tokens_per_rank = pointer<i32>(tokens_per_rank);
+    args.per_node = static_cast<u32>(runtime.options().ranks_per_node);
+    args.ranks_per_node = Divider::by(args.per_node);
+    args.tokens_per_node = pointer<i32>(tokens_per_node);
     args.tokens_per_expert = pointer<i32>(tokens_per_expert);
     args.is_token_in_rank = pointer<u8>(is_token_in_rank);
     args.wrong_id = runtime.remark();

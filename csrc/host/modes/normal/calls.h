@@ -48,9 +48,9 @@ constexpr uint32_t kCallWords = kMostExperts;  // BufferOptions::call_words
 // This Buffer's ranks, or fewer: for how many a block's shared memory suffices, with so many experts.
 uint32_t most_ranks(const Runtime& runtime, uint32_t experts);
 
-// -> the launch's serial number. No operation: it has to do with no other rank.
+// -> the launch's serial number. No operation: it has to do with no other rank. `tokens_per_node`: 0, not counted.
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
-                uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks);
+                uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks);
 // `most_rows`: that any rank may receive, 0: as many as there are. `finish_later`: other operations may begin or be
 // finished before this one is; counts() comes first then.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,

@@ -6,6 +6,7 @@
 #include "host/modes/normal/chunk_size.h"
 #include "host/modes/normal/tensors.h"
 #include "host/session/arguments.h"
+#include "kernels/normal/layout.h"
 #include "kernels/two_hops/combine.h"
 #include "kernels/two_hops/dispatch.h"
 #include "kernels/two_hops/notify.h"
@@ -23,11 +24,16 @@ using deep_ep::two_hops::RowSource;
 
 namespace {
 
-wire::TwoHopSizes least_sizes(const Runtime& runtime, const Sizes& sizes, bool cached) {
-    const auto ranks = static_cast<u32>(runtime.options().ranks),
-               per_node = static_cast<u32>(runtime.options().ranks_per_node);
-    return {ranks / per_node,
-            per_node,
+struct Nodes {
+    u32 ranks, per_node;
+};
+Nodes nodes_of(const Runtime& runtime) {
+    return {static_cast<u32>(runtime.options().ranks), static_cast<u32>(runtime.options().ranks_per_node)};
+}
+
+wire::TwoHopSizes least_sizes(const Nodes& nodes, const Sizes& sizes, bool cached) {
+    return {nodes.ranks / nodes.per_node,
+            nodes.per_node,
             cached ? 0 : sizes.experts,
             kMinChunkRows,
             1,
@@ -35,29 +41,35 @@ wire::TwoHopSizes least_sizes(const Runtime& runtime, const Sizes& sizes, bool c
             normal::dispatch_format(sizes, cached, sizeof(RowSource))};
 }
 wire::TwoHopLayout dispatch_layout(const Runtime& runtime, const Sizes& sizes, bool cached) {
-    return fit_chunks(least_sizes(runtime, sizes, cached), runtime.options().region_bytes, runtime.most_put_bytes(),
-                      runtime.options().bytes_in_flight);
+    return fit_chunks(least_sizes(nodes_of(runtime), sizes, cached), runtime.options().region_bytes,
+                      runtime.most_put_bytes(), runtime.options().bytes_in_flight);
 }
-wire::TwoHopSizes least_combine_sizes(const Runtime& runtime, const Sizes& sizes) {
-    wire::TwoHopSizes layout = least_sizes(runtime, sizes, true);
+wire::TwoHopSizes least_combine_sizes(const Nodes& nodes, const Sizes& sizes) {
+    wire::TwoHopSizes layout = least_sizes(nodes, sizes, true);
     layout.with_sets = 0;
     layout.rail = layout.local = normal::combine_format(sizes);
     return layout;
 }
 wire::TwoHopLayout combine_layout(const Runtime& runtime, const Sizes& sizes) {
-    return fit_chunks(least_combine_sizes(runtime, sizes), runtime.options().region_bytes, runtime.most_put_bytes(),
-                      runtime.options().bytes_in_flight);
+    return fit_chunks(least_combine_sizes(nodes_of(runtime), sizes), runtime.options().region_bytes,
+                      runtime.most_put_bytes(), runtime.options().bytes_in_flight);
 }
 
 }  // namespace
 
 uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes) {
-    return std::max(wire::TwoHopLayout::of(least_sizes(runtime, sizes, false)).bytes,
-                    wire::TwoHopLayout::of(least_combine_sizes(runtime, sizes)).bytes);
+    const Nodes nodes = nodes_of(runtime);
+    return std::max(wire::TwoHopLayout::of(least_sizes(nodes, sizes, false)).bytes,
+                    wire::TwoHopLayout::of(least_combine_sizes(nodes, sizes)).bytes);
 }
 
-uint64_t region_bytes(const Runtime& runtime, const Sizes& sizes) {
-    return std::max(dispatch_layout(runtime, sizes, false).bytes, combine_layout(runtime, sizes).bytes);
+std::pair<uint32_t, uint64_t> staging(const Sizes& sizes, uint32_t ranks, uint32_t per_node, uint64_t bytes_in_flight) {
+    const auto fit = [&](const wire::TwoHopSizes& least) {
+        return fit_chunks(least, UINT64_MAX, UINT64_MAX, bytes_in_flight);
+    };
+    const Nodes nodes{ranks, per_node};
+    const wire::TwoHopLayout dispatched = fit(least_sizes(nodes, sizes, false));
+    return {dispatched.chunk_rows, std::max(dispatched.bytes, fit(least_combine_sizes(nodes, sizes)).bytes)};
 }
 
 uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes) {
@@ -65,20 +77,20 @@ uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes) {
 }
 
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes) {
-    const wire::TwoHopSizes least = least_sizes(runtime, sizes, false);
+    const wire::TwoHopSizes least = least_sizes(nodes_of(runtime), sizes, false);
     return {std::max(least.rail_bytes(kMinChunkRows), least.rail_counts_bytes()), runtime.most_put_bytes()};
 }
 
-bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
+uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
     const Launcher& launcher = runtime.launcher();
-    const BlockSizes block{static_cast<u32>(runtime.options().ranks),
-                           sizes.experts,
-                           sizes.topk,
-                           launcher.warps(),
-                           launcher.copies_bytes(),
-                           static_cast<u32>(runtime.options().ranks_per_node)};
-    return std::max({NotifyKernel::shared_bytes(block), DispatchKernel::shared_bytes(block),
-                     CombineKernel::shared_bytes(block)}) <= launcher.most_shared_bytes();
+    Nodes nodes = nodes_of(runtime);
+    const auto needed = [&] {
+        const BlockSizes block{nodes.ranks, experts, 0, launcher.warps(), launcher.copies_bytes(), nodes.per_node};
+        return std::max({LayoutKernel::shared_bytes(block), NotifyKernel::shared_bytes(block),
+                         DispatchKernel::shared_bytes(block), CombineKernel::shared_bytes(block)});
+    };
+    while (nodes.ranks > 0 && needed() > launcher.most_shared_bytes()) nodes.ranks -= nodes.per_node;
+    return nodes.ranks;
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,

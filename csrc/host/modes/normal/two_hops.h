@@ -11,15 +11,17 @@ using normal::DispatchTensors;
 using normal::Sizes;
 using TwoHopPlan = deep_ep::two_hops::Plan;
 
-// Bytes of one region that a dispatch or combine of these sizes needs at the least, and uses if it may.
+// Bytes of one region that a dispatch or combine of these sizes needs at the least.
 uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes);
-uint64_t region_bytes(const Runtime& runtime, const Sizes& sizes);
-// Node rows of a chunk of a dispatch that is not cached.
+// The node rows of a chunk of a dispatch that is not cached, and the bytes of a region that dispatch and combine use,
+// where there is room.
+std::pair<uint32_t, uint64_t> staging(const Sizes& sizes, uint32_t ranks, uint32_t per_node, uint64_t bytes_in_flight);
+// Node rows of such a chunk in this Buffer's regions.
 uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes);
 // Bytes of the largest message that they need at the least, and of the largest that the networks take.
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes);
-// Whether a block's shared memory suffices for this Buffer's ranks.
-bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes);
+// As in calls.h.
+uint32_t most_ranks(const Runtime& runtime, uint32_t experts);
 
 // As in calls.h.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,

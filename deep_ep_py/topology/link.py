@@ -1,0 +1,75 @@
+"""How much must be under way between nodes so that a NIC is kept busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deep_ep_py.core.native import C
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from a rank's NIC to the other nodes, for rows that go in two hops.
+
+    Parameters
+    ----------
+    bandwidth : float
+        Of one rank's NIC, in bytes per second; 50e9 for 400 Gbit/s.
+    round_trip : float
+        Seconds from the put of a chunk to the answer that its slot is free again, without the time that the bytes
+        themselves take: about 10e-6 on InfiniBand, 15e-6 to 25e-6 on AWS EFA.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the parameter.
+    """
+
+    bandwidth: float = 50e9
+    round_trip: float = 10e-6
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in {"bandwidth": (1e6, 1e13), "round_trip": (1e-7, 1.0)}.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"link.{name}={value!r}: expected a number")
+            if not least <= value <= most:
+                raise ValueError(f"link.{name}={value!r}: expected {least:g} to {most:g}")
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Bandwidth times round trip: what must be under way at once, or the NIC idles while it waits for answers."""
+        return max(1, round(self.bandwidth * self.round_trip))
+
+    def staging(self, sizes: C.normal.Sizes, ranks: int, ranks_per_node: int) -> tuple[int, int]:
+        """Return how many rows the chunks between nodes have, and how many bytes of each region a Buffer uses.
+
+        A NIC serves the streams to all other nodes, and each stream has 4 slots for chunks (`C.two_hops.SLOTS`). All of
+        them together hold what must be under way::
+
+            rows = ceil(bandwidth * round_trip / ((nodes - 1) * slots * row))
+
+        of `row` bytes, with the ids, weights and scales that travel with x, and a few words more; at least 1, at
+        most 128, and not more than fit into 128 KiB. Larger chunks would only take more memory, and let the first row
+        of each wait longer for its last. A region holds the slots at both ends, and 2 for each stream inside the node::
+
+            bytes = (2 * (nodes - 1) * slots + ranks * 2) * rows * row + messages of counts and offers
+
+        So memory is linear in nodes and, for outputs that the other ranks cannot see, in ranks; it does not depend on
+        the number of tokens.
+
+        Parameters
+        ----------
+        sizes : C.normal.Sizes
+            Of a dispatch.
+        ranks, ranks_per_node : int
+            Of the Buffer.
+        """
+        return C.two_hops.staging(
+            sizes, ranks=ranks, ranks_per_node=ranks_per_node, bytes_in_flight=self.bytes_in_flight
+        )
+
+
+SOFTWARE = Link(bandwidth=4 * 2**30, round_trip=2**-10)
+"""Between software NICs: bytes are copied by a core, and an answer waits until the process at the other end has its
+turn."""
