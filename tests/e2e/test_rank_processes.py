@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from builds import LONG
 from deep_ep_py.bench import processes
 from deep_ep_py.bench.launch import launch
 from deep_ep_py.bench.processes import RankFailed
+from launches import free_port
 from worker_runs import lines_of
 
 pytestmark = [pytest.mark.timed, pytest.mark.once]
@@ -212,9 +212,3 @@ def test_a_rank_of_torchruns_ends_with_torchrun(monkeypatch: pytest.MonkeyPatch)
     finally:
         with suppress(ProcessLookupError):
             os.kill(rank, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])

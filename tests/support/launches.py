@@ -1,14 +1,19 @@
-"""Starts workers: with torchrun, or over the stand-in for the driver."""
+"""Starts workers: with torchrun, on one node or as several, or over the stand-in for the driver."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from builds import BUILD
-from places import python_path
+from places import ROOT, python_path
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def shared_memory() -> set[str]:
@@ -20,17 +25,51 @@ def shared_memory() -> set[str]:
 
 def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run a worker script on `ranks` processes of the build under test and return what became of it."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        str(script),
-        *arguments,
-    ]
-    environment = {**os.environ, "DEEP_EP_BUILD": BUILD, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments]
+    return subprocess.run(command, env=_of_ranks(), capture_output=True, text=True, timeout=timeout)
+
+
+def torchrun_nodes(
+    nodes: int, ranks_per_node: int, logs: Path, *arguments: str, timeout: float = 240
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a launcher for each node, all on this machine, and return what became of each.
+
+    What their processes print goes to files in `logs`, too. When the time is over all launchers are ended, and their
+    output until then is returned.
+    """
+    size = [f"--nnodes={nodes}", f"--nproc-per-node={ranks_per_node}"]
+    address = ["--master-addr=localhost", f"--master-port={free_port()}"]
+    until = time.monotonic() + timeout
+    done = []
+    with ExitStack() as stack:
+        launchers = []
+        for node in range(nodes):
+            shown = ["--tee=3", f"--log-dir={logs / str(node)}"]
+            command = [*TORCHRUN, *size, f"--node-rank={node}", *address, *shown, *arguments]
+            output = stack.enter_context((logs / f"launcher_{node}.txt").open("w+"))
+            launcher = subprocess.Popen(command, env=_of_ranks(), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+            stack.enter_context(launcher)
+            stack.callback(launcher.kill)
+            launchers.append((launcher, output))
+        for launcher, output in launchers:
+            try:
+                launcher.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+                launcher.wait()
+            output.seek(0)
+            done.append(subprocess.CompletedProcess(launcher.args, launcher.returncode, output.read()))
+    return done
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+def _of_ranks() -> dict[str, str]:
+    return {**os.environ, "DEEP_EP_BUILD": BUILD, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
 
 
 def on_threads(double: Path, worker: Path, log: Path, *arguments: str, **variables: str) -> str:

@@ -1,0 +1,189 @@
+"""Tests for ranks on several nodes: each process that torchrun starts is a rank, and all run the same tests in order.
+
+    torchrun --nnodes N --nproc-per-node M --node-rank R --master-addr HOST --master-port PORT -m pytest tests/multinode
+
+A node is the LOCAL_WORLD_SIZE processes of a launcher, so several launchers on one machine play several nodes, joined
+by software NICs. Ranks on machines that share no memory cannot make a Buffer yet: there every test fails with the
+library's own error, `group: ranks [...] are on other machines than rank 0, ...; expected one machine`.
+
+A test may fail on some ranks alone, and the next one must not find them out of step. So at the end of each test all
+ranks tell each other how it went; if it has failed on any, it fails on all, and every Buffer recovers. That exchange
+goes over the process group: a test that used the group for something else could meet it there, so tests call Buffers
+alone, and fixtures make these.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import deep_ep_py as deep_ep
+from cases import Case
+from deep_ep_py.bench.rank_process import be_killed_with_parent
+from harness import Trial
+from low_latency import Sizes, Work
+from places import TESTS
+
+COMMAND = "torchrun --nnodes N --nproc-per-node M ... -m pytest tests/multinode"
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets for each process."""
+
+BUFFER_SECONDS = 30.0
+"""Bound of a wait in a call; ample where several ranks share a core."""
+GROUP_SECONDS = 180.0
+"""Bound of an exchange over the group, for which a rank may be late by several such waits."""
+
+# By name: a routing, and the tokens of a rank.
+CASES: dict[str, tuple[str, Callable[[int], int]]] = {
+    "uniform": ("uniform", lambda rank: 24),
+    "ranks_without_tokens": ("skewed", lambda rank: 7 * rank % 40 * (rank % 3 != 1)),
+    "unrouted_selections": ("holes", lambda rank: 24),
+    "to_one_rank": ("one_rank", lambda rank: 11),
+}
+
+_failed = pytest.StashKey[bool]()
+_buffers: list[deep_ep.Buffer] = []
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks as torchrun has started them, and which of them this process is."""
+
+    rank: int
+    ranks: int
+    ranks_per_node: int
+
+    @property
+    def nodes(self) -> int:
+        return self.ranks // self.ranks_per_node
+
+    def case(self, name: str) -> Case:
+        """Return one of the cases among all ranks."""
+        routing, tokens = CASES[name]
+        each, experts = tuple(tokens(rank) for rank in range(self.ranks)), 4 * self.ranks
+        return Case(name, self.ranks, each, 128, 4, experts, routing, ranks_per_node=self.ranks_per_node)
+
+    @functools.cache  # noqa: B019 - there is one world
+    def trial(self, name: str) -> Trial:
+        """Return the same with what must come of it."""
+        return Trial.of(self.case(name))
+
+
+def started_by_torchrun() -> bool:
+    return all(name in os.environ for name in VARIABLES)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    several = started_by_torchrun() and os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]
+    for item in items:
+        if item.path.is_relative_to(TESTS / "multinode"):
+            item.add_marker("once")
+            if not several:
+                item.add_marker(pytest.mark.skip(reason=f"each process is a rank, on several nodes: {COMMAND}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """End the test on all ranks together."""
+    failed = item.stash.get(_failed, False)
+    ranks = ranks_that_fail(item.nodeid, failed) if dist.is_initialized() else []
+    yield
+    if ranks and not failed:
+        pytest.fail(f"the test has failed on ranks {ranks}", pytrace=False)
+
+
+def ranks_that_fail(test: str, failed: bool) -> list[int]:
+    """Tell all ranks whether a test has failed on this one; return the ranks on which it has. Then Buffers recover."""
+    try:
+        if failed:
+            for buffer in _buffers:
+                buffer.abort()  # ranks that wait for this one in a call raise at once
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, (test, failed))
+        ranks = [rank for rank, outcome in enumerate(told) if outcome != (test, False)]
+        if others := [rank for rank in ranks if told[rank] != (test, True)]:
+            raise RuntimeError(f"ranks {others} are not in {test}")
+        if ranks:
+            for buffer in _buffers:
+                buffer.recover()
+    except RuntimeError as error:  # also gloo's, or a Buffer's
+        pytest.exit(f"the ranks cannot go on together: {error}", returncode=1)
+    return ranks
+
+
+@pytest.fixture(scope="session")
+def world() -> World:
+    return World(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")))
+
+
+@pytest.fixture(scope="session")
+def group() -> Iterator[Any]:
+    """All ranks, over gloo: for Buffers, and to end tests together."""
+    be_killed_with_parent()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=GROUP_SECONDS))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+@contextmanager
+def made(group: Any, world: World, **options: Any) -> Iterator[deep_ep.Buffer]:
+    """Make a Buffer on all ranks. It is told how many ranks a node has, and chooses fabric and hops by that."""
+    sizes = {"num_nvl_bytes": 1 << 22, "arena_bytes": 1 << 24, **options}
+    with deep_ep.Buffer(group, ranks_per_node=world.ranks_per_node, timeout=BUFFER_SECONDS, **sizes) as buffer:
+        _buffers.append(buffer)
+        try:
+            yield buffer
+        finally:
+            _buffers.remove(buffer)
+
+
+# Software NICs look for work even while a Buffer is idle, which takes cores from the ranks: so a Buffer lives no longer
+# than a module.
+
+
+@pytest.fixture(scope="module")
+def buffer(group: Any, world: World) -> Iterator[deep_ep.Buffer]:
+    """Of normal mode, with the hops that it chooses itself."""
+    with made(group, world) as buffer:
+        yield buffer
+
+
+@pytest.fixture
+def one_hop(group: Any, world: World) -> Iterator[deep_ep.Buffer]:
+    """Of normal mode, whose rows go straight to each rank."""
+    with made(group, world, hops=1) as buffer:
+        yield buffer
+
+
+@pytest.fixture(scope="session")
+def work(world: World) -> Work:
+    """What low-latency calls exchange."""
+    tokens = tuple(5 * rank % 17 for rank in range(world.ranks))
+    return Work.of(Sizes("several nodes", world.ranks, tokens, max(tokens), 256, 4, 2 * world.ranks))
+
+
+@pytest.fixture(scope="module")
+def both_modes(group: Any, world: World, work: Work) -> Iterator[deep_ep.Buffer]:
+    """Of both modes, with room for `work`."""
+    sizes = work.sizes
+    needed = deep_ep.Buffer.get_low_latency_rdma_size_hint(
+        sizes.most_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk
+    )
+    with made(group, world, num_rdma_bytes=needed, low_latency_mode=True) as buffer:
+        yield buffer
