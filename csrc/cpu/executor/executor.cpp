@@ -106,6 +106,16 @@ void Executor::remove_agent(int id) {
     if (Agent* agent = scheduler.agent(id)) scheduler.remove(*agent);
 }
 
+int Executor::add_helper(std::function<bool()> help) {
+    Guard guard(state_->lock);
+    return state_->free_threads.add_helper(std::move(help));
+}
+
+void Executor::remove_helper(int id) {
+    Guard guard(state_->lock);
+    state_->free_threads.remove_helper(id);
+}
+
 uint64_t Executor::random() {
     ReadyQueue& ready = state_->scheduler.ready();
     return ready.random() ? ready.draw().next() : 0;

@@ -75,6 +75,12 @@ class Executor {
     int add_agent(int rank, std::string name, std::function<void()> body);
     void remove_agent(int id);
 
+    // Outside a world: the thread that drives the kernels calls it between their turns. -> whether it has done
+    // anything. It waits for nothing, throws nothing and calls nothing in here. None is called any more once it is
+    // removed.
+    int add_helper(std::function<bool()> help);
+    void remove_helper(int id);
+
     uint64_t random();  // the schedule's stream; 0 when first come, first served. For agents, and ranks of a world
 
     // A world: ranks as threads of one process. One of them runs at a time; the next is drawn from the seed. Fibers

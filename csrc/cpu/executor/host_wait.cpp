@@ -55,7 +55,8 @@ void FreeThreads::drive(Sleeper& self) {
 
     for (;;) {
         lock_.let_others_in();
-        const bool ran = scheduler_.run(kTurnsPerLook) != 0;
+        bool ran = scheduler_.run(kTurnsPerLook) != 0;
+        ran = help() || ran;
         bool check = false;
         if (scheduler_.failure()) return fail_all();
         if (ran) {
@@ -71,6 +72,17 @@ void FreeThreads::drive(Sleeper& self) {
         if (!ran && self.wait.deadline != kForever && scheduler_.clock.now() >= self.wait.deadline) return;
         if (waiting_.size() > 1) wake_ready(self);
     }
+}
+
+int FreeThreads::add_helper(std::function<bool()> help) {
+    helpers_.emplace(next_helper_, std::move(help));
+    return next_helper_++;
+}
+
+bool FreeThreads::help() {
+    bool helped = false;
+    for (const auto& [id, help] : helpers_) helped = help() || helped;
+    return helped;
 }
 
 void FreeThreads::sleep(Sleeper& self) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -34,6 +35,10 @@ class FreeThreads {
     // With the lock held. False when the deadline came first.
     bool wait(const HostWait& wait);
 
+    // With the lock held.
+    int add_helper(std::function<bool()> help);
+    void remove_helper(int id) { helpers_.erase(id); }
+
     std::function<void()> interrupt_check;
     // The calling thread has just checked signals elsewhere: its next check is a whole interval away.
     static void interrupts_are_checked() { last_interrupt_check_ = monotonic_ns(); }
@@ -52,11 +57,14 @@ class FreeThreads {
     void pass_on();
     void wake_ready(const Sleeper& driver);
     void fail_all();
+    bool help();
     bool rest(const HostWait& wait);  // sleeps if nothing has run for long; -> whether a check is due
 
     Lock& lock_;
     Scheduler& scheduler_;
     std::vector<Sleeper*> waiting_;
+    std::map<int, std::function<bool()>> helpers_;
+    int next_helper_ = 0;
     bool driving_ = false;
     u64 idle_rounds_ = 0, idle_since_ = 0;  // since a fiber has run, whichever thread drove
     static thread_local u64 last_interrupt_check_;

@@ -1,13 +1,19 @@
 #include "host/network/ibgda/nic_thread.h"
 
+#include <algorithm>
 #include <chrono>
 #include <random>
+
+#include "cpu/executor/executor.h"
 
 namespace deep_ep::host {
 namespace {
 
-constexpr auto kNap = std::chrono::microseconds(20);
-constexpr int kIdleLooks = 200;  // before a nap
+// After so many looks in vain the thread naps between them, after more of them for longer.
+constexpr int kIdleLooks = 200, kManyIdleLooks = kIdleLooks + 100;
+constexpr auto kNap = std::chrono::microseconds(20), kLongNap = std::chrono::microseconds(1000);
+// For one turn: kernels wait meanwhile.
+constexpr int kMostSteps = 64;
 
 uint64_t now_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -22,35 +28,45 @@ nic::SendQueue::Random random_of(int rank) {
 }  // namespace
 
 NicThread::NicThread(const NetworkPlace& place)
-    : SoftNic(place, random_of(place.rank), now_ns), thread_([this] { serve(); }) {}
+    : SoftNic(place, random_of(place.rank), now_ns), kernels_on_cpu_(place.kernels_on_cpu), thread_([this] { run(); }) {
+    if (kernels_on_cpu_) helper_ = cpu::Executor::get().add_helper([this] { return serve(); });
+}
 
 NicThread::~NicThread() {
+    if (kernels_on_cpu_) cpu::Executor::get().remove_helper(helper_);
     stopping_.store(true);
     thread_.join();
 }
 
-void NicThread::serve() {
+void NicThread::run() {
     int idle_looks = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
-        bool worked = false;
-        try {
-            for (nic::SendQueue* queue : served()) {
-                if (!queue->has_work()) continue;
+        idle_looks = serve() ? 0 : std::min(idle_looks + 1, kManyIdleLooks);
+        if (idle_looks > kIdleLooks) std::this_thread::sleep_for(idle_looks < kManyIdleLooks ? kNap : kLongNap);
+    }
+}
+
+bool NicThread::serve() {
+    const std::unique_lock<std::mutex> lock(serving_, std::try_to_lock);
+    if (!lock.owns_lock() || refused_) return false;
+    bool worked = false;
+    try {
+        for (nic::SendQueue* queue : served()) {
+            for (int steps = 0; steps < kMostSteps && queue->has_work(); ++steps) {
                 queue->step();
                 worked = true;
             }
-        } catch (const std::exception& error) {
-            {
-                const std::lock_guard<std::mutex> guard(mutex_);
-                refusal_ = error.what();
-            }
-            // Kernels are told of it as of any error, and end; then refusal() says what it was.
-            for (nic::SendQueue* queue : served()) queue->fail(wire::mlx5::kLocalOperation);
-            return;
         }
-        idle_looks = worked ? 0 : idle_looks + 1;
-        if (idle_looks > kIdleLooks) std::this_thread::sleep_for(kNap);
+    } catch (const std::exception& error) {
+        refused_ = true;
+        {
+            const std::lock_guard<std::mutex> guard(mutex_);
+            refusal_ = error.what();
+        }
+        // Kernels are told of it as of any error, and end; then refusal() says what it was.
+        for (nic::SendQueue* queue : served()) queue->fail(wire::mlx5::kLocalOperation);
     }
+    return worked;
 }
 
 std::string NicThread::refusal() const {

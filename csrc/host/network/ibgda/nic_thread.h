@@ -1,5 +1,8 @@
 // A rank's software NICs as one thread of the host. It reaches the heaps of other processes through shared memory, and
 // what a GPU's kernels post through memory that the GPU has mapped.
+//
+// Where kernels run on the executor, the thread that drives them serves the NICs too, in turns with the kernels: it has
+// what they send in its cache, and the cores are not switched between the two. This thread is for the rest of the time.
 #pragma once
 
 #include <atomic>
@@ -18,9 +21,15 @@ class NicThread final : public SoftNic {
     std::string refusal() const override;
 
   private:
-    void serve();
+    void run();
+    // Carries out what has been posted. False where there was nothing to do, or another thread is at it.
+    bool serve();
 
-    mutable std::mutex mutex_;
+    const bool kernels_on_cpu_;
+    int helper_ = -1;           // of the executor
+    std::mutex serving_;        // queue pairs are one thread's at a time
+    bool refused_ = false;      // guarded by it
+    mutable std::mutex mutex_;  // of the refusal
     std::string refusal_;
     std::atomic<bool> stopping_{false};
     std::thread thread_;
