@@ -5,7 +5,7 @@ A change is a pair of texts; the first stands once in the file.
 
 from __future__ import annotations
 
-from mutants import fabrics, low_latency, masks
+from mutants import fabrics, low_latency, masks, two_hops
 from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
@@ -446,4 +446,5 @@ MUTANTS = (
     ),
     *low_latency.MUTANTS,
     *masks.MUTANTS,
+    *two_hops.MUTANTS,
 )

@@ -8,7 +8,7 @@ from builds import schedules
 from native_programs import build_protocol, run
 
 
-@pytest.mark.parametrize("fabric", ["weak", "ibgda"])
+@pytest.mark.parametrize("fabric", ["peer", "weak", "ibgda"])
 def test_native_ranks(fabric: str) -> None:
     for seed in schedules(4):
         result = run(build_protocol(), f"two hops {fabric}", str(seed))

@@ -83,6 +83,7 @@ int main(int argc, char** argv) {
         {"masks weak", masks("weak")},
         {"masks ibgda", masks("ibgda")},
         {"masks mixed", masks("mixed")},
+        {"two hops peer", two_hops("peer", 1, {6, 3, false, 1000})},
         {"two hops weak", two_hops("weak", 1, {4, 2, false, 1000})},
         {"two hops ibgda", two_hops("ibgda", 2, {6, 2, true, 1800})},
         {"fields", fields::run},

@@ -12,7 +12,7 @@ using Plan = deep_ep::two_hops::Plan;
 
 constexpr u32 kTopk = 3, kExpertsPerRank = 2, kHidden = 24, kRowBytes = 2 * kHidden, kLaps = 3;
 constexpr u32 kScales[] = {3, 4, 0};                   // by lap; four can be copied in pieces
-constexpr u32 kTokens[] = {38, 0, 21, 1, 12, 35};      // by rank; more than a mark's rows
+constexpr u32 kTokens[] = {56, 0, 21, 1, 12, 35};      // Routing::tokens(); more than a mark's node rows
 constexpr u32 kChunkRows = 2, kCombinedChunkRows = 4;  // what `nodes.bytes_in_flight` makes of these rows
 
 // What a dispatch tells of where a row comes from.
@@ -53,6 +53,8 @@ inline float widened(u16 value) {
 struct Routing {
     u32 lap, ranks, per_node;
 
+    // Ranks take turns, so that the one whose streams have no node rows is another in each lap.
+    u32 tokens(u32 rank) const { return kTokens[(rank + lap) % ranks]; }
     u32 experts() const { return kExpertsPerRank * ranks; }
     u32 scales() const { return kScales[lap % std::size(kScales)]; }
     // Some choices are none, some tokens are for no rank. A token's others differ.
@@ -155,6 +157,22 @@ class Planned {
     std::vector<i32> table_;
 };
 
+// What an operation waits for has come when the operation has ended, so no word is behind what has been consumed of it
+// (P4, P7). `exactly`: when all ranks are done, nothing else has come either.
+inline void check_words(Buffer& buffer, const Context& context, bool exactly) {
+    const wire::HeapLayout heap = host::Runtime::heap_layout(buffer.runtime().options());
+    const auto* const words = reinterpret_cast<const u64*>(buffer.runtime().heap_base(static_cast<int>(buffer.rank)) +
+                                                           heap.bank_offset(buffer.runtime().generation()));
+    for (u32 i = 0; i < heap.words(); ++i) {
+        const u32 kind = i / heap.ranks % wire::kSignals;
+        if (kind == wire::kFree) continue;
+        const u64 word = __atomic_load_n(&words[i], __ATOMIC_ACQUIRE);
+        expect(exactly ? word == context.base[i] : word >= context.base[i],
+               "rank " + std::to_string(buffer.rank) + ": word of kind " + std::to_string(kind) + " of " +
+                   std::to_string(i % heap.ranks));
+    }
+}
+
 // A lap of one rank: a dispatch, the same rows again, and two combines, queued behind each other.
 class Trip {
   public:
@@ -162,7 +180,7 @@ class Trip {
         : routing_{lap, buffer.setup.nodes.ranks, buffer.setup.nodes.per_node},
           seed_(seed),
           rank_(buffer.rank),
-          tokens_(kTokens[rank_]),
+          tokens_(routing_.tokens(rank_)),
           sizes_{tokens_, kRowBytes, kTopk, routing_.experts(), sizeof(i64), routing_.scales()},
           buffer_(buffer),
           planned_(routing_, tokens_),
@@ -185,32 +203,45 @@ class Trip {
         }
         for (u32 source = 0; source < routing_.ranks; ++source) {
             i32 node_row = 0;
-            for (u32 t = 0; t < kTokens[source]; ++t) {
+            for (u32 t = 0; t < routing_.tokens(source); ++t) {
                 if (routing_.goes(source, t, rank_)) rows_.push_back({source, t, node_row});
                 node_row += routing_.goes_to_node(source, t, rank_ / routing_.per_node);
             }
         }
     }
 
-    void run() {
+    // A check that fails ends a trip before its kernels have ended, which still use what is here.
+    ~Trip() {
+        try {
+            runtime().settle(kSecond);
+        } catch (const cpu::DeadlockError&) {  // they never will
+        }
+    }
+
+    // -> what the kernels of this rank share.
+    const Context& run() {
         expect(host::two_hops::chunk_rows(runtime(), sizes_) == kChunkRows, "a dispatch has chunks of another size");
         const auto dispatched = notify();
         dispatch(*dispatched);
         const auto again = dispatch_again();
         const std::shared_ptr<host::Call> combined[] = {combine(0), combine(1)};
+        const Context& context = *runtime().call_args(*combined[0]).context;
         end_well(buffer_, dispatched);
         check_dispatch();
+        check_unused();
         end_well(buffer_, again);
         check_rows(again_x_, "again");
         check_scales(again_scales_, "again");
         for (u32 turn = 0; turn < kCombines; ++turn) {
             end_well(buffer_, combined[turn]);
+            if (turn + 1 == kCombines) check_words(buffer_, context, false);
             check_sums(turn);
         }
         for (Output* output : outputs()) {
             output->check(whose());
             output->release();
         }
+        return context;
     }
 
   private:
@@ -233,6 +264,8 @@ class Trip {
         return "rank " + std::to_string(rank_) + ", lap " + std::to_string(routing_.lap) + ": ";
     }
     u32 count() const { return static_cast<u32>(rows_.size()); }
+    // Of the first output: those that no rank sends.
+    u32 unused_rows() const { return routing_.lap % 2 * 3; }
     bool seen(u32 number) const { return Seen::of(seed_, routing_.lap, number).has(rank_); }
     std::vector<Output*> outputs() {
         std::vector<Output*> all = {&recv_x_,      &recv_scales_, &recv_idx_,    &recv_weights_,
@@ -266,11 +299,12 @@ class Trip {
         check_counts(call);
         planned_.make_table(static_cast<u32>(host::normal::forwarded_rows(call)));
         const bool arena = seen(0);
-        recv_x_ = Output(runtime(), arena, u64{count()} * kRowBytes);
-        recv_scales_ = Output(runtime(), arena, u64{count()} * routing_.scales() * sizeof(u32));
-        recv_idx_ = Output(runtime(), arena, count() * kTopk * sizeof(i64));
-        recv_weights_ = Output(runtime(), arena, count() * kTopk * sizeof(float));
-        recv_source_ = Output(runtime(), arena, count() * sizeof(Source));
+        const u32 rows = count() + unused_rows();
+        recv_x_ = Output(runtime(), arena, u64{rows} * kRowBytes);
+        recv_scales_ = Output(runtime(), arena, u64{rows} * routing_.scales() * sizeof(u32));
+        recv_idx_ = Output(runtime(), arena, rows * kTopk * sizeof(i64));
+        recv_weights_ = Output(runtime(), arena, rows * kTopk * sizeof(float));
+        recv_source_ = Output(runtime(), arena, rows * sizeof(Source));
         host::normal::DispatchTensors with = tensors();
         with.topk_idx = address(idx_);
         with.topk_weights = address(weights_);
@@ -279,7 +313,7 @@ class Trip {
         with.recv_topk_idx = recv_idx_.address();
         with.recv_topk_weights = recv_weights_.address();
         with.recv_src_idx = recv_source_.address();
-        host::two_hops::dispatch(runtime(), call, sizes_, with, planned_.plan(), count(), false, buffer_.blocks);
+        host::two_hops::dispatch(runtime(), call, sizes_, with, planned_.plan(), rows, false, buffer_.blocks);
     }
     std::shared_ptr<host::Call> dispatch_again() {
         const Sizes sizes{tokens_, kRowBytes, 0, 0, sizeof(i64), routing_.scales()};
@@ -340,7 +374,7 @@ class Trip {
         }
         i32 forwarded = 0;
         for (u32 source = rank_ % routing_.per_node; source < routing_.ranks; source += routing_.per_node) {
-            for (u32 t = 0; t < kTokens[source]; ++t) {
+            for (u32 t = 0; t < routing_.tokens(source); ++t) {
                 forwarded += routing_.goes_to_node(source, t, rank_ / routing_.per_node);
             }
         }
@@ -377,6 +411,11 @@ class Trip {
                            (local >= 0 ? routing_.weight(source, token, k) : 0.0f),
                        what + "weight");
             }
+        }
+    }
+    void check_unused() const {
+        for (u32 i = count() * kTopk; i < (count() + unused_rows()) * kTopk; ++i) {
+            expect(recv_idx_.as<i64>()[i] == -1 && recv_weights_.as<float>()[i] == 0.0f, whose() + "an unused row");
         }
     }
     void check_sums(u32 turn) const {
@@ -439,10 +478,12 @@ inline void run(uint64_t seed, const Setup& setup) {
     World world(setup.nodes.ranks);
     planted::run_world(static_cast<int>(setup.nodes.ranks), seed, [&](int r) {
         Buffer buffer(world, static_cast<u32>(r), setup);
-        for (u32 lap = 0; lap < kLaps; ++lap) Trip(buffer, seed, lap).run();
+        const Context* context = nullptr;
+        for (u32 lap = 0; lap < kLaps; ++lap) context = &Trip(buffer, seed, lap).run();
         buffer.meet(world);
         buffer.runtime().drain();
         buffer.meet(world);
+        check_words(buffer, *context, true);
         check_free(buffer, 4 * kLaps);
     });
 }
