@@ -1,10 +1,10 @@
 // Signal words: 64-bit counters in the heap through which ranks tell each other that something has happened (PROTOCOL
 // P5 to P8).
 //
-// Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word, and in
-// an operation the only one that does; where rows are passed on (docs/two_hops.md), the rank that they come from or go
-// to, for which one other rank writes it. Their places depend on the number of ranks and regions alone, so kernels of any shape
-// share them.
+// Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word, and
+// in an operation the only one that does; where rows are passed on (docs/two_hops.md), the rank that they come from or
+// go to, for which one other rank writes it. Their places depend on the number of ranks and regions alone, so kernels
+// of any shape share them.
 #pragma once
 
 #include "wire/types.h"

@@ -65,8 +65,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a mark without the rows of its own round",
         _NUMBER,
-        "static_cast<i32>(before + __popc(mask & lanes_below));",
-        "static_cast<i32>(before);",
+        "static_cast<i32>(rows[d] + __popc(mask & before_mark));",
+        "static_cast<i32>(rows[d]);",
         "exact",
         *TWO_HOPS,
     ),
@@ -78,18 +78,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "fast",
         *TWO_HOPS,
     ),
-    silent(
-        "two hops: count of rows written over while lanes read",
+    one(
+        "two hops: every lane counts the rows of every rank",
         _NUMBER,
-        "            __syncwarp();  // all lanes have read the count\n",
+        "if (lane != d % device::kWarpSize) continue;",
         "",
-        *TWO_HOPS,
-    ),
-    silent(
-        "two hops: node rows counted before all counts are clear",
-        _NUMBER,
-        "rows[d] = 0;\n    __syncwarp();\n",
-        "rows[d] = 0;\n",
+        "exact",
         *TWO_HOPS,
     ),
     one(
