@@ -58,8 +58,8 @@ MUTANTS: tuple[Mutant, ...] = (
         _COMBINE,
         "            op.wait_signal(Phase::kChunk, wire::kChunk, me.rail(node), 1);\n",
         "",
-        "exact",
-        *_RAILS,
+        "fast",
+        "two hops ibgda",
     ),
     # --- kernels/two_hops/number.h, plan.h, notify.h
     one(
