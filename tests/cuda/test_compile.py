@@ -114,6 +114,15 @@ def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
     assert resources.static_shared + resources.dynamic_shared <= 99 * 1024, "a block of sm_120 gets no more"
 
 
+@pytest.mark.parametrize("name", ["layout", "two_hops_notify", "two_hops_dispatch", "two_hops_combine"])
+def test_kernels_among_1024_ranks(name: str) -> None:
+    shape = Shape(1024, 2 * 7168, 8, 1024, ranks_per_node=8)
+    resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
+    most_spilled = A_FEW_SPILLED.get(name, 0)
+    assert max(resources.spill_stores, resources.spill_loads) <= most_spilled
+    assert resources.static_shared + resources.dynamic_shared <= 227 * 1024
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_device_contract_compiles(architecture: str) -> None:
     resources = compile_kernel(CONTRACT, SHAPE, architecture, WITH_DATA).resources

@@ -1,0 +1,63 @@
+"""Two hops among many nodes: rows, messages and work follow what a token needs, not the number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import deep_ep_py as deep_ep
+from cases import Case
+from deep_ep_py.testing import run_ranks
+from harness import Trial, dispatch_arguments, make_buffer, round_trip
+from test_two_hop_wire import test_peers_and_messages_follow_nodes as check_messages
+
+pytestmark = [pytest.mark.once, pytest.mark.slow]
+
+
+def among(nodes: int, tokens: int, **changes: Any) -> Case:
+    """Nodes of 8 ranks, an expert on each rank."""
+    ranks = 8 * nodes
+    sizes = {"hidden": 8, "experts": ranks, "num_nvl_bytes": 4 << 20, "arena_bytes": 1 << 20, "max_blocks": 2}
+    return Case(f"{nodes}x8", ranks, tokens, ranks_per_node=8, **{**sizes, **changes})
+
+
+@pytest.mark.parametrize(("nodes", "fabric"), [(16, "ibgda"), (16, "weak"), (32, "ibgda")])
+def test_round_trip(nodes: int, fabric: str) -> None:
+    trial = Trial.of(among(nodes, 2, experts=16 * nodes, cached=False))
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, fabric)
+        round_trip(buffer, buffer.rank, trial, trial.case.max_blocks)
+
+    run_ranks(trial.case.ranks, on_each_rank, seed=1)
+
+
+def test_messages_among_32_nodes() -> None:
+    """31 peers instead of 255, and to each as many messages as between two nodes."""
+    check_messages(among(32, 2, topk=2, num_nvl_bytes=8 << 20))
+
+
+def turns_of_copies(nodes: int, tokens: int) -> float:
+    """Turns of the executor, over the copies of tokens that dispatch makes for nodes."""
+    trial = Trial.of(among(nodes, tokens, topk=8))
+    experts = 8 * trial.work.experts_per_rank
+    copies = sum(len({expert // experts for expert in row}) for ids in trial.work.topk_idx for row in ids.tolist())
+
+    def turns(calls: int) -> int:
+        def on_each_rank(group: Any) -> None:
+            # A request arrives in one turn of the NIC, whatever its size.
+            buffer = make_buffer(group, trial.case, "ibgda", nic=deep_ep.NicOptions(mtu=1 << 20))
+            for _ in range(calls):
+                buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+            buffer.destroy()
+
+        return run_ranks(trial.case.ranks, on_each_rank, seed=1).stats["switches"]
+
+    return (turns(2) - turns(1)) / copies
+
+
+def test_work_of_a_copy_does_not_grow_with_ranks() -> None:
+    """With 128 tokens a rank, 256 ranks against 16: measured at 0.82 and 0.66 turns a copy."""
+    few, many = turns_of_copies(2, 128), turns_of_copies(32, 128)
+    assert many <= 1.5 * few, (few, many)
