@@ -3,11 +3,12 @@
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
 A part is lint, timed (tests that look at the time, in the fast build), the other tests of a build: fast, exact, asan,
-races, or mutants; if none is named, all of these run, the builds' tests two parts at a time. Others run where they are
-named: compile, the report of the GPU kernels; quick and quick-exact, the short tests with few schedules; long,
-hundreds of kills and stalls and a soak; many and many-exact, the tests of schedules with five times as many; silent,
-mutants, which also checks that bugs found by races alone leave all values right. With pytest arguments a part runs
-what they select: `run_tests.py races -- tests/normal/test_layout.py -k empty`.
+races, or mutants, planted bugs in the order of memory or of steps; if none is named, all of these run, the builds'
+tests two parts at a time. Others run where they are named: compile, the report of the GPU kernels; quick and
+quick-exact, the short tests with few schedules; long, hundreds of kills and stalls and a soak; many and many-exact, the tests of
+schedules with five times as many; values, planted bugs in values; silent, those of races again, which must also leave
+all values right without one. With pytest arguments a part runs what they select: `run_tests.py races --
+tests/normal/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,12 @@ SUITES = {
     "many-exact": ("exact", ["-m", "not once and not timed"]),
 }
 # Parts that plant bugs, and what scripts/mutants.py is given.
-MUTANTS = {"mutants": [], "silent": ["--silent"]}
+# A bug that changes values whatever the schedule is one that many tests of values see: those are for the long suite.
+MUTANTS = {
+    "mutants": ["--build", "exact", "--build", "tsan"],
+    "values": ["--build", "fast"],
+    "silent": ["--build", "tsan", "--silent"],
+}
 # What tests/support/builds.py looks at.
 SETTINGS = {
     "quick": "DEEP_EP_QUICK",
@@ -63,14 +69,26 @@ SETTINGS = {
 # Tests of up to an hour, which show how far they are.
 LONG_OPTIONS = ["--capture=no", "-v", "-o", "timeout=5400", "-o", "faulthandler_timeout=5430"]
 # Those that are not here have the machine to themselves; these keep one core busy each, and take long in this order.
-TOGETHER = ("many-exact", "many", "silent", "fast", "mutants", "races", "asan", "exact", "quick-exact", "quick")
+TOGETHER = (
+    "many-exact",
+    "many",
+    "silent",
+    "values",
+    "fast",
+    "mutants",
+    "races",
+    "asan",
+    "exact",
+    "quick-exact",
+    "quick",
+)
 AT_ONCE = min(2, len(os.sched_getaffinity(0)))
 PROGRESS_SECONDS = 30.0
 LONGEST = 12
 NO_TESTS = 5  # pytest's exit code
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
 DEFAULT_PARTS = ("lint", *(part for part in SUITES if part not in SETTINGS), "mutants")
-PARTS = (*DEFAULT_PARTS, "compile", *SETTINGS, "silent")
+PARTS = (*DEFAULT_PARTS, "compile", *SETTINGS, "values", "silent")
 
 console = Console(highlight=False, soft_wrap=True)
 

@@ -10,7 +10,6 @@ import deep_ep_py as deep_ep
 from cases import Case
 from deep_ep_py.testing import run_ranks
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
-from test_two_hop_wire import test_peers_and_messages_follow_nodes as check_messages
 
 pytestmark = [pytest.mark.once, pytest.mark.slow]
 
@@ -31,11 +30,6 @@ def test_round_trip(nodes: int, fabric: str) -> None:
         round_trip(buffer, buffer.rank, trial, trial.case.max_blocks)
 
     run_ranks(trial.case.ranks, on_each_rank, seed=1)
-
-
-def test_messages_among_32_nodes() -> None:
-    """31 peers instead of 255, and to each as many messages as between two nodes."""
-    check_messages(among(32, 2, topk=2, num_nvl_bytes=8 << 20))
 
 
 def turns_of_copies(nodes: int, tokens: int) -> float:

@@ -145,6 +145,13 @@ def test_eight_nodes_of_eight() -> None:
     test_peers_and_messages_follow_nodes(replace(case, tokens=5, topk=6, experts=128))
 
 
+@pytest.mark.slow
+def test_thirty_two_nodes_of_eight() -> None:
+    """31 peers instead of 255, and to each as many messages as between two nodes."""
+    sizes = {"hidden": 8, "topk": 2, "experts": 256, "num_nvl_bytes": 8 << 20, "max_blocks": 2}
+    test_peers_and_messages_follow_nodes(Case("32x8", 256, 2, ranks_per_node=8, **sizes))
+
+
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
 HEADER, RANK_MASK = 64, 128
