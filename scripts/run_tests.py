@@ -5,9 +5,9 @@
 A part is lint, timed (tests that look at the time, in the fast build), the other tests of a build: fast, exact, asan,
 races, or mutants, planted bugs in the order of memory or of steps; if none is named, all of these run, the builds'
 tests two parts at a time. Others run where they are named: compile, the report of the GPU kernels; quick and
-quick-exact, the short tests with few schedules; long, hundreds of kills and stalls and a soak; many and many-exact, the tests of
-schedules with five times as many; values, planted bugs in values; silent, those of races again, which must also leave
-all values right without one. With pytest arguments a part runs what they select: `run_tests.py races --
+quick-exact, the short tests with few schedules; long, hundreds of kills and stalls and a soak; many and many-exact, the
+tests of schedules with five times as many; values, planted bugs in values; silent, those of races again, which must
+also leave all values right without one. With pytest arguments a part runs what they select: `run_tests.py races --
 tests/normal/test_layout.py -k empty`.
 """
 

@@ -147,7 +147,7 @@ class Trial:
         }
         handles = None
         if per_node is not None:
-            handles = [oracle.internode(work, received[rank], rank, per_node) for rank in range(case.ranks)]
+            handles = oracle.internode(work, received, per_node)
         return Trial(case, work, received, Expert(x, weights, biases, expected), handles)
 
     def on(self, device: str) -> Trial:

@@ -83,6 +83,7 @@ def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
     ranks = range(work.num_ranks)
     layouts = [layout(work.topk_idx[r], work.num_experts, work.num_ranks) for r in ranks]
     sent = torch.stack([one.num_tokens_per_rank for one in layouts])  # [source, destination]
+    prefixes = sent.cumsum(0).int()
     per_expert = torch.stack([one.num_tokens_per_expert for one in layouts]).sum(0)
     received = []
     for rank in ranks:
@@ -100,7 +101,7 @@ def dispatch(work: Workload, expert_alignment: int = 1) -> list[Received]:
                 num_tokens_per_expert=[-(-count // expert_alignment) * expert_alignment for count in counts],
                 src_rank=torch.cat([torch.full_like(tokens[source], source) for source in ranks]).int(),
                 src_idx=torch.cat(tokens).int(),
-                rank_prefix_matrix=sent.cumsum(0).int(),
+                rank_prefix_matrix=prefixes,
                 channel_prefix_matrix=sent[rank].reshape(-1, 1),
                 recv_channel_prefix_matrix=torch.zeros(work.num_ranks, 1, dtype=torch.int32),
                 send_head=numbered(layouts[rank].is_token_in_rank),
@@ -131,31 +132,38 @@ class Internode:
     send_nvl_head: Tensor  # int32 [forwarded, G], index among the source's rows for each rank of this node, or -1
 
 
-def internode(work: Workload, received: Received, rank: int, ranks_per_node: int) -> Internode:
-    """Return one rank's handle, given what the rank receives."""
+def internode(work: Workload, received: Sequence[Received], ranks_per_node: int) -> list[Internode]:
+    """Return every rank's handle, given what each receives."""
     ranks = range(work.num_ranks)
     in_rank = [layout(idx, work.num_experts, work.num_ranks).is_token_in_rank for idx in work.topk_idx]
-    in_node = [torch.stack([part.any(dim=1) for part in each.split(ranks_per_node, 1)], 1) for each in in_rank]
-    node, place = divmod(rank, ranks_per_node)
-    neighbours = slice(node * ranks_per_node, (node + 1) * ranks_per_node)
-    sources = ranks[place::ranks_per_node]
-    brought = torch.stack([in_node[source][:, node].sum() for source in sources]).int()
-    meta = []
-    for source in ranks:
-        tokens = received.src_idx[received.src_rank == source]
-        meta.append(torch.stack([tokens, numbered(in_node[source])[tokens.long(), node]], dim=1))
-    return Internode(
-        is_token_in_rank=in_rank[rank],
-        rdma_channel_prefix_matrix=in_node[rank].sum(0).int()[:, None],
-        gbl_channel_prefix_matrix=in_rank[rank].sum(0).int()[:, None],
-        recv_rdma_channel_prefix_matrix=brought[:, None],
-        recv_rdma_rank_prefix_sum=brought.cumsum(0).int(),
-        recv_gbl_channel_prefix_matrix=torch.stack([(received.src_rank < r).sum() for r in ranks]).int()[:, None],
-        recv_gbl_rank_prefix_sum=torch.stack([(received.src_rank <= r).sum() for r in ranks]).int(),
-        recv_src_meta=torch.cat(meta).view(torch.uint8),
-        send_rdma_head=numbered(in_node[rank]),
-        send_nvl_head=torch.cat([numbered(in_rank[s])[in_node[s][:, node], neighbours] for s in sources]),
-    )
+    in_node = [each.unflatten(1, (-1, ranks_per_node)).any(dim=2) for each in in_rank]
+    node_rows, rows = [numbered(each) for each in in_node], [numbered(each) for each in in_rank]
+    # Tokens of all ranks, one behind the other.
+    first_token = torch.tensor([0, *(len(each) for each in in_rank)]).cumsum(0)
+    node_row = torch.cat(node_rows)
+    handles = []
+    for rank in ranks:
+        node, place = divmod(rank, ranks_per_node)
+        neighbours = slice(node * ranks_per_node, (node + 1) * ranks_per_node)
+        sources = ranks[place::ranks_per_node]
+        brought = torch.stack([in_node[source][:, node].sum() for source in sources]).int()
+        from_rank, token = received[rank].src_rank.long(), received[rank].src_idx
+        counts = torch.bincount(from_rank, minlength=work.num_ranks)
+        handles.append(
+            Internode(
+                is_token_in_rank=in_rank[rank],
+                rdma_channel_prefix_matrix=in_node[rank].sum(0).int()[:, None],
+                gbl_channel_prefix_matrix=in_rank[rank].sum(0).int()[:, None],
+                recv_rdma_channel_prefix_matrix=brought[:, None],
+                recv_rdma_rank_prefix_sum=brought.cumsum(0).int(),
+                recv_gbl_channel_prefix_matrix=(counts.cumsum(0) - counts).int()[:, None],
+                recv_gbl_rank_prefix_sum=counts.cumsum(0).int(),
+                recv_src_meta=torch.stack([token, node_row[first_token[from_rank] + token, node]], 1).view(torch.uint8),
+                send_rdma_head=node_rows[rank],
+                send_nvl_head=torch.cat([rows[s][in_node[s][:, node], neighbours] for s in sources]),
+            )
+        )
+    return handles
 
 
 def combine(
@@ -178,6 +186,7 @@ def combine(
     where BF16 is denormal."""
     per_node = ranks_per_node or len(received)
     unit, least = 2.0**-8, 2.0**-134
+    ends = received[0].rank_prefix_matrix.tolist()
     combined = []
     for owner, tokens in enumerate(num_tokens):
         hidden, topk = x[owner].shape[1], topk_weights[owner].shape[1]
@@ -192,7 +201,9 @@ def combine(
             node_total, node_weights = (total, weights) if own else (torch.zeros_like(total), torch.zeros_like(weights))
             node_exact = torch.zeros_like(exact)
             for rank in range(first, first + per_node):
-                mine = received[rank].src_rank == owner
+                mine = slice(ends[owner - 1][rank] if owner else 0, ends[owner][rank])
+                if mine.start == mine.stop:
+                    continue
                 token = received[rank].src_idx[mine].long()
                 part = x[rank][mine]
                 node_total[token] += part.float()

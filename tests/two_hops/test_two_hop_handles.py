@@ -56,13 +56,14 @@ def test_elements(name: str) -> None:
 def test_elements_where_rows_go_straight_to_each_rank(name: str) -> None:
     """Those that do not speak of forwarding are the same; none is None."""
     trial = Trial.of(replace(BY_NAME[name], hops=1))
-    per_node = trial.case.ranks_per_node
+    per_node = trial.case.ranks_per_node or 1
+    handles = oracle.internode(trial.work, trial.received, per_node)
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, trial.case, "ibgda")
         rank = buffer.rank
         handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
-        expected = oracle.internode(trial.work, trial.received[rank], rank, per_node)
+        expected = handles[rank]
         assert isinstance(handle, tuple) and len(handle) == len(ELEMENTS)
         for element, part in zip(handle, ELEMENTS):
             wanted = getattr(expected, part)

@@ -41,8 +41,7 @@ def test_handles(name: str) -> None:
                     streams[source, rank // per_node].append(token)
 
     received = oracle.dispatch(work)
-    for rank in range(case.ranks):
-        got = oracle.internode(work, received[rank], rank, per_node)
+    for rank, got in enumerate(oracle.internode(work, received, per_node)):
         node, sources = rank // per_node, range(rank % per_node, case.ranks, per_node)
         ranks, nodes, tokens = range(case.ranks), range(case.nodes), range(case.tokens_of(rank))
         of_each = [len(rows[source, rank]) for source in ranks]

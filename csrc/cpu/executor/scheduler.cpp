@@ -88,10 +88,14 @@ Agent* Scheduler::add_agent(int rank, std::string name, std::function<void()> bo
     return agents_.back().get();
 }
 
+// Ids ascend.
+std::vector<std::unique_ptr<Agent>>::const_iterator Scheduler::place_of(int id) const {
+    return std::partition_point(agents_.begin(), agents_.end(), [&](const auto& agent) { return agent->id < id; });
+}
+
 Agent* Scheduler::agent(int id) const {
-    for (const auto& agent : agents_)
-        if (agent->id == id) return agent.get();
-    return nullptr;
+    const auto found = place_of(id);
+    return found != agents_.end() && (*found)->id == id ? found->get() : nullptr;
 }
 
 bool Scheduler::idle(const Agent& agent) const {
@@ -110,8 +114,7 @@ void Scheduler::stop(Agent& agent) {
 
 void Scheduler::remove(Agent& agent) {
     tsan::as(tsan::host_fiber, [&] { agent.ended.acquire(); });
-    auto is_it = [&](const std::unique_ptr<Agent>& other) { return other.get() == &agent; };
-    agents_.erase(std::find_if(agents_.begin(), agents_.end(), is_it));
+    agents_.erase(place_of(agent.id));
 }
 
 void Scheduler::stop_all_agents() {

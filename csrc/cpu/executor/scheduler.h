@@ -90,6 +90,7 @@ class Scheduler {
     const std::vector<std::unique_ptr<Agent>>& agents() const { return agents_; }
 
   private:
+    std::vector<std::unique_ptr<Agent>>::const_iterator place_of(int id) const;
     static Scheduler* const instance;  // outlives every thread and static destructor
     Scheduler();
     void start_launches();
