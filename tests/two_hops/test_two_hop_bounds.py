@@ -1,0 +1,82 @@
+"""Handles that were written over: no rank reads or writes where it must not, none hangs, and all go on afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import deep_ep_py as deep_ep
+from cases import Case
+from deep_ep_py.testing import run_ranks
+from harness import Trial, dispatch_arguments, make_buffer
+
+CASE = Case("2x2", 4, (41, 3, 13, 25), hidden=8, topk=3, experts=8, ranks_per_node=2)
+TRIAL = Trial.of(CASE)
+PARTS = (
+    *("node_row", "sent", "sent_token", "sent_ranks", "sent_marks"),
+    *("rows_to_rank", "forwarded", "node_rows", "rank_prefix", "table"),
+)
+VALUES = {"huge": 2**30, "negative": -7, "next": None}
+"""What is stored into every element, or what each has and one more."""
+NO_ROW = {("node_row", "negative"), ("table", "negative"), ("sent_ranks", "huge")}
+"""What says that there is no row, within bounds."""
+WRONG = 1
+"""The rank whose handle it is."""
+
+
+def write_over(tensor: torch.Tensor, value: int | None) -> None:
+    """Change all elements; a handle's tensors may share memory with nothing else."""
+    if value is None:
+        tensor.add_(1)
+    else:
+        tensor.fill_(value)
+
+
+@pytest.mark.parametrize("arena", [True, False], ids=["seen", "unseen"])
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_plan_written_over(part: str, value: str, arena: bool) -> None:
+    """Every part of it, on one rank, with outputs that the other ranks of its node see and with none that they do. What
+    is out of bounds is said, or makes no difference.
+    """
+
+    def call(buffer: deep_ep.Buffer, step: str, handle: Any) -> bool:
+        """Use the handle; False: it has failed, or what comes back is wrong."""
+        rank = buffer.rank
+        try:
+            if step == "cached":
+                TRIAL.check_cached(rank, buffer.dispatch(TRIAL.work.x[rank], handle=handle))
+            else:
+                TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, handle))
+        except AssertionError:
+            return False
+        return True
+
+    def on_each_rank(group: Any) -> dict[str, str]:
+        options: dict[str, Any] = {} if arena else {"arena_bytes": 0}
+        buffer = make_buffer(group, CASE, "ibgda", timeout=5.0, **options)
+        rank, ends = buffer.rank, {}
+        for step in ("cached", "combine"):
+            handle = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))[4]
+            group.barrier()  # a failure also ends what a slower rank is still at
+            if rank == WRONG:
+                write_over(getattr(handle.plan, part), VALUES[value])
+            try:
+                ends[step] = "right" if call(buffer, step, handle) else "wrong"
+            except deep_ep.DeepEPError:
+                ends[step] = "raised"
+            group.barrier()
+            buffer.recover()
+            results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
+            TRIAL.check_dispatch(rank, results)
+            TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, results[4]))
+        return ends
+
+    ends = run_ranks(CASE.ranks, on_each_rank, seed=1)
+    if value == "next" or (part, value) in NO_ROW:
+        return
+    for step in ("cached", "combine"):
+        of_ranks = [each[step] for each in ends]
+        assert "wrong" not in of_ranks or "raised" in of_ranks, (step, of_ranks)
