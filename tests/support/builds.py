@@ -22,14 +22,14 @@ def _tries(count: int) -> int:
 
 # Every named case runs all schedules and block counts where values are what is tested; the sanitizers look at
 # each access, which costs ten times as much, and see a race in (nearly) any schedule.
-SCHEDULES = _tries({"fast": 8, "exact": 4, "tsan": 2, "asan": 1}[BUILD])
+SCHEDULES = _tries({"fast": 6, "exact": 2, "tsan": 2, "asan": 1}[BUILD])
 BLOCK_COUNTS = {"fast": (1, 2, 5), "exact": (1, 2, 5), "tsan": (2,), "asan": (2,)}[BUILD]
 FABRICS = ("peer", "weak", "ibgda")
 
 # Schedules of a protocol test, and examples of a hypothesis test.
 # Orders are found in the other builds: in the fast one a warp is a fiber.
-PROTOCOL_SCHEDULES = _tries({"fast": 4, "exact": 3, "tsan": 2, "asan": 1}[BUILD])
-EXAMPLES = _tries({"fast": 200, "exact": 50, "tsan": 8, "asan": 8}[BUILD])
+PROTOCOL_SCHEDULES = _tries({"fast": 4, "exact": 2, "tsan": 2, "asan": 1}[BUILD])
+EXAMPLES = _tries({"fast": 100, "exact": 25, "tsan": 8, "asan": 8}[BUILD])
 
 
 def schedules(count: int = SCHEDULES) -> range:
