@@ -55,12 +55,12 @@ void FreeThreads::drive(Sleeper& self) {
 
     for (;;) {
         lock_.let_others_in();
-        bool ran = scheduler_.run(kTurnsPerLook) != 0;
-        ran = help() || ran;
+        const bool ran = scheduler_.run(kTurnsPerLook) != 0, helped = help();
         bool check = false;
         if (scheduler_.failure()) return fail_all();
-        if (ran) {
+        if (ran || helped) {
             idle_rounds_ = 0;
+            if (!ran) scheduler_.look_again();
         } else if (scheduler_.stuck()) {
             scheduler_.fail(true, "deadlock: no thread can ever run again\n" + dump_fibers(scheduler_));
             return fail_all();

@@ -335,6 +335,12 @@ class Operation {
         if (device::lane() == 0) look_last();
         if (meet_warp()) give_back(device::lane(), device::kWarpSize);
     }
+    // One thread: the last look (look_last()), for rows of others that this rank passes on to a third (P12). Behind its
+    // warp's loads of them, before what was made of them is sent.
+    DEEP_EP_DEVICE_CALL bool looks_clear() {
+        look_last();
+        return !failed();
+    }
 
   private:
     // Each thread of the block, once: whether to leave at once. One of them looks for all. A kernel that starts with

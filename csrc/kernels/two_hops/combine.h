@@ -94,6 +94,10 @@ struct ReturnWork {
         const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot);
         u8* const message = chunk_to_send(op, owner, source, target);
         if (!sum_chunk(message, to, chunk)) return;
+        // The owner is told of a failure in another node late. So what was summed of published rows is sent only if no
+        // rank whose kernels may write over them by now had told this one.
+        __syncwarp();  // all lanes' loads come before lane 0's look
+        if (!broadcast(device::lane() != 0 || op.looks_clear())) return;
         if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), owner);
         send_chunk(op, owner, slot, source, target, layout.rail_bytes(layout.rows_of_chunk(chunk, node_rows)));
     }
@@ -145,8 +149,8 @@ DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, 
                                         const CombineTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
         wire::Offer offer;
-        const bool visible =
-            await_offer(args.layout, args.layout.local, op, me, d, offer, tables.ranges + d * args.layout.nodes);
+        const bool visible = await_offer(args.layout, args.layout.local, op, me, d, args.rows, offer,
+                                         tables.ranges + d * args.layout.nodes);
         tables.published[d] = {};
         if (d == me.local) {
             // A rank reads its own rows where they are; of none it reads nothing.

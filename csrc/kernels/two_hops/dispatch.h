@@ -250,8 +250,8 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
     for (u32 d = threadIdx.x; d < me.per_node; d += threads) {
         RowTargets target{};
         wire::Offer offer;
-        const bool visible =
-            await_offer(args.layout, args.layout.local, op, me, d, offer, tables.ranges + d * args.layout.nodes);
+        const bool visible = await_offer(args.layout, args.layout.local, op, me, d, args.rows, offer,
+                                         tables.ranges + d * args.layout.nodes);
         if (d == me.local) {
             target = args.output;
             // Of an output without rows none is stored.

@@ -73,16 +73,17 @@ DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Off
 }
 
 // One thread: waits for the offer of a rank of the node, and copies its rows of this rank's streams. False: what it
-// offers cannot be stored into, or read, from here, or the operation fails.
+// offers cannot be stored into, or read, from here, or the operation fails. `own_rows`: of this rank, which uses its
+// own where they are, whatever the message says.
 DEEP_EP_DEVICE bool await_offer(const wire::TwoHopLayout& layout, const wire::ChunkFormat& format, Operation& op,
-                                const Place& me, u32 local, wire::Offer& offer, wire::StreamRows* rows) {
+                                const Place& me, u32 local, u32 own_rows, wire::Offer& offer, wire::StreamRows* rows) {
     const u32 r = me.near(local);
     for (u32 node = 0; node < layout.nodes; ++node) rows[node] = {};
     if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return false;
     const u8* const message = op.local_region() + layout.offers.at(local);
     offer = copy_once<wire::Offer>(message);
     if (!op.check_message(Phase::kOffer, r, offer.operation, offer.arguments)) return false;
-    const u32 most = offer.visible != 0 ? offer.rows : 0x7fffffffu;
+    const u32 theirs = offer.visible != 0 ? offer.rows : 0x7fffffffu, most = local == me.local ? own_rows : theirs;
     for (u32 node = 0; node < layout.nodes; ++node) {
         const auto range = copy_once<wire::StreamRows>(message + sizeof(wire::Offer) + node * sizeof(wire::StreamRows));
         if (u64{range.first} + range.rows > most) {

@@ -1,5 +1,7 @@
 #include "host/network/ibgda/nic_thread.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <random>
@@ -29,7 +31,9 @@ nic::SendQueue::Random random_of(int rank) {
 
 NicThread::NicThread(const NetworkPlace& place)
     : SoftNic(place, random_of(place.rank), now_ns), kernels_on_cpu_(place.kernels_on_cpu), thread_([this] { run(); }) {
-    if (kernels_on_cpu_) helper_ = cpu::Executor::get().add_helper([this] { return serve(); });
+    // A forked child inherits the requests, which are not its to carry out.
+    const auto help = [this, owner = getpid()] { return getpid() == owner && serve(); };
+    if (kernels_on_cpu_) helper_ = cpu::Executor::get().add_helper(help);
 }
 
 NicThread::~NicThread() {
