@@ -158,7 +158,15 @@ class Buffer(V1Surface):
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
         topology = Topology.of(
-            bootstrap.rank, bootstrap.size, where, fabric, ranks_per_node, nic, link, hops, self.low_latency_mode
+            bootstrap.rank,
+            bootstrap.size,
+            where,
+            fabric,
+            ranks_per_node,
+            nic,
+            link=link,
+            hops=hops,
+            low_latency=self.low_latency_mode,
         )
         needs = NORMAL.beside(LOW_LATENCY)
         # Operations of both modes use the same regions.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deep_ep_py.core import arguments
 from deep_ep_py.core.native import C
 
 
@@ -41,7 +42,9 @@ class Link:
         """Bandwidth times round trip: what must be under way at once, or the NIC idles while it waits for answers."""
         return max(1, round(self.bandwidth * self.round_trip))
 
-    def staging(self, sizes: C.normal.Sizes, ranks: int, ranks_per_node: int) -> tuple[int, int]:
+    def staging(
+        self, hidden_bytes: int, num_topk: int, num_experts: int, num_ranks: int, ranks_per_node: int
+    ) -> tuple[int, int]:
         """Return how many rows the chunks between nodes have, and how many bytes of each region a Buffer uses.
 
         A NIC serves the streams to all other nodes, and each stream has 4 slots for chunks (`C.two_hops.SLOTS`). All of
@@ -53,20 +56,41 @@ class Link:
         most 128, and not more than fit into 128 KiB. Larger chunks would only take more memory, and let the first row
         of each wait longer for its last. A region holds the slots at both ends, and 2 for each stream inside the node::
 
-            bytes = (2 * (nodes - 1) * slots + ranks * 2) * rows * row + messages of counts and offers
+            bytes = (2 * (nodes - 1) * slots + num_ranks * 2) * rows * row + messages of counts and offers
 
         So memory is linear in nodes and, for outputs that the other ranks cannot see, in ranks; it does not depend on
         the number of tokens.
 
         Parameters
         ----------
-        sizes : C.normal.Sizes
-            Of a dispatch.
-        ranks, ranks_per_node : int
-            Of the Buffer.
+        hidden_bytes : int
+            Of a token's row.
+        num_topk, num_experts : int
+            Experts that a token chooses, and experts in all.
+        num_ranks, ranks_per_node : int
+            Of the Buffer: at least two nodes.
+
+        Returns
+        -------
+        rows : int
+            Of a chunk of a dispatch.
+        region_bytes : int
+            A Buffer has 2 regions, unless it is told otherwise.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
         """
+        arguments.integer("hidden_bytes", hidden_bytes, 1, arguments.MAX_ROW_BYTES)
+        arguments.integer("num_topk", num_topk, 1, arguments.MAX_TOPK)
+        arguments.integer("num_ranks", num_ranks, 2, arguments.MAX_RANKS)
+        arguments.experts(num_experts, num_ranks)
+        if num_ranks % arguments.integer("ranks_per_node", ranks_per_node, 1, num_ranks // 2):
+            raise ValueError(f"ranks_per_node={ranks_per_node}: expected a divisor of the {num_ranks} ranks")
+        sizes = C.normal.Sizes(0, hidden_bytes, num_topk, num_experts)
         return C.two_hops.staging(
-            sizes, ranks=ranks, ranks_per_node=ranks_per_node, bytes_in_flight=self.bytes_in_flight
+            sizes, ranks=num_ranks, ranks_per_node=ranks_per_node, bytes_in_flight=self.bytes_in_flight
         )
 
 

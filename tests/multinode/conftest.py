@@ -153,7 +153,7 @@ def made(group: Any, world: World, **options: Any) -> Iterator[deep_ep.Buffer]:
             _buffers.remove(buffer)
 
 
-# Software NICs look for work even while a Buffer is idle, which takes cores from the ranks: so a Buffer lives no longer
+# The software NICs of an idle Buffer look for work now and then, and its memory stays: so a Buffer lives no longer
 # than a module.
 
 

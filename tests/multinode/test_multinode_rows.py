@@ -11,7 +11,7 @@ import torch
 import deep_ep_py as deep_ep
 import oracle
 from fp8 import Fp8Trial
-from harness import Trial, as_received, dispatch_arguments, round_trip
+from harness import Trial, as_received, dispatch_arguments, queued_round_trip, round_trip
 
 ROUTINGS = ("uniform", "ranks_without_tokens", "unrouted_selections", "to_one_rank")
 
@@ -82,13 +82,4 @@ def test_num_worst_tokens(world: Any, buffer: deep_ep.Buffer) -> None:
 
 def test_async_finish(world: Any, buffer: deep_ep.Buffer) -> None:
     """Calls queue up behind each other, and their events are waited for backwards."""
-    trial, rank = world.trial("ranks_without_tokens"), world.rank
-    first = buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True)
-    combined = trial.combine(buffer, rank, first[4], 1, async_finish=True)
-    second = buffer.dispatch(trial.work.x[rank], handle=first[4], async_finish=True)
-    second[5].current_stream_wait()
-    trial.check_cached(rank, second)
-    combined[2].current_stream_wait()
-    trial.check_combine(rank, combined, 1)
-    first[5].current_stream_wait()
-    trial.check_dispatch(rank, first)
+    queued_round_trip(buffer, world.rank, world.trial("ranks_without_tokens"), 1)

@@ -243,6 +243,19 @@ def round_trip(buffer: deep_ep.Buffer, rank: int, trial: Trial, blocks: int, bia
     trial.check_combine(rank, trial.combine(buffer, rank, handle, weights=False, config=config), weights=False)
 
 
+def queued_round_trip(buffer: deep_ep.Buffer, rank: int, trial: Trial, biases: int) -> None:
+    """Queue a dispatch, a combine and a cached dispatch; wait for their events in reverse order, and check."""
+    first = buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True)
+    combined = trial.combine(buffer, rank, first[4], biases, async_finish=True)
+    second = buffer.dispatch(trial.work.x[rank], handle=first[4], async_finish=True)
+    second[5].current_stream_wait()
+    trial.check_cached(rank, second)
+    combined[2].current_stream_wait()
+    trial.check_combine(rank, combined, biases)
+    first[5].current_stream_wait()
+    trial.check_dispatch(rank, first)
+
+
 def under_schedules(
     ranks: int,
     fn: Callable[..., Any],

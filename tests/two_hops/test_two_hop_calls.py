@@ -12,7 +12,7 @@ import torch
 import oracle
 from cases import BY_NAME, Case
 from deep_ep_py.testing import run_ranks
-from harness import Trial, as_received, cramped, dispatch_arguments, make_buffer, under_schedules
+from harness import Trial, as_received, cramped, dispatch_arguments, make_buffer, queued_round_trip, under_schedules
 
 FABRICS = ("ibgda", "weak")
 
@@ -125,16 +125,7 @@ def test_async_finish(fabric: str, arena_bytes: int | None) -> None:
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, trial.case, fabric, arena_bytes=arena_bytes)
-        rank = buffer.rank
-        first = buffer.dispatch(**dispatch_arguments(trial.work, rank), async_finish=True)
-        combined = trial.combine(buffer, rank, first[4], 2, async_finish=True)
-        second = buffer.dispatch(trial.work.x[rank], handle=first[4], async_finish=True)
-        second[5].current_stream_wait()
-        trial.check_cached(rank, second)
-        combined[2].current_stream_wait()
-        trial.check_combine(rank, combined, 2)
-        first[5].current_stream_wait()
-        trial.check_dispatch(rank, first)
+        queued_round_trip(buffer, buffer.rank, trial, 2)
 
     under_schedules(trial.case.ranks, on_each_rank)
 

@@ -13,7 +13,7 @@ from deep_ep_py.testing import run_ranks
 from deep_ep_py.topology.link import SOFTWARE
 
 INFINIBAND, EFA = deep_ep.Link(50e9, 10e-6), deep_ep.Link(50e9, 25e-6)
-ROWS = C.normal.Sizes(4096, 2 * 7168, 8, 256)
+ROWS = {"hidden_bytes": 2 * 7168, "num_topk": 8}
 """DeepSeek-V3's: x, and 8 ids of 8 bytes with weights of 4; a token's number and the ranks that it is for are a word
 each."""
 ROW_BYTES = 2 * 7168 + 8 * (8 + 4) + 4 + 4
@@ -23,7 +23,7 @@ REGIONS = 2
 @pytest.mark.parametrize("link", [INFINIBAND, EFA, SOFTWARE], ids=["infiniband", "efa", "software"])
 @pytest.mark.parametrize("nodes", [2, 3, 4, 8, 32, 128])
 def test_chunks_hold_bandwidth_times_round_trip(link: deep_ep.Link, nodes: int) -> None:
-    rows, _ = link.staging(ROWS, 8 * nodes, 8)
+    rows, _ = link.staging(**ROWS, num_experts=8 * nodes, num_ranks=8 * nodes, ranks_per_node=8)
     in_flight = link.bandwidth * link.round_trip
     wanted = ceil(in_flight / ((nodes - 1) * C.two_hops.SLOTS * ROW_BYTES))
     # Not more than a put is efficient for.
@@ -33,7 +33,7 @@ def test_chunks_hold_bandwidth_times_round_trip(link: deep_ep.Link, nodes: int) 
 
 
 def test_chunks_of_short_rows_are_bounded() -> None:
-    rows, _ = SOFTWARE.staging(C.normal.Sizes(4096, 16, 1, 16), 16, 8)
+    rows, _ = SOFTWARE.staging(16, 1, 16, 16, 8)
     assert rows == C.two_hops.MOST_CHUNK_ROWS
 
 
@@ -44,7 +44,7 @@ def test_bytes_in_flight() -> None:
 
 @pytest.mark.parametrize("link", [INFINIBAND, EFA, SOFTWARE], ids=["infiniband", "efa", "software"])
 def test_staging_of_8_nodes_of_8_ranks(link: deep_ep.Link) -> None:
-    rows, region = link.staging(ROWS, 64, 8)
+    rows, region = link.staging(**ROWS, num_experts=256, num_ranks=64, ranks_per_node=8)
     assert REGIONS * region <= 64 << 20
     # The formula: slots at both ends of the streams between nodes, two for each stream inside.
     formula = (2 * 7 * C.two_hops.SLOTS + 64 * 2) * rows * ROW_BYTES
@@ -54,13 +54,13 @@ def test_staging_of_8_nodes_of_8_ranks(link: deep_ep.Link) -> None:
 @pytest.mark.parametrize("per_node", [8, 32, 64])
 def test_staging_of_1024_ranks(per_node: int) -> None:
     """What docs/two_hops.md says of it."""
-    rows, region = INFINIBAND.staging(C.normal.Sizes(4096, 2 * 7168, 8, 1024), 1024, per_node)
+    rows, region = INFINIBAND.staging(2 * 7168, 8, 1024, 1024, per_node)
     assert rows == 1 and REGIONS * region <= 86 << 20
 
 
 def test_memory_is_linear_in_nodes() -> None:
     def region(nodes: int) -> int:
-        return INFINIBAND.staging(C.normal.Sizes(4096, 2 * 7168, 8, 1024), 8 * nodes, 8)[1]
+        return INFINIBAND.staging(2 * 7168, 8, 1024 // (8 * nodes) * 8 * nodes, 8 * nodes, 8)[1]
 
     assert region(128) - region(64) <= 1.01 * 64 * (region(64) - region(63))  # all with chunks of one row
 

@@ -76,8 +76,8 @@ class Executor {
     void remove_agent(int id);
 
     // Outside a world: the thread that drives the kernels calls it between their turns. -> whether it has done
-    // anything. It waits for nothing, throws nothing and calls nothing in here. None is called any more once it is
-    // removed.
+    // anything. It waits for nothing, throws nothing and does not call the executor. Once removed it is not called
+    // again.
     int add_helper(std::function<bool()> help);
     void remove_helper(int id);
 

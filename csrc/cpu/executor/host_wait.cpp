@@ -81,7 +81,7 @@ int FreeThreads::add_helper(std::function<bool()> help) {
 
 bool FreeThreads::help() {
     bool helped = false;
-    for (const auto& [id, help] : helpers_) helped = help() || helped;
+    for (const auto& [id, helper] : helpers_) helped = helper() || helped;
     return helped;
 }
 

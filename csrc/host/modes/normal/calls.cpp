@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "host/modes/normal/block_size.h"
 #include "host/modes/normal/chunk_size.h"
 #include "host/modes/normal/tensors.h"
 #include "host/session/arguments.h"
@@ -36,15 +37,7 @@ std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& siz
 }
 
 uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
-    const Launcher& launcher = runtime.launcher();
-    auto ranks = static_cast<uint32_t>(runtime.options().ranks);
-    const auto needed = [&] {
-        const BlockSizes block{ranks, experts, 0, launcher.warps(), launcher.copies_bytes()};
-        return std::max({LayoutKernel::shared_bytes(block), DispatchKernel::shared_bytes(block),
-                         CombineKernel::shared_bytes(block)});
-    };
-    while (ranks > 0 && needed() > launcher.most_shared_bytes()) --ranks;
-    return ranks;
+    return most_ranks_of<LayoutKernel, DispatchKernel, CombineKernel>(runtime, experts, 1);
 }
 
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,

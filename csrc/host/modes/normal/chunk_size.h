@@ -30,7 +30,7 @@ inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_
 // The same in two hops: the fewest rows per chunk with which a NIC is kept busy. So many bytes must be on their way at
 // once, its bandwidth times the time from a put to the `next` that answers it; the slots of all of its streams share
 // them. More would only make the first row of a chunk wait for its last, and cost memory. Callers know the formula as
-// Link.chunk_rows() of deep_ep_py/topology/link.py.
+// Link.staging() of deep_ep_py/topology/link.py.
 inline wire::TwoHopLayout fit_chunks(wire::TwoHopSizes sizes, uint64_t region_bytes, uint64_t most_put_bytes,
                                      uint64_t bytes_in_flight) {
     const uint64_t slots = uint64_t{wire::kSlots} * (sizes.nodes > 1 ? sizes.others() : 1);

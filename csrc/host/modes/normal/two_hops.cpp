@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "host/modes/normal/block_size.h"
 #include "host/modes/normal/chunk_size.h"
 #include "host/modes/normal/tensors.h"
 #include "host/session/arguments.h"
@@ -82,15 +83,8 @@ std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& siz
 }
 
 uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
-    const Launcher& launcher = runtime.launcher();
-    Nodes nodes = nodes_of(runtime);
-    const auto needed = [&] {
-        const BlockSizes block{nodes.ranks, experts, 0, launcher.warps(), launcher.copies_bytes(), nodes.per_node};
-        return std::max({LayoutKernel::shared_bytes(block), NotifyKernel::shared_bytes(block),
-                         DispatchKernel::shared_bytes(block), CombineKernel::shared_bytes(block)});
-    };
-    while (nodes.ranks > 0 && needed() > launcher.most_shared_bytes()) nodes.ranks -= nodes.per_node;
-    return nodes.ranks;
+    return most_ranks_of<LayoutKernel, NotifyKernel, DispatchKernel, CombineKernel>(runtime, experts,
+                                                                                    nodes_of(runtime).per_node);
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,

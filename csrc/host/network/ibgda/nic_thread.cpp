@@ -11,10 +11,10 @@
 namespace deep_ep::host {
 namespace {
 
-// After so many looks in vain the thread naps between them, after more of them for longer.
+// After so many looks in vain the thread sleeps between looks, and after more of them for longer.
 constexpr int kIdleLooks = 200, kManyIdleLooks = kIdleLooks + 100;
 constexpr auto kNap = std::chrono::microseconds(20), kLongNap = std::chrono::microseconds(1000);
-// For one turn: kernels wait meanwhile.
+// Of a queue pair in one turn: kernels wait meanwhile.
 constexpr int kMostSteps = 64;
 
 uint64_t now_ns() {

@@ -2,7 +2,8 @@
 // what a GPU's kernels post through memory that the GPU has mapped.
 //
 // Where kernels run on the executor, the thread that drives them serves the NICs too, in turns with the kernels: it has
-// what they send in its cache, and the cores are not switched between the two. This thread is for the rest of the time.
+// what they send in its cache, and the cores are not switched between the two. The NICs' own thread serves them when no
+// thread drives kernels.
 #pragma once
 
 #include <atomic>
