@@ -7,7 +7,7 @@ from typing import Any
 
 from .blocks import Meetings
 from .explore import Model, explore
-from .failures import Failures
+from .failures import Failures, Passing
 from .masking import Masking
 from .masks import Masks
 from .orders import Orders, Replays
@@ -84,6 +84,8 @@ CASES = (
     Case("P11", Summing(), "tokens_in_order", 2, DEADLOCK),
     Case("P12", Failures(), "read_is_awaited", 10, WRONG_ROWS),
     Case("P12", Failures(), "last_look", 15, WRONG_ROWS),
+    Case("P12", Passing(), "looks_before_it_sends", 8, "rows that are none of B's"),
+    Case("P12", Passing(), "answers_first", 7, "rows that are none of B's"),
     Case("P14", Meetings(), "every_barrier_is_met", 3, DEADLOCK),
     Case("P14", Meetings(waits=1), "looks_behind_its_wait", 6, "given back after the block has given up"),
     Case("P14", Meetings(), "barrier_joins_answers", 8, DEADLOCK),

@@ -1,7 +1,8 @@
 """P12 and P15: a rank fails while another loads rows that it has published, and the user's kernels run on.
 
-Every rank runs one combine and behind it a kernel of its user's, which overwrites the rows published here whatever has
-become of the combine. B loads rows that A has published. What C sends is no matter, but every rank waits for it.
+In Failures every rank runs one combine and behind it a kernel of its user's, which overwrites the rows published here
+whatever has become of the combine. B loads rows that A has published. What C sends is no matter, but every rank waits
+for it.
 """
 
 from __future__ import annotations
@@ -112,3 +113,73 @@ class Failures:
 
     def ended(self, state: State) -> bool:
         return all(rank.step == OVER for rank in state.ranks)
+
+
+class Passed(NamedTuple):
+    step: tuple[int, ...] = (RUNS, RUNS, RUNS)  # of the forwarder, the producer and the owner
+    words: tuple[int, ...] = (CLEAR, CLEAR, CLEAR)
+    told: int = 0  # by the producer: its own word, the forwarder's, and late the owner's
+    loaded: int = 0
+    new: bool = False  # some row was not the producer's any longer when the forwarder loaded it
+    sent: bool = False
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class Passing:
+    """P12 in two hops: A sums rows that B publishes in A's node, and sends the sums to C in another node. B fails, and
+    its user's kernel overwrites the rows when B's kernel has ended. C waits for nothing but A's chunk.
+    """
+
+    looks_before_it_sends: bool = True
+    answers_first: bool = True  # without it B's kernel ends while its abort word is on its way to A
+
+    def initial(self) -> Passed:
+        return Passed()
+
+    def steps(self, state: Passed) -> Iterator[Step[Passed]]:
+        yield from self._forwarder(state)
+        yield from self._producer(state)
+        yield from self._owner(state)
+
+    def _forwarder(self, state: Passed) -> Iterator[Step[Passed]]:
+        if state.step[A] == OVER:
+            return
+        if state.words[A] == NOW and not (state.step[A] == LOOKS and not self.looks_before_it_sends):
+            yield "A finds the abort word, and fails", state._replace(step=with_item(state.step, A, OVER))
+        if state.step[A] == RUNS and state.loaded < ROWS:
+            new = state.step[B] == OVER
+            text = f"A loads row {state.loaded} of B{', which is none any longer' * new}"
+            after = state._replace(loaded=state.loaded + 1, new=state.new or new)
+            yield text, after._replace(step=with_item(state.step, A, LOOKS)) if after.loaded == ROWS else after
+        if state.step[A] == LOOKS and (state.words[A] == CLEAR or not self.looks_before_it_sends):
+            yield "A sends the sums to C", state._replace(step=with_item(state.step, A, OVER), sent=True)
+
+    def _producer(self, state: Passed) -> Iterator[Step[Passed]]:
+        if state.step[B] == RUNS:
+            yield "B fails", state._replace(step=with_item(state.step, B, TELLS))
+        elif state.step[B] == TELLS:
+            if state.told == 0:
+                yield "B sends the abort word to A", state._replace(told=1)
+            if state.told >= 2 or (state.told == 1 and not self.answers_first):
+                after = state._replace(step=with_item(state.step, B, OVER))
+                yield "B's kernel ends, and B's user overwrites what B has published", after
+        if state.told == 1:
+            yield "B's abort word lands at A", state._replace(words=with_item(state.words, A, NOW), told=2)
+        if state.told == 2:
+            yield "B's host thread tells C", state._replace(words=with_item(state.words, C, NOW), told=3)
+
+    def _owner(self, state: Passed) -> Iterator[Step[Passed]]:
+        if state.step[C] != RUNS:
+            return
+        if state.words[C] == NOW:
+            yield "C finds the abort word, and fails", state._replace(step=with_item(state.step, C, OVER))
+        elif state.sent:
+            wrong = "C's operation ends well, with rows that are none of B's" if state.new else ""
+            yield "C ends well", state._replace(step=with_item(state.step, C, OVER), wrong=wrong)
+
+    def wrong(self, state: Passed) -> str | None:
+        return state.wrong or None
+
+    def ended(self, state: Passed) -> bool:
+        return state.step == (OVER,) * 3

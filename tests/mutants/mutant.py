@@ -7,7 +7,7 @@ from dataclasses import dataclass
 NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda")
 FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda")
 # In these, rows are written over while others read them, and what comes of it must not count: a race on purpose.
-RACING = (*FAILING, "failing, watched")
+RACING = (*FAILING, "failing, watched", "two hops failing")
 ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
 REPLAYS = ("replays", "replays ibgda")
 BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")

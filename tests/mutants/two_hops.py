@@ -412,6 +412,14 @@ MUTANTS: tuple[Mutant, ...] = (
         *TWO_HOPS,
     ),
     one(
+        "two hops: a forwarder sends without a last look",
+        _COMBINE,
+        "        if (!broadcast(device::lane() != 0 || op.looks_clear())) return;\n",
+        "",
+        "exact",
+        "two hops failing",
+    ),
+    one(
         "two hops: read given before all blocks have read",
         _COMBINE,
         "if (op.last_block(kFinished)) end_combine(args, op, me, tables);",

@@ -10,7 +10,7 @@
 
 namespace protocol::failing {
 
-constexpr u32 kCombines = 3, kWorlds = 24, kOrderedWorlds = 72;
+constexpr u32 kCombines = 3, kWorlds = 24, kOrderedWorlds = 72, kMostRanks = 4;
 constexpr u64 kForever = 1000 * kSecond;
 
 struct Kind {
@@ -21,6 +21,8 @@ struct Kind {
     // Something of the host's writes over a call's rows as soon as its record has a reason, while its kernel still
     // runs.
     bool watched;
+    u32 aborter;     // the rank whose host may say that it has failed
+    u32 delays = 1;  // of what it tells the others, times this
 };
 
 // A rank's rows of version `version`, as its user kernels write them.
@@ -39,19 +41,29 @@ class FewWarps final : public Forwarding {
 // What came of each combine on each rank. 0: it has not ended yet.
 struct Ends {
     enum : u32 { kWell = 1, kFailed = 2 };
-    u32 of[kCombines][kRanks] = {};
+    u32 of[kCombines][kMostRanks] = {};
 };
 
+// The rows that a rank has received.
 struct Rows {
+    struct Row {
+        u32 source, token;
+    };
     u16* x;
-    const Batch::Row* of;
-    u32 count;
+    const Row* of;
+    u32 count, hidden;
 };
+template <class Batch>
+std::vector<Rows::Row> rows_of(const Batch& batch) {
+    std::vector<Rows::Row> rows;
+    for (const auto& row : batch.rows()) rows.push_back({row.source, row.token});
+    return rows;
+}
 
 struct UserArgs {
     Rows rows;
     u32 version;  // to be written
-    u32 rank;
+    u32 rank, ranks;
     const wire::Failure* failure;  // of the combine before
     u32 generation;
     u32* ends;  // of that combine, by rank
@@ -65,10 +77,10 @@ DEEP_EP_KERNEL void write_over(const void* args) {
     if (threadIdx.x == 0) {
         device::store_relaxed<Scope::kSystem>(&a.ends[a.rank], u32{well ? Ends::kWell : Ends::kFailed});
     }
-    u32 ends[kRanks] = {};
+    u32 ends[kMostRanks] = {};
     if (!well && a.ordered) {
         // Relaxed: so that nothing but the protocol orders the rows.
-        for (u32 r = 0; r < kRanks; ++r) {
+        for (u32 r = 0; r < a.ranks; ++r) {
             device::spin_until([&] { return (ends[r] = device::load_relaxed<Scope::kSystem>(&a.ends[r])) != 0; }, ~0ull,
                                nullptr);
         }
@@ -76,8 +88,8 @@ DEEP_EP_KERNEL void write_over(const void* args) {
     for (u32 row = threadIdx.x; row < a.rows.count; row += blockDim.x) {
         const auto [source, token] = a.rows.of[row];
         if (!well && a.ordered && ends[source] != Ends::kWell) continue;
-        for (u32 h = 0; h < kHidden; ++h) {
-            a.rows.x[row * kHidden + h] = well ? bf16(value(a.version, a.rank, source, token, h)) : kGarbage;
+        for (u32 h = 0; h < a.rows.hidden; ++h) {
+            a.rows.x[row * a.rows.hidden + h] = well ? bf16(value(a.version, a.rank, source, token, h)) : kGarbage;
         }
         // Where another thread may come first.
         device::load_relaxed<Scope::kSystem>(&a.failure->mark);
@@ -87,7 +99,9 @@ DEEP_EP_KERNEL void write_over(const void* args) {
 // Queues it behind a call.
 inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, const host::Call& behind, u32* ends,
                               bool ordered) {
-    const UserArgs args{rows, version, buffer.rank, &behind.outcome->failure, behind.generation, ends, ordered};
+    const UserArgs args{
+        rows, version, buffer.rank, buffer.setup.nodes.ranks, &behind.outcome->failure, behind.generation,
+        ends, ordered};
     const int rank = static_cast<int>(buffer.rank), stream = buffer.stream->stream();
     cpu::Executor::get().launch(
         {"write over", rank, stream, 1, 2 * device::kWarpSize, 0, write_over, &args, sizeof(args)});
@@ -95,34 +109,35 @@ inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, con
 
 // What goes wrong in a run.
 struct Plan {
-    u64 timeout_ns[kRanks];
+    u64 timeout_ns[kMostRanks];
     u32 late;                                                       // this rank,
     u32 in_time;                                                    // with all combines but the first so many,
     u64 late_ns;                                                    // by so much; 0: none is
-    bool aborts;                                                    // the highest rank's host says that it has failed:
+    bool aborts;                                                    // kind.aborter:
     enum Moment : u32 { kAtOnce, kRead, kEnded, kMoments } moment;  // when this rank has read
     u32 reader;                                                     // all that it is given
     u32 in;                                                         // in this combine, or some rank's has ended;
     Delays delays;                                                  // of its stores
 
-    static Plan of(u64 seed) {
+    static Plan of(u64 seed, const Nodes& nodes) {
+        const u32 ranks = nodes.ranks;
         Draw draw(seed);
         Plan plan{};
-        const u32 first = draw.below(kRanks);
-        for (u32 r = 0; r < kRanks; ++r) plan.timeout_ns[r] = ((r + first) % kRanks + 1) * 10 * kSecond;
+        const u32 first = draw.below(ranks);
+        for (u32 r = 0; r < ranks; ++r) plan.timeout_ns[r] = ((r + first) % ranks + 1) * 10 * kSecond;
         const u32 what = draw.below(4);
         plan.aborts = what != 0;
-        plan.late = draw.below(kRanks);
+        plan.late = draw.below(ranks);
         if (what < 2) {
             u64 shortest = kForever;
-            for (u32 r = 0; r < kRanks; ++r) {
+            for (u32 r = 0; r < ranks; ++r) {
                 if (r != plan.late) shortest = std::min(shortest, plan.timeout_ns[r]);
             }
             plan.late_ns = draw.below(2) == 0 ? shortest : shortest * 3 / 2;
         }
         plan.in_time = draw.below(kCombines);
         plan.moment = static_cast<Moment>(draw.below(kMoments));
-        plan.reader = 2 * draw.below(2);  // those with tokens
+        plan.reader = 2 * draw.below(2) % nodes.per_node;  // those with tokens, of rank 1's node
         plan.in = draw.below(kCombines);
         plan.delays = {1u << draw.below(8), 1u << (4 + draw.below(8))};
         return plan;
@@ -151,7 +166,7 @@ class Watcher {
             const u64 word = __atomic_load_n(abort_word(r), __ATOMIC_RELAXED);
             if (wire::abort_generation(word) != calls_[0]->generation) too_early_ = true;
         }
-        std::fill(rows_.x, rows_.x + rows_.count * kHidden, kGarbage);
+        std::fill(rows_.x, rows_.x + rows_.count * rows_.hidden, kGarbage);
         cpu::wait_until([] { return false; }, "nothing more");
     }
 
@@ -169,10 +184,11 @@ class Watcher {
 
 // Whether the moment has come. Relaxed, as in write_over().
 inline bool due(const Plan& plan, const World& world, const Ends& ends) {
+    const size_t ranks = world.heaps.size();
     const auto of = ends.of[plan.in];
     const auto over = [](const u32& end) { return __atomic_load_n(&end, __ATOMIC_RELAXED) != 0; };
     // Where rows go in chunks, none are read in place.
-    if (plan.moment == Plan::kAtOnce || std::any_of(of, of + kRanks, over)) return true;
+    if (plan.moment == Plan::kAtOnce || std::any_of(of, of + ranks, over)) return true;
     if (plan.moment == Plan::kEnded) return false;
     // The dispatch was the first operation; of each region's uses one puts one unit.
     const u64 operation = plan.in + 1, regions = world.layout.regions;
@@ -187,17 +203,22 @@ struct Result {
     u32 failed = 0, well = 0, mixed = 0;  // calls, and those that failed on one rank and ended well on another
 };
 
-inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
-    const Plan plan = Plan::of(seed);
-    World world;
+// Batch: a rank's tokens, as ranks.h has it.
+template <class Batch>
+Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
+    const u32 ranks = setup.nodes.ranks;
+    Plan plan = Plan::of(seed, setup.nodes);
+    plan.delays.later *= kind.delays;
+    World world(ranks);
     Ends ends;
-    u64 began[kRanks] = {}, ended[kRanks] = {};
-    planted::run_world(kRanks, seed, [&](int r) {
+    u64 began[kMostRanks] = {}, ended[kMostRanks] = {};
+    planted::run_world(static_cast<int>(ranks), seed, [&](int r) {
         const u32 rank = static_cast<u32>(r);
         cpu::Executor& executor = cpu::Executor::get();
         Parts parts;
         parts.timeout_ns = plan.timeout_ns[rank];
         parts.memory = std::make_unique<SlowMemory>(r, plan.delays, [&] { return due(plan, world, ends); });
+        parts.tellers = [most = plan.delays.later] { return std::make_unique<LateMemory>(most); };
         Buffer buffer(world, rank, setup, std::move(parts));
         Batch batch(buffer, 0);
         auto call = batch.notify();
@@ -205,11 +226,11 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         end_well(buffer, call);
         batch.check_dispatch();
 
-        const std::vector<Batch::Row> of = batch.rows();
-        const Rows rows{batch.recv_x.as<u16>(), of.data(), batch.count};
+        const std::vector<Rows::Row> of = rows_of(batch);
+        const Rows rows{batch.recv_x.template as<u16>(), of.data(), static_cast<u32>(of.size()), Batch::kHidden};
         for (u32 row = 0; row < rows.count; ++row) {
-            for (u32 h = 0; h < kHidden; ++h) {
-                rows.x[row * kHidden + h] = bf16(value(1, rank, of[row].source, of[row].token, h));
+            for (u32 h = 0; h < rows.hidden; ++h) {
+                rows.x[row * rows.hidden + h] = bf16(value(1, rank, of[row].source, of[row].token, h));
             }
         }
         buffer.meet(world);
@@ -227,10 +248,10 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
         {
             std::optional<Watcher> watcher;
             if (kind.watched) watcher.emplace(buffer, calls, rows);
-            if (plan.aborts && rank == kRanks - 1) {
+            if (plan.aborts && rank == kind.aborter) {
                 buffer.runtime().abort(wire::kException);
                 // Its caller goes on.
-                if (!kind.ordered) std::fill(rows.x, rows.x + rows.count * kHidden, kGarbage);
+                if (!kind.ordered) std::fill(rows.x, rows.x + rows.count * rows.hidden, kGarbage);
             }
             executor.synchronize(r, buffer.stream->stream());
             ended[rank] = executor.now_ns();
@@ -248,23 +269,24 @@ inline Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
     });
     Result result;
     for (u32 i = 0; i < kCombines; ++i) {
-        const u32 well = static_cast<u32>(std::count(ends.of[i], ends.of[i] + kRanks, u32{Ends::kWell}));
+        const u32 well = static_cast<u32>(std::count(ends.of[i], ends.of[i] + ranks, u32{Ends::kWell}));
         result.well += well;
-        result.failed += kRanks - well;
-        result.mixed += well != 0 && well != kRanks;
+        result.failed += ranks - well;
+        result.mixed += well != 0 && well != ranks;
     }
     // No rank waits for its own timeout: the first rank that has had to tells the others.
-    const u64 begin = *std::min_element(began, began + kRanks), end = *std::max_element(ended, ended + kRanks);
+    const u64 begin = *std::min_element(began, began + ranks), end = *std::max_element(ended, ended + ranks);
     expect(end - begin <= plan.late_ns, "the last rank ended after " + std::to_string(end - begin) +
                                             " ns, one was late by " + std::to_string(plan.late_ns));
     return result;
 }
 
-inline void run(uint64_t seed, const Setup& setup, const Kind& kind) {
+template <class Batch>
+void run(uint64_t seed, const Setup& setup, const Kind& kind) {
     Result all;
     const u32 worlds = kind.ordered ? kOrderedWorlds : kWorlds;
     for (u32 i = 0; i < worlds; ++i) {
-        const Result result = run_world(seed * worlds + i, setup, kind);
+        const Result result = run_world<Batch>(seed * worlds + i, setup, kind);
         all.failed += result.failed;
         all.well += result.well;
         all.mixed += result.mixed;

@@ -14,6 +14,7 @@
 #include "quiet.h"
 #include "replays.h"
 #include "two_buffers.h"
+#include "two_hop_failing.h"
 #include "two_hops.h"
 
 int main(int argc, char** argv) {
@@ -40,7 +41,7 @@ int main(int argc, char** argv) {
         return [=](uint64_t seed) { normal_mode::run(seed, {fabric, arena, region_bytes, regions, slow}, recovers); };
     };
     const auto failing = [&](const char* fabric, bool arena, u64 region_bytes, failing::Kind kind) {
-        return [=](uint64_t seed) { failing::run(seed, {fabric, arena, region_bytes, 2, slow}, kind); };
+        return [=](uint64_t seed) { failing::run<Batch>(seed, {fabric, arena, region_bytes, 2, slow}, kind); };
     };
     const auto low_latency = [&](const char* fabric) {
         return [=](uint64_t seed) { low_latency_mode::run(seed, {fabric, true, kTight, 2, longer}); };
@@ -61,12 +62,12 @@ int main(int argc, char** argv) {
         {"apart", [&](uint64_t seed) { apart::run(seed, {"peer", true, kAmple, 2, slow}); }},
         {"recover", normal("peer", false, kTight, 2, true)},
         {"recover ibgda", normal("ibgda", true, 4 * kTight, 2, true)},
-        {"failing", failing("peer", true, kAmple, {false, false})},
-        {"failing, watched", failing("peer", true, kAmple, {false, true})},
-        {"failing, ordered", failing("peer", true, kAmple, {true, false})},
-        {"failing rounds", failing("peer", false, kTight, {false, false})},
-        {"failing weak", failing("weak", false, 2 * kTight, {false, false})},
-        {"failing ibgda", failing("ibgda", true, 2 * kTight, {false, false})},
+        {"failing", failing("peer", true, kAmple, {false, false, kRanks - 1})},
+        {"failing, watched", failing("peer", true, kAmple, {false, true, kRanks - 1})},
+        {"failing, ordered", failing("peer", true, kAmple, {true, false, kRanks - 1})},
+        {"failing rounds", failing("peer", false, kTight, {false, false, kRanks - 1})},
+        {"failing weak", failing("weak", false, 2 * kTight, {false, false, kRanks - 1})},
+        {"failing ibgda", failing("ibgda", true, 2 * kTight, {false, false, kRanks - 1})},
         {"replays", [&](uint64_t seed) { replays::run(seed, {"peer", true, kAmple, 2, slow}); }},
         {"replays ibgda", [&](uint64_t seed) { replays::run(seed, {"ibgda", true, 4 * kTight, 2, slow}); }},
         {"two buffers", [&](uint64_t seed) { two_buffers::run(seed, {"peer", true, kAmple, 2, slow}); }},
@@ -86,6 +87,11 @@ int main(int argc, char** argv) {
         {"two hops peer", two_hops("peer", 1, {6, 3, false, 1000})},
         {"two hops weak", two_hops("weak", 1, {4, 2, false, 1000})},
         {"two hops ibgda", two_hops("ibgda", 2, {6, 2, true, 1800})},
+        {"two hops failing",
+         [&](uint64_t seed) {
+             failing::run<two_hop_mode::Batch>(seed, {"ibgda", true, kAmple, 2, longer, false, {4, 2, true, kAmple}},
+                                               {false, false, 0, 32});
+         }},
         {"fields", fields::run},
         {"meetings", meetings::run},
         // More queue pairs than threads, in a block of the exact build too.

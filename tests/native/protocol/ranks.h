@@ -103,6 +103,8 @@ struct Parts {
     u64 timeout_ns = kSecond;
     unsigned blocks = kBlocks;
     std::unique_ptr<host::Memory> memory = std::make_unique<host::CpuMemory>();
+    // With which a host thread tells of a failure that this rank's kernels have found.
+    std::function<std::unique_ptr<host::Memory>()> tellers = [] { return std::make_unique<host::CpuMemory>(); };
     std::function<std::shared_ptr<host::Launcher>(std::shared_ptr<host::CpuLauncher>)> launcher =
         [](std::shared_ptr<host::CpuLauncher> own) { return own; };
     // A peer's heap, as this rank has it mapped.
@@ -157,9 +159,9 @@ class Buffer {
             here.memory = &memory;
             return host::Networks(here, routes);
         };
-        const auto make_teller = [r = static_cast<int>(rank)](const uint64_t* claimed, std::vector<uint64_t*> words) {
-            return std::make_unique<host::TellerAgent>(r, claimed, std::move(words),
-                                                       std::make_unique<host::CpuMemory>());
+        const auto make_teller = [r = static_cast<int>(rank), memory = parts.tellers](const uint64_t* claimed,
+                                                                                      std::vector<uint64_t*> words) {
+            return std::make_unique<host::TellerAgent>(r, claimed, std::move(words), memory());
         };
         const auto make_control = [r = options.rank, heaps, layout, make_teller](host::Memory& memory) {
             std::vector<std::shared_ptr<uint8_t>> pages;
@@ -251,6 +253,8 @@ class Output {
 // A lap's tokens of one rank, and what it receives of the others'.
 class Batch {
   public:
+    static constexpr u32 kHidden = protocol::kHidden;
+
     Batch(Buffer& buffer, u32 lap)
         : lap(lap),
           rank(buffer.rank),

@@ -55,4 +55,17 @@ class SlowMemory final : public host::CpuMemory {
     int agent_ = -1;
 };
 
+// The same of a host thread that does nothing else meanwhile.
+class LateMemory final : public host::CpuMemory {
+  public:
+    explicit LateMemory(u32 most_turns) : most_turns_(most_turns) {}
+    void store_words(const std::vector<uint64_t*>& words, uint64_t value) override {
+        for (u64 turns = cpu::Executor::get().random() % most_turns_; turns != 0; --turns) cpu::yield();
+        CpuMemory::store_words(words, value);
+    }
+
+  private:
+    const u32 most_turns_;
+};
+
 }  // namespace protocol

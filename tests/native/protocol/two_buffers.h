@@ -33,10 +33,10 @@ inline void run(uint64_t seed, const Setup& setup) {
         if (rank == late) executor.wait([] { return false; }, "being late", executor.now_ns() + late_ns);
 
         Output sums = batch.make_sums(), sums_behind = behind.make_sums();
-        const std::vector<Batch::Row> of = behind.rows();
+        const std::vector<failing::Rows::Row> of = failing::rows_of(behind);
         const auto cause = batch.combine(one, batch.recv_x, sums);
-        failing::launch_write_over(one, {behind.recv_x.as<u16>(), of.data(), behind.count}, 1, *cause, ends.of[0],
-                                   false);
+        failing::launch_write_over(one, {behind.recv_x.as<u16>(), of.data(), behind.count, kHidden}, 1, *cause,
+                                   ends.of[0], false);
         const auto call = behind.combine(other, behind.recv_x, sums_behind);
         executor.synchronize(r, one.stream->stream());
         one.meet(first);
