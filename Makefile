@@ -38,7 +38,7 @@ test-fast: venv ## the short tests, with few schedules, in the fast and the exac
 	@$(TESTS) quick quick-exact $(ARGS)
 
 test-long: clang ## hundreds of kills and stalls, 10 minutes of soak, five times the schedules; out/long has what they found
-	@$(TESTS) long many many-exact values silent $(ARGS)
+	@$(TESTS) long many many-exact values steps silent $(ARGS)
 
 races: clang ## the tests under ThreadSanitizer, after it has found the planted races (needs clang)
 	@$(TESTS) races $(ARGS)

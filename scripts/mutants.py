@@ -3,6 +3,7 @@
     python scripts/mutants.py                 all of them; the last line says how many were caught
     python scripts/mutants.py --only ibgda    those whose name contains that
     python scripts/mutants.py --build tsan    those that this build catches; several: repeat it
+    python scripts/mutants.py --few           of each file the first
     python scripts/mutants.py --silent        of those that only races show, also that no value is wrong without them
 
 What catches a bug must pass with the sources as they are. Only objects that the changed file goes into are compiled
@@ -213,11 +214,14 @@ def as_table(outcomes: list[Outcome]) -> Table:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
 @click.option("--only", metavar="TEXT", default="", help="Those whose name contains this.")
 @click.option("--build", "builds", multiple=True, type=click.Choice(list(SEEDS)), help="Those that this build catches.")
+@click.option("--few", is_flag=True, help="The first of each file among them.")
 @click.option("--silent", is_flag=True, help="Also see that silent ones leave the fast build's values right.")
-def main(only: str, builds: tuple[str, ...], silent: bool) -> None:
+def main(only: str, builds: tuple[str, ...], few: bool, silent: bool) -> None:
     """Try them, and exit with 1 where one is not caught."""
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     chosen = [mutant for mutant in MUTANTS if only in mutant.name and mutant.build in (builds or SEEDS)]
+    if few:
+        chosen = list({mutant.file: mutant for mutant in reversed(chosen)}.values())[::-1]
     if not chosen:
         raise click.UsageError(f"--only {only}: no bug of that name")
     began = time.monotonic()

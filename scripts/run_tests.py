@@ -3,12 +3,12 @@
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
 A part is lint, timed (tests that look at the time, in the fast build), the other tests of a build: fast, exact, asan,
-races, or mutants, planted bugs in the order of memory or of steps; if none is named, all of these run, the builds'
-tests two parts at a time. Others run where they are named: compile, the report of the GPU kernels; quick and
+races, or mutants, a few planted bugs in the order of memory or of steps; if none is named, all of these run, the
+builds' tests two parts at a time. Others run where they are named: compile, the report of the GPU kernels; quick and
 quick-exact, the short tests with few schedules; long, hundreds of kills and stalls and a soak; many and many-exact, the
-tests of schedules with five times as many; values, planted bugs in values; silent, those of races again, which must
-also leave all values right without one. With pytest arguments a part runs what they select: `run_tests.py races --
-tests/normal/test_layout.py -k empty`.
+tests of schedules with five times as many; values, steps and silent, all planted bugs: those in values, in the order of
+steps, and those of races, which must also leave all values right without one. With pytest arguments a part runs what
+they select: `run_tests.py races -- tests/normal/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ SUITES = {
     "many": ("fast", ["-m", "not once and not timed"]),
     "many-exact": ("exact", ["-m", "not once and not timed"]),
 }
-# Parts that plant bugs, and what scripts/mutants.py is given.
-# A bug that changes values whatever the schedule is one that many tests of values see: those are for the long suite.
+# Parts that plant bugs, and what scripts/mutants.py is given. For each bug a program is compiled: a few of them show
+# that the tests still see bugs, all are for the long suite.
 MUTANTS = {
-    "mutants": ["--build", "exact", "--build", "tsan"],
+    "mutants": ["--build", "exact", "--build", "tsan", "--few"],
+    "steps": ["--build", "exact"],
     "values": ["--build", "fast"],
     "silent": ["--build", "tsan", "--silent"],
 }
@@ -74,6 +75,7 @@ TOGETHER = (
     "many",
     "silent",
     "values",
+    "steps",
     "fast",
     "mutants",
     "races",
@@ -88,7 +90,7 @@ LONGEST = 12
 NO_TESTS = 5  # pytest's exit code
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
 DEFAULT_PARTS = ("lint", *(part for part in SUITES if part not in SETTINGS), "mutants")
-PARTS = (*DEFAULT_PARTS, "compile", *SETTINGS, "values", "silent")
+PARTS = (*DEFAULT_PARTS, "compile", *SETTINGS, "steps", "values", "silent")
 
 console = Console(highlight=False, soft_wrap=True)
 
