@@ -522,7 +522,8 @@ class Buffer(V1Surface):
         ----------
         mask : iterable of int
             Ranks to leave out, besides those left out before. Their processes have ended, or their Buffers are
-            destroyed. None with two hops.
+            destroyed. With two hops each passes on the rows of others, which another rank of its node takes over: of
+            each node at most half of the ranks, or all.
         timeout : float, optional
             Seconds to wait for the other ranks. Default: the Buffer's.
 
@@ -536,11 +537,7 @@ class Buffer(V1Surface):
         """
         seconds = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         left_out = mask_of(mask, self.rank, self.group_size)
-        if left_out and self._engine.topology.hops == 2:
-            raise ValueError(
-                f"mask={ranks_of(left_out)}: expected no ranks to leave out of a Buffer with hops=2, where each passes "
-                "on the rows of others; make it with hops=1, or make a new one of the ranks that are left"
-            )
+        self._engine.topology.check_mask(left_out | self._engine.mask)
         self._engine.recover(left_out, seconds)
 
     def lost_ranks(self) -> list[int]:

@@ -64,6 +64,7 @@ void bind_two_hops(py::module_& module) {
     bind_way(m, &host::two_hops::notify, &host::two_hops::dispatch, &host::two_hops::combine);
     m.attr("MARK_ROWS") = wire::kMarkRows;
     m.attr("SET_BITS") = wire::kSetBits;
+    m.attr("ROLES") = wire::kRoles;
     m.attr("SLOTS") = wire::kSlots;
     m.attr("MOST_CHUNK_ROWS") = host::kMaxChunkRows;
     m.attr("MOST_CHUNK_BYTES") = host::kMaxChunkBytes;

@@ -304,7 +304,7 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
         if (options.masks_ranks) place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
     }
     place.nic = network.nic;
-    return [place, routes = options.routes](host::Memory& memory) {
+    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes) {
         host::NetworkPlace here = place;
         here.memory = &memory;
         return host::Networks(here, routes);
@@ -425,6 +425,9 @@ void bind_runtime(py::module_& m) {
         .def(
             "stop_all", [](Runtime& runtime, double seconds) { return runtime.stop_all(nanoseconds(seconds)); },
             py::arg("seconds"), NoGil())
+        .def(
+            "connect", [](Runtime& runtime, const std::vector<u32>& left_out) { runtime.connect(mask_of(left_out)); },
+            py::arg("left_out"), NoGil())
         .def(
             "wait_gone",
             [](Runtime& runtime, const std::vector<u32>& left_out, double seconds) {

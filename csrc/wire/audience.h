@@ -2,20 +2,22 @@
 // that ever store into it.
 #pragma once
 
-#include "wire/types.h"
+#include "wire/forwarders.h"
 
 namespace deep_ep::wire {
 
 struct Audience {
-    u32 per_node;  // ranks of a node, where the audience is the own node and the ranks of the same local index; else 0
+    u32 per_node;  // ranks of a node, where the audience is the own node and the ranks on the same rail; else 0
 
-    // The same from both sides.
-    constexpr bool joins(u32 rank, u32 other) const {
-        return per_node == 0 || rank / per_node == other / per_node || rank % per_node == other % per_node;
+    // The same from both sides. `mask`: the ranks that are left out.
+    constexpr bool joins(u32 rank, u32 other, const RankMask& mask) const {
+        return per_node == 0 || rank / per_node == other / per_node || on_one_rail(mask, per_node, rank, other);
     }
 };
 
-static_assert(Audience{0}.joins(0, 7) && Audience{4}.joins(1, 2) && Audience{4}.joins(1, 5) && !Audience{4}.joins(1, 6),
+static_assert(Audience{0}.joins(0, 7, {}) && Audience{4}.joins(1, 2, {}) && Audience{4}.joins(1, 5, {}) &&
+                  !Audience{4}.joins(1, 6, {}) && Audience{4}.joins(1, 6, {{1 << 5 | 1 << 4}}) == false &&
+                  Audience{4}.joins(1, 7, {{1 << 5 | 1 << 4}}),
               "audience");
 
 }  // namespace deep_ep::wire

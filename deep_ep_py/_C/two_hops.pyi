@@ -13,6 +13,7 @@ __all__: list[str] = [
     "MOST_CHUNK_BYTES",
     "MOST_CHUNK_ROWS",
     "Plan",
+    "ROLES",
     "SET_BITS",
     "SLOTS",
     "chunk_rows",
@@ -86,5 +87,6 @@ def staging(
 MARK_ROWS: int = 32
 MOST_CHUNK_BYTES: int = 131072
 MOST_CHUNK_ROWS: int = 128
+ROLES: int = 2
 SET_BITS: int = 32
 SLOTS: int = 4

@@ -61,7 +61,7 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: 
     if failure.phase == C.MASK_PHASE:
         left_out = f"rank {failure.expected} is left out {'there, not here' if failure.seen else 'here, not there'}"
         if failure.peer == failure.expected:  # of a graph's call, from before a recovery
-            left_out = "the handle has rows for that rank, which is left out here"
+            left_out = "the handle or the graph is from when that rank was there, which is left out here"
         return f"{call.kind} does not match rank {failure.peer} ({failure.phase}): {left_out}"
     if failure.phase == C.BOUNDS_PHASE:
         return (

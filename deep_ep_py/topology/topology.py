@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.core import arguments
+from deep_ep_py.core.native import C
 from deep_ep_py.topology.link import SOFTWARE, Link
 from deep_ep_py.topology.nic import NicOptions
 
@@ -73,13 +74,17 @@ class Topology:
 
     @property
     def near_only(self) -> bool:
-        """Whether no operation has to do with other ranks than those of the own node and the rail peers."""
+        """Whether no operation has to do with other ranks than those of the own node, and those of other nodes that pass
+        on this rank's rows, or whose rows it passes on.
+        """
         return self.hops == 2 and not self.low_latency
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """By rank: "peer" where it is mapped, "none" where no operation reaches it, else the fabric that reaches it."""
-        return tuple(self._route(rank, mapped) for rank, mapped in enumerate(self.mapped))
+        """By rank: "peer" where it is mapped, else the fabric that reaches it. There are no queue pairs to ranks that no
+        operation has to do with.
+        """
+        return tuple("peer" if mapped else self.network or "peer" for mapped in self.mapped)
 
     @property
     def network(self) -> str | None:
@@ -94,15 +99,28 @@ class Topology:
         """Whether `peer` is on another node and has the same local index."""
         return peer // self.ranks_per_node != self.node and peer % self.ranks_per_node == self.local_rank
 
-    def _route(self, peer: int, mapped: bool) -> str:
-        if mapped or self.network is None:
-            return "peer"
-        return "none" if self.near_only and not self.is_rail_peer(peer) else self.network
-
     def _maps(self, peer: int) -> bool:
         if self.fabric == "ibgda" or self.nodes > 1:
             return self.node == peer // self.ranks_per_node
         return self.fabric == "peer" or (self.fabric == "mixed" and (self.rank + peer) % 2 == 0)
+
+    def check_mask(self, mask: int) -> None:
+        """Check that operations can do without the ranks whose bits are set.
+
+        Raises
+        ------
+        ValueError
+            With two hops, if a node has not enough ranks left to pass on what those do.
+        """
+        for node in range(self.nodes if self.hops == 2 else 0):
+            ranks = range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
+            left_out = [rank for rank in ranks if mask >> rank & 1]
+            if len(ranks) > len(left_out) > len(ranks) // C.two_hops.ROLES:
+                raise ValueError(
+                    f"mask={left_out}: expected at most {len(ranks) // C.two_hops.ROLES} ranks of node {node}, or all: "
+                    "each that is left out has its rows passed on by another of its node (hops=2); make a new Buffer "
+                    "of the ranks that are left"
+                )
 
     def must_agree(self) -> dict[str, Any]:
         """Return what must be the same on all ranks, by the names that callers know."""

@@ -228,9 +228,8 @@ MUTANTS = (
     one(
         "recovery: the old network goes on",
         "host/session/recovery.cpp",
-        "    networks_ = {};  // before the next are made: no agent of the old ones is left\n"
-        "    networks_ = make_networks_(*memory_);\n",
-        "",
+        "    networks_ = {};  // before the next are made: no agent of the old ones is left\n",
+        "    if (true) return true;\n",
         "exact",
         "recover ibgda",
     ),

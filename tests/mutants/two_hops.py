@@ -7,6 +7,8 @@ from mutants.mutant import TWO_HOPS, Mutant, one, silent
 _OPERATION = "kernels/common/operation.h"
 _POLLING = "kernels/common/polling.h"
 _WIRE = "wire/two_hops.h"
+_FORWARDERS = "wire/forwarders.h"
+_RECOVERY = "host/session/recovery.cpp"
 _NOTIFY = "kernels/two_hops/notify.h"
 _NUMBER = "kernels/two_hops/number.h"
 _PLAN = "kernels/two_hops/plan.h"
@@ -18,12 +20,13 @@ _GATHER = "kernels/two_hops/gather.h"
 _COMBINE = "kernels/two_hops/combine.h"
 _OWN_SUMS = "kernels/two_hops/own_sums.h"
 _RAILS = ("two hops weak", "two hops ibgda")
+_WITHOUT = "two hops without"
 
 _EACH_CHUNK = """for (u32 d = 0; d < me.per_node; ++d) {
             if (!rows.sends(d)) continue;
             const Pending chunk"""
 _GIVE_BACK = "if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), owner);\n"
-_SUM_CHUNK = "if (!sum_chunk(message, to, chunk)) return;\n"
+_SUM_CHUNK = "if (!sum_chunk(message, line, chunk)) return;\n"
 _NODES_BELOW = "list_nodes(token, 0, me.node, 0);"
 _NODES_ABOVE = "count = list_nodes(token, me.node + 1, args.layout.nodes, count);"
 _BIASED = """args.combined_x + offset, rows.into, count,
@@ -56,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: region given back before the chunks of other nodes' empty streams",
         _COMBINE,
-        "            op.wait_signal(Phase::kChunk, wire::kChunk, me.rail(node), 1);\n",
+        "            op.wait_signal(Phase::kChunk, wire::kChunk, me.forwarder(node), 1);\n",
         "",
         "fast",
         "two hops ibgda",
@@ -89,16 +92,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a forwarder tells all ranks its own rows",
         _NOTIFY,
-        "rail_message(args, op, me, node) + wire::kNotifyCounts, d, node_rows);",
-        "rail_message(args, op, me, node) + wire::kNotifyCounts, me.local, node_rows);",
+        "rail_message(args, op, me, line) + wire::kNotifyCounts, d, node_rows);",
+        "rail_message(args, op, me, line) + wire::kNotifyCounts, me.local, node_rows);",
         "fast",
         *TWO_HOPS,
     ),
     one(
         "two hops: rows of an expert without those of other nodes",
         _NOTIFY,
-        "            if (node == me.node) continue;\n",
-        "            if (node != nodes) continue;\n",
+        "            if (origin == op.rank() || origin == wire::kNoRank) continue;\n",
+        "            if (origin != op.ranks()) continue;\n",
         "fast",
         *TWO_HOPS,
     ),
@@ -145,8 +148,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a place for one local chunk of each stream",
         _WIRE,
-        "return local_chunks.at(stream * kLocalSlots + slot);",
-        "return local_chunks.at(stream * kLocalSlots);",
+        "return local_chunks.at((role * ranks() + stream) * kLocalSlots + slot);",
+        "return local_chunks.at((role * ranks() + stream) * kLocalSlots);",
         "fast",
         *TWO_HOPS,
     ),
@@ -193,8 +196,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a placed chunk's slot given back for its origin",
         _DISPATCH,
-        "op.signal_for(forwarder, wire::kNext + slot, Place::stream(origin / me.per_node, me.local, me.per_node));",
-        "op.signal_for(forwarder, wire::kNext + slot, origin);",
+        "Place::stream(origin / me.per_node, me.local, me.per_node));\n        }\n    }\n};",
+        "origin);\n        }\n    }\n};",
         "fast",
         *TWO_HOPS,
     ),
@@ -249,7 +252,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: table without the streams before",
         _FORWARD,
-        "args.plan.table[u64{tables.streams[node].begin + first + i} * per_node + d] =",
+        "args.plan.table[u64{tables.streams[line].begin + first + i} * per_node + d] =",
         "args.plan.table[u64{first + i} * per_node + d] =",
         "fast",
         *TWO_HOPS,
@@ -438,7 +441,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: offer of a combine not consumed",
         _COMBINE,
-        "        op.consume(wire::kOffer, me.near(d), 1);\n",
+        "        if (me.has(d)) op.consume(wire::kOffer, me.near(d), 1);\n",
         "",
         "fast",
         *TWO_HOPS,
@@ -446,7 +449,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: rows counted in a slot are not forgotten",
         _COMBINE,
-        "            op.slots_read()[node * wire::kSlots + slot] = 0;\n",
+        "            if (role == 0) op.slots_read()[node * wire::kSlots + slot] = 0;\n",
         "",
         "fast",
         *TWO_HOPS,
@@ -509,4 +512,61 @@ MUTANTS: tuple[Mutant, ...] = (
         TWO_HOPS,
     ),
     one("two hops: sums are rounded before the biases", _OWN_SUMS, _BIASED, _ROUNDED, "fast", *TWO_HOPS),
+    # --- ranks that are left out (P17)
+    one(
+        "two hops without ranks: the same words for local chunks of both roles",
+        _PLAN,
+        "return role * wire::kLocalSlots + chunk % wire::kLocalSlots;",
+        "return chunk % wire::kLocalSlots;",
+        "fast",
+        _WITHOUT,
+    ),
+    one(
+        "two hops without ranks: the same slots for local chunks of both roles",
+        _WIRE,
+        "return local_chunks.at((role * ranks() + stream) * kLocalSlots + slot);",
+        "return local_chunks.at(stream * kLocalSlots + slot);",
+        "fast",
+        _WITHOUT,
+    ),
+    one(
+        "two hops without ranks: the same slots for streams of both roles",
+        _WIRE,
+        "return role * others() + place(node, own);",
+        "return place(node, own);",
+        "fast",
+        _WITHOUT,
+    ),
+    one(
+        "two hops without ranks: a rank that is left out is waited for",
+        _PLAN,
+        "return mask.has(rank) ? wire::kNoRank : rank;",
+        "return rank;",
+        "fast",
+        _WITHOUT,
+    ),
+    one(
+        "two hops without ranks: no queue pairs to ranks that take others' places",
+        _RECOVERY,
+        "const std::vector<fabric::Route> reached = routes(mask);",
+        "const std::vector<fabric::Route> reached = routes({});",
+        "fast",
+        _WITHOUT,
+    ),
+    one(
+        "two hops without ranks: offers of the first role's rows for both",
+        _OFFERS,
+        "const u32 origin = theirs.origin(line);",
+        "const u32 origin = theirs.origin(layout.node_of(line));",
+        "fast",
+        _WITHOUT,
+    ),
+    one(
+        "two hops without ranks: a sender takes a substitute's first place",
+        _PLAN,
+        "return forwarder % per_node == origin % per_node ? 0 : 1;",
+        "return 0 * (forwarder + origin);",
+        "fast",
+        _WITHOUT,
+    ),
 )

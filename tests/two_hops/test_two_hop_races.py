@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from builds import schedules
+from mutants.mutant import TWO_HOPS
 from native_programs import build_protocol, run
 
 
-@pytest.mark.parametrize("fabric", ["peer", "weak", "ibgda"])
-def test_native_ranks(fabric: str) -> None:
+@pytest.mark.parametrize("scenario", TWO_HOPS)
+def test_native_ranks(scenario: str) -> None:
     for seed in schedules(4):
-        result = run(build_protocol(), f"two hops {fabric}", str(seed))
+        result = run(build_protocol(), scenario, str(seed))
         assert result.returncode == 0, f"seed {seed}: {result.stderr[-4000:]}"

@@ -15,9 +15,10 @@ from cases import BY_NAME
 from deep_ep_py.core.events import EventHandle
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.testing import run_ranks
-from harness import Trial, dispatch_arguments, make_buffer
+from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip_without
 
 TRIAL = Trial.of(BY_NAME["two_ranks"])
+TWO_HOPS = Trial.of(BY_NAME["2x2_uniform"])
 kept_alive: list[Any] = []
 
 
@@ -30,9 +31,9 @@ def raised(call: Any) -> str:
     return ""
 
 
-def worst(rank: int, **options: Any) -> dict[str, Any]:
+def worst(rank: int, trial: Trial = TRIAL) -> dict[str, Any]:
     """Arguments of a dispatch whose host waits for nothing."""
-    return {**dispatch_arguments(TRIAL.work, rank, num_worst_tokens=TRIAL.most_rows), **options}
+    return dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
 
 
 def do_not_wait(device: Any, tensors: Any, *_: Any) -> EventHandle:
@@ -118,6 +119,29 @@ def a_handle_in_a_graph(group: Any) -> None:
     del others
 
 
+def a_graph_of_two_hops(group: Any) -> None:
+    """It was captured when every rank passed on what is its own: it does not run once one has another's place too."""
+    buffer = make_buffer(group, TWO_HOPS.case, "ibgda", device="cuda", timeout=20.0)
+    rank, lost, graph = buffer.rank, 3, pretend_gpu.Graph()
+    arguments = worst(rank, TWO_HOPS)
+    with graph.capture():
+        results = buffer.dispatch(**arguments)
+    graph.replay()
+    buffer.check()
+    TWO_HOPS.check_worst(rank, results, TWO_HOPS.most_rows)
+    group.barrier()
+    if rank == lost:
+        buffer.destroy()
+    else:
+        buffer.recover([lost])
+        graph.replay()
+        said = raised(buffer.check)
+        assert f"rank {lost} (ranks left out)" in said and "the graph is from when" in said, said
+        buffer.recover()
+        round_trip_without(buffer, rank, TWO_HOPS, left_out(TWO_HOPS, [lost]))
+    group.barrier()
+
+
 class Interrupted:
     """A runtime that Ctrl-C interrupts between the two meetings of a recovery."""
 
@@ -177,6 +201,7 @@ def main() -> None:
     for between in ("nothing", "recover", "make"):
         run_ranks(2, untold, between, device="cuda")
     run_ranks(2, a_handle_in_a_graph, device="cuda")
+    run_ranks(4, a_graph_of_two_hops, device="cuda")
     run_ranks(2, recoveries_that_fail_half_way, device="cuda")
     print("ended")
 

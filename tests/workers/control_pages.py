@@ -54,9 +54,7 @@ def message_of(buffer: deep_ep.Buffer, trial: Trial) -> str:
 
 
 def life(hub: Hub, trial: Trial) -> None:
-    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, and, where ranks can
-    be left out, another recovery.
-    """
+    """What a Buffer goes through: calls, calls that do not match, a recovery, a rank that leaves, another recovery."""
     buffer = make_buffer(None, trial.case, "ibgda", comm=hub, timeout=20.0)
     take_pages_away(buffer)
     works(buffer, trial)
@@ -70,9 +68,8 @@ def life(hub: Hub, trial: Trial) -> None:
         said = message_of(buffer, trial)
         assert f"rank {RANKS - 1}" in said, said
         assert buffer.lost_ranks() == [RANKS - 1]
-        if not trial.case.two_hops:
-            buffer.recover([RANKS - 1])
-            buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+        buffer.recover([RANKS - 1])
+        buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
     hub.tell("ended")
 
 

@@ -23,12 +23,11 @@ std::vector<Fabric> fabrics() { return listed(static_cast<const fabric::Registry
 }  // namespace
 
 fabric::Route route_named(const std::string& name) {
-    if (name == "none") return fabric::kUnreached;
     const std::vector<Fabric> known = fabrics();
     for (size_t route = 0; route < known.size(); ++route) {
         if (known[route].name == name) return static_cast<fabric::Route>(route);
     }
-    throw std::invalid_argument("a route \"" + name + "\": expected none, or that of a fabric in fabric/registry.h");
+    throw std::invalid_argument("a route \"" + name + "\": expected that of a fabric in fabric/registry.h");
 }
 
 Networks::Networks(NetworkPlace place, const std::vector<fabric::Route>& routes) {

@@ -11,7 +11,7 @@
 
 namespace deep_ep::host {
 
-// The route of a name that callers use: "peer", "none", or a fabric's. Throws std::invalid_argument.
+// The route of a name that callers use: "peer", or a fabric's. Throws std::invalid_argument.
 fabric::Route route_named(const std::string& name);
 
 class Networks {
@@ -32,7 +32,7 @@ class Networks {
     std::vector<std::unique_ptr<Network>> by_route_;  // null for routes that no rank has
 };
 
-// `memory`: what it shares with kernels comes from there.
-using MakeNetworks = std::function<Networks(Memory& memory)>;
+// `memory`: what it shares with kernels comes from there. `routes`: by rank.
+using MakeNetworks = std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes)>;
 
 }  // namespace deep_ep::host

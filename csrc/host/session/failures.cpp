@@ -118,7 +118,7 @@ int Runtime::find_lost(bool left) const {
     for (int peer = 0; peer < options_.ranks; ++peer) {
         if (peer == options_.rank || !present(peer)) continue;
         // Of one that this rank does not hear those know that wait for it.
-        if (!audience().joins(static_cast<u32>(options_.rank), static_cast<u32>(peer))) continue;
+        if (!audience().joins(static_cast<u32>(options_.rank), static_cast<u32>(peer), mask_)) continue;
         if (progress().is_lost(*control_, *memory_, generation_, peer, left)) return peer;
     }
     return -1;

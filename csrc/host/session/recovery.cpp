@@ -25,8 +25,13 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
     if (!aborted()) control_->stop_own(word, generation_);
     if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
     networks_ = {};  // before the next are made: no agent of the old ones is left
-    networks_ = make_networks_(*memory_);
     return true;
+}
+
+void Runtime::connect(const wire::RankMask& mask) {
+    const std::vector<fabric::Route> reached = routes(mask);
+    networks_ = make_networks_(*memory_, reached);
+    memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
 }
 
 bool Runtime::gone(int rank) const {

@@ -48,14 +48,15 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       timeout_ns_(options.timeout_ns),
       make_warden_(std::move(make_warden)),
       make_networks_(std::move(make_networks)),
-      networks_(make_networks_(*memory_)) {
+      networks_(make_networks_(*memory_, routes({}))) {
     *remark_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
         if (options_.routes[r] == fabric::kMapped) mapped[r] = heaps_[r]->base();
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
-    memory_->write(routes_.get(), options_.routes.data(), options_.routes.size() * sizeof(fabric::Route));
+    const std::vector<fabric::Route> reached = routes({});
+    memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
     write_context(Sequence{generation_, 0, 0}.word());
@@ -71,6 +72,16 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 }
 
 Runtime::~Runtime() { failures_->leave(*this); }
+
+// Ranks that have nothing to do with each other have no queue pairs.
+std::vector<fabric::Route> Runtime::routes(const wire::RankMask& mask) const {
+    std::vector<fabric::Route> routes = options_.routes;
+    for (u32 rank = 0; rank < routes.size(); ++rank) {
+        const bool talks = audience().joins(static_cast<u32>(options_.rank), rank, mask);
+        if (routes[rank] != fabric::kMapped && !talks) routes[rank] = fabric::kUnreached;
+    }
+    return routes;
+}
 
 void Runtime::write_context(uint64_t sequence) {
     Context context{};

@@ -36,7 +36,7 @@ struct BufferOptions {
     bool masks_ranks;                   // a wait in vain does not fail all ranks but masks the one (P17)
     bool poison;                        // fill outputs with a pattern before they are written
     bool has_remote;                    // some pair of ranks of the Buffer is not mapped
-    std::vector<fabric::Route> routes;  // per rank: how it is reached
+    std::vector<fabric::Route> routes;  // per rank: how it is reached, if it is
     uint64_t rank_key;                  // FailureCount::of
     int ranks_per_node;                 // the ranks of a node are neighbours in number
     bool near_audience;                 // all operations take two hops: wire::Audience
@@ -169,9 +169,13 @@ class Runtime final : private FailureCount::Member {
 
     // A rank is known to store nothing any more.
     bool gone(int rank) const;
+    // Whether some ranks are left out.
+    bool leaves_out() const { return mask_.first_difference({}) != wire::kMostRanks; }
     // Recovery, in this order (P16); the ranks' attempts are numbered alike. First: what this rank has launched or
     // posted in this generation is over, or never will be.
     bool stop_all(uint64_t nanoseconds);
+    // The network made anew, to the ranks that this one talks to without those of `mask`.
+    void connect(const wire::RankMask& mask);
     // The ranks of `mask` are known to store nothing any more: -> one that may after so long, or -1.
     int wait_gone(const wire::RankMask& mask, uint64_t nanoseconds);
     // All ranks but those of `mask` have come so far too.
@@ -214,6 +218,7 @@ class Runtime final : private FailureCount::Member {
     bool abort_if_lost();
     int find_lost(bool left) const;
     bool present(int rank) const { return !mask_.has(static_cast<u32>(rank)); }
+    std::vector<fabric::Route> routes(const wire::RankMask& mask) const;
     std::shared_ptr<Warden> new_warden() const;
     // The one that there is now; null without masks. Callers on other threads may hold it a little longer.
     std::shared_ptr<Warden> warden() const;

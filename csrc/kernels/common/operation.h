@@ -423,7 +423,9 @@ class Operation {
         return {word_offset(kind, rank()), region() * wire::kSignals + kind};
     }
     // Ranks that give back their regions to each other (P4).
-    DEEP_EP_DEVICE bool hears(u32 other) const { return present(other) && context_.audience.joins(rank(), other); }
+    DEEP_EP_DEVICE bool hears(u32 other) const {
+        return present(other) && context_.audience.joins(rank(), other, context_.mask);
+    }
     // A rank as memory says, or -1 for what is none.
     DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }
 

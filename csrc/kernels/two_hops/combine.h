@@ -8,7 +8,7 @@ namespace deep_ep::two_hops {
 
 // Local chunks go to other forwarders than this rank, where its rows are not published.
 DEEP_EP_DEVICE bool sends_local_chunks(const CombineArgs& args, const Place& me, u32 owner) {
-    return args.offer.visible == 0 && owner % me.per_node != me.local;
+    return args.offer.visible == 0 && !me.mask.has(owner) && me.near_forwarder(owner) != me.near(me.local);
 }
 
 // What polling warps do, for serve(): an entry for each slot of each stream that this rank forwards, and for each slot
@@ -22,15 +22,17 @@ struct ReturnWork {
     const CombineTables& tables;
     const Gatherer& rows;
 
-    DEEP_EP_DEVICE u32 forwards() const { return CombineShared::forwarding(op.ranks(), me.per_node); }
+    DEEP_EP_DEVICE u32 forwards() const {
+        return CombineShared::forwarding(op.ranks(), me.per_node, args.layout.roles);
+    }
     DEEP_EP_DEVICE u32 entries() const { return forwards() + CombineShared::sending(op.ranks()); }
-    DEEP_EP_DEVICE u32 node(u32 entry) const { return args.layout.node_at(entry / wire::kSlots, me.node); }
+    DEEP_EP_DEVICE u32 line(u32 entry) const { return args.layout.line_at(entry / wire::kSlots, me.node); }
     DEEP_EP_DEVICE bool sends_to(u32 owner) const { return sends_local_chunks(args, me, owner); }
 
     DEEP_EP_DEVICE_CALL u32 steps(u32 entry) const {
         const wire::TwoHopLayout& layout = args.layout;
         if (entry < forwards()) {
-            return chunks_in_slot(layout.chunks(tables.streams[node(entry)].forwarded), entry % wire::kSlots);
+            return chunks_in_slot(tables.streams[line(entry)].forwarded_chunks, entry % wire::kSlots);
         }
         const u32 owner = (entry - forwards()) / wire::kLocalSlots;
         if (!sends_to(owner)) return 0;
@@ -40,23 +42,23 @@ struct ReturnWork {
     DEEP_EP_DEVICE_CALL Pending blocked(u32 entry, u32 n) const {
         if (entry >= forwards()) {
             const u32 local = entry - forwards(), owner = local / wire::kLocalSlots;
-            const Pending next = Pending::of(op, Phase::kNext, me.near(owner % me.per_node),
+            const Pending next = Pending::of(op, Phase::kNext, me.near_forwarder(owner),
                                              wire::kNext + local % wire::kLocalSlots, owner, n);
             return next.over() ? Pending::none() : next;
         }
-        const u32 slot = entry % wire::kSlots, to = node(entry), owner = me.rail(to);
+        const u32 slot = entry % wire::kSlots, of = line(entry), owner = me.origin(of);
         const Pending next = Pending::of(op, Phase::kNext, owner, wire::kNext + slot, owner, n);
         if (!next.over()) return next;
         for (u32 d = 0; d < me.per_node; ++d) {
             if (!rows.sends(d)) continue;
-            const Pending chunk = rows.local_chunk(to, slot + n * wire::kSlots, d);
+            const Pending chunk = rows.local_chunk(of, slot + n * wire::kSlots, d);
             if (!chunk.over()) return chunk;
         }
         return Pending::none();
     }
     DEEP_EP_DEVICE void step(u32 entry, u32 n) const {
         if (entry < forwards()) {
-            return_chunk(node(entry), entry % wire::kSlots + n * wire::kSlots);
+            return_chunk(line(entry), entry % wire::kSlots + n * wire::kSlots);
         } else {
             const u32 local = entry - forwards();
             send_local_chunk(local / wire::kLocalSlots, local % wire::kLocalSlots + n * wire::kLocalSlots);
@@ -65,16 +67,16 @@ struct ReturnWork {
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 
   private:
-    // A warp: the sums of chunk `chunk` of the stream to `to`, behind the header at `message`. False: the operation
-    // fails.
-    DEEP_EP_DEVICE_CALL bool sum_chunk(u8* message, u32 to, u32 chunk) const {
+    // A warp: the sums of chunk `chunk` of a line, behind the header at `message`. False: the operation fails.
+    DEEP_EP_DEVICE_CALL bool sum_chunk(u8* message, u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 first = chunk * layout.chunk_rows, count = layout.rows_of_chunk(chunk, tables.streams[to].forwarded);
-        if (!rows.find(to, chunk)) return false;
+        const u32 first = chunk * layout.chunk_rows,
+                  count = layout.rows_of_chunk(chunk, tables.streams[line].forwarded);
+        if (!rows.find(line, chunk)) return false;
         __syncwarp();  // all lanes' finds come before their use by others
         if (device::lane() == 0) store_chunk_header(op, message, first, count);
         for (u32 i = 0; i < count; ++i) {
-            const u32 summands = rows.list(tables.streams[to].begin + first + i, 0);
+            const u32 summands = rows.list(tables.streams[line].begin + first + i, 0);
             __syncwarp();  // the list is complete
             sum_rows(shape, message + layout.rail.x_offset() + u64{i} * shape.row_bytes(), rows.into, summands, nullptr,
                      nullptr);
@@ -87,13 +89,15 @@ struct ReturnWork {
         return true;
     }
     // A warp: sums the rows of a chunk and sends it to its owner.
-    DEEP_EP_DEVICE_CALL void return_chunk(u32 to, u32 chunk) const {
+    DEEP_EP_DEVICE_CALL void return_chunk(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kSlots, owner = me.rail(to), node_rows = tables.streams[to].forwarded;
-        const u64 source = op.region_offset() + layout.rail_chunk_send(layout.place(to, me.node), slot);
+        const u32 slot = chunk % wire::kSlots, owner = me.origin(line), to = args.layout.node_of(line);
+        const u32 node_rows = tables.streams[line].forwarded,
+                  place = layout.place(args.layout.role_of(line), to, me.node);
+        const u64 source = op.region_offset() + layout.rail_chunk_send(place, slot);
         const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot);
         u8* const message = chunk_to_send(op, owner, source, target);
-        if (!sum_chunk(message, to, chunk)) return;
+        if (!sum_chunk(message, line, chunk)) return;
         // The owner is told of a failure in another node late. So what was summed of published rows is sent only if no
         // rank whose kernels may write over them by now had told this one.
         __syncwarp();  // all lanes' loads come before lane 0's look
@@ -117,7 +121,7 @@ struct ReturnWork {
     DEEP_EP_DEVICE_CALL void send_local_chunk(u32 owner, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 row_bytes = shape.row_bytes(), topk = shape.topk(), slot = chunk % wire::kLocalSlots;
-        const u32 forwarder = me.near(owner % me.per_node);
+        const u32 forwarder = me.near_forwarder(owner), role = me.role(forwarder, owner);
         const u32 stream = Place::stream(owner / me.per_node, me.local, me.per_node);
         u32 first = 0, count = 0;
         if (device::lane() == 0) {
@@ -131,7 +135,7 @@ struct ReturnWork {
         count = __shfl_sync(device::kFullMask, count, 0);
         if (count > layout.chunk_rows) return;
         u8* const message =
-            fabric::address(op.peers(), forwarder, op.region_offset() + layout.local_chunk(stream, slot));
+            fabric::address(op.peers(), forwarder, op.region_offset() + layout.local_chunk(stream, slot, role));
         if (device::lane() == 0) store_chunk_header(op, message, first, count);
         const u64 row = u64{tables.received[owner].first} + first;
         device::warp_copy(message + layout.local.x_offset(), args.x + row * row_bytes, u64{count} * row_bytes);
@@ -140,7 +144,7 @@ struct ReturnWork {
             weights[i] = args.topk_weights[row * topk + i];
         }
         __syncwarp();  // all lanes' stores into the forwarder's slot come before lane 0's release
-        if (device::lane() == 0) op.signal_for(forwarder, wire::kChunk + slot, stream);
+        if (device::lane() == 0) op.signal_for(forwarder, wire::kChunk + local_word(role, chunk), stream);
     }
 };
 
@@ -148,9 +152,12 @@ struct ReturnWork {
 DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, const Place& me,
                                         const CombineTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
+        // Nothing is read of a rank that is left out, nor waited for.
+        tables.published[d] = {op.peers().local, nullptr};
+        if (!me.has(d)) continue;
         wire::Offer offer;
         const bool visible = await_offer(args.layout, args.layout.local, op, me, d, args.rows, offer,
-                                         tables.ranges + d * args.layout.nodes);
+                                         tables.ranges + d * args.layout.lines());
         tables.published[d] = {};
         if (d == me.local) {
             // A rank reads its own rows where they are; of none it reads nothing.
@@ -204,9 +211,9 @@ DEEP_EP_DEVICE_CALL void return_all(const CombineArgs& args, Operation& op, cons
 DEEP_EP_DEVICE void await_empty_streams(const CombineArgs& args, Operation& op, const Place& me,
                                         const CombineTables& tables) {
     for (u32 node = threadIdx.x; node < args.layout.nodes; node += blockDim.x) {
-        if (tables.streams[node].sent != 0) continue;
+        if (tables.streams[node].sent != 0 || tables.streams[node].sent_chunks == 0) continue;
         if (node != me.node) {
-            op.wait_signal(Phase::kChunk, wire::kChunk, me.rail(node), 1);
+            op.wait_signal(Phase::kChunk, wire::kChunk, me.forwarder(node), 1);
             continue;
         }
         for (u32 d = 0; d < me.per_node; ++d) {
@@ -219,18 +226,20 @@ DEEP_EP_DEVICE void await_empty_streams(const CombineArgs& args, Operation& op, 
 DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, const Place& me,
                                     const CombineTables& tables) {
     const wire::TwoHopLayout& layout = args.layout;
-    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
-        const u32 sent = layout.chunks(tables.streams[node].sent);
-        const u32 forwarded = layout.chunks(tables.streams[node].forwarded);
+    for (u32 line = threadIdx.x; line < layout.lines(); line += blockDim.x) {
+        const u32 sent = tables.streams[line].sent_chunks, forwarded = tables.streams[line].forwarded_chunks;
+        const u32 node = args.layout.node_of(line), role = args.layout.role_of(line);
         for (u32 slot = 0; slot < wire::kSlots; ++slot) {
-            op.slots_read()[node * wire::kSlots + slot] = 0;
-            if (node == me.node) continue;
-            op.consume(wire::kChunk + slot, me.rail(node), chunks_in_slot(sent, slot));
-            op.consume(wire::kNext + slot, me.rail(node), slots_given_back(forwarded, slot, wire::kSlots));
+            if (role == 0) op.slots_read()[node * wire::kSlots + slot] = 0;
+            if (line == me.node) continue;
+            if (sent != 0) op.consume(wire::kChunk + slot, me.forwarder(node), chunks_in_slot(sent, slot));
+            if (forwarded != 0) {
+                op.consume(wire::kNext + slot, me.origin(line), slots_given_back(forwarded, slot, wire::kSlots));
+            }
         }
-        for (u32 d = 0; d < me.per_node; ++d) {
+        for (u32 d = 0; forwarded != 0 && d < me.per_node; ++d) {
             for (u32 slot = 0; tables.published[d].x == nullptr && slot < wire::kLocalSlots; ++slot) {
-                op.consume(wire::kChunk + slot, Place::stream(node, d, me.per_node),
+                op.consume(wire::kChunk + local_word(role, slot), Place::stream(node, d, me.per_node),
                            chunks_in_slot(forwarded, slot, wire::kLocalSlots));
             }
         }
@@ -246,9 +255,9 @@ DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, cons
 // The same block: what has been read in place is signalled, and waited for.
 DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, const Place& me,
                                      const CombineTables& tables) {
-    const auto publishes = [&](u32 reader) { return args.offer.visible != 0 && reader != me.local; };
+    const auto publishes = [&](u32 reader) { return args.offer.visible != 0 && reader != me.local && me.has(reader); };
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
-        if (d != me.local && tables.published[d].x != nullptr) op.signal(me.near(d), wire::kRead);
+        if (d != me.local && me.has(d) && tables.published[d].x != nullptr) op.signal(me.near(d), wire::kRead);
     }
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
         if (publishes(d)) op.wait_signal(Phase::kRead, wire::kRead, me.near(d), 1);
@@ -256,7 +265,7 @@ DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, con
     await_empty_streams(args, op, me, tables);
     if (!op.meet()) return;
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
-        op.consume(wire::kOffer, me.near(d), 1);
+        if (me.has(d)) op.consume(wire::kOffer, me.near(d), 1);
         if (publishes(d)) op.consume(wire::kRead, me.near(d), 1);
     }
     consume_combine(args, op, me, tables);
@@ -270,15 +279,16 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     if (!op.enter() || !op.await_free()) return;
+    if (threadIdx.x == 0) check_roles(op, args.layout);
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
-    const Place me = Place::of(op.rank(), per_node);
+    const Place me = Place::of(op.rank(), args.layout, op.context().mask);
     const CombineShared at({ranks, 0, shape.topk(), warps, 0, per_node});
     const CombineTables tables{at.published.in(shared), at.ranges.in(shared), at.received.in(shared),
                                at.streams.in(shared)};
 
     find_received(op, args.plan, args.rows, tables.received);
-    find_streams(op, args.plan, args.layout.nodes, me.node, args.tokens, tables.streams);
+    find_streams(op, args.plan, args.layout, me, args.tokens, tables.streams);
     if (!op.meet()) return;
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
     if (!find_published(args, op, me, tables)) return;

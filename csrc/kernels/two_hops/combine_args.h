@@ -47,7 +47,7 @@ struct Summands {
 
 struct CombineShared {
     SharedArray<Published> published;      // of each rank of the node
-    SharedArray<wire::StreamRows> ranges;  // [per_node, nodes] where the rows of each stream of this rank's lie there
+    SharedArray<wire::StreamRows> ranges;  // [per_node, lines] where the rows of each line of this rank's lie there
     SharedArray<Received> received;
     SharedArray<Stream> streams;
     SharedArray<NearRows> near;  // per warp
@@ -58,18 +58,20 @@ struct CombineShared {
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
         : published(cut.take<Published>(block.per_node)),
-          ranges(cut.take<wire::StreamRows>(block.ranks)),
+          ranges(cut.take<wire::StreamRows>(block.ranks * wire::kRoles)),
           received(cut.take<Received>(block.ranks)),
-          streams(cut.take<Stream>(block.ranks / block.per_node)),
+          streams(cut.take<Stream>(block.ranks / block.per_node * wire::kRoles)),
           near(cut.take<NearRows>(block.warps * block.per_node)),
           row_x(cut.take<const u8*>(block.warps * summands(block.ranks, block.per_node))),
           row_weights(cut.take<const float*>(block.warps * summands(block.ranks, block.per_node))),
-          done(cut.take<u32>(forwarding(block.ranks, block.per_node) + sending(block.ranks))),
+          done(cut.take<u32>(forwarding(block.ranks, block.per_node, wire::kRoles) + sending(block.ranks))),
           bytes(cut.end()) {}
 
     // A row from each other node, and one from each rank of the own.
     static constexpr u32 summands(u32 ranks, u32 per_node) { return ranks / per_node - 1 + per_node; }
-    static constexpr u32 forwarding(u32 ranks, u32 per_node) { return (ranks / per_node - 1) * wire::kSlots; }
+    static constexpr u32 forwarding(u32 ranks, u32 per_node, u32 roles) {
+        return roles * (ranks / per_node - 1) * wire::kSlots;
+    }
     static constexpr u32 sending(u32 ranks) { return ranks * wire::kLocalSlots; }
 };
 

@@ -19,10 +19,10 @@ struct SendWork {
     DEEP_EP_DEVICE u32 entries() const { return DispatchShared::sending(op.ranks(), me.per_node); }
     DEEP_EP_DEVICE u32 node(u32 entry) const { return args.layout.node_at(entry / wire::kSlots, me.node); }
     DEEP_EP_DEVICE u32 steps(u32 entry) const {
-        return chunks_in_slot(args.layout.chunks(tables.streams[node(entry)].sent), entry % wire::kSlots);
+        return chunks_in_slot(tables.streams[node(entry)].sent_chunks, entry % wire::kSlots);
     }
     DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
-        const u32 to = me.rail(node(entry));
+        const u32 to = me.forwarder(node(entry));
         const Pending next = Pending::of(op, Phase::kNext, to, wire::kNext + entry % wire::kSlots, to, n);
         return next.over() ? Pending::none() : next;
     }
@@ -32,9 +32,9 @@ struct SendWork {
         const u32 slot = entry % wire::kSlots, chunk = slot + n * wire::kSlots, to_node = node(entry);
         const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, tables.streams[to_node].sent);
         const u32 per_node = me.per_node, words = wire::set_words(per_node), topk = shape.topk();
-        const u32 to = me.rail(to_node), row_bytes = shape.row_bytes();
+        const u32 to = me.forwarder(to_node), row_bytes = shape.row_bytes(), role = me.role(to, op.rank());
         const u64 source = op.region_offset() + layout.rail_chunk_send(layout.place(to_node, me.node), slot);
-        const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to_node), slot);
+        const u64 target = op.region_offset() + layout.rail_chunk(layout.place(role, me.node, to_node), slot);
         u8* const message = chunk_to_send(op, to, source, target);
         const OwnRows rows_of{op, {args.plan, to_node, args.tokens, per_node}, first};
         const RowTargets parts = targets_in(message, layout.rail, rows, args.from.topk_idx.id_bytes);
@@ -70,10 +70,10 @@ struct SendWork {
 
 // This rank's own output gets local chunks of the rows of other forwarders.
 DEEP_EP_DEVICE bool places_local_chunks(const DispatchArgs& args, const Place& me, u32 origin) {
-    return args.offer.visible == 0 && origin % me.per_node != me.local;
+    return args.offer.visible == 0 && !me.mask.has(origin) && me.near_forwarder(origin) != me.near(me.local);
 }
-DEEP_EP_DEVICE bool gets_local_chunks(const DispatchTables& tables, u32 local) {
-    return tables.targets[local].x == nullptr;
+DEEP_EP_DEVICE bool gets_local_chunks(const DispatchTables& tables, const Place& me, u32 local) {
+    return me.has(local) && tables.targets[local].x == nullptr;
 }
 
 // All else: what has come from other nodes is passed on, local chunks are placed, and the node rows of the own node are
@@ -94,36 +94,36 @@ struct ForwardWork {
 
     struct Entry {
         enum Kind { kForward, kPlace, kOwn } kind;
-        u32 who;  // node of the stream, origin, or local index of the receiver
+        u32 who;  // line, origin, or local index of the receiver
         u32 slot;
     };
-    DEEP_EP_DEVICE u32 entries() const { return DispatchShared::others(op.ranks(), me.per_node); }
+    DEEP_EP_DEVICE u32 entries() const { return DispatchShared::others(op.ranks(), me.per_node, args.layout.roles); }
     DEEP_EP_DEVICE Entry at(u32 entry) const {
-        const u32 forwards = DispatchShared::forwarding(op.ranks(), me.per_node);
-        if (entry < forwards) {
-            return {Entry::kForward, args.layout.node_at(entry / wire::kSlots, me.node), entry % wire::kSlots};
-        }
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 forwards = DispatchShared::forwarding(op.ranks(), me.per_node, layout.roles);
+        if (entry < forwards)
+            return {Entry::kForward, layout.line_at(entry / wire::kSlots, me.node), entry % wire::kSlots};
         entry -= forwards;
         const u32 places = DispatchShared::placing(op.ranks());
         const u32 local = entry < places ? entry : entry - places;
         return {entry < places ? Entry::kPlace : Entry::kOwn, local / wire::kLocalSlots, local % wire::kLocalSlots};
     }
     DEEP_EP_DEVICE bool places(u32 origin) const { return places_local_chunks(args, me, origin); }
-    DEEP_EP_DEVICE bool gets_chunks(u32 local) const { return gets_local_chunks(tables, local); }
+    DEEP_EP_DEVICE bool gets_chunks(u32 local) const { return gets_local_chunks(tables, me, local); }
 
     DEEP_EP_DEVICE_CALL u32 steps(u32 entry) const {
         const Entry what = at(entry);
         const wire::TwoHopLayout& layout = args.layout;
-        if (what.kind == Entry::kForward)
-            return chunks_in_slot(layout.chunks(tables.streams[what.who].forwarded), what.slot);
+        if (what.kind == Entry::kForward) return chunks_in_slot(tables.streams[what.who].forwarded_chunks, what.slot);
         u32 chunks = 0;
         if (what.kind == Entry::kPlace && places(what.who)) chunks = layout.chunks(tables.received[what.who].node_rows);
-        if (what.kind == Entry::kOwn && gets_chunks(what.who)) chunks = layout.chunks(tables.streams[me.node].sent);
+        if (what.kind == Entry::kOwn && gets_chunks(what.who)) chunks = tables.streams[me.node].sent_chunks;
         return chunks_in_slot(chunks, what.slot, wire::kLocalSlots);
     }
-    // The slot of a local chunk, at a receiver of the stream from `node`.
-    DEEP_EP_DEVICE Pending local_slot(u32 node, u32 chunk, u32 local) const {
-        return Pending::of(op, Phase::kNext, me.near(local), wire::kNext + chunk % wire::kLocalSlots,
+    // The slot of a local chunk, at a receiver of a line.
+    DEEP_EP_DEVICE Pending local_slot(u32 line, u32 chunk, u32 local) const {
+        const u32 role = args.layout.role_of(line), node = args.layout.node_of(line);
+        return Pending::of(op, Phase::kNext, me.near(local), wire::kNext + local_word(role, chunk),
                            Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots);
     }
     DEEP_EP_DEVICE_CALL Pending blocked(u32 entry, u32 n) const {
@@ -132,9 +132,9 @@ struct ForwardWork {
             const Pending slot = local_slot(me.node, what.slot + n * wire::kLocalSlots, what.who);
             return slot.over() ? Pending::none() : slot;
         }
-        const u32 source = what.kind == Entry::kForward ? me.rail(what.who) : what.who;
+        const u32 source = what.kind == Entry::kForward ? me.origin(what.who) : what.who;
         // A local chunk comes from the origin's forwarder in this node.
-        const u32 sender = what.kind == Entry::kForward ? source : me.near(source % me.per_node);
+        const u32 sender = what.kind == Entry::kForward ? source : me.near_forwarder(source);
         const Pending chunk = Pending::of(op, Phase::kChunk, sender, wire::kChunk + what.slot, source, n + 1);
         if (!chunk.over()) return chunk;
         for (u32 d = 0; what.kind == Entry::kForward && d < me.per_node; ++d) {
@@ -178,24 +178,25 @@ struct ForwardWork {
                 u64{header.first} << 32 | header.rows);
         return false;
     }
-    // A warp: chunk `chunk` of the stream from `node`.
-    DEEP_EP_DEVICE_CALL void pass_on(u32 node, u32 chunk) {
+    // A warp: chunk `chunk` of a line.
+    DEEP_EP_DEVICE_CALL void pass_on(u32 line, u32 chunk) {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kSlots, origin = me.rail(node), node_rows = tables.streams[node].forwarded;
+        const u32 slot = chunk % wire::kSlots, origin = me.origin(line), node_rows = tables.streams[line].forwarded;
         const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, node_rows);
-        const u8* const message = op.local_region() + layout.rail_chunk(layout.place(node, me.node), slot);
+        const u32 place = layout.place(args.layout.role_of(line), args.layout.node_of(line), me.node);
+        const u8* const message = op.local_region() + layout.rail_chunk(place, slot);
         if (!broadcast(device::lane() == 0 && check_chunk(message, origin, first, rows))) return;
         const ArrivedRows rows_of{message, layout, rows};
         const Rows from = rows_in(message, layout.rail, rows, args.from.topk_idx.id_bytes);
         copies.read_what_came();
-        to.store_rows(copies, rows_of, from, node, first, rows);
+        to.store_rows(copies, rows_of, from, line, first, rows);
         for (u32 d = 0; d < me.per_node; ++d) {
-            if (gets_chunks(d)) to.send_local_chunk(rows_of, from, origin, node, chunk, rows, d);
+            if (gets_chunks(d)) to.send_local_chunk(rows_of, from, origin, line, chunk, rows, d);
         }
         // All lanes have read the slot, and copies from it have been made, before lane 0 releases it to its writer.
         // Litmus: slot_given_back.
         copies.finish();
-        if (chunk + wire::kSlots < layout.chunks(node_rows) && device::lane() == 0) {
+        if (chunk + wire::kSlots < tables.streams[line].forwarded_chunks && device::lane() == 0) {
             op.signal(origin, wire::kNext + slot);
         }
     }
@@ -203,7 +204,7 @@ struct ForwardWork {
     DEEP_EP_DEVICE_CALL void place(u32 origin, u32 chunk) {
         const wire::TwoHopLayout& layout = args.layout;
         const wire::ChunkFormat& format = layout.local;
-        const u32 slot = chunk % wire::kLocalSlots, forwarder = me.near(origin % me.per_node);
+        const u32 slot = chunk % wire::kLocalSlots, forwarder = me.near_forwarder(origin);
         const u8* const message = op.local_region() + layout.local_chunk(origin, slot);
         u32 first = 0, rows = 0;
         int fits = 1;
@@ -239,7 +240,8 @@ struct ForwardWork {
         }
         __syncwarp();  // all lanes have read the slot before lane 0 releases it. Litmus: slot_given_back
         if (chunk + wire::kLocalSlots < layout.chunks(tables.received[origin].node_rows) && device::lane() == 0) {
-            op.signal_for(forwarder, wire::kNext + slot, Place::stream(origin / me.per_node, me.local, me.per_node));
+            op.signal_for(forwarder, wire::kNext + local_word(me.role(forwarder, origin), chunk),
+                          Place::stream(origin / me.per_node, me.local, me.per_node));
         }
     }
 };
@@ -248,10 +250,12 @@ struct ForwardWork {
 DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Place& me, u32 threads,
                                  const DispatchTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += threads) {
+        tables.targets[d] = {};
+        if (!me.has(d)) continue;
         RowTargets target{};
         wire::Offer offer;
         const bool visible = await_offer(args.layout, args.layout.local, op, me, d, args.rows, offer,
-                                         tables.ranges + d * args.layout.nodes);
+                                         tables.ranges + d * args.layout.lines());
         if (d == me.local) {
             target = args.output;
             // Of an output without rows none is stored.
@@ -315,16 +319,18 @@ DEEP_EP_DEVICE_CALL void blank_unused_rows(const DispatchArgs& args, const Recei
 DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, const Place& me,
                                      const DispatchTables& tables) {
     const wire::TwoHopLayout& layout = args.layout;
-    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
-        const u32 sent = layout.chunks(tables.streams[node].sent);
-        const u32 forwarded = layout.chunks(tables.streams[node].forwarded);
-        for (u32 slot = 0; node != me.node && slot < wire::kSlots; ++slot) {
-            op.consume(wire::kChunk + slot, me.rail(node), chunks_in_slot(forwarded, slot));
-            op.consume(wire::kNext + slot, me.rail(node), slots_given_back(sent, slot, wire::kSlots));
+    for (u32 line = threadIdx.x; line < layout.lines(); line += blockDim.x) {
+        const u32 sent = tables.streams[line].sent_chunks, forwarded = tables.streams[line].forwarded_chunks;
+        const u32 node = args.layout.node_of(line), role = args.layout.role_of(line);
+        for (u32 slot = 0; line != me.node && slot < wire::kSlots; ++slot) {
+            if (forwarded != 0) op.consume(wire::kChunk + slot, me.origin(line), chunks_in_slot(forwarded, slot));
+            if (sent != 0) {
+                op.consume(wire::kNext + slot, me.forwarder(node), slots_given_back(sent, slot, wire::kSlots));
+            }
         }
-        for (u32 d = 0; d < me.per_node; ++d) {
-            for (u32 slot = 0; gets_local_chunks(tables, d) && slot < wire::kLocalSlots; ++slot) {
-                op.consume(wire::kNext + slot, Place::stream(node, d, me.per_node),
+        for (u32 d = 0; forwarded != 0 && d < me.per_node; ++d) {
+            for (u32 slot = 0; gets_local_chunks(tables, me, d) && slot < wire::kLocalSlots; ++slot) {
+                op.consume(wire::kNext + local_word(role, slot), Place::stream(node, d, me.per_node),
                            slots_given_back(forwarded, slot, wire::kLocalSlots));
             }
         }
@@ -341,15 +347,15 @@ DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, co
 DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, const Place& me,
                                       const DispatchTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
-        if (!gets_local_chunks(tables, d)) op.signal(me.near(d), wire::kData);
+        if (me.has(d) && !gets_local_chunks(tables, me, d)) op.signal(me.near(d), wire::kData);
     }
-    const auto stores = [&](u32 local) { return args.offer.visible != 0 || local == me.local; };
+    const auto stores = [&](u32 local) { return me.has(local) && (args.offer.visible != 0 || local == me.local); };
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
         if (stores(f)) op.wait_signal(Phase::kData, wire::kData, me.near(f), 1);
     }
     if (!op.meet()) return;
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
-        op.consume(wire::kOffer, me.near(f), 1);
+        if (me.has(f)) op.consume(wire::kOffer, me.near(f), 1);
         if (stores(f)) op.consume(wire::kData, me.near(f), 1);
     }
     consume_dispatch(args, op, me, tables);
@@ -364,15 +370,16 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_DYNAMIC_SHARED(u8, shared);
     Operation op(args.call, &block);
     if (!op.enter() || !op.await_free()) return;
+    if (threadIdx.x == 0) check_roles(op, args.layout);
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), per_node = args.layout.per_node, warps = device::warps();
-    const Place me = Place::of(op.rank(), per_node);
+    const Place me = Place::of(op.rank(), args.layout, op.context().mask);
     const DispatchShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes, per_node});
     const DispatchTables tables{at.targets.in(shared), at.ranges.in(shared), at.received.in(shared),
                                 at.streams.in(shared)};
 
     find_received(op, args.plan, args.rows, tables.received);
-    find_streams(op, args.plan, args.layout.nodes, me.node, args.tokens, tables.streams);
+    find_streams(op, args.plan, args.layout, me, args.tokens, tables.streams);
     if (!op.meet()) return;
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
     blank_unused_rows(args, tables.received[ranks - 1], shape.topk());

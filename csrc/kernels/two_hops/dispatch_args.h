@@ -44,7 +44,7 @@ struct DispatchArgs {
 struct DispatchShared {
     SharedArray<u8> copies;
     SharedArray<RowTargets> targets;       // of each rank of the node; x null where it gets local chunks
-    SharedArray<wire::StreamRows> ranges;  // [per_node, nodes] where the rows of each stream of this rank's lie there
+    SharedArray<wire::StreamRows> ranges;  // [per_node, lines] where the rows of each line of this rank's lie there
     SharedArray<Received> received;
     SharedArray<Stream> streams;
     SharedArray<u8*> row_addresses;  // per warp: the rows that one node row becomes
@@ -57,26 +57,28 @@ struct DispatchShared {
     constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
         : copies(cut.take<u8>(block.warps * block.copies_bytes)),
           targets(cut.take<RowTargets>(block.per_node)),
-          ranges(cut.take<wire::StreamRows>(block.ranks)),
+          ranges(cut.take<wire::StreamRows>(block.ranks * wire::kRoles)),
           received(cut.take<Received>(block.ranks)),
-          streams(cut.take<Stream>(nodes(block))),
+          streams(cut.take<Stream>(nodes(block) * wire::kRoles)),
           row_addresses(cut.take<u8*>(block.warps * block.per_node)),
           row_ranks(cut.take<u32>(block.warps * block.per_node)),
           row_numbers(cut.take<u32>(block.warps * block.per_node)),
           next_rows(cut.take<u32>(block.warps * block.per_node)),
-          done(cut.take<u32>(entries(block.ranks, block.per_node))),
+          done(cut.take<u32>(entries(block.ranks, block.per_node, wire::kRoles))),
           bytes(cut.end()) {}
 
     static constexpr u32 nodes(const BlockSizes& block) { return block.ranks / block.per_node; }
     static constexpr u32 sending(u32 ranks, u32 per_node) { return (ranks / per_node - 1) * wire::kSlots; }
     // Streams from other nodes, then local chunks to receive, then those of this rank's own node rows.
-    static constexpr u32 forwarding(u32 ranks, u32 per_node) { return sending(ranks, per_node); }
+    static constexpr u32 forwarding(u32 ranks, u32 per_node, u32 roles) { return roles * sending(ranks, per_node); }
     static constexpr u32 placing(u32 ranks) { return ranks * wire::kLocalSlots; }
-    static constexpr u32 others(u32 ranks, u32 per_node) {
-        return forwarding(ranks, per_node) + placing(ranks) + per_node * wire::kLocalSlots;
+    static constexpr u32 others(u32 ranks, u32 per_node, u32 roles) {
+        return forwarding(ranks, per_node, roles) + placing(ranks) + per_node * wire::kLocalSlots;
     }
     // The warps that send count in words of their own.
-    static constexpr u32 entries(u32 ranks, u32 per_node) { return sending(ranks, per_node) + others(ranks, per_node); }
+    static constexpr u32 entries(u32 ranks, u32 per_node, u32 roles) {
+        return sending(ranks, per_node) + others(ranks, per_node, roles);
+    }
 };
 
 // A block's tables, in shared memory: see DispatchShared.

@@ -56,8 +56,8 @@ struct Forwarder {
     u32* row_numbers;
     u32* next_rows;
 
-    DEEP_EP_DEVICE wire::StreamRows range(u32 local, u32 node) const {
-        return tables.ranges[local * args.layout.nodes + node];
+    DEEP_EP_DEVICE wire::StreamRows range(u32 local, u32 line) const {
+        return tables.ranges[local * args.layout.lines() + line];
     }
 
     // A warp: the parts of a row besides x.
@@ -73,10 +73,10 @@ struct Forwarder {
         if (carries_source(args) && device::lane() == 0) to.source[at] = {token, static_cast<i32>(node_row)};
     }
 
-    // A warp: `rows` node rows of the stream from `node`, from its `first` on, to all outputs that can be stored into.
+    // A warp: `rows` node rows of a line, from its `first` on, to all outputs that can be stored into.
     // Notes where each has gone.
     template <class NodeRows>
-    DEEP_EP_DEVICE void store_rows(device::RowCopies& copies, const NodeRows& rows_of, const Rows& from, u32 node,
+    DEEP_EP_DEVICE void store_rows(device::RowCopies& copies, const NodeRows& rows_of, const Rows& from, u32 line,
                                    u32 first, u32 rows) const {
         const u32 per_node = me.per_node, row_bytes = shape.row_bytes();
         const u32 lanes_below = (1u << device::lane()) - 1;
@@ -87,14 +87,14 @@ struct Forwarder {
             for (u32 base = 0; base < per_node; base += device::kWarpSize) {
                 const u32 d = base + device::lane();
                 bool goes = d < per_node && rows_of.is_for(i, d);
-                const wire::StreamRows there = d < per_node ? range(d, node) : wire::StreamRows{};
+                const wire::StreamRows there = d < per_node ? range(d, line) : wire::StreamRows{};
                 const u32 index = goes ? next_rows[d]++ : 0;
                 if (goes && index >= there.rows) {
                     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), there.rows, index);
                     goes = false;
                 }
                 if (d < per_node && args.notes_table != 0) {
-                    args.plan.table[u64{tables.streams[node].begin + first + i} * per_node + d] =
+                    args.plan.table[u64{tables.streams[line].begin + first + i} * per_node + d] =
                         goes ? static_cast<i32>(index) : -1;
                 }
                 const bool stored = goes && tables.targets[d].x != nullptr;
@@ -118,10 +118,10 @@ struct Forwarder {
         }
     }
 
-    // A warp: chunk `chunk` of the stream of `origin`, from `node`, as far as it is for a rank whose output cannot be
+    // A warp: chunk `chunk` of a line, the stream of `origin`, as far as it is for a rank whose output cannot be
     // stored into: a local chunk.
     template <class NodeRows>
-    DEEP_EP_DEVICE_CALL void send_local_chunk(const NodeRows& rows_of, const Rows& from, u32 origin, u32 node,
+    DEEP_EP_DEVICE_CALL void send_local_chunk(const NodeRows& rows_of, const Rows& from, u32 origin, u32 line,
                                               u32 chunk, u32 rows, u32 local) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 slot = chunk % wire::kLocalSlots, row_bytes = shape.row_bytes();
@@ -131,7 +131,7 @@ struct Forwarder {
             count += __popc(__ballot_sync(device::kFullMask, i < rows && rows_of.is_for(i, local)));
         }
         const u32 first = count != 0 ? rows_of.first_row(local) : 0;
-        const wire::StreamRows there = range(local, node);
+        const wire::StreamRows there = range(local, line);
         if (u64{first} + count > there.rows) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(local)), there.rows, u64{first} + count);
             return;

@@ -17,28 +17,30 @@ struct Gatherer {
     Summands into;
 
     DEEP_EP_DEVICE bool sends(u32 local) const { return tables.published[local].x == nullptr; }
-    // The local chunk that the rank of a local index sends for a chunk of the stream to `node`.
-    DEEP_EP_DEVICE Pending local_chunk(u32 node, u32 chunk, u32 local) const {
-        return Pending::of(op, Phase::kChunk, me.near(local), wire::kChunk + chunk % wire::kLocalSlots,
+    // The local chunk that the rank of a local index sends for a chunk of a line.
+    DEEP_EP_DEVICE Pending local_chunk(u32 line, u32 chunk, u32 local) const {
+        const u32 role = args.layout.role_of(line), node = args.layout.node_of(line);
+        return Pending::of(op, Phase::kChunk, me.near(local), wire::kChunk + local_word(role, chunk),
                            Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots + 1);
     }
 
-    // A warp: where the rows of chunk `chunk` of the stream to `node` lie; its local chunks have come. False: the
-    // operation fails.
-    DEEP_EP_DEVICE_CALL bool find(u32 node, u32 chunk) const {
+    // A warp: where the rows of chunk `chunk` of a line lie; its local chunks have come. False: the operation fails.
+    DEEP_EP_DEVICE_CALL bool find(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
+        const u32 role = layout.role_of(line), node = layout.node_of(line);
         bool fits = true;
         for (u32 d = device::lane(); d < me.per_node; d += device::kWarpSize) {
-            const wire::StreamRows range = tables.ranges[d * layout.nodes + node];
+            near[d] = {};
+            if (!me.has(d)) continue;
+            const wire::StreamRows range = tables.ranges[d * layout.lines() + line];
             if (!sends(d)) {
                 near[d] = {tables.published[d].x + u64{range.first} * row_bytes,
                            tables.published[d].weights + u64{range.first} * topk, 0, range.rows};
                 continue;
             }
-            const u8* const message =
-                op.local_region() + layout.local_chunk(Place::stream(node, d, me.per_node), chunk % wire::kLocalSlots);
+            const u32 stream = Place::stream(node, d, me.per_node);
+            const u8* const message = op.local_region() + layout.local_chunk(stream, chunk % wire::kLocalSlots, role);
             const auto header = copy_once<wire::ChunkHeader>(message);
-            near[d] = {};
             fits = op.check_message(Phase::kChunk, me.near(d), header.operation, header.arguments) && fits;
             if (header.rows > layout.chunk_rows || u64{header.first} + header.rows > range.rows) {
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(me.near(d)), range.rows,

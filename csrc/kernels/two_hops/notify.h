@@ -1,5 +1,5 @@
 // notify: the first kernel of a dispatch in two hops. Numbers this rank's node rows, takes the operation's number and
-// exchanges counts: first with the ranks of other nodes that have the same local index, then inside the node. Where the
+// exchanges counts: first with those that forward for it in other nodes, then inside the node. Where the
 // dispatch is finished later, `counts` takes the other half of that exchange.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include "kernels/common/shape.h"
 #include "kernels/normal/counts.h"
 #include "kernels/two_hops/number.h"
+#include "kernels/two_hops/offers.h"
 
 namespace deep_ep::two_hops {
 
@@ -40,7 +41,8 @@ DEEP_EP_DEVICE void send_rail_counts(const NotifyArgs& args, Operation& op, cons
     const wire::TwoHopLayout& layout = args.layout;
     const u32 per_node = layout.per_node, experts = per_node * layout.experts_per_rank();
     for (u32 place = device::warp(); place < layout.others(); place += device::warps()) {
-        const u32 node = layout.node_at(place, me.node);
+        const u32 node = layout.node_at(place, me.node), to = me.forwarder(node);
+        if (to == wire::kNoRank) continue;
         u8* const message = op.local_region() + layout.rail_counts_send.at(place);
         if (device::lane() == 0) store_counts_header(op, message, static_cast<u32>(args.plan.sent[node]), 0);
         store_mask(op, message, device::lane(), device::kWarpSize);
@@ -53,82 +55,91 @@ DEEP_EP_DEVICE void send_rail_counts(const NotifyArgs& args, Operation& op, cons
             to_expert[e] = args.tokens_per_expert[node * experts + e];
         }
         // put_signal() orders the lanes' stores before the message.
-        const u64 target = op.region_offset() + layout.rail_counts.at(layout.place(me.node, node));
+        const u32 theirs = layout.place(me.role(to, op.rank()), me.node, node);
+        const u64 target = op.region_offset() + layout.rail_counts.at(theirs);
         const fabric::Piece piece{op.region_offset() + layout.rail_counts_send.at(place), target,
                                   layout.rail_counts_bytes()};
         __syncwarp();
-        op.put_signal(me.rail(node), wire::kNotify, &piece, 1);
+        op.put_signal(to, wire::kNotify, &piece, 1);
     }
 }
 
-// The message of the stream from another node.
-DEEP_EP_DEVICE const u8* rail_message(const NotifyArgs& args, const Operation& op, const Place& me, u32 node) {
-    return op.local_region() + args.layout.rail_counts.at(args.layout.place(node, me.node));
+// The message of a line from another node.
+DEEP_EP_DEVICE const u8* rail_message(const NotifyArgs& args, const Operation& op, const Place& me, u32 line) {
+    const wire::TwoHopLayout& layout = args.layout;
+    const u32 place = layout.place(layout.role_of(line), layout.node_of(line), me.node);
+    return op.local_region() + layout.rail_counts.at(place);
 }
 
 // The block: waits for the counts of the streams from other nodes.
 DEEP_EP_DEVICE bool receive_rail_counts(const NotifyArgs& args, Operation& op, const Place& me) {
     const wire::TwoHopLayout& layout = args.layout;
-    for (u32 node = threadIdx.x; node < layout.nodes; node += blockDim.x) {
-        if (node == me.node) {
-            args.plan.forwarded[node] = args.plan.sent[node];
+    for (u32 line = threadIdx.x; line < layout.lines(); line += blockDim.x) {
+        const u32 source = me.origin(line);
+        if (source == op.rank() || source == wire::kNoRank) {
+            args.plan.forwarded[line] = source == op.rank() ? args.plan.sent[line] : 0;
             continue;
         }
-        const u32 source = me.rail(node);
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, source, 1)) continue;
         wire::NotifyHeader header;
-        if (!check_counts(op, source, rail_message(args, op, me, node), header)) continue;
-        args.plan.forwarded[node] = static_cast<i32>(header.tokens);
+        if (!check_counts(op, source, rail_message(args, op, me, line), header)) continue;
+        args.plan.forwarded[line] = static_cast<i32>(header.tokens);
         op.consume(wire::kNotify, source, 1);
     }
     return op.meet();
 }
 
-// The block: tells each rank of the node of the streams that this rank forwards, its own among them.
+// The block: tells each rank of the node of this rank's lines.
 DEEP_EP_DEVICE bool send_local_counts(const NotifyArgs& args, Operation& op, const Place& me) {
     const wire::TwoHopLayout& layout = args.layout;
-    const u32 nodes = layout.nodes, per_node = layout.per_node, experts = layout.experts_per_rank();
+    const u32 lines = layout.lines(), per_node = layout.per_node, experts = layout.experts_per_rank();
     const auto message = [&](u32 local) {
         // Inside a node all ranks are mapped.
         return fabric::address(op.peers(), me.near(local), op.region_offset() + layout.local_counts.at(me.local));
     };
     for (u32 d = device::warp(); d < per_node; d += device::warps()) {
+        if (!me.has(d)) continue;
         if (device::lane() == 0) store_counts_header(op, message(d), 0, args.heap_bytes);
         store_mask(op, message(d), device::lane(), device::kWarpSize);
     }
-    for (u32 i = threadIdx.x; i < per_node * nodes; i += blockDim.x) {
-        const u32 d = i / nodes, node = i % nodes;
-        const u32 node_rows = static_cast<u32>(args.plan.forwarded[node]);
-        i32 rows = node == me.node ? args.plan.rows_to_rank[me.near(d)] : 0;
-        if (node != me.node) {
-            rows =
-                bounded_count(op, me.rail(node), rail_message(args, op, me, node) + wire::kNotifyCounts, d, node_rows);
+    for (u32 i = threadIdx.x; i < per_node * lines; i += blockDim.x) {
+        const u32 d = i / lines, line = i % lines, origin = me.origin(line);
+        if (!me.has(d)) continue;
+        const u32 node_rows = static_cast<u32>(args.plan.forwarded[line]);
+        i32 rows = origin == op.rank() ? args.plan.rows_to_rank[me.near(d)] : 0;
+        if (origin != op.rank() && origin != wire::kNoRank) {
+            rows = bounded_count(op, origin, rail_message(args, op, me, line) + wire::kNotifyCounts, d, node_rows);
         }
-        reinterpret_cast<i32*>(message(d) + wire::kNotifyCounts)[node] = rows;
-        reinterpret_cast<i32*>(message(d) + layout.local_node_rows())[node] = static_cast<i32>(node_rows);
+        reinterpret_cast<i32*>(message(d) + wire::kNotifyCounts)[line] = rows;
+        reinterpret_cast<i32*>(message(d) + layout.local_node_rows())[line] = static_cast<i32>(node_rows);
     }
     for (u32 i = threadIdx.x; i < per_node * experts; i += blockDim.x) {
         const u32 d = i / experts, e = i % experts;
+        if (!me.has(d)) continue;
         i32 sum = args.tokens_per_expert[me.near(d) * experts + e];
-        for (u32 node = 0; node < nodes; ++node) {
-            if (node == me.node) continue;
-            const u8* const counts = rail_message(args, op, me, node) + layout.rail_experts();
-            sum += bounded_count(op, me.rail(node), counts, i, 0x7fffffffu - static_cast<u32>(sum));
+        for (u32 line = 0; line < lines; ++line) {
+            const u32 origin = me.origin(line);
+            if (origin == op.rank() || origin == wire::kNoRank) continue;
+            const u8* const counts = rail_message(args, op, me, line) + layout.rail_experts();
+            sum += bounded_count(op, origin, counts, i, 0x7fffffffu - static_cast<u32>(sum));
         }
         reinterpret_cast<i32*>(message(d) + layout.local_experts())[e] = sum;
     }
     if (!op.meet()) return false;  // the whole block's stores come before each thread's release
-    for (u32 d = threadIdx.x; d < per_node; d += blockDim.x) op.signal(me.near(d), wire::kNotify);
+    for (u32 d = threadIdx.x; d < per_node; d += blockDim.x) {
+        if (me.has(d)) op.signal(me.near(d), wire::kNotify);
+    }
     return true;
 }
 
 // The block: waits for the counts of all forwarders of this node.
 DEEP_EP_DEVICE bool receive_local_counts(const NotifyArgs& args, Operation& op, const Place& me) {
     for (u32 r = threadIdx.x; args.heaps != nullptr && r < op.ranks(); r += blockDim.x) {
-        if (r / me.per_node != me.node) args.heaps[r] = 0;
+        if (r / me.per_node != me.node || !op.present(r)) args.heaps[r] = 0;
     }
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
         const u32 forwarder = me.near(f);
+        if (!me.has(f)) continue;
         if (!op.wait_signal(Phase::kNotify, wire::kNotify, forwarder, 1)) continue;
         wire::NotifyHeader header;
         if (!check_counts(op, forwarder, op.local_region() + args.layout.local_counts.at(f), header)) continue;
@@ -159,17 +170,20 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
     static_assert(u64{wire::kMostTokens} * wire::kMostRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const wire::TwoHopLayout& layout = args.layout;
     for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
-        const u32 f = s % me.per_node, node = s / me.per_node;
-        const u8* const message = op.local_region() + layout.local_counts.at(f);
-        const i32 node_rows =
-            bounded_count(op, me.near(f), message + layout.local_node_rows(), node, wire::kMostTokens);
+        args.plan.node_rows[s] = args.plan.rank_prefix[s] = 0;
+        if (!op.present(s)) continue;
+        const u32 forwarder = me.near_forwarder(s);
+        const u32 line = me.role(forwarder, s) * layout.nodes + s / me.per_node;
+        const u8* const message = op.local_region() + layout.local_counts.at(forwarder % me.per_node);
+        const i32 node_rows = bounded_count(op, forwarder, message + layout.local_node_rows(), line, wire::kMostTokens);
         args.plan.node_rows[s] = node_rows;
         args.plan.rank_prefix[s] =
-            bounded_count(op, me.near(f), message + wire::kNotifyCounts, node, static_cast<u32>(node_rows));
+            bounded_count(op, forwarder, message + wire::kNotifyCounts, line, static_cast<u32>(node_rows));
     }
     for (u32 e = threadIdx.x; e < layout.experts_per_rank(); e += blockDim.x) {
         i32 sum = 0;
         for (u32 f = 0; f < me.per_node; ++f) {
+            if (!me.has(f)) continue;
             const u8* const counts = op.local_region() + layout.local_counts.at(f) + layout.local_experts();
             sum += bounded_count(op, me.near(f), counts, e, 0x7fffffffu - static_cast<u32>(sum));
         }
@@ -177,7 +191,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
     }
     if (!op.meet() || device::warp() != 0) return;
     const i32 rows = sum_up(args.plan.rank_prefix, op.ranks());
-    const i32 forwarded = sum_up(args.plan.forwarded, layout.nodes);
+    const i32 forwarded = sum_up(args.plan.forwarded, layout.lines());
     if (device::lane() != 0) return;
     args.call.outcome->total_rows = rows;
     args.call.outcome->forwarded_rows = forwarded;
@@ -204,7 +218,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     Operation op(args.call, &block);
     if (!op.enter()) return;
     const wire::TwoHopLayout& layout = args.layout;
-    const Place me = Place::of(op.rank(), layout.per_node);
+    const Place me = Place::of(op.rank(), layout, op.context().mask);
     const NotifyShared at({op.ranks(), 0, 0, device::warps(), 0, layout.per_node});
     u32* const rows = at.rows.in(shared) + device::warp() * layout.per_node;
 
@@ -217,6 +231,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     if (threadIdx.x == 0) op.take_number(wire::Kind::kDispatch, args.arguments);
     __syncthreads();
     op.read_number();
+    if (threadIdx.x == 0) check_roles(op, layout);
     if (!op.await_free()) return;
     send_rail_counts(args, op, me);
     if (args.finish_later == 0) take_counts(args, op, me);
@@ -228,7 +243,7 @@ DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);
     if (!op.enter()) return;
-    take_counts(args, op, Place::of(op.rank(), args.layout.per_node));
+    take_counts(args, op, Place::of(op.rank(), args.layout, op.context().mask));
 }
 
 struct NotifyKernel {

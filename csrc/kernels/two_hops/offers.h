@@ -1,5 +1,5 @@
 // Offers inside a node: where a rank has put its output (dispatch), or its published rows (combine), and where there
-// the rows of each stream of the receiver's begin (P9, P12).
+// the rows of each line of the receiver's begin (P9, P12).
 #pragma once
 
 #include "kernels/normal/offers.h"
@@ -28,27 +28,49 @@ DEEP_EP_DEVICE_CALL void find_received(Operation& op, const Plan& plan, u32 most
     }
 }
 
-// Node rows of the streams of this rank: those it sends, and those it forwards.
+// Node rows of the streams of this rank, and their chunks: of those it sends, by node, and of its lines.
 struct Stream {
     u32 sent;
-    u32 begin;  // of those forwarded, among all that this rank forwards
+    u32 sent_chunks;  // 0: no rank of the node is left
+    u32 begin;        // of those forwarded, among all that this rank forwards
     u32 forwarded;
+    u32 forwarded_chunks;  // 0: there is no such stream
 };
 
-// The block: the same for the streams. `own`: this rank's node, `tokens`: this rank's.
-DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, u32 nodes, u32 own, u32 tokens,
-                                      Stream* streams) {
+// The block: the same for the streams. `tokens`: this rank's.
+DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, const wire::TwoHopSizes& sizes, const Place& me,
+                                      u32 tokens, Stream* streams) {
     const auto* const sent = const_cast<const volatile i32*>(plan.sent);
     const auto* const prefix = const_cast<const volatile i32*>(plan.forwarded);
-    for (u32 node = threadIdx.x; node < nodes; node += blockDim.x) {
-        const i64 sends = sent[node], begin = node == 0 ? 0 : prefix[node - 1], end = prefix[node];
-        const bool fits = sends >= 0 && sends <= tokens && begin >= 0 && begin <= end && end <= plan.table_rows &&
-                          (node != own || end - begin == sends);
+    for (u32 line = threadIdx.x; line < sizes.lines(); line += blockDim.x) {
+        const bool sends = line < sizes.nodes && (line == me.node || me.forwarder(line) != wire::kNoRank);
+        const bool passes = me.origin(line) != wire::kNoRank;
+        const i64 rows = line < sizes.nodes ? sent[line] : 0, begin = line == 0 ? 0 : prefix[line - 1];
+        const i64 end = prefix[line];
+        const bool fits = rows >= 0 && rows <= (sends ? tokens : 0) && begin >= 0 && begin <= end &&
+                          end <= plan.table_rows && (passes || begin == end) &&
+                          (line != me.node || end - begin == rows);
         if (!fits) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(node), plan.table_rows, static_cast<u64>(end));
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(sizes.node_of(line)), plan.table_rows,
+                    static_cast<u64>(end));
+            streams[line] = {};
+            continue;
         }
-        streams[node] =
-            fits ? Stream{static_cast<u32>(sends), static_cast<u32>(begin), static_cast<u32>(end - begin)} : Stream{};
+        const u32 to_send = static_cast<u32>(rows), to_pass = static_cast<u32>(end - begin);
+        streams[line] = {to_send, sends ? sizes.chunks(to_send) : 0, static_cast<u32>(begin), to_pass,
+                         passes ? sizes.chunks(to_pass) : 0};
+    }
+}
+
+// One thread of a kernel: it gives up if ranks are masked and its region is not laid out for that, since its graph was
+// captured before.
+DEEP_EP_DEVICE void check_roles(Operation& op, const wire::TwoHopSizes& sizes) {
+    if (sizes.roles != 1) return;
+    for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
+        const u64 bits = op.context().mask.words[word];
+        if (bits == 0) continue;
+        const u32 rank = wire::RankMask::lowest(word, bits);
+        return op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(rank), rank, 0);
     }
 }
 
@@ -59,14 +81,16 @@ DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Off
     offer.operation = op.number();
     offer.arguments = op.arguments();
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
-        if (op.failed()) continue;
+        if (op.failed() || !me.has(f)) continue;
         // Read by the rank's blocks after they acquire the signal; this thread's stores precede its own release.
         u8* const message = fabric::address(op.peers(), me.near(f), op.region_offset() + layout.offers.at(me.local));
         *reinterpret_cast<wire::Offer*>(message) = offer;
         auto* const rows = reinterpret_cast<wire::StreamRows*>(message + sizeof(wire::Offer));
-        for (u32 node = 0; node < layout.nodes; ++node) {
-            const Received& from = received[node * me.per_node + f];
-            rows[node] = {from.first, from.rows};
+        const Place theirs = Place::of(me.near(f), layout, me.mask);
+        for (u32 line = 0; line < layout.lines(); ++line) {
+            const u32 origin = theirs.origin(line);
+            rows[line] = {};
+            if (origin != wire::kNoRank) rows[line] = {received[origin].first, received[origin].rows};
         }
         op.signal(me.near(f), wire::kOffer);
     }
@@ -78,19 +102,19 @@ DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Off
 DEEP_EP_DEVICE bool await_offer(const wire::TwoHopLayout& layout, const wire::ChunkFormat& format, Operation& op,
                                 const Place& me, u32 local, u32 own_rows, wire::Offer& offer, wire::StreamRows* rows) {
     const u32 r = me.near(local);
-    for (u32 node = 0; node < layout.nodes; ++node) rows[node] = {};
+    for (u32 line = 0; line < layout.lines(); ++line) rows[line] = {};
     if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return false;
     const u8* const message = op.local_region() + layout.offers.at(local);
     offer = copy_once<wire::Offer>(message);
     if (!op.check_message(Phase::kOffer, r, offer.operation, offer.arguments)) return false;
     const u32 theirs = offer.visible != 0 ? offer.rows : 0x7fffffffu, most = local == me.local ? own_rows : theirs;
-    for (u32 node = 0; node < layout.nodes; ++node) {
-        const auto range = copy_once<wire::StreamRows>(message + sizeof(wire::Offer) + node * sizeof(wire::StreamRows));
+    for (u32 line = 0; line < layout.lines(); ++line) {
+        const auto range = copy_once<wire::StreamRows>(message + sizeof(wire::Offer) + line * sizeof(wire::StreamRows));
         if (u64{range.first} + range.rows > most) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), most, u64{range.first} + range.rows);
             return false;
         }
-        rows[node] = range;
+        rows[line] = range;
     }
     if (offer.visible == 0) return false;
     // Relaxed: raised before the launch of the operation that needs it, and never lowered.

@@ -32,7 +32,7 @@ struct OwnerSums {
 
     // One thread: waits for the chunk that holds a node row from another node.
     DEEP_EP_DEVICE bool await_chunk(u32 node, u32 node_row) const {
-        const u32 chunk = chunk_of(node_row), from = me.rail(node);
+        const u32 chunk = chunk_of(node_row), from = me.forwarder(node);
         if (!op.wait_signal(Phase::kChunk, wire::kChunk + chunk % wire::kSlots, from, chunk / wire::kSlots + 1))
             return false;
         const auto header = copy_once<wire::ChunkHeader>(message(node, chunk));
@@ -107,7 +107,7 @@ struct OwnerSums {
     // gives the slot back: its release comes behind those of all that have counted (P6). Litmus: count_by_atomics.
     DEEP_EP_DEVICE void count_row(u32 node, u32 node_row) const {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 chunk = chunk_of(node_row), chunks = layout.chunks(tables.streams[node].sent);
+        const u32 chunk = chunk_of(node_row), chunks = tables.streams[node].sent_chunks;
         const bool own = node == me.node;
         const u32 slot = chunk % (own ? wire::kLocalSlots : wire::kSlots);
         u32* const counter = op.slots_read() + node * wire::kSlots + slot;
@@ -116,7 +116,7 @@ struct OwnerSums {
         if (own) {
             rows.give_back(chunk, chunks, op.rank());
         } else if (chunk + wire::kSlots < chunks) {
-            op.signal(me.rail(node), wire::kNext + slot);
+            op.signal(me.forwarder(node), wire::kNext + slot);
         }
     }
     // The warp, the `worker`-th of `workers`.

@@ -14,7 +14,7 @@ struct Plan {
     i32* sent_marks;    // [nodes, marks, per_node] of each kMarkRows-th: rows for each rank before it
     i32* node_row;      // [tokens, nodes] index of a token's node row, or -1
     i32* rows_to_rank;  // [ranks] rows that this rank sends to each
-    i32* forwarded;     // [nodes] node rows that this rank forwards from nodes up to each, its own included
+    i32* forwarded;     // [lines] node rows that this rank forwards in lines up to each, its own included
     i32* node_rows;     // [ranks] node rows that each rank sends to this node
     i32* rank_prefix;   // [ranks] rows that this rank receives from ranks up to each
     i32* table;         // [table_rows, per_node] of each node row forwarded: index among its source's rows, or -1
@@ -23,20 +23,48 @@ struct Plan {
 
 constexpr u32 marks(u32 tokens) { return wire::ceil_div(tokens, wire::kMarkRows); }
 
-// A rank's place in its node, and those of others.
+// A rank's place in its node, those of others, and who forwards for whom (wire/forwarders.h).
 struct Place {
     u32 node;
     u32 local;
     u32 per_node;
+    u32 nodes;
+    u32 second;  // the local index that this rank forwards for in its second role; kNoRank: it has none
+    const wire::RankMask& mask;
 
-    DEEP_EP_DEVICE static Place of(u32 rank, u32 per_node) { return {rank / per_node, rank % per_node, per_node}; }
+    DEEP_EP_DEVICE static Place of(u32 rank, const wire::TwoHopSizes& sizes, const wire::RankMask& mask) {
+        const u32 per_node = sizes.per_node;
+        const u32 second = sizes.roles == 1 ? wire::kNoRank : wire::taken_over_by(mask, per_node, rank);
+        return {rank / per_node, rank % per_node, per_node, sizes.nodes, second, mask};
+    }
     DEEP_EP_DEVICE u32 near(u32 local_index) const { return node * per_node + local_index; }  // a rank of this node
-    DEEP_EP_DEVICE u32 rail(u32 other_node) const { return other_node * per_node + local; }   // that of another node
+    DEEP_EP_DEVICE bool has(u32 local_index) const { return !mask.has(near(local_index)); }
+    // The rank that forwards this one's stream to another node; kNoRank: no rank of that node is left.
+    DEEP_EP_DEVICE u32 forwarder(u32 other_node) const { return wire::forwarder_of(mask, per_node, other_node, local); }
+    // The rank of this node that forwards the stream of `origin`.
+    DEEP_EP_DEVICE u32 near_forwarder(u32 origin) const {
+        return wire::forwarder_of(mask, per_node, node, origin % per_node);
+    }
+    // In which role a rank forwards the stream of a rank.
+    DEEP_EP_DEVICE u32 role(u32 forwarder, u32 origin) const {
+        return forwarder % per_node == origin % per_node ? 0 : 1;
+    }
+    // The rank whose stream a line of this rank is, or kNoRank.
+    DEEP_EP_DEVICE u32 origin(u32 line) const {
+        const u32 of = line < nodes ? line : line - nodes, index = line < nodes ? local : second;
+        if (index == wire::kNoRank || (line >= nodes && of == node)) return wire::kNoRank;
+        const u32 rank = of * per_node + index;
+        return mask.has(rank) ? wire::kNoRank : rank;
+    }
     // A stream inside a node between this rank and one of the local index, for rows that come from, or go to, a node.
     DEEP_EP_DEVICE static u32 stream(u32 other_node, u32 local_index, u32 per_node) {
         return other_node * per_node + local_index;
     }
 };
+
+// Which of the words that a forwarder has for a stream inside the node, Place::stream(), is that of a slot: its roles
+// have words of their own.
+constexpr u32 local_word(u32 role, u32 chunk) { return role * wire::kLocalSlots + chunk % wire::kLocalSlots; }
 
 // The node rows of this rank for one node.
 struct SentRows {

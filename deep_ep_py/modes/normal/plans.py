@@ -163,7 +163,8 @@ class TwoHopPlan(_Plan):
     rows_to_rank : torch.Tensor
         int32 [ranks, 1]: rows this rank sends to each.
     forwarded : torch.Tensor
-        int32 [nodes]: node rows this rank passes on from nodes up to each.
+        int32 [roles * nodes]: node rows this rank passes on from nodes up to each, then those of its second role, which
+        a rank may have when others are left out.
     node_rows : torch.Tensor
         int32 [ranks]: node rows each rank sends to this node.
     rank_prefix : torch.Tensor
@@ -203,7 +204,7 @@ class TwoHopPlan(_Plan):
             "sent_ranks": (nodes, tokens, words),
             "sent_marks": (nodes, marks, per_node),
             "rows_to_rank": (ranks, 1),
-            "forwarded": (nodes,),
+            "forwarded": (C.two_hops.ROLES * nodes,),
             "node_rows": (ranks,),
             "rank_prefix": (ranks,),
             "table": (None, per_node),
@@ -241,13 +242,14 @@ class TwoHopPlan(_Plan):
 
     def held(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the handle's elements that are there anyway, by place."""
-        held = {1: self.sent, 2: self.rows_to_rank, 4: self.forwarded, 6: self.rank_prefix, 8: self.node_row}
+        held = {1: self.sent, 2: self.rows_to_rank, 4: self.forwarded[: self.topology.nodes], 6: self.rank_prefix, 8: self.node_row}
         return {0: is_token_in_rank, **held, 9: self.table}
 
     def made(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
         """Make the others."""
+        forwarded = self.forwarded[: self.topology.nodes]
         return {
-            3: self.forwarded.diff(prepend=self.forwarded.new_zeros(1)).view(-1, 1),
+            3: forwarded.diff(prepend=forwarded.new_zeros(1)).view(-1, 1),
             5: (self.rank_prefix - self.rank_prefix.diff(prepend=self.rank_prefix.new_zeros(1))).view(-1, 1),
             7: source.clone().view(torch.uint8),
         }

@@ -28,6 +28,7 @@ struct Nodes {
     u32 per_node = kRanks;
     bool near_audience = false;  // BufferOptions, as is the next
     u64 bytes_in_flight = 0;
+    u64 lost = 0;  // ranks that leave before the first operation, a bit each
 };
 
 struct Setup {
@@ -154,7 +155,7 @@ class Buffer {
                 place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
         }
         place.nic = setup.nic;
-        const auto make_networks = [place, routes = options.routes](host::Memory& memory) {
+        const auto make_networks = [place](host::Memory& memory, const std::vector<fabric::Route>& routes) {
             host::NetworkPlace here = place;
             here.memory = &memory;
             return host::Networks(here, routes);
@@ -182,13 +183,15 @@ class Buffer {
     // All ranks have come so far.
     void meet(World& world) { world.meet(++phase_); }
 
-    // One recovery, in which none fails (P16).
-    void recover(u32 attempt) {
+    // One recovery, in which none fails (P16). `lost`: those that have left.
+    void recover(u32 attempt, const wire::RankMask& lost = {}) {
         expect(runtime().stop_all(kSecond), "kernels have not ended");
-        expect(runtime().meet({}, attempt, false, kSecond).result == host::Meeting::kMet, "first meeting");
+        runtime().connect(lost);
+        expect(runtime().wait_gone(lost, kSecond) == -1, "a rank has not left");
+        expect(runtime().meet(lost, attempt, false, kSecond).result == host::Meeting::kMet, "first meeting");
         runtime().clear_words(attempt + 1);
-        expect(runtime().meet({}, attempt, true, kSecond).result == host::Meeting::kMet, "second meeting");
-        runtime().publish(attempt + 1, {});
+        expect(runtime().meet(lost, attempt, true, kSecond).result == host::Meeting::kMet, "second meeting");
+        runtime().publish(attempt + 1, lost);
     }
 
     const u32 rank;

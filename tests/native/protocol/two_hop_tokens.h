@@ -51,9 +51,10 @@ inline float widened(u16 value) {
 // What tokens are and where they go, which all ranks know, and so what each must get.
 struct Routing {
     u32 lap, ranks, per_node;
+    wire::RankMask lost;  // ranks that are left out: they have no tokens, and get none
 
     // Ranks take turns, so that the one whose streams have no node rows is another in each lap.
-    u32 tokens(u32 rank) const { return kTokens[(rank + lap) % ranks]; }
+    u32 tokens(u32 rank) const { return lost.has(rank) ? 0 : kTokens[(rank + lap) % ranks % std::size(kTokens)]; }
     u32 experts() const { return kExpertsPerRank * ranks; }
     u32 scales() const { return kScales[lap % std::size(kScales)]; }
     // Some choices are none, some tokens are for no rank. A token's others differ.
@@ -77,7 +78,7 @@ struct Routing {
     }
     i64 local_expert(u32 source, u32 token, u32 k, u32 to) const {
         const i64 local = expert(source, token, k) - i64{to} * kExpertsPerRank;
-        return local >= 0 && local < kExpertsPerRank ? local : -1;
+        return !lost.has(to) && local >= 0 && local < kExpertsPerRank ? local : -1;
     }
     u16 x(u32 source, u32 token, u32 h) const { return static_cast<u16>(mixed(kX, lap, source, token, h)); }
     u32 scale(u32 source, u32 token, u32 i) const { return mixed(kScale, lap, source, token, i); }
@@ -117,7 +118,7 @@ class Planned {
           sent_marks_(nodes_ * deep_ep::two_hops::marks(tokens) * per_node_),
           node_row_(tokens * nodes_),
           rows_to_rank_(of.ranks),
-          forwarded_(nodes_),
+          forwarded_(wire::kRoles * nodes_),
           node_rows_(of.ranks),
           rank_prefix_(of.ranks),
           sent_ranks_(nodes_ * tokens * wire::set_words(per_node_)) {}
@@ -148,7 +149,7 @@ class Planned {
 class Dispatched {
   public:
     Dispatched(Buffer& buffer, u32 lap)
-        : routing_{lap, buffer.setup.nodes.ranks, buffer.setup.nodes.per_node},
+        : routing_{lap, buffer.setup.nodes.ranks, buffer.setup.nodes.per_node, {{buffer.setup.nodes.lost}}},
           rank_(buffer.rank),
           tokens_(routing_.tokens(rank_)),
           sizes_{tokens_, kRowBytes, kTopk, routing_.experts(), sizeof(i64), routing_.scales()},
@@ -326,7 +327,13 @@ class Dispatched {
             expect(call.words.get()[e] == expected, whose() + "rows of expert " + std::to_string(e));
         }
         i32 forwarded = 0;
-        for (u32 source = rank_ % routing_.per_node; source < routing_.ranks; source += routing_.per_node) {
+        for (u32 source = 0; source < routing_.ranks; ++source) {
+            if (source / routing_.per_node == rank_ / routing_.per_node
+                    ? source != rank_
+                    : wire::forwarder_of(routing_.lost, routing_.per_node, rank_ / routing_.per_node,
+                                         source % routing_.per_node) != rank_) {
+                continue;
+            }
             for (u32 t = 0; t < routing_.tokens(source); ++t) {
                 forwarded += routing_.goes_to_node(source, t, rank_ / routing_.per_node);
             }

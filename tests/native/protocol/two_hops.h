@@ -149,12 +149,13 @@ inline void check_free(Buffer& buffer, u32 operations) {
     for (u32 region = 0; region < regions; ++region) {
         const u64 uses = (operations + regions - 1 - region) / regions;
         for (u32 r = 0; r < nodes.ranks; ++r) {
-            const bool near = r / nodes.per_node == buffer.rank / nodes.per_node ||
-                              r % nodes.per_node == buffer.rank % nodes.per_node;
+            const wire::RankMask lost{{nodes.lost}};
+            const bool near =
+                !lost.has(r) && wire::Audience{nodes.near_audience ? nodes.per_node : 0}.joins(buffer.rank, r, lost);
             const auto* const word =
                 reinterpret_cast<const u64*>(buffer.runtime().heap_base(static_cast<int>(buffer.rank)) + bank +
                                              heap.word_in_bank(region, wire::kFree, r));
-            expect(__atomic_load_n(word, __ATOMIC_ACQUIRE) == (near || !nodes.near_audience ? uses * wire::kUnit : 0),
+            expect(__atomic_load_n(word, __ATOMIC_ACQUIRE) == (near ? uses * wire::kUnit : 0),
                    "rank " + std::to_string(buffer.rank) + ": what rank " + std::to_string(r) + " has given back");
         }
     }
@@ -165,6 +166,13 @@ inline void run(uint64_t seed, const Setup& setup) {
     planted::run_world(static_cast<int>(setup.nodes.ranks), seed, [&](int r) {
         Buffer buffer(world, static_cast<u32>(r), setup);
         const Context* context = nullptr;
+        const wire::RankMask lost{{setup.nodes.lost}};
+        if (lost.has(buffer.rank)) {
+            buffer.runtime().leave();
+            for (u32 meeting = 0; meeting < 2; ++meeting) buffer.meet(world);
+            return;
+        }
+        if (setup.nodes.lost != 0) buffer.recover(1, lost);
         for (u32 lap = 0; lap < kLaps; ++lap) context = &Trip(buffer, seed, lap).run();
         buffer.meet(world);
         buffer.runtime().drain();

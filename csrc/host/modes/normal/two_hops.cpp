@@ -27,14 +27,17 @@ namespace {
 
 struct Nodes {
     u32 ranks, per_node;
+    u32 roles = 1;
 };
 Nodes nodes_of(const Runtime& runtime) {
-    return {static_cast<u32>(runtime.options().ranks), static_cast<u32>(runtime.options().ranks_per_node)};
+    return {static_cast<u32>(runtime.options().ranks), static_cast<u32>(runtime.options().ranks_per_node),
+            runtime.leaves_out() ? wire::kRoles : 1};
 }
 
 wire::TwoHopSizes least_sizes(const Nodes& nodes, const Sizes& sizes, bool cached) {
     return {nodes.ranks / nodes.per_node,
             nodes.per_node,
+            nodes.roles,
             cached ? 0 : sizes.experts,
             kMinChunkRows,
             1,
