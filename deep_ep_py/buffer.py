@@ -22,7 +22,7 @@ from deep_ep_py.modes.normal.handles import Handle
 from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
-from deep_ep_py.session.recovery import mask_of, ranks_of
+from deep_ep_py.session.recovery import mask_of
 from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology

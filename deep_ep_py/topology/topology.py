@@ -74,15 +74,15 @@ class Topology:
 
     @property
     def near_only(self) -> bool:
-        """Whether no operation has to do with other ranks than those of the own node, and those of other nodes that pass
-        on this rank's rows, or whose rows it passes on.
+        """Whether no operation has to do with other ranks than those of the own node, and those of other nodes that
+        pass on this rank's rows, or whose rows it passes on.
         """
         return self.hops == 2 and not self.low_latency
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """By rank: "peer" where it is mapped, else the fabric that reaches it. There are no queue pairs to ranks that no
-        operation has to do with.
+        """By rank: "peer" where it is mapped, else the fabric that reaches it. To ranks that no operation has to do with
+        there are no queue pairs.
         """
         return tuple("peer" if mapped else self.network or "peer" for mapped in self.mapped)
 

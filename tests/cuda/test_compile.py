@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from builds import LONG
 from deep_ep_py.cli.compile import command
 from deep_ep_py.core.native import C
 from deep_ep_py.device.cuda import bulk_copies
@@ -35,8 +36,9 @@ from places import DATA
 
 pytestmark = pytest.mark.once
 
-ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 WITHOUT_SPILLS = ("sm_90a", "sm_100a")
+# Each takes a minute.
+ARCHITECTURES = (*WITHOUT_SPILLS, "sm_80", "sm_120a") if LONG else WITHOUT_SPILLS
 # Bytes, outside loops over rows.
 A_FEW_SPILLED = {"two_hops_dispatch": 64, "two_hops_combine": 32}
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
@@ -60,6 +62,7 @@ def compiled(name: str, architecture: str, kernels: str = "KERNELS") -> Compiled
     return compile_kernel({"KERNELS": KERNELS, "GATHERED": GATHERED}[kernels][name], SHAPE, architecture)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_compiles(name: str, architecture: str) -> None:
@@ -123,6 +126,7 @@ def test_kernels_among_1024_ranks(name: str) -> None:
     assert resources.static_shared + resources.dynamic_shared <= 227 * 1024
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_device_contract_compiles(architecture: str) -> None:
     resources = compile_kernel(CONTRACT, SHAPE, architecture, WITH_DATA).resources

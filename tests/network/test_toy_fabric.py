@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from builds import LONG
 from native_programs import FOLDER, native_build, run
 from places import NATIVE, ROOT
 
-pytestmark = [pytest.mark.once, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.long,
+    pytest.mark.skipif(not LONG, reason="compiles all sources: `make test-long` runs it"),
+]
 
 
 def test_normal_mode_over_a_fabric_of_its_own() -> None:

@@ -242,8 +242,8 @@ class TwoHopPlan(_Plan):
 
     def held(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the handle's elements that are there anyway, by place."""
-        held = {1: self.sent, 2: self.rows_to_rank, 4: self.forwarded[: self.topology.nodes], 6: self.rank_prefix, 8: self.node_row}
-        return {0: is_token_in_rank, **held, 9: self.table}
+        held = {1: self.sent, 2: self.rows_to_rank, 6: self.rank_prefix, 8: self.node_row, 9: self.table}
+        return {0: is_token_in_rank, 4: self.forwarded[: self.topology.nodes], **held}
 
     def made(self, is_token_in_rank: torch.Tensor, source: torch.Tensor) -> dict[int, torch.Tensor]:
         """Make the others."""
