@@ -81,8 +81,8 @@ class Topology:
 
     @property
     def routes(self) -> tuple[str, ...]:
-        """By rank: "peer" where it is mapped, else the fabric that reaches it. To ranks that no operation has to do with
-        there are no queue pairs.
+        """By rank: "peer" where it is mapped, else the fabric that reaches it. To ranks that no operation has to do
+        with there are no queue pairs.
         """
         return tuple("peer" if mapped else self.network or "peer" for mapped in self.mapped)
 
