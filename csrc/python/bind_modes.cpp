@@ -67,7 +67,7 @@ void bind_two_hops(py::module_& module) {
     m.attr("ROLES") = wire::kRoles;
     m.attr("SLOTS") = wire::kSlots;
     m.attr("MOST_CHUNK_ROWS") = host::kMaxChunkRows;
-    m.attr("MOST_CHUNK_BYTES") = host::kMaxChunkBytes;
+    m.attr("MOST_CHUNK_BYTES") = host::kMaxRailChunkBytes;
 }
 
 void bind_normal(py::module_& module) {

@@ -85,7 +85,7 @@ def staging(
 ) -> tuple[int, int]: ...
 
 MARK_ROWS: int = 32
-MOST_CHUNK_BYTES: int = 131072
+MOST_CHUNK_BYTES: int = 524288
 MOST_CHUNK_ROWS: int = 128
 ROLES: int = 2
 SET_BITS: int = 32

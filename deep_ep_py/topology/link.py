@@ -53,7 +53,7 @@ class Link:
             rows = ceil(bandwidth * round_trip / ((nodes - 1) * slots * row))
 
         of `row` bytes, with the ids, weights and scales that travel with x, and a few words more; at least 1, at
-        most 128, and not more than fit into 128 KiB. Larger chunks would only take more memory, and let the first row
+        most 128, and not more than fit into 512 KiB. Larger chunks would only take more memory, and let the first row
         of each wait longer for its last. A region holds the slots at both ends, and 2 for each stream inside the node::
 
             bytes = (2 * (nodes - 1) * slots + num_ranks * 2) * rows * row + messages of counts and offers

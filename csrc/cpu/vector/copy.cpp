@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -64,6 +65,15 @@ void stream_fence() {}
 
 #endif
 
+// Of this machine. In a virtual one the C library may tell of all caches of the host.
+size_t last_level_cache() {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    size_t kilobytes = 0;
+    if (file >> kilobytes && kilobytes != 0) return kilobytes << 10;  // as "32768K"
+    const long last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    return last_level > 0 ? static_cast<size_t>(last_level) : size_t{32} << 20;
+}
+
 }  // namespace
 
 void copy(void* dst, const void* src, size_t bytes) {
@@ -89,10 +99,7 @@ void copy_to_many(u8* const* dst, unsigned n, const void* src, size_t bytes, boo
 }
 
 size_t streaming_threshold() {
-    static const size_t threshold = [] {
-        const long last_level = sysconf(_SC_LEVEL3_CACHE_SIZE);
-        return 3 * (last_level > 0 ? static_cast<size_t>(last_level) : size_t{32} << 20);
-    }();
+    static const size_t threshold = 3 * last_level_cache();
     return threshold;
 }
 

@@ -32,7 +32,10 @@ nic::SendQueue::Random random_of(int rank) {
 NicThread::NicThread(const NetworkPlace& place)
     : SoftNic(place, random_of(place.rank), now_ns), kernels_on_cpu_(place.kernels_on_cpu), thread_([this] { run(); }) {
     // A forked child inherits the requests, which are not its to carry out.
-    const auto help = [this, owner = getpid()] { return getpid() == owner && serve(); };
+    const auto help = [this, owner = getpid()] {
+        helped_.fetch_add(1, std::memory_order_relaxed);
+        return getpid() == owner && serve();
+    };
     if (kernels_on_cpu_) helper_ = cpu::Executor::get().add_helper(help);
 }
 
@@ -44,7 +47,15 @@ NicThread::~NicThread() {
 
 void NicThread::run() {
     int idle_looks = 0;
+    uint64_t helped = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
+        // Where a thread drives kernels it serves the NICs between their turns, and this one would only take its core.
+        if (const uint64_t now = helped_.load(std::memory_order_relaxed); now != helped) {
+            helped = now;
+            idle_looks = kManyIdleLooks;
+            std::this_thread::sleep_for(kLongNap);
+            continue;
+        }
         idle_looks = serve() ? 0 : std::min(idle_looks + 1, kManyIdleLooks);
         if (idle_looks > kIdleLooks) std::this_thread::sleep_for(idle_looks < kManyIdleLooks ? kNap : kLongNap);
     }

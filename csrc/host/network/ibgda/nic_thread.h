@@ -27,10 +27,11 @@ class NicThread final : public SoftNic {
     bool serve();
 
     const bool kernels_on_cpu_;
-    int helper_ = -1;           // of the executor
-    std::mutex serving_;        // queue pairs are one thread's at a time
-    bool refused_ = false;      // guarded by it
-    mutable std::mutex mutex_;  // of the refusal
+    int helper_ = -1;                  // of the executor
+    std::atomic<uint64_t> helped_{0};  // how often it has
+    std::mutex serving_;               // queue pairs are one thread's at a time
+    bool refused_ = false;             // guarded by it
+    mutable std::mutex mutex_;         // of the refusal
     std::string refusal_;
     std::atomic<bool> stopping_{false};
     std::thread thread_;
