@@ -9,7 +9,9 @@ namespace deep_ep::cpu {
 
 namespace {
 
-constexpr u64 kSpins = 16;                         // idle looks before the core is given to another process
+// Idle looks before the core is given to another process. A look takes longer than a yield that finds no other; on 2
+// cores with 8 ranks combine in local chunks took 1.3 times as long with 16.
+constexpr u64 kSpins = 1;
 constexpr u64 kAwake = 20'000'000;                 // ns of idle looks before this process sleeps between them,
 constexpr timespec kNap = {0, 100'000};            // for so long
 constexpr u64 kInterruptCheckEvery = 200'000'000;  // ns
