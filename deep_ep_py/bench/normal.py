@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -12,6 +13,7 @@ from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.oracle import Oracle
 from deep_ep_py.bench.ours import Ours
 from deep_ep_py.bench.size_run import SizeRun
+from deep_ep_py.bench.wire import WireMeter
 
 
 class NormalRun(SizeRun):
@@ -21,6 +23,17 @@ class NormalRun(SizeRun):
         super().__init__(context, config, tokens)
         self._ours = Ours(config, self._inputs, context.group)
         self._baselines = make_baselines(config, self._inputs, context.group)
+        self._meter = WireMeter(self._ours.buffer, context.group)
+
+    def _wire(self) -> dict[str, dict[str, int]]:
+        return self._meter.means(self._config.iterations)
+
+    def _time(self, name: str, call: Callable[[], None]) -> None:
+        """Time a call of ours, and count what it sends."""
+        if self._watch.recording:
+            self._meter.count(name, partial(self._watch.time, name, call))
+        else:
+            self._watch.time(name, call)
 
     def _rows(self) -> list[int]:
         rows: list[int] = self._inputs.counts[self._config.warmup :].sum(dim=(1, 2)).tolist()
@@ -39,10 +52,10 @@ class NormalRun(SizeRun):
         return Oracle(self._inputs, self._steps - 1)
 
     def _iteration(self) -> None:
-        ours, watch = self._ours, self._watch
-        watch.time("layout_notify", ours.layout_notify)
+        ours = self._ours
+        self._time("layout_notify", ours.layout_notify)
         ours.finish_dispatch()
-        watch.time("dispatch", ours.dispatch)
+        self._time("dispatch", ours.dispatch)
         self._corrupt("dispatch", ours.recv_x)
         self._check("dispatch", self._check_dispatch)
         for name, baseline in self._baselines.items():
@@ -56,10 +69,10 @@ class NormalRun(SizeRun):
     def _combines(self) -> None:
         """What follows a dispatch of BF16 rows."""
         ours, watch = self._ours, self._watch
-        watch.time("combine", ours.combine)
+        self._time("combine", ours.combine)
         self._corrupt("combine", ours.combined_x)
         self._check("combine", lambda: self._oracle.check_combine(ours.combined_x))
-        watch.time("combine_private", ours.combine_private)
+        self._time("combine_private", ours.combine_private)
         self._check("combine_private", lambda: self._oracle.check_combine_private(ours.combined_x))
         for name, baseline in self._baselines.items():
             for variant in baseline.variants:

@@ -14,6 +14,7 @@ from deep_ep_py.bench import (
     low_latency_baselines,
     ours,
     timing,
+    wire,
 )
 from deep_ep_py.bench.baselines import BASELINE_NOTES
 from deep_ep_py.bench.config import BenchConfig
@@ -83,6 +84,7 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
             "bytes": SELECTION_BYTES_NOTE if config.mode == "low-latency" else BYTES_NOTE,
             "ratios": RATIO_NOTE,
             **({"host_us": host_time.NOTE} if config.mode == "low-latency" and not gpus else {}),
+            **({"wire": wire.NOTE} if any(size.get("wire") for size in sizes) else {}),
             **({"moved": MOVED_NOTE.format(**(_GPU_EACH if gpus > 1 else _ONE_GPU))} if gpus else {}),
         },
     }
@@ -119,6 +121,9 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
     logical_bytes = {"layout_notify": counts, "pair": payload + results}
     logical_bytes |= {name: results for name in _ops(config) if name.startswith("combine")}
     ops = {name: _op_report(config, series[name], logical_bytes.get(name, payload)) for name in _ops(config)}
+    for name, sent in size.get("wire", {}).items():
+        ops[name] |= {"wire_bytes": sent["bytes"], "messages": sent["messages"]}
+        ops[name]["wire_gb_per_s"] = sent["bytes"] / ops[name]["ms"]["median"] / 1e6
     if "copy_gb_per_s" in size:
         for name, moved in _moved_bytes(config, size, payload, results).items():
             op = ops[name]

@@ -57,6 +57,7 @@ class SizeRun(ABC):
             "checks": self._all_ranks_checks(),
             "variants": self._variants(),
             "host_us": self._host_times(),
+            "wire": self._wire(),
         }
         self._close()
         return result
@@ -75,6 +76,10 @@ class SizeRun(ABC):
 
     def _host_times(self) -> dict[str, dict[str, float]]:
         """Return the microseconds of each call up to its launch, as `HostTimes` does; none where they are not timed."""
+        return {}
+
+    def _wire(self) -> dict[str, dict[str, int]]:
+        """Return the bytes and messages of each call, as `WireMeter` does; none where they are not counted."""
         return {}
 
     @abstractmethod

@@ -60,6 +60,12 @@ def _size_table(size: dict[str, Any]) -> Table:
         caption += f"; of copy: bytes moved per second over a large copy's, {size['copy_gb_per_s']:.0f} GB/s on a GPU"
         table.caption = caption
         table.add_column("of copy", justify="right")
+    on_the_wire = any("messages" in result for result in size["ops"].values())
+    if on_the_wire:
+        caption += "; wire: what all software NICs send in an operation"
+        table.caption = caption
+        for column in ("wire MB", "wire GB/s", "messages"):
+            table.add_column(column, justify="right")
     for name in size["baselines"]:
         table.add_column(f"{name} ms (×)", justify="right")
     for op, result in size["ops"].items():
@@ -68,6 +74,8 @@ def _size_table(size: dict[str, Any]) -> Table:
         row.append(f"{result['logical_gb_per_s']:.1f}")
         if "copy_gb_per_s" in size:
             row.append(f"{result['of_copy']:.2f}" if "of_copy" in result else "")
+        if on_the_wire:
+            row += _wire_cells(result)
         row += [_baseline_cell(size, op, name, baseline) for name, baseline in size["baselines"].items()]
         table.add_row(*row)
     return table
@@ -76,6 +84,12 @@ def _size_table(size: dict[str, Any]) -> Table:
 def _host_line(host: dict[str, dict[str, float]]) -> str:
     times = (f"{op} {times['median']:.0f} µs ({times['min']:.0f} .. {times['max']:.0f})" for op, times in host.items())
     return f"  host time per eager call, up to its launch: {', '.join(times)}"
+
+
+def _wire_cells(result: dict[str, Any]) -> list[str]:
+    if "messages" not in result:
+        return ["", "", ""]
+    return [f"{result['wire_bytes'] / 1e6:.3g}", f"{result['wire_gb_per_s']:.2f}", str(result["messages"])]
 
 
 def _baseline_cell(size: dict[str, Any], op: str, name: str, baseline: dict[str, Any]) -> str:

@@ -306,6 +306,23 @@ def test_ranks_on_several_nodes(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "report.json").read_text())
     assert result["verified"] is True and result["config"]["nodes"] == 2
     assert "2 nodes" in done.stdout
+    # Each rank is a node: a row for the other rank crosses, one for the own rank does not.
+    ops, crossing = result["ops"], 2 * 64 * crossing_tokens(24, result["config"])
+    for op in ("dispatch", "combine", "combine_private"):
+        assert crossing <= ops[op]["wire_bytes"] <= 2 * crossing + 4096
+        assert ops[op]["messages"] > 0 and ops[op]["wire_gb_per_s"] > 0
+    assert ops["layout_notify"]["wire_bytes"] < ops["dispatch"]["wire_bytes"]
+    assert "messages" in done.stdout and "NICs" in result["config"]["notes"]["wire"]
+
+
+def crossing_tokens(tokens: int, config: dict[str, Any]) -> int:
+    """Tokens of two ranks that go to the other one, the mean over the timed iterations."""
+    count, timed = 0, range(config["warmup"], config["warmup"] + config["iterations"])
+    for iteration in timed:
+        for rank in range(2):
+            topk_idx, _ = route("uniform", tokens, config["topk"], config["experts"], config["seed"], rank, iteration)
+            count += int(tokens_in_rank(topk_idx, config["experts"], 2)[:, 1 - rank].sum())
+    return count // len(timed)
 
 
 def test_it_runs_under_torchrun(tmp_path: Path) -> None:

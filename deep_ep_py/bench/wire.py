@@ -1,0 +1,61 @@
+"""What crosses the network in each operation of a benchmark, as the software NICs count it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from deep_ep_py.buffer import Buffer
+
+T = TypeVar("T")
+
+NOTE = (
+    "wire_bytes and messages: what all ranks' software NICs send in an operation, rows and control together, and in "
+    "how many requests; mean over the timed iterations. wire_gb_per_s are these bytes per second of the median. What "
+    "inside a node goes by loads and stores is not among them."
+)
+
+
+class WireMeter:
+    """Counts what a rank sends.
+
+    Parameters
+    ----------
+    buffer
+        Whose NICs.
+    group
+        All ranks.
+    """
+
+    def __init__(self, buffer: Buffer, group: dist.ProcessGroup) -> None:
+        self._buffer, self._group = buffer, group
+        self._sent: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+
+    def count(self, name: str, call: Callable[[], T]) -> T:
+        """Make a call of an operation, and add what it sends to the operation's."""
+        before = self._totals()
+        result = call()
+        for place, (now, was) in enumerate(zip(self._totals(), before, strict=True)):
+            self._sent[name][place] += now - was
+        return result
+
+    def means(self, iterations: int) -> dict[str, dict[str, int]]:
+        """Return bytes and messages of each operation, of all ranks together; nothing where there are no such NICs.
+
+        Collective.
+        """
+        if not self._buffer.network_counters():
+            return {}
+        names = sorted(self._sent)
+        sums = torch.tensor([self._sent[name] for name in names], dtype=torch.int64)
+        dist.all_reduce(sums, group=self._group)
+        rows = (sums / iterations).round().to(torch.int64).tolist()
+        return {name: {"bytes": sent, "messages": messages} for name, (sent, messages) in zip(names, rows, strict=True)}
+
+    def _totals(self) -> tuple[int, int]:
+        counters = self._buffer.network_counters()
+        return sum(peer["bytes"] for peer in counters), sum(peer["writes"] + peer["atomics"] for peer in counters)
