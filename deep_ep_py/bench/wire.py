@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from deep_ep_py.buffer import Buffer
+from deep_ep_py import Buffer
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ WITHOUT_SPILLS = ("sm_90a", "sm_100a")
 # Each takes a minute.
 ARCHITECTURES = (*WITHOUT_SPILLS, "sm_80", "sm_120a") if LONG else WITHOUT_SPILLS
 # Bytes, outside loops over rows.
-A_FEW_SPILLED = {"two_hops_dispatch": 64, "two_hops_combine": 32}
+A_FEW_SPILLED = {"two_hops_dispatch": 64, "two_hops_combine": 64}
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 WITH_DATA = (include_root(), DATA)
 

@@ -64,7 +64,7 @@ DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, const wir
 
 // One thread of a kernel: it gives up if ranks are masked and its region is not laid out for that, since its graph was
 // captured before.
-DEEP_EP_DEVICE void check_roles(Operation& op, const wire::TwoHopSizes& sizes) {
+DEEP_EP_DEVICE_CALL void check_roles(Operation& op, const wire::TwoHopSizes& sizes) {
     if (sizes.roles != 1) return;
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
         const u64 bits = op.context().mask.words[word];

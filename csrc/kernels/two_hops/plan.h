@@ -23,6 +23,14 @@ struct Plan {
 
 constexpr u32 marks(u32 tokens) { return wire::ceil_div(tokens, wire::kMarkRows); }
 
+// Called, not inlined: rare, and with loops.
+DEEP_EP_DEVICE_CALL u32 substitute(const wire::RankMask& mask, u32 per_node, u32 node, u32 local) {
+    return wire::forwarder_of(mask, per_node, node, local);
+}
+DEEP_EP_DEVICE_CALL u32 taken_over(const wire::RankMask& mask, u32 per_node, u32 rank) {
+    return wire::taken_over_by(mask, per_node, rank);
+}
+
 // A rank's place in its node, those of others, and who forwards for whom (wire/forwarders.h).
 struct Place {
     u32 node;
@@ -34,17 +42,15 @@ struct Place {
 
     DEEP_EP_DEVICE static Place of(u32 rank, const wire::TwoHopSizes& sizes, const wire::RankMask& mask) {
         const u32 per_node = sizes.per_node;
-        const u32 second = sizes.roles == 1 ? wire::kNoRank : wire::taken_over_by(mask, per_node, rank);
+        const u32 second = sizes.roles == 1 ? wire::kNoRank : taken_over(mask, per_node, rank);
         return {rank / per_node, rank % per_node, per_node, sizes.nodes, second, mask};
     }
     DEEP_EP_DEVICE u32 near(u32 local_index) const { return node * per_node + local_index; }  // a rank of this node
     DEEP_EP_DEVICE bool has(u32 local_index) const { return !mask.has(near(local_index)); }
     // The rank that forwards this one's stream to another node; kNoRank: no rank of that node is left.
-    DEEP_EP_DEVICE u32 forwarder(u32 other_node) const { return wire::forwarder_of(mask, per_node, other_node, local); }
+    DEEP_EP_DEVICE u32 forwarder(u32 other_node) const { return forwarder(other_node, local); }
     // The rank of this node that forwards the stream of `origin`.
-    DEEP_EP_DEVICE u32 near_forwarder(u32 origin) const {
-        return wire::forwarder_of(mask, per_node, node, origin % per_node);
-    }
+    DEEP_EP_DEVICE u32 near_forwarder(u32 origin) const { return forwarder(node, origin % per_node); }
     // In which role a rank forwards the stream of a rank.
     DEEP_EP_DEVICE u32 role(u32 forwarder, u32 origin) const {
         return forwarder % per_node == origin % per_node ? 0 : 1;
@@ -55,6 +61,11 @@ struct Place {
         if (index == wire::kNoRank || (line >= nodes && of == node)) return wire::kNoRank;
         const u32 rank = of * per_node + index;
         return mask.has(rank) ? wire::kNoRank : rank;
+    }
+    // The rank of a node that forwards for those of a local index.
+    DEEP_EP_DEVICE u32 forwarder(u32 of_node, u32 of_local) const {
+        const u32 rank = of_node * per_node + of_local;
+        return mask.has(rank) ? substitute(mask, per_node, of_node, of_local) : rank;
     }
     // A stream inside a node between this rank and one of the local index, for rows that come from, or go to, a node.
     DEEP_EP_DEVICE static u32 stream(u32 other_node, u32 local_index, u32 per_node) {
