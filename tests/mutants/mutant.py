@@ -13,7 +13,7 @@ REPLAYS = ("replays", "replays ibgda")
 BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
 MASKS = ("masks", "masks weak", "masks ibgda", "masks mixed")
 LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed")
-TWO_HOPS = ("two hops peer", "two hops weak", "two hops ibgda", "two hops without")
+TWO_HOPS = ("two hops peer", "two hops weak", "two hops ibgda", "two hops without", "two hops crossed")
 
 
 @dataclass(frozen=True)

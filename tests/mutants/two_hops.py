@@ -20,7 +20,7 @@ _GATHER = "kernels/two_hops/gather.h"
 _COMBINE = "kernels/two_hops/combine.h"
 _OWN_SUMS = "kernels/two_hops/own_sums.h"
 _RAILS = ("two hops weak", "two hops ibgda")
-_WITHOUT = "two hops without"
+_WITHOUT, _CROSSED = "two hops without", "two hops crossed"
 
 _EACH_CHUNK = """for (u32 d = 0; d < me.per_node; ++d) {
             if (!rows.sends(d)) continue;
@@ -516,10 +516,18 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops without ranks: the same words for local chunks of both roles",
         _PLAN,
-        "return role * wire::kLocalSlots + chunk % wire::kLocalSlots;",
-        "return chunk % wire::kLocalSlots;",
+        "    if (role == 0) return kind + slot;\n",
+        "    if (role <= 1) return kind + slot;\n",
         "fast",
         _WITHOUT,
+    ),
+    one(
+        "two hops without ranks: the other two of the four words for local chunks of the second role",
+        _PLAN,
+        "return slot == 0 ? wire::kOffer : wire::kData;",
+        "return kind + wire::kLocalSlots + slot;",
+        "fast",
+        _CROSSED,
     ),
     one(
         "two hops without ranks: the same slots for local chunks of both roles",

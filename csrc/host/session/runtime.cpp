@@ -73,11 +73,11 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 
 Runtime::~Runtime() { failures_->leave(*this); }
 
-// Ranks that have nothing to do with each other have no queue pairs.
+// There are no queue pairs to ranks that this one has nothing to do with.
 std::vector<fabric::Route> Runtime::routes(const wire::RankMask& mask) const {
     std::vector<fabric::Route> routes = options_.routes;
     for (u32 rank = 0; rank < routes.size(); ++rank) {
-        const bool talks = audience().joins(static_cast<u32>(options_.rank), rank, mask);
+        const bool talks = !mask.has(rank) && audience().joins(static_cast<u32>(options_.rank), rank, mask);
         if (routes[rank] != fabric::kMapped && !talks) routes[rank] = fabric::kUnreached;
     }
     return routes;

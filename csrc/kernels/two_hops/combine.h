@@ -144,7 +144,7 @@ struct ReturnWork {
             weights[i] = args.topk_weights[row * topk + i];
         }
         __syncwarp();  // all lanes' stores into the forwarder's slot come before lane 0's release
-        if (device::lane() == 0) op.signal_for(forwarder, wire::kChunk + local_word(role, chunk), stream);
+        if (device::lane() == 0) op.signal_for(forwarder, local_word(wire::kChunk, role, chunk), stream);
     }
 };
 
@@ -239,7 +239,7 @@ DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, cons
         }
         for (u32 d = 0; forwarded != 0 && d < me.per_node; ++d) {
             for (u32 slot = 0; tables.published[d].x == nullptr && slot < wire::kLocalSlots; ++slot) {
-                op.consume(wire::kChunk + local_word(role, slot), Place::stream(node, d, me.per_node),
+                op.consume(local_word(wire::kChunk, role, slot), Place::stream(node, d, me.per_node),
                            chunks_in_slot(forwarded, slot, wire::kLocalSlots));
             }
         }

@@ -123,7 +123,7 @@ struct ForwardWork {
     // The slot of a local chunk, at a receiver of a line.
     DEEP_EP_DEVICE Pending local_slot(u32 line, u32 chunk, u32 local) const {
         const u32 role = args.layout.role_of(line), node = args.layout.node_of(line);
-        return Pending::of(op, Phase::kNext, me.near(local), wire::kNext + local_word(role, chunk),
+        return Pending::of(op, Phase::kNext, me.near(local), local_word(wire::kNext, role, chunk),
                            Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots);
     }
     DEEP_EP_DEVICE_CALL Pending blocked(u32 entry, u32 n) const {
@@ -240,7 +240,7 @@ struct ForwardWork {
         }
         __syncwarp();  // all lanes have read the slot before lane 0 releases it. Litmus: slot_given_back
         if (chunk + wire::kLocalSlots < layout.chunks(tables.received[origin].node_rows) && device::lane() == 0) {
-            op.signal_for(forwarder, wire::kNext + local_word(me.role(forwarder, origin), chunk),
+            op.signal_for(forwarder, local_word(wire::kNext, me.role(forwarder, origin), chunk),
                           Place::stream(origin / me.per_node, me.local, me.per_node));
         }
     }
@@ -251,6 +251,8 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
                                  const DispatchTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += threads) {
         tables.targets[d] = {};
+        wire::StreamRows* const rows = tables.ranges + d * args.layout.lines();
+        for (u32 line = 0; line < args.layout.lines(); ++line) rows[line] = {};
         if (!me.has(d)) continue;
         RowTargets target{};
         wire::Offer offer;
@@ -330,7 +332,7 @@ DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, co
         }
         for (u32 d = 0; forwarded != 0 && d < me.per_node; ++d) {
             for (u32 slot = 0; gets_local_chunks(tables, me, d) && slot < wire::kLocalSlots; ++slot) {
-                op.consume(wire::kNext + local_word(role, slot), Place::stream(node, d, me.per_node),
+                op.consume(local_word(wire::kNext, role, slot), Place::stream(node, d, me.per_node),
                            slots_given_back(forwarded, slot, wire::kLocalSlots));
             }
         }

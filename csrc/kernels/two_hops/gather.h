@@ -20,7 +20,7 @@ struct Gatherer {
     // The local chunk that the rank of a local index sends for a chunk of a line.
     DEEP_EP_DEVICE Pending local_chunk(u32 line, u32 chunk, u32 local) const {
         const u32 role = args.layout.role_of(line), node = args.layout.node_of(line);
-        return Pending::of(op, Phase::kChunk, me.near(local), wire::kChunk + local_word(role, chunk),
+        return Pending::of(op, Phase::kChunk, me.near(local), local_word(wire::kChunk, role, chunk),
                            Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots + 1);
     }
 

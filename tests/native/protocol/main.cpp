@@ -88,6 +88,8 @@ int main(int argc, char** argv) {
         {"two hops weak", two_hops("weak", 1, {4, 2, false, 1000})},
         {"two hops ibgda", two_hops("ibgda", 2, {6, 2, true, 1800})},
         {"two hops without", two_hops("ibgda", 2, {8, 4, true, 1000, 1 << 1 | 1 << 6})},
+        // A rank whose own place is another's in one node, and which has the place of a third in its own.
+        {"two hops crossed", two_hops("ibgda", 2, {8, 4, true, 1000, 1 << 3 | 1 << 4})},
         {"two hops failing",
          [&](uint64_t seed) {
              failing::run<two_hop_mode::Batch>(seed, {"ibgda", true, kAmple, 2, longer, false, {4, 2, true, kAmple}},
