@@ -225,13 +225,15 @@ MUTANTS = (
         "recover",
         "recover ibgda",
     ),
-    one(
+    Mutant(
         "recovery: the old network goes on",
         "host/session/recovery.cpp",
-        "    networks_ = {};  // before the next are made: no agent of the old ones is left\n",
-        "    if (true) return true;\n",
+        (
+            ("    networks_ = {};  // before the next are made: no agent of the old ones is left\n", ""),
+            ("    networks_ = make_networks_(*memory_, reached);\n", ""),
+        ),
         "exact",
-        "recover ibgda",
+        ("recover ibgda",),
     ),
     silent(
         "recovery: relaxed meetings",
