@@ -47,16 +47,14 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       context_(make_private<Context>()),
       timeout_ns_(options.timeout_ns),
       make_warden_(std::move(make_warden)),
-      make_networks_(std::move(make_networks)),
-      networks_(make_networks_(*memory_, routes({}))) {
+      make_networks_(std::move(make_networks)) {
     *remark_ = -1;
     std::vector<u8*> mapped(heaps_.size(), nullptr);
     for (size_t r = 0; r < heaps_.size(); ++r) {
         if (options_.routes[r] == fabric::kMapped) mapped[r] = heaps_[r]->base();
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
-    const std::vector<fabric::Route> reached = routes({});
-    memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
+    connect({});
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
     write_context(Sequence{generation_, 0, 0}.word());

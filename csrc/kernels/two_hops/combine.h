@@ -8,7 +8,7 @@ namespace deep_ep::two_hops {
 
 // Local chunks go to other forwarders than this rank, where its rows are not published.
 DEEP_EP_DEVICE bool sends_local_chunks(const CombineArgs& args, const Place& me, u32 owner) {
-    return args.offer.visible == 0 && !me.mask.has(owner) && me.near_forwarder(owner) != me.near(me.local);
+    return args.offer.visible == 0 && me.has_local_stream(owner);
 }
 
 // What polling warps do, for serve(): an entry for each slot of each stream that this rank forwards, and for each slot
@@ -91,9 +91,8 @@ struct ReturnWork {
     // A warp: sums the rows of a chunk and sends it to its owner.
     DEEP_EP_DEVICE_CALL void return_chunk(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kSlots, owner = me.origin(line), to = args.layout.node_of(line);
-        const u32 node_rows = tables.streams[line].forwarded,
-                  place = layout.place(args.layout.role_of(line), to, me.node);
+        const u32 slot = chunk % wire::kSlots, owner = me.origin(line), to = layout.node_of(line);
+        const u32 node_rows = tables.streams[line].forwarded, place = layout.place(layout.role_of(line), to, me.node);
         const u64 source = op.region_offset() + layout.rail_chunk_send(place, slot);
         const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot);
         u8* const message = chunk_to_send(op, owner, source, target);
@@ -228,7 +227,7 @@ DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, cons
     const wire::TwoHopLayout& layout = args.layout;
     for (u32 line = threadIdx.x; line < layout.lines(); line += blockDim.x) {
         const u32 sent = tables.streams[line].sent_chunks, forwarded = tables.streams[line].forwarded_chunks;
-        const u32 node = args.layout.node_of(line), role = args.layout.role_of(line);
+        const u32 node = layout.node_of(line), role = layout.role_of(line);
         for (u32 slot = 0; slot < wire::kSlots; ++slot) {
             if (role == 0) op.slots_read()[node * wire::kSlots + slot] = 0;
             if (line == me.node) continue;

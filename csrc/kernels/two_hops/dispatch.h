@@ -70,7 +70,7 @@ struct SendWork {
 
 // This rank's own output gets local chunks of the rows of other forwarders.
 DEEP_EP_DEVICE bool places_local_chunks(const DispatchArgs& args, const Place& me, u32 origin) {
-    return args.offer.visible == 0 && !me.mask.has(origin) && me.near_forwarder(origin) != me.near(me.local);
+    return args.offer.visible == 0 && me.has_local_stream(origin);
 }
 DEEP_EP_DEVICE bool gets_local_chunks(const DispatchTables& tables, const Place& me, u32 local) {
     return me.has(local) && tables.targets[local].x == nullptr;
@@ -183,7 +183,7 @@ struct ForwardWork {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 slot = chunk % wire::kSlots, origin = me.origin(line), node_rows = tables.streams[line].forwarded;
         const u32 first = chunk * layout.chunk_rows, rows = layout.rows_of_chunk(chunk, node_rows);
-        const u32 place = layout.place(args.layout.role_of(line), args.layout.node_of(line), me.node);
+        const u32 place = layout.place(layout.role_of(line), layout.node_of(line), me.node);
         const u8* const message = op.local_region() + layout.rail_chunk(place, slot);
         if (!broadcast(device::lane() == 0 && check_chunk(message, origin, first, rows))) return;
         const ArrivedRows rows_of{message, layout, rows};
@@ -250,10 +250,6 @@ struct ForwardWork {
 DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Place& me, u32 threads,
                                  const DispatchTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += threads) {
-        tables.targets[d] = {};
-        wire::StreamRows* const rows = tables.ranges + d * args.layout.lines();
-        for (u32 line = 0; line < args.layout.lines(); ++line) rows[line] = {};
-        if (!me.has(d)) continue;
         RowTargets target{};
         wire::Offer offer;
         const bool visible = await_offer(args.layout, args.layout.local, op, me, d, args.rows, offer,
@@ -323,7 +319,7 @@ DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, co
     const wire::TwoHopLayout& layout = args.layout;
     for (u32 line = threadIdx.x; line < layout.lines(); line += blockDim.x) {
         const u32 sent = tables.streams[line].sent_chunks, forwarded = tables.streams[line].forwarded_chunks;
-        const u32 node = args.layout.node_of(line), role = args.layout.role_of(line);
+        const u32 node = layout.node_of(line), role = layout.role_of(line);
         for (u32 slot = 0; line != me.node && slot < wire::kSlots; ++slot) {
             if (forwarded != 0) op.consume(wire::kChunk + slot, me.origin(line), chunks_in_slot(forwarded, slot));
             if (sent != 0) {

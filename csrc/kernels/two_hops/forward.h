@@ -73,8 +73,8 @@ struct Forwarder {
         if (carries_source(args) && device::lane() == 0) to.source[at] = {token, static_cast<i32>(node_row)};
     }
 
-    // A warp: `rows` node rows of a line, from its `first` on, to all outputs that can be stored into.
-    // Notes where each has gone.
+    // A warp: `rows` node rows of a line, from its `first` on, to all outputs that can be stored into. Notes where each
+    // has gone.
     template <class NodeRows>
     DEEP_EP_DEVICE void store_rows(device::RowCopies& copies, const NodeRows& rows_of, const Rows& from, u32 line,
                                    u32 first, u32 rows) const {

@@ -1,6 +1,6 @@
 // notify: the first kernel of a dispatch in two hops. Numbers this rank's node rows, takes the operation's number and
-// exchanges counts: first with those that forward for it in other nodes, then inside the node. Where the
-// dispatch is finished later, `counts` takes the other half of that exchange.
+// exchanges counts: first with those that forward for it in other nodes, then inside the node. Where the dispatch is
+// finished later, `counts` takes the other half of that exchange.
 #pragma once
 
 #include "kernels/common/kernel.h"

@@ -96,13 +96,14 @@ DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Off
     }
 }
 
-// One thread: waits for the offer of a rank of the node, and copies its rows of this rank's streams. False: what it
-// offers cannot be stored into, or read, from here, or the operation fails. `own_rows`: of this rank, which uses its
-// own where they are, whatever the message says.
+// One thread: waits for the offer of a rank of the node, and copies its rows of this rank's lines. False: what it
+// offers cannot be stored into, or read, from here, or the rank is left out, or the operation fails. `own_rows`: of
+// this rank, which uses its own where they are, whatever the message says.
 DEEP_EP_DEVICE bool await_offer(const wire::TwoHopLayout& layout, const wire::ChunkFormat& format, Operation& op,
                                 const Place& me, u32 local, u32 own_rows, wire::Offer& offer, wire::StreamRows* rows) {
     const u32 r = me.near(local);
     for (u32 line = 0; line < layout.lines(); ++line) rows[line] = {};
+    if (!me.has(local)) return false;
     if (!op.wait_signal(Phase::kOffer, wire::kOffer, r, 1)) return false;
     const u8* const message = op.local_region() + layout.offers.at(local);
     offer = copy_once<wire::Offer>(message);

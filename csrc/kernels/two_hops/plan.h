@@ -51,6 +51,10 @@ struct Place {
     DEEP_EP_DEVICE u32 forwarder(u32 other_node) const { return forwarder(other_node, local); }
     // The rank of this node that forwards the stream of `origin`.
     DEEP_EP_DEVICE u32 near_forwarder(u32 origin) const { return forwarder(node, origin % per_node); }
+    // Whether another rank of this node forwards the stream of `origin`, so that this one has a local stream with it.
+    DEEP_EP_DEVICE bool has_local_stream(u32 origin) const {
+        return !mask.has(origin) && near_forwarder(origin) != near(local);
+    }
     // In which role a rank forwards the stream of a rank.
     DEEP_EP_DEVICE u32 role(u32 forwarder, u32 origin) const {
         return forwarder % per_node == origin % per_node ? 0 : 1;

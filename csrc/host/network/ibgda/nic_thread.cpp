@@ -33,7 +33,7 @@ NicThread::NicThread(const NetworkPlace& place)
     : SoftNic(place, random_of(place.rank), now_ns), kernels_on_cpu_(place.kernels_on_cpu), thread_([this] { run(); }) {
     // A forked child inherits the requests, which are not its to carry out.
     const auto help = [this, owner = getpid()] {
-        helped_.fetch_add(1, std::memory_order_relaxed);
+        helped_.fetch_add(1, std::memory_order_relaxed);  // run() looks; it orders nothing
         return getpid() == owner && serve();
     };
     if (kernels_on_cpu_) helper_ = cpu::Executor::get().add_helper(help);
@@ -50,6 +50,7 @@ void NicThread::run() {
     uint64_t helped = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
         // Where a thread drives kernels it serves the NICs between their turns, and this one would only take its core.
+        // Relaxed: what that thread has done is ordered by `serving_`.
         if (const uint64_t now = helped_.load(std::memory_order_relaxed); now != helped) {
             helped = now;
             idle_looks = kManyIdleLooks;
