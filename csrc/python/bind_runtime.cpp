@@ -317,12 +317,12 @@ void bind_runtime(py::module_& m) {
     bind_network(m);
     m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
     m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
-    m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
     m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
     m.attr("MASKED") = static_cast<uint32_t>(wire::kMasked);
     m.attr("ELSEWHERE") = static_cast<uint32_t>(wire::kElsewhere);
+    m.attr("OUTDATED") = static_cast<uint32_t>(wire::kOutdated);
     m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
     m.attr("MASK_PHASE") = wire::phase_name(wire::Phase::kMask);
     m.attr("MOST_RANKS") = wire::kMostRanks;

@@ -52,6 +52,7 @@ enum Reason : u32 {
     kLeft = 8,       // a peer has destroyed its Buffer while others wait for it
     kElsewhere = 9,  // an operation of another Buffer of the same rank has failed, and this one may work on its results
     kMasked = 10,    // other ranks go on without this one (P17); it alone is told
+    kOutdated = 11,  // a call was planned or captured when a rank took part that has been left out since
 };
 
 // What a rank that failed has done.
@@ -69,6 +70,8 @@ constexpr const char* reason_name(u32 reason) {
             return "saw more rows than num_worst_tokens for";
         case kMasked:
             return "has masked";
+        case kOutdated:
+            return "used a handle, or replayed a graph, from before it left out";
         case kElsewhere:
             return "had an operation fail on another of its Buffers, whose results this one may have been given";
         default:

@@ -27,7 +27,6 @@ __all__: list[str] = [
     "LEFT",
     "MASKED",
     "MASK_PHASE",
-    "MISMATCH",
     "MOST_RANKS",
     "MOST_REGIONS",
     "MOST_TOKENS",
@@ -37,6 +36,7 @@ __all__: list[str] = [
     "NicCounters",
     "NicMessage",
     "NicOptions",
+    "OUTDATED",
     "OVERFLOW",
     "Run",
     "Runner",
@@ -462,11 +462,11 @@ EXCEPTION: int = 4
 LEFT: int = 8
 MASKED: int = 10
 MASK_PHASE: str = "ranks left out"
-MISMATCH: int = 3
 MOST_RANKS: int = 1024
 MOST_REGIONS: int = 16
 MOST_TOKENS: int = 2097151
 NETWORK: int = 6
+OUTDATED: int = 11
 OVERFLOW: int = 5
 SIGNAL_UNIT: int = 32768
 STREAMING_THRESHOLD: int = 100663296

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -127,6 +128,7 @@ class Engine:
         self._issued = 0
         self._open: dict[int, list[torch.Tensor | None]] = {}
         self._on_their_way: deque[_OnItsWay] = deque()
+        self._collecting = threading.RLock()
         self._driver: Driver | None = None
         if not bootstrap.in_process and not device.asynchronous:  # ranks as threads: kernels run while all of them wait
             self._driver = Driver(runtime, self._end_with_process)
@@ -316,7 +318,7 @@ class Engine:
         """What calls have returned that ended well is complete, whatever has become of the Buffer since."""
         if runtime is None:
             return
-        for launched in self._on_their_way:
+        for launched in tuple(self._on_their_way):  # another thread may collect meanwhile
             driven = launched.driven
             if runtime.finished(launched.call) and launched.call.failure.reason == 0:
                 launched.ended = driven is None or (driven.done and not driven.failed)
@@ -347,21 +349,26 @@ class Engine:
         return self._driver.run(job, **what)
 
     def _collect(self) -> None:
-        """Retire the operations that have ended; raise what one has failed of."""
-        while self._on_their_way and self.runtime.finished(self._on_their_way[0].call):
-            launched = self._on_their_way[0]
-            self.check_failure(launched.call)  # the tensors of one that has failed stay: peers may still store there
-            if launched.driven is not None:  # of kernels that the executor has dropped, this alone says so
-                self._end_well(launched.driven)
-            launched.ended = True
-            self._on_their_way.popleft()
-            self.runtime.retire(launched.call)
-        for captured in [*self._captured]:  # calls of graphs, which may have been replayed
-            gone = captured.call.graph_gone  # before its last failure is looked for
-            self.check_failure(captured.call)
-            if gone:
-                self._captured.remove(captured)
-                self.runtime.retire(captured.call)
+        """Retire the operations that have ended; raise what one has failed of.
+
+        Calls take turns, but a thread may wait for an event, or ask for `stats`, while another one calls: each
+        operation is retired once.
+        """
+        with self._collecting:
+            while self._on_their_way and self.runtime.finished(self._on_their_way[0].call):
+                launched = self._on_their_way[0]
+                self.check_failure(launched.call)  # tensors of one that has failed stay: peers may still store there
+                if launched.driven is not None:  # of kernels that the executor has dropped, this alone says so
+                    self._end_well(launched.driven)
+                launched.ended = True
+                self._on_their_way.popleft()
+                self.runtime.retire(launched.call)
+            for captured in [*self._captured]:  # calls of graphs, which may have been replayed
+                gone = captured.call.graph_gone  # before its last failure is looked for
+                self.check_failure(captured.call)
+                if gone:
+                    self._captured.remove(captured)
+                    self.runtime.retire(captured.call)
 
     def _end_well(self, driven: C.Run) -> None:
         """Break the Buffer with what the thread that waited for a call's kernels has thrown, if it has."""
@@ -433,7 +440,7 @@ class Engine:
         """Of a call that has failed and those before it, the one that gave up by itself, else the first: what is queued
         behind a failure only hears of it, and must not hide what was waited for.
         """
-        on_their_way = [launched.call for launched in self._on_their_way if self.runtime.finished(launched.call)]
+        on_their_way = [one.call for one in tuple(self._on_their_way) if self.runtime.finished(one.call)]
         failed = [one for one in on_their_way if one.failure.reason != 0] + [call]
         return next((one for one in failed if one.failure.reason != C.ABORTED), failed[0])
 

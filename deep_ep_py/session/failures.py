@@ -46,6 +46,8 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: 
             f"{call.kind} was queued behind an operation of another Buffer of this rank, which has failed: this call "
             "may have been given its results"
         )
+    if failure.reason == C.OUTDATED:
+        return f"{call.kind}: the handle or the graph is from before rank {failure.peer} was left out"
     if failure.reason == C.NETWORK:
         return f"{call.kind}: {_network_text(failure, runtime)}"
     if call.mismatch[0] >= 0:
@@ -60,8 +62,6 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: 
         return f"{call.kind} ended because {_cause(failure, pid)}{waiting}"
     if failure.phase == C.MASK_PHASE:
         left_out = f"rank {failure.expected} is left out {'there, not here' if failure.seen else 'here, not there'}"
-        if failure.peer == failure.expected:  # of a graph's call, from before a recovery
-            left_out = "the handle or the graph is from when that rank was there, which is left out here"
         return f"{call.kind} does not match rank {failure.peer} ({failure.phase}): {left_out}"
     if failure.phase == C.BOUNDS_PHASE:
         return (

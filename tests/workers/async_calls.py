@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -117,6 +119,45 @@ def many_on_their_way(buffer: deep_ep.Buffer, trial: Trial) -> None:
     round_trip(buffer, rank, trial, 2)
 
 
+def other_threads_wait_and_watch(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    """While one thread calls, another waits for the events, and a third asks for `stats` all the time."""
+    rank, calls = buffer.rank, 60
+    handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ends, raised = threading.Event(), []
+
+    def wait_for_each() -> None:
+        for _ in range(calls):
+            events.get().current_stream_wait()
+
+    def watch() -> None:
+        while not ends.is_set():
+            buffer.stats()
+
+    def noting(what: Callable[[], None]) -> None:
+        try:
+            what()
+        except Exception as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=noting, args=[what]) for what in (wait_for_each, watch)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(calls):
+            combined = trial.combine(buffer, rank, handle, async_finish=True)
+            events.put(combined[2])
+        threads[0].join()
+        ends.set()
+        threads[1].join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not raised, raised
+    trial.check_combine(rank, combined)
+
+
 def an_event_of_another_buffer(buffer: deep_ep.Buffer, trial: Trial) -> None:
     """What a call reads may be another one's result, if it is told to wait for it."""
     rank = buffer.rank
@@ -208,6 +249,7 @@ def main() -> None:
     an_interrupted_layout(buffer, trial)
     an_event_is_of_its_own_call(buffer, trial)
     many_on_their_way(buffer, trial)
+    other_threads_wait_and_watch(buffer, trial)
     an_event_of_another_buffer(buffer, trial)
     a_buffer_beside_one_that_was_broken_off(trial)
     what_fails_later(trial)

@@ -130,7 +130,7 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
         source.rows = mine.rows;
         if (!op.present(r) && (mine.rows | source.here.rows) != 0) {
             // A plan of a generation in which that rank took part: a captured call's.
-            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), r, 0);
+            op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(r), 0, 0);
         }
         wire::Offer offer;
         if (planned && await_offer(args.layout, op, r, mine, offer)) {

@@ -90,7 +90,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
         target.sent_rows = sent.rows;
         if (!op.present(r) && (sent.rows | target.received.rows) != 0) {
             // A plan of a generation in which that rank took part: a captured call's.
-            op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(r), r, 0);
+            op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(r), 0, 0);
         }
         wire::Offer offer;
         if (planned && await_offer(args.layout, op, r, sent, offer)) {

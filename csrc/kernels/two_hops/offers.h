@@ -70,7 +70,7 @@ DEEP_EP_DEVICE_CALL void check_roles(Operation& op, const wire::TwoHopSizes& siz
         const u64 bits = op.context().mask.words[word];
         if (bits == 0) continue;
         const u32 rank = wire::RankMask::lowest(word, bits);
-        return op.fail(wire::kMismatch, Phase::kMask, static_cast<i32>(rank), rank, 0);
+        return op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(rank), 0, 0);
     }
 }
 
