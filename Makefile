@@ -31,7 +31,7 @@ train: venv ## train a MoE language model, experts spread over 4 ranks; its loss
 	@$(PY) setup.py --quiet build_ext --inplace
 	$(PY) -m deep_ep_py.examples.train_moe $(ARGS)
 
-test: clang ## lint, every test in the four builds, the kernels compiled for GPUs, planted bugs; counts, times, memory
+test: clang ## lint, every test, in three builds, the kernels compiled for a GPU, planted bugs; counts, times, memory
 	@$(TESTS) $(ARGS)
 
 test-fast: venv ## the short tests, with few schedules, in the fast and the exact build: three minutes

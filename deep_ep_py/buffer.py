@@ -34,7 +34,8 @@ class Buffer(V1Surface):
     """Expert-parallel communication among the ranks of one machine, which may play several nodes.
 
     The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and
-    issue its operations in the same order.
+    issue its operations in the same order. Any thread may call, one at a time; meanwhile others may wait for events of
+    earlier calls and ask for `stats`.
 
     Parameters
     ----------

@@ -46,12 +46,6 @@ SILENT_SEEDS = range(1, 5)  # with each of which a silent bug leaves the values 
 RUN_SECONDS = 20
 # Speed of the compiler before speed of the code: each program runs for milliseconds.
 QUICK = ["-O1", "-g0", "-w"]
-# Half of the time that a small source takes goes into these.
-STANDARD_HEADERS = (
-    *("algorithm", "any", "array", "atomic", "chrono", "condition_variable", "cstdint", "cstring", "deque"),
-    *("functional", "map", "memory", "mutex", "optional", "random", "set", "sstream", "stdexcept", "string"),
-    *("thread", "utility", "vector"),
-)
 CODES = {3: "wrong values", 4: "broken rule", 5: "deadlock", 66: "race", -6: "abort", -7: "bus error", -11: "crash"}
 NO_END = "no end"
 
@@ -118,17 +112,10 @@ def flags_of(variant: native_build.Variant, source: Path) -> list[str]:
 
 @cache
 def precompiled(name: str) -> list[str]:
-    """What makes a compilation with the flags of most sources begin behind the standard headers, compiled once."""
+    """What makes a compilation with the flags of most sources begin behind the standard headers."""
     variant = native_build.VARIANTS[name]
     compiler, _ = native_build.find_compiler(variant, program=True)
-    header = native_build.objects_folder(variant) / "tests" / "standard.h"
-    header.parent.mkdir(parents=True, exist_ok=True)
-    header.write_text("".join(f"#include <{standard}>\n" for standard in STANDARD_HEADERS))
-    output = header.with_name("standard.h.pch" if variant.clang else "standard.h.gch")
-    command = [*compiler, *flags_of(variant, PROGRAM[0]), "-x", "c++-header", str(header), "-o", str(output)]
-    if subprocess.run(command, cwd=ROOT, capture_output=True).returncode != 0:
-        return []  # a compiler that cannot takes longer
-    return ["-include-pch", str(output)] if variant.clang else ["-include", str(header)]
+    return native_build.precompiled(variant, compiler, flags_of(variant, PROGRAM[0]), native_build.STANDARD_HEADERS)
 
 
 def build(mutant: Mutant, name: str, folder: Path) -> Path:
@@ -225,10 +212,11 @@ def main(only: str, builds: tuple[str, ...], few: bool, silent: bool) -> None:
     if not chosen:
         raise click.UsageError(f"--only {only}: no bug of that name")
     began = time.monotonic()
-    for name in SEEDS:  # before there are several threads
+    needed = dict.fromkeys([*(mutant.build for mutant in chosen), *(["fast"] if silent else [])])
+    for name in needed:  # before there are several threads
         clean_program(name)
         precompiled(name)
-    console.print(f"the program is built in {', '.join(SEEDS)} ({time.monotonic() - began:.0f} s)")
+    console.print(f"the program is built in {', '.join(needed)} ({time.monotonic() - began:.0f} s)")
     with ThreadPoolExecutor(native_build.job_count()) as pool:
         running = pool.map(partial(try_mutant, silent=silent), chosen)
         outcomes = list(track(running, "mutants", len(chosen), console=console))

@@ -1,14 +1,15 @@
 """Compiles the C++ extension in its variants, by g++ (or clang++) alone. Used by setup.py and by scripts/run_tests.py.
 
-Objects are rebuilt when their source, a header they include (compiler depfiles) or their command line changed. Results
-are renamed into place, so a process that has the old extension loaded keeps it, and a lock per variant lets builds
-overlap.
+Objects are rebuilt when their source, a header they include (compiler depfiles) or their command line changed. Headers
+that most sources include are compiled once for many. Results are renamed into place, so a process that has the old
+extension loaded keeps it, and a lock per variant lets builds overlap.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,6 +60,14 @@ CHECKED_BINDINGS_FLAGS = ("-O0", "-g1", "-fno-sanitize=undefined")
 TSAN_CODE = ("-fno-vectorize", "-fno-slp-vectorize")
 # The executor switches the sanitizer's fibers itself, which instrumented code cannot do.
 TSAN_UNINSTRUMENTED = "cpu/executor"
+# Half of the time that a small source takes goes into these.
+STANDARD_HEADERS = (
+    *("algorithm", "any", "array", "atomic", "chrono", "condition_variable", "cstdint", "cstring", "deque"),
+    *("functional", "map", "memory", "mutex", "optional", "random", "set", "sstream", "stdexcept", "string"),
+    *("thread", "utility", "vector"),
+)
+BINDINGS_HEADERS = ("pybind11/pybind11.h", "pybind11/functional.h", "pybind11/stl.h")
+PRECOMPILED_FOR = 4  # sources with the same flags; for fewer the headers take longer than they save
 
 
 @dataclass(frozen=True)
@@ -161,15 +171,16 @@ def _is_current(target: Path, command: list[str], inputs: list[Path] | None) -> 
     return all(path.exists() and path.stat().st_mtime_ns <= built for path in inputs)
 
 
-def _run(command: list[str], target: Path) -> None:
+def _run(command: list[str], target: Path, more: Sequence[str] = ()) -> None:
     """Runs `command` (which lacks `-o`), then moves its result to `target`, dated by the start of the run.
 
-    The date is what makes an edit during the compilation count as newer.
+    The date is what makes an edit during the compilation count as newer. `more`: arguments that change how long it
+    takes and not what comes out.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     started = time.time_ns()
     temporary = target.with_name(target.name + f".tmp{os.getpid()}")
-    result = subprocess.run([*command, "-o", str(temporary)], cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run([*command, *more, "-o", str(temporary)], cwd=ROOT, capture_output=True, text=True)
     if result.returncode != 0:
         temporary.unlink(missing_ok=True)
         raise BuildError(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
@@ -213,27 +224,68 @@ def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
     return flags
 
 
-def _object(variant: Variant, compiler: list[str], source: Path, module: str) -> Path:
-    """Compiles one source, if need be, and returns its object file."""
-    path = source.relative_to(ROOT)
-    output = objects_folder(variant) / (module if _is_bindings(source) else "") / path.with_suffix(".o")
-    depfile = output.with_suffix(".d")
-    command = [*compiler, *compile_flags(variant, source, module), "-MMD", "-MF", str(depfile), "-c", str(path)]
+def _compile(title: str, command: list[str], depfile: Path, output: Path, begin: Sequence[str] = ()) -> None:
+    """Runs a compilation, if need be. `begin`: see precompiled()."""
+    command = [*command, "-MF", str(depfile)]
     inputs = _dependencies(depfile)
     if not _is_current(output, command, inputs and [ROOT / path for path in inputs]):
-        print(f"[{variant.name}] {path}", flush=True)
-        _run(command, output)
-    return output
+        print(title, flush=True)
+        _run(command, output, begin)
+
+
+def precompiled(variant: Variant, compiler: list[str], flags: Sequence[str], headers: Sequence[str]) -> list[str]:
+    """Compiles headers, if need be; returns what makes a compilation with these flags begin behind them.
+
+    Nothing where the compiler cannot, or where it is called through another program: ccache keeps nothing of what
+    begins so unless it is told to.
+    """
+    if Path(compiler[0]).name.startswith(("ccache", "sccache", "distcc", "python")):
+        return []
+    text = "".join(f"#include <{header}>\n" for header in headers)
+    key = hashlib.sha256("\n".join([*compiler, *flags, text]).encode()).hexdigest()[:12]
+    header = objects_folder(variant) / "headers" / f"{key}.h"
+    if not header.exists() or header.read_text() != text:  # its date counts
+        header.parent.mkdir(parents=True, exist_ok=True)
+        header.write_text(text)
+    output, depfile = header.with_suffix(".h.pch" if variant.clang else ".h.gch"), header.with_suffix(".d")
+    command = [*compiler, *flags, "-MD", "-x", "c++-header", str(header)]
+    try:
+        _compile(f"[{variant.name}] standard headers", command, depfile, output)
+    except BuildError:
+        return []
+    return ["-include-pch", str(output)] if variant.clang else ["-include", str(header)]
 
 
 def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], module: str) -> list[Path]:
+    """Compiles what is not current, the largest source first, and returns all object files."""
+
+    def output_of(source: Path) -> Path:
+        folder = module if _is_bindings(source) else ""
+        return objects_folder(variant) / folder / source.relative_to(ROOT).with_suffix(".o")
+
+    def headers_of(flags: tuple[str, ...], source: Path) -> list[str]:
+        return precompiled(variant, compiler, flags, BINDINGS_HEADERS if _is_bindings(source) else STANDARD_HEADERS)
+
+    def compile_one(source: Path, flags: tuple[str, ...]) -> None:
+        path, output = source.relative_to(ROOT), output_of(source)
+        command = [*compiler, *flags, "-MMD", "-c", str(path)]
+        begin = begins[flags].result() if flags in begins else []
+        _compile(f"[{variant.name}] {path}", command, output.with_suffix(".d"), output, begin)
+
+    flags_of = {source: tuple(compile_flags(variant, source, module)) for source in sources}
+    count = Counter(flags_of.values())
+    one_of = {flags: source for source, flags in flags_of.items() if count[flags] >= PRECOMPILED_FOR}
     with ThreadPoolExecutor(job_count()) as pool:
-        futures = [pool.submit(_object, variant, compiler, source, module) for source in sources]
+        begins = {flags: pool.submit(headers_of, flags, source) for flags, source in one_of.items()}
+        by_size = sorted(sources, key=lambda source: source.stat().st_size, reverse=True)
+        futures = [pool.submit(compile_one, source, flags_of[source]) for source in by_size]
         try:
-            return [future.result() for future in futures]
+            for future in futures:
+                future.result()
         except BuildError:
             pool.shutdown(cancel_futures=True)
             raise
+    return [output_of(source) for source in sources]
 
 
 def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: Sequence[Path], target: Path) -> bool:

@@ -2,13 +2,14 @@
 
     python scripts/run_tests.py [PART ...] [-- PYTEST ARGUMENTS]
 
-A part is lint, timed (tests that look at the time, in the fast build), the other tests of a build: fast, exact, asan,
-races, or mutants, a few planted bugs in the order of memory or of steps; if none is named, all of these run, the
-builds' tests two parts at a time. Others run where they are named: compile, the report of the GPU kernels; quick and
-quick-exact, the short tests with few schedules; long, hundreds of kills and stalls and a soak; many and many-exact, the
-tests of schedules with five times as many; values, steps and silent, all planted bugs: those in values, in the order of
-steps, and those of races, which must also leave all values right without one. With pytest arguments a part runs what
-they select: `run_tests.py races -- tests/normal/test_layout.py -k empty`.
+A part is lint, timed (tests that look at the time, in the fast build), the other tests of a build: fast, asan, races,
+or mutants, a few planted bugs in the order of memory or of steps; if none is named, all of these run, the builds' tests
+two parts at a time. Others run where they are named: exact, whose code and tests asan has too, with more checks;
+compile, the report of the GPU kernels; quick and quick-exact, the short tests with few schedules; long, hundreds of
+kills and stalls and a soak; many and many-exact, the tests of schedules with five times as many; values, steps and
+silent, all planted bugs: those in values, in the order of steps, and those of races, which must also leave all values
+right without one. With pytest arguments a part runs what they select:
+`run_tests.py races -- tests/normal/test_layout.py -k empty`.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ PROGRESS_SECONDS = 30.0
 LONGEST = 12
 NO_TESTS = 5  # pytest's exit code
 COMPILE_ARCHITECTURES = ("sm_90a", "sm_100a")
-DEFAULT_PARTS = ("lint", *(part for part in SUITES if part not in SETTINGS), "mutants")
-PARTS = (*DEFAULT_PARTS, "compile", *SETTINGS, "steps", "values", "silent")
+DEFAULT_PARTS = ("lint", "timed", "fast", "asan", "races", "mutants")
+PARTS = tuple(dict.fromkeys((*DEFAULT_PARTS, *SUITES, *MUTANTS, "compile")))
 
 console = Console(highlight=False, soft_wrap=True)
 

@@ -89,6 +89,28 @@ def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[s
     assert tree.build(), "a source that is gone must leave the library"
 
 
+def test_standard_headers_are_compiled_once(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """For sources with the same flags, if they are many and the compiler is called by its own name."""
+    monkeypatch.setenv("CXX", "g++")
+    tree.build()
+    assert "headers" not in capfd.readouterr().out
+    tree.write("host/begins.cpp", "std::vector<int> begins_behind_the_headers;\n")
+    with pytest.raises(native_build.BuildError, match="vector"):
+        tree.build()
+    monkeypatch.setattr(native_build, "PRECOMPILED_FOR", 3)
+    tree.build()
+    assert capfd.readouterr().out.count("standard headers") == 1
+    tree.write("host/begins.cpp", "std::string begins_behind_the_headers;\n")
+    assert tree.build() and not tree.build()
+    assert "headers" not in capfd.readouterr().out
+    monkeypatch.setenv("CXX", "ccache g++")
+    if shutil.which("ccache"):
+        with pytest.raises(native_build.BuildError, match="string"):
+            tree.build()
+
+
 def test_program_links_all_but_the_bindings(tree: Tree) -> None:
     main = tree.root / "tests/main.cpp"
     main.parent.mkdir()

@@ -27,7 +27,6 @@ KERNELS_OF = {
     (RANKS, ROW_BYTES, TOPK): ["notify", "dispatch", "notify_cached", "combine"],
     (RANKS, ROW_BYTES, 0): ["dispatch", "combine"],
 }
-LOW_LATENCY = {(RANKS, 512, TOPK): ["low_latency_dispatch", "low_latency_combine"]}
 
 pytestmark = pytest.mark.once
 
@@ -40,18 +39,17 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except NvrtcUnavailableError as error:
         pytest.skip(str(error))
     cache = KernelCache(tmp_path_factory.mktemp("kernels"))
-    for shape, names in (KERNELS_OF | LOW_LATENCY).items():
+    for shape, names in KERNELS_OF.items():
         cache.get_all([KERNELS[name] for name in names], Shape(*shape), "sm_90a")
     return cache.folder
 
 
 @pytest.mark.parametrize("fabric", ["peer", "ibgda"])
 def test_low_latency_layers(
-    double: Path, compiled: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
+    double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:
-    """The same for low-latency calls: at once and by hooks, one launch or two."""
+    """Low-latency calls of 4 processes, at once and by hooks, in one launch or two."""
     monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
-    monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     done = torchrun(workers / "low_latency_layers.py", RANKS, "--pretend-gpu", f"--fabric={fabric}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,7 +83,6 @@ def test_round_trip(
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 
-@pytest.mark.timed
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:
     """All of them, with ranks as threads, and what else tests/gpu/test_gpu.py does on a GPU."""
     assert len(on_threads(double, workers / "ranks_as_threads.py", tmp_path / "log").split()) > 20
@@ -101,7 +98,6 @@ def test_the_named_cases_in_one_launch(double: Path, workers: Path, tmp_path: Pa
     assert {int(ranks) for ranks in launches} == {BY_NAME[name].ranks for name in names}
 
 
-@pytest.mark.timed
 def test_the_tests_of_low_latency_mode(double: Path, workers: Path, tmp_path: Path) -> None:
     """The tests of tests/gpu as they are, with ranks as threads. Those with processes need a torch with CUDA."""
     chosen = ["pytest", str(TESTS / "gpu" / "test_low_latency.py"), "-k", "not processes"]
