@@ -93,6 +93,15 @@ class Buffer(V1Surface):
     link : Link, optional
         How fast the way between nodes is, and how long an answer takes. In two hops the size of chunks follows from it.
         Default: that of software NICs.
+    once_per_node : bool, optional
+        Rows of low-latency calls go once to each node, to the rank there with the sender's place in its own node, and
+        the others of that node read them there. True: always; False: never, they go to each rank. Default: where the
+        time that the wire saves is more than what passing on costs, by `link` and the sizes of the call
+        (`docs/latency.md`). Never with `enable_shrink`, nor while ranks are left out.
+    forward_sms : int
+        With a hook rows go once to each node only if this is at least 1: so many blocks of a kernel, each on an SM of
+        its own, wait for the rows behind the sending half, and pass them on. They are held until these have come, and
+        so are later kernels of the stream that low-latency calls run on.
 
     Raises
     ------
@@ -123,6 +132,8 @@ class Buffer(V1Surface):
         regions: int = 2,
         hops: int | None = None,
         link: Link | None = None,
+        once_per_node: bool | None = None,
+        forward_sms: int = 0,
     ) -> None:
         for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
@@ -168,7 +179,14 @@ class Buffer(V1Surface):
             link=link,
             hops=hops,
             low_latency=self.low_latency_mode,
+            once_per_node=once_per_node,
+            forward_sms=forward_sms,
         )
+        if self.enable_shrink and once_per_node:
+            raise ValueError(
+                "once_per_node=True: expected False with enable_shrink=True, a rank that passes on the "
+                "rows of others cannot be masked"
+            )
         needs = NORMAL.beside(LOW_LATENCY)
         # Operations of both modes use the same regions.
         transient = max(num_nvl_bytes, num_rdma_bytes) if self.low_latency_mode else num_nvl_bytes

@@ -33,13 +33,24 @@ import sanitizers
 
 ROOT = native_build.ROOT
 sys.path.insert(0, str(ROOT / "tests"))
-from mutants.mutant import BOUNDS, LOW_LATENCY, NORMAL, ORDERED, RACING, REPLAYS, TWO_HOPS, Mutant  # noqa: E402
+from mutants.mutant import (  # noqa: E402
+    BOUNDS,
+    LOW_LATENCY,
+    NORMAL,
+    ONCE_PER_NODE,
+    ORDERED,
+    RACING,
+    REPLAYS,
+    TWO_HOPS,
+    Mutant,
+)
 from mutants.table import MUTANTS  # noqa: E402
 
 PROGRAM = sorted((ROOT / "tests" / "native" / "protocol").glob("*.cpp"))
 SCENARIOS = (
     *("posters", "keys", "apart", "recover", "recover ibgda"),
-    *(*NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS, *LOW_LATENCY, *TWO_HOPS),
+    *(*NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS, *LOW_LATENCY, *ONCE_PER_NODE),
+    *TWO_HOPS,
 )
 SEEDS = {"fast": 24, "exact": 24, "tsan": 60}
 SILENT_SEEDS = range(1, 5)  # with each of which a silent bug leaves the values right

@@ -13,48 +13,40 @@ using host::Call;
 using host::Runtime;
 using host::low_latency::CombineTensors;
 using host::low_latency::DispatchTensors;
-using host::low_latency::Origins;
 using host::low_latency::Sizes;
 using NoGil = py::call_guard<py::gil_scoped_release>;
-
-// A handle's two tensors, and what modes/low_latency/handles.py calls its places: three arrays in a row.
-Origins origins_at(const Runtime& runtime, const Sizes& sizes, uint64_t src_info, uint64_t ranges, uint64_t places) {
-    auto* const positions = reinterpret_cast<u32*>(places);
-    u32* const first_result = positions + uint64_t{sizes.experts} * sizes.most_tokens;
-    return {reinterpret_cast<i32*>(src_info), reinterpret_cast<i64*>(ranges), positions, first_result,
-            first_result + runtime.options().ranks};
-}
 
 // The calls take addresses one by one, 0 for none: making and filling a struct from Python costs a call more than half
 // as much again as its launch.
 std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, uint64_t x, uint64_t topk_idx,
-                               uint64_t recv_x, uint64_t recv_scales, uint32_t scales_stride, uint64_t recv_count,
-                               uint64_t src_info, uint64_t ranges, uint64_t places, uint64_t stats, uint64_t waited_ns,
-                               bool whole, unsigned blocks) {
+                               uint64_t topk_weights, uint64_t recv_x, uint64_t recv_scales, uint32_t scales_stride,
+                               uint64_t recv_count, uint64_t src_info, uint64_t ranges, uint64_t places, uint64_t stats,
+                               uint64_t waited_ns, bool whole, unsigned blocks, unsigned pass_blocks) {
     const DispatchTensors tensors{.x = x,
                                   .topk_idx = topk_idx,
+                                  .topk_weights = topk_weights,
                                   .recv_x = recv_x,
                                   .recv_scales = recv_scales,
                                   .recv_count = recv_count,
                                   .stats = stats,
                                   .waited_ns = waited_ns,
                                   .scales_stride = scales_stride};
-    const Origins origins = origins_at(runtime, sizes, src_info, ranges, places);
-    return host::low_latency::dispatch(runtime, sizes, tokens, tensors, origins, whole, blocks);
+    return host::low_latency::dispatch(runtime, sizes, tokens, tensors, {src_info, ranges, places},
+                                       {whole, blocks, pass_blocks});
 }
 
 std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, uint64_t x, uint64_t topk_idx,
                               uint64_t topk_weights, uint64_t combined_x, bool publish, uint64_t src_info,
                               uint64_t ranges, uint64_t places, uint64_t waited_ns, uint64_t handle, bool whole,
-                              unsigned blocks) {
+                              unsigned blocks, unsigned pass_blocks) {
     const CombineTensors tensors{.x = x,
                                  .topk_idx = topk_idx,
                                  .topk_weights = topk_weights,
                                  .combined_x = combined_x,
                                  .waited_ns = waited_ns,
                                  .publish = publish};
-    const Origins origins = origins_at(runtime, sizes, src_info, ranges, places);
-    return host::low_latency::combine(runtime, sizes, tokens, tensors, origins, handle, whole, blocks);
+    return host::low_latency::combine(runtime, sizes, tokens, tensors, {src_info, ranges, places}, handle,
+                                      {whole, blocks, pass_blocks});
 }
 
 void bind_types(py::module_& m) {
@@ -65,10 +57,11 @@ void bind_types(py::module_& m) {
         .value("EXPONENTS", Scales::kExponents);
     py::class_<Sizes>(m, "Sizes")
         .def(py::init([](uint32_t most_tokens, uint32_t hidden, uint32_t topk, uint32_t experts, uint32_t id_bytes,
-                         Scales scales,
-                         bool logfmt) { return Sizes{most_tokens, hidden, topk, experts, id_bytes, scales, logfmt}; }),
+                         Scales scales, bool logfmt, uint32_t per_node, bool weighted) {
+                 return Sizes{most_tokens, hidden, topk, experts, id_bytes, scales, logfmt, per_node, weighted};
+             }),
              py::kw_only(), py::arg("most_tokens"), py::arg("hidden"), py::arg("topk"), py::arg("experts"),
-             py::arg("id_bytes"), py::arg("scales"), py::arg("logfmt"));
+             py::arg("id_bytes"), py::arg("scales"), py::arg("logfmt"), py::arg("per_node"), py::arg("weighted"));
 }
 
 }  // namespace
@@ -82,17 +75,19 @@ void bind_low_latency(py::module_& module) {
     m.attr("LOG_GROUP") = kLogGroup;
     m.def("region_bytes", &host::low_latency::region_bytes, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
           py::arg("has_remote"));
+    m.def("places_words", &host::low_latency::places_words, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
+          py::arg("tokens"));
     m.def("put_bytes", &host::low_latency::put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("most_put_bytes", &host::low_latency::most_put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("fits_shared_memory", &host::low_latency::fits_shared_memory, py::arg("runtime"), py::arg("sizes"));
     m.def("dispatch", &dispatch, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"), py::arg("x"),
-          py::arg("topk_idx"), py::arg("recv_x"), py::arg("recv_scales"), py::arg("scales_stride"),
-          py::arg("recv_count"), py::arg("src_info"), py::arg("ranges"), py::arg("places"), py::arg("stats"),
-          py::arg("waited_ns"), py::arg("whole"), py::arg("blocks"), NoGil());
+          py::arg("topk_idx"), py::arg("topk_weights"), py::arg("recv_x"), py::arg("recv_scales"),
+          py::arg("scales_stride"), py::arg("recv_count"), py::arg("src_info"), py::arg("ranges"), py::arg("places"),
+          py::arg("stats"), py::arg("waited_ns"), py::arg("whole"), py::arg("blocks"), py::arg("pass_blocks"), NoGil());
     m.def("combine", &combine, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"), py::arg("x"),
           py::arg("topk_idx"), py::arg("topk_weights"), py::arg("combined_x"), py::arg("publish"), py::arg("src_info"),
           py::arg("ranges"), py::arg("places"), py::arg("waited_ns"), py::arg("handle"), py::arg("whole"),
-          py::arg("blocks"), NoGil());
+          py::arg("blocks"), py::arg("pass_blocks"), NoGil());
     m.def("finish", &host::low_latency::finish, py::arg("runtime"), py::arg("call"), NoGil());
 }
 

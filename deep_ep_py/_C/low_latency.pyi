@@ -19,6 +19,7 @@ __all__: list[str] = [
     "finish",
     "fits_shared_memory",
     "most_put_bytes",
+    "places_words",
     "put_bytes",
     "region_bytes",
 ]
@@ -64,7 +65,17 @@ class Scales:
 
 class Sizes:
     def __init__(
-        self, *, most_tokens: int, hidden: int, topk: int, experts: int, id_bytes: int, scales: Scales, logfmt: bool
+        self,
+        *,
+        most_tokens: int,
+        hidden: int,
+        topk: int,
+        experts: int,
+        id_bytes: int,
+        scales: Scales,
+        logfmt: bool,
+        per_node: int,
+        weighted: bool,
     ) -> None: ...
 
 def combine(
@@ -83,6 +94,7 @@ def combine(
     handle: int,
     whole: bool,
     blocks: int,
+    pass_blocks: int,
 ) -> deep_ep_py._C.Call: ...
 def dispatch(
     runtime: deep_ep_py._C.Runtime,
@@ -90,6 +102,7 @@ def dispatch(
     tokens: int,
     x: int,
     topk_idx: int,
+    topk_weights: int,
     recv_x: int,
     recv_scales: int,
     scales_stride: int,
@@ -101,10 +114,12 @@ def dispatch(
     waited_ns: int,
     whole: bool,
     blocks: int,
+    pass_blocks: int,
 ) -> deep_ep_py._C.Call: ...
 def finish(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> None: ...
 def fits_shared_memory(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> bool: ...
 def most_put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
+def places_words(sizes: Sizes, *, ranks: int, tokens: int) -> int: ...
 def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def region_bytes(sizes: Sizes, *, ranks: int, has_remote: bool) -> int: ...
 

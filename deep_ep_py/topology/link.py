@@ -10,7 +10,7 @@ from deep_ep_py.core.native import C
 
 @dataclass(frozen=True)
 class Link:
-    """The way from a rank's NIC to the other nodes, for rows that go in two hops.
+    """The way from a rank's NIC to the other nodes, for rows that go on from there within the node.
 
     Parameters
     ----------
@@ -19,6 +19,8 @@ class Link:
     round_trip : float
         Seconds from the put of a chunk to the answer that its slot is free again, without the time that the bytes
         themselves take: about 10e-6 on InfiniBand, 15e-6 to 25e-6 on AWS EFA.
+    hop : float
+        Seconds by which a rank learns later of rows that another one of its node tells it of than that one itself.
 
     Raises
     ------
@@ -28,9 +30,11 @@ class Link:
 
     bandwidth: float = 50e9
     round_trip: float = 10e-6
+    hop: float = 2e-6
 
     def __post_init__(self) -> None:
-        for name, (least, most) in {"bandwidth": (1e6, 1e13), "round_trip": (1e-7, 1.0)}.items():
+        ranges = {"bandwidth": (1e6, 1e13), "round_trip": (1e-7, 1.0), "hop": (0.0, 1.0)}
+        for name, (least, most) in ranges.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"link.{name}={value!r}: expected a number")
@@ -94,6 +98,6 @@ class Link:
         )
 
 
-SOFTWARE = Link(bandwidth=4 * 2**30, round_trip=2**-10)
+SOFTWARE = Link(bandwidth=4 * 2**30, round_trip=2**-10, hop=2**-10)
 """Between software NICs: bytes are copied by a core, and an answer waits until the process at the other end has its
 turn."""

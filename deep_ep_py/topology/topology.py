@@ -41,6 +41,10 @@ class Topology:
         How normal mode goes between nodes: 1, straight to each rank; 2, to one rank of a node and on from there.
     low_latency : bool
         Whether the Buffer has low-latency mode, in which every rank sends to every other.
+    once_per_node : bool or None
+        Whether rows of low-latency mode go once to each node; None: where that pays.
+    forward_sms : int
+        Blocks that pass them on while a hook is still to come; 0: with a hook they go to each rank.
     """
 
     rank: int
@@ -51,6 +55,8 @@ class Topology:
     link: Link = SOFTWARE
     hops: int = 1
     low_latency: bool = False
+    once_per_node: bool | None = None
+    forward_sms: int = 0
 
     @property
     def nodes(self) -> int:
@@ -129,6 +135,9 @@ class Topology:
         if self.hops == 2:
             two_hops = {"low_latency_mode": self.low_latency}
             two_hops |= {f"link.{name}": value for name, value in asdict(self.link).items()}
+        if self.low_latency and self.nodes > 1:
+            two_hops |= {"once_per_node": self.once_per_node, "forward_sms": self.forward_sms}
+            two_hops |= {f"link.{name}": value for name, value in asdict(self.link).items()}
         return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, "hops": self.hops, **two_hops, **nic}
 
     @staticmethod
@@ -142,6 +151,8 @@ class Topology:
         link: Any = None,
         hops: Any = None,
         low_latency: bool = False,
+        once_per_node: Any = None,
+        forward_sms: Any = 0,
     ) -> Topology:
         """Check what a caller passes, and find what it leaves out.
 
@@ -151,7 +162,7 @@ class Topology:
             The caller, and how many there are.
         device : Device
             Where they compute.
-        fabric, ranks_per_node, nic, link, hops
+        fabric, ranks_per_node, nic, link, hops, once_per_node, forward_sms
             As `Buffer` takes them.
         low_latency
             Whether the Buffer has low-latency mode.
@@ -188,4 +199,24 @@ class Topology:
             hops = 2 if several and per_node > 1 else 1
         if arguments.integer("hops", hops, 1, 2) == 2 and not several:
             raise ValueError("hops=2: expected several nodes, these ranks are on one")
-        return Topology(rank, ranks, fabric, per_node, nic or NicOptions(), link or SOFTWARE, hops, low_latency)
+        if once_per_node is not None and arguments.flag("once_per_node", once_per_node):
+            if not low_latency:
+                raise ValueError("once_per_node=True: expected low_latency_mode=True with it; normal mode has hops=2")
+            if not several or per_node == 1:
+                raise ValueError(
+                    f"once_per_node=True: expected several nodes of several ranks, here each node has {per_node} of "
+                    f"{ranks}"
+                )
+        arguments.integer("forward_sms", forward_sms, 0, arguments.MAX_BLOCKS)
+        return Topology(
+            rank,
+            ranks,
+            fabric,
+            per_node,
+            nic or NicOptions(),
+            link or SOFTWARE,
+            hops,
+            low_latency,
+            once_per_node,
+            forward_sms,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +76,12 @@ class LowLatencySurface:
         if num_topk is not None:
             topk = arguments.integer("num_topk", num_topk, 1, arguments.MAX_TOPK)
         sizes = Sizes.checked(num_max_dispatch_tokens_per_rank, hidden, topk, num_experts, num_ranks)
-        return sizes.buffer_bytes(num_ranks, regions, has_remote=num_ranks > 1, logfmt=sizes.has_logfmt)
+        remote = num_ranks > 1
+        summed = replace(sizes, weighted=True)
+        return max(
+            sizes.buffer_bytes(num_ranks, regions, remote, logfmt=sizes.has_logfmt),
+            summed.buffer_bytes(num_ranks, regions, remote, logfmt=False),
+        )
 
     def low_latency_dispatch(
         self,
@@ -90,6 +96,7 @@ class LowLatencySurface:
         use_ue8m0: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
+        topk_weights: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor, Handle, EventOverlap, Hook | None]:
         """Send every token to its experts, without an exchange of counts before it.
 
@@ -120,7 +127,12 @@ class LowLatencySurface:
         return_recv_hook : bool
             Only send now; receive when the returned hook is called. In between the GPU does nothing for the call. The
             results may be used after the hook alone. Other calls may come in between, as many as the Buffer has
-            regions; hooks may be called in any order, on any thread. One that is dropped runs before the next call.
+            regions; hooks may be called in any order, on any thread. One that is dropped runs before the next call. The
+            same on all ranks, where rows may go once to each node.
+        topk_weights : torch.Tensor, optional
+            float32 [tokens, top-k], on all ranks or none. They go with the tokens, so that the combine brings back one
+            sum for each token from every node (or from every rank, where rows go to each rank) that this rank's memory
+            is not mapped to, instead of a row for each choice. Not with `enable_shrink`.
 
         Returns
         -------
@@ -157,6 +169,7 @@ class LowLatencySurface:
             round_scale,
             use_ue8m0,
             Ending.checked(async_finish, return_recv_hook),
+            topk_weights,
         )
         packed, count, handle, event, hook = operations.dispatch(engine, self._plans(), given)
         return packed, count, handle, event, hook
@@ -165,7 +178,7 @@ class LowLatencySurface:
         self,
         x: torch.Tensor,
         topk_idx: torch.Tensor,
-        topk_weights: torch.Tensor,
+        topk_weights: torch.Tensor | None,
         handle: Handle,
         use_logfmt: bool = False,
         zero_copy: bool = False,
@@ -182,9 +195,10 @@ class LowLatencySurface:
             bfloat16 [local experts, ranks * num_max_dispatch_tokens_per_rank, hidden]: a result in the place of each
             row that was received. May be written over once the call has returned, or its stream has come so far.
         topk_idx : torch.Tensor
-            [tokens, top-k] as in the dispatch; where it is -1, that choice is left out of the sum.
-        topk_weights : torch.Tensor
-            float32 [tokens, top-k].
+            [tokens, top-k] as in the dispatch; where it is -1, that choice is left out of the sum, unless the dispatch
+            had the weights.
+        topk_weights : torch.Tensor or None
+            float32 [tokens, top-k]; None if the dispatch was given them.
         handle : tuple
             Of the dispatch; may be used again, also as a tuple that was rebuilt of its elements.
         use_logfmt : bool
@@ -211,7 +225,9 @@ class LowLatencySurface:
         -------
         combined_x : torch.Tensor
             bfloat16 [tokens, hidden]: the sum over a token's choices, in their order, of weight times result, or what
-            LogFMT has made of it, in fp32, rounded once.
+            LogFMT has made of it, in fp32, rounded once. If the dispatch was given the weights, each node's part that
+            comes over the network is rounded by itself, and they are added in the order of nodes: within two roundings
+            of the exact sum.
         event : EventOverlap
         hook : callable or None
 

@@ -74,7 +74,7 @@ IMPORTS = {
     "device": GROUND | {"jit"},
     "session": GROUND | {"bootstrap", "topology", "device"},
     "modes.normal": GROUND | {"device", "session"},
-    "modes.low_latency": GROUND | {"session"},
+    "modes.low_latency": GROUND | {"device", "session"},
     "v1": GROUND | {"session", "modes.low_latency"},
     "buffer": GROUND | {"bootstrap", "topology", "device", "session", "modes.normal", "modes.low_latency", "v1"},
     "testing": GROUND | {"device"},

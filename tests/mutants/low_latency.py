@@ -16,7 +16,7 @@ _PUTS = ("low latency weak", "low latency ibgda")
 _SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);"
 _SHARES_JOINED = "    if (!op.meet()) return false;  // the block's stores come before its share of each signal\n"
 _ROWS_JOINED = "    if (!op.meet()) return false;  // all warps' rows come before the first one's put\n"
-_EMPTY_PUT = "op.put_signal(to, wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
+_EMPTY_PUT = "op.put_signal(layout.gate(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
 _LAST = "if (!op.last_warp(kFinished)) return;"
 _FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
@@ -133,8 +133,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: the first put's signal for all",
         _RECEIVE,
-        "op.mapped(source) ? wire::kData : wire::kChunk + part, source, 1);",
-        "op.mapped(source) ? wire::kData : wire::kChunk, source, 1);",
+        "const u32 kind = wire::kChunk + part, gate =",
+        "const u32 kind = wire::kChunk, gate =",
         "exact",
         *_PUTS,
     ),
@@ -172,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: rows of a put without its units before",
         _RECEIVE,
-        "plan.rows_before += static_cast<u32>(__popc(plan.tokens));",
+        "plan.rows_before += static_cast<u32>(__popc(plan.in_node));",
         "plan.rows_before = 0;",
         "fast",
         *_PUTS,
@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: results not waited for",
         _COMBINE,
-        "const bool arrived = op.wait_signal(Phase::kResults, result_word(op, r), r, 1);",
+        "const bool arrived = op.wait_signal(from_gate ? Phase::kPassed : Phase::kResults, result_word(op, r), r, 1);",
         "const bool arrived = true;",
         "fast",
         *LOW_LATENCY,
@@ -314,7 +314,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: choices left out are summed",
         _COMBINE,
-        "    if (args.topk_idx.get(choice) < 0) return nullptr;\n",
+        "    if (layout.weighted == 0 && args.topk_idx.get(choice) < 0) return nullptr;\n",
         "",
         "fast",
         "low latency",

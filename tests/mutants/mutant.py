@@ -13,6 +13,7 @@ REPLAYS = ("replays", "replays ibgda")
 BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
 MASKS = ("masks", "masks weak", "masks ibgda", "masks mixed")
 LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed")
+ONCE_PER_NODE = ("once per node weak", "once per node ibgda")
 TWO_HOPS = ("two hops peer", "two hops weak", "two hops ibgda", "two hops without", "two hops crossed")
 
 

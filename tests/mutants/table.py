@@ -5,7 +5,7 @@ A change is a pair of texts; the first stands once in the file.
 
 from __future__ import annotations
 
-from mutants import fabrics, low_latency, masks, two_hops
+from mutants import fabrics, low_latency, masks, once_per_node, two_hops
 from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
@@ -446,6 +446,7 @@ MUTANTS = (
         "bounds",
     ),
     *low_latency.MUTANTS,
+    *once_per_node.MUTANTS,
     *masks.MUTANTS,
     *two_hops.MUTANTS,
 )

@@ -159,6 +159,18 @@ def _combine(
     sizes: Sizes, rank: int, topk_idx: Tensor, weights: Tensor, packed: Sequence[Packed], results: Sequence[Tensor]
 ) -> Tensor:
     sums = torch.zeros((len(topk_idx), sizes.hidden), dtype=torch.float32)
+    return _add_results(sums, sizes, rank, topk_idx, weights, packed, results).to(torch.bfloat16)
+
+
+def _add_results(
+    sums: Tensor,
+    sizes: Sizes,
+    rank: int,
+    topk_idx: Tensor,
+    weights: Tensor,
+    packed: Sequence[Packed],
+    results: Sequence[Tensor],
+) -> Tensor:
     for token in range(len(topk_idx)):
         for k in range(sizes.topk):
             expert = int(topk_idx[token, k])
@@ -166,13 +178,48 @@ def _combine(
                 continue
             owner, local = divmod(expert, sizes.local)
             row = packed[owner].pairs[local].index((rank, token))
-            sums[token] = sums[token] + weights[token, k] * results[owner][local, row].float()
-    return sums.to(torch.bfloat16)
+            sums[token] = sums[token] + weights[token, k] * results[owner][local, row].to(sums.dtype)
+    return sums
 
 
 def combined_of(work: Work, rank: int) -> Tensor:
     """Sum a rank's results, bfloat16 ones or what has been made of them."""
     return _combine(work.sizes, rank, work.topk_idx[rank], work.weights[rank], work.packed, work.results)
+
+
+def summed_by_node(work: Work, rank: int, per_node: int, together: Sequence[int] = ()) -> Tensor:
+    """Sum a rank's results as a combine does whose dispatch had the weights: another node's by itself, rounded.
+
+    `together`: ranks that are mapped to this one where each rank is a node; their results are summed first to last
+    choice, in the place of the rank's own.
+    """
+    sizes, topk_idx, weights = work.sizes, work.topk_idx[rank], work.weights[rank]
+    experts = sizes.local * per_node
+    sums = torch.zeros((len(topk_idx), sizes.hidden), dtype=torch.float32)
+    own_node, near = rank // per_node, torch.tensor([*together, rank // per_node])
+    for node in range(sizes.ranks // per_node):
+        if node != own_node and node in together:
+            continue
+        nodes = near if node == own_node else torch.tensor([node])
+        there = topk_idx.where(torch.isin(topk_idx // experts, nodes), -1)
+        if node == own_node:
+            sums = _add_results(sums, sizes, rank, there, weights, work.packed, work.results)
+        else:
+            zeros = torch.zeros_like(sums)
+            part = _add_results(zeros, sizes, rank, there, weights, work.packed, work.results)
+            sums = sums + part.to(torch.bfloat16).float()
+    return sums.to(torch.bfloat16)
+
+
+def exact_sums(work: Work, rank: int) -> tuple[Tensor, Tensor]:
+    """Sum a rank's results in float64, and their magnitudes."""
+    sizes, topk_idx, weights = work.sizes, work.topk_idx[rank], work.weights[rank].double()
+    zeros = torch.zeros((len(topk_idx), sizes.hidden), dtype=torch.float64)
+    sums, magnitudes = (
+        _add_results(zeros.clone(), sizes, rank, topk_idx, weights, work.packed, results)
+        for results in ([own.double() for own in work.results], [own.double().abs() for own in work.results])
+    )
+    return sums, magnitudes
 
 
 @dataclass(frozen=True)

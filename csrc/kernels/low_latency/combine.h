@@ -1,19 +1,22 @@
 // Low-latency combine: every row of an expert's results goes back to the rank that its token is of, which sums a
-// token's results with the weights that it alone knows.
+// token's results with the weights that it alone knows. If the dispatch had the weights, results for a rank that is not
+// mapped are summed where they are, by the gate of wire/low_latency.h, and the sum goes back.
 //
 // The order of summation is that of the token's choices: ((0 + weight * result) + ...) in fp32, each product rounded,
-// the sum rounded once. Results are pushed: the caller may write over x once the sending half is through. Or a rank
-// publishes x, mapped ranks read it there, and its receiving half ends when they have (P12). Where they travel as
-// LogFMT they are pushed, and cast on their way: logfmt_rows.h.
+// the sum rounded once; of sums from other nodes, each rounded by itself, the lowest node's comes first, and this
+// node's results have the place of their node. Results are pushed: the caller may write over x once the sending half is
+// through. Or a rank publishes x, mapped ranks read it there, and its receiving half ends when they have (P12). Where
+// they travel as LogFMT they are pushed, and cast on their way: logfmt_rows.h.
 //
 // Waits, in this order, so that no cycle can form (P11):
 //
 //   free of every rank   given at the end of an earlier operation
-//   results              behind the senders' halves, which wait for nothing but `free`
+//   results to sum       behind the senders' halves, which wait for nothing but `free`
+//   results              behind these, or their gates' sums; a hook launches neither
 //   read                 behind the owners' sums, which wait for nothing but results
 #pragma once
 
-#include "kernels/low_latency/combine_args.h"
+#include "kernels/low_latency/combine_pass.h"
 #include "kernels/low_latency/logfmt_rows.h"
 
 namespace deep_ep::low_latency {
@@ -45,18 +48,8 @@ DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 rank
     return false;
 }
 
-// One thread: into the owner's region, or into what is put there. The owner reads it when it has acquired the results'
-// signal, which this block gives behind its barrier.
-DEEP_EP_DEVICE void write_header(const Operation& op, u8* place, u64 published) {
-    wire::ResultHeader header{};
-    header.operation = op.number();
-    header.arguments = op.arguments();
-    header.published = published;
-    *reinterpret_cast<wire::ResultHeader*>(place) = header;
-}
-
-// The block: gathers the results for an owner that is not mapped, and puts them with their header. `kept`: for this
-// put.
+// The block: gathers the results for an owner that is not mapped, and puts them with their header. Or leaves them for
+// the gate, which acquires the results' signal, that this block gives behind its barrier. `kept`: for this put.
 template <class Shape>
 DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Shape& shape, u32 owner, u32* kept) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -91,6 +84,7 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
     if (u64{first} + results > layout.most_results() || results > layout.most_results_of_rank()) {
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results(), u64{first} + results);
     }
+    if (layout.weighted != 0) return true;
     if (threadIdx.x == 0) write_header(op, op.peers().local + region + layout.header_send(owner), wire::kUnpublished);
     if (!op.meet()) return false;  // all warps' rows come before the first one's put
     if (device::warp() == 0) {
@@ -205,13 +199,19 @@ DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u3
     return nullptr;
 }
 
+// Whether a rank's results come from itself.
+DEEP_EP_DEVICE bool sends_itself(const CombineArgs& args, const Operation& op, u32 from) {
+    return op.mapped(from) || args.layout.weighted == 0 || args.layout.is_gate(from, op.rank());
+}
+
 // The block: until every rank's results have come, or it is masked.
 DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ranks, Results* results) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         results[r] = {};
-        if (!op.present(r)) continue;
+        if (!op.present(r) || !sends_itself(args, op, r)) continue;
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
-        const bool arrived = op.wait_signal(Phase::kResults, result_word(op, r), r, 1);
+        const bool from_gate = args.layout.sums_remotely() && !op.mapped(r);
+        const bool arrived = op.wait_signal(from_gate ? Phase::kPassed : Phase::kResults, result_word(op, r), r, 1);
         if (!(arrived || op.masked(r)) || !op.takes_part(r)) continue;
         if (args.waited_ns != nullptr && blockIdx.x == 0) {
             args.waited_ns[r] += static_cast<i64>(device::now_ns() - begin);
@@ -227,7 +227,7 @@ DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ra
 DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 ranks, const Results* results,
                                    u64 choice) {
     const wire::LowLatencyLayout& layout = args.layout;
-    if (args.topk_idx.get(choice) < 0) return nullptr;
+    if (layout.weighted == 0 && args.topk_idx.get(choice) < 0) return nullptr;
     const u32 position = *const_cast<const volatile u32*>(args.origins.own_slots + choice);
     if (position == wire::kNoPosition) return nullptr;
     const u32 from = wire::position_rank(position), slot = wire::position_slot(position);
@@ -248,23 +248,58 @@ DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 r
     return nullptr;
 }
 
+// One lane: where the sum of a token's results is that has come from a node. Null: there is none; the operation fails
+// if it would be nowhere.
+DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Results* results, u32 token, u32 node) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 slot =
+        *const_cast<const volatile u32*>(args.origins.sum_slots + static_cast<u64>(node) * args.tokens + token);
+    const u32 gate = layout.gate(node, op.rank());
+    if (slot == wire::kNoPosition || op.mapped(gate) || results[gate].take_part == 0) return nullptr;
+    if (slot < layout.most_tokens) return op.local_region() + layout.sums(node) + u64{slot} * layout.result_bytes;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(gate), layout.most_tokens, slot);
+    return nullptr;
+}
+
+// A warp: adds the sums of a token's results that have come from nodes [from, to) to its list. -> its length
+DEEP_EP_DEVICE u32 list_sums(const CombineArgs& args, Operation& op, const Results* results, u32 token, u32 from,
+                             u32 to, const u8** rows, float* weights, u32 count) {
+    for (u32 base = from; base < to; base += device::kWarpSize) {
+        const u32 node = base + device::lane();
+        const u8* const row = node < to ? sum_of(args, op, results, token, node) : nullptr;
+        const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
+        const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        // There are no more than the token has choices, unless the handle has been written over.
+        if (row != nullptr && place < args.layout.topk) {
+            rows[place] = row;
+            weights[place] = 1;
+        }
+        count = min(args.layout.topk, count + static_cast<u32>(__popc(mask)));
+    }
+    return count;
+}
+
 // A warp: sums a token's results.
 template <class Shape>
 DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
                                 float* weights, const Results* results, u32 token) {
-    const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
-    u32 count = 0;
+    const u32 topk = shape.topk(), row_bytes = shape.row_bytes(), own_node = args.layout.node_of(op.rank());
+    const bool sums = args.layout.sums_remotely();
+    u32 count = sums ? list_sums(args, op, results, token, 0, own_node, rows, weights, 0) : 0;
     for (u32 base = 0; base < topk; base += device::kWarpSize) {
         const u32 k = base + device::lane();
         const u64 choice = static_cast<u64>(token) * topk + k;
         const u8* const row = k < topk ? result_of(args, op, shape.ranks(), results, choice) : nullptr;
         const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
-        if (row != nullptr) {
-            const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        if (row != nullptr && place < topk) {
             rows[place] = row;
             weights[place] = args.topk_weights[choice];
         }
-        count += static_cast<u32>(__popc(mask));
+        count = min(topk, count + static_cast<u32>(__popc(mask)));
+    }
+    if (sums) {
+        count = list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), rows, weights, count);
     }
     __syncwarp();  // the list is complete
     u8* const sum = args.combined_x + static_cast<u64>(token) * row_bytes;
@@ -279,14 +314,15 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
 // The block.
 template <class Shape>
 DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                    float* weights, Results* results) {
+                                    float* weights, Results* results, bool passed_last) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
     if (!await_results(args, op, ranks, results)) return;
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
         sum_results(args, op, shape, rows, weights, results, token);
     }
-    // One block, while others still sum. Launched for this half alone, the kernel has no last block to send.
-    if ((args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0) op.quiet();
+    // The block that was the last to post, while others still sum. Launched for this part alone, the kernel has none.
+    const bool sent_last = (args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0;
+    if ((args.phases & kPass) != 0 ? passed_last : sent_last) op.quiet();
     if (!op.last_warp(kFinished)) return;
 
     // All blocks have read what was published for this owner.
@@ -316,9 +352,16 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     } else if (!op.enter()) {
         return;
     }
-    if ((args.phases & kReceive) == 0) return;
     const u32 own = device::warp() * shape.topk();
-    receive_combine(args, op, shape, at.rows.in(shared) + own, at.weights.in(shared) + own, at.results.in(shared));
+    const u8** const rows = at.rows.in(shared) + own;
+    float* const weights = at.weights.in(shared) + own;
+    bool passed_last = false;
+    if ((args.phases & kPass) != 0) {
+        u32* const before = at.before.in(shared) + device::warp() * shape.ranks();
+        if (!pass_sums(args, op, shape, before, rows, weights, passed_last)) return;
+    }
+    if ((args.phases & kReceive) == 0) return;
+    receive_combine(args, op, shape, rows, weights, at.results.in(shared), passed_last);
 }
 
 struct CombineKernel {

@@ -18,7 +18,7 @@ struct CombineArgs {
     u32 streaming;              // rows are stored past the caches
     const u8* x;                // [experts of this rank, ranks * most_tokens, row_bytes] results of the experts
     ExpertIds topk_idx;         // [tokens, topk] -1: leave this choice out
-    const float* topk_weights;  // [tokens, topk]
+    const float* topk_weights;  // [tokens, topk]; with layout.weighted those that origins have
     u64 published;              // where x lies in this rank's heap, for mapped ranks to read there; or kUnpublished
     Origins origins;
     u8* combined_x;  // [tokens, row_bytes]
@@ -36,6 +36,7 @@ struct CombineShared {
     SharedArray<float> weights;    // [warps, topk]
     SharedArray<Results> results;  // [ranks]
     SharedArray<u32> kept;         // [2, warps] which have written rests of a put's rows
+    SharedArray<u32> before;       // [warps, ranks] results of each rank of a node before a token
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
@@ -43,7 +44,18 @@ struct CombineShared {
           weights(cut.take<float>(block.warps * block.topk)),
           results(cut.take<Results>(block.ranks)),
           kept(cut.take<u32>(2 * block.warps)),
+          before(cut.take<u32>(block.warps * block.ranks)),
           bytes(cut.end()) {}
 };
+
+// One thread: into the owner's region, or into what is put there. The owner reads it when it has acquired the results'
+// signal, which comes behind it.
+DEEP_EP_DEVICE void write_header(const Operation& op, u8* place, u64 published) {
+    wire::ResultHeader header{};
+    header.operation = op.number();
+    header.arguments = op.arguments();
+    header.published = published;
+    *reinterpret_cast<wire::ResultHeader*>(place) = header;
+}
 
 }  // namespace deep_ep::low_latency

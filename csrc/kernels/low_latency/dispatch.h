@@ -1,12 +1,14 @@
 // Low-latency dispatch: every token's row goes to every rank that holds one of its experts, without an exchange of
-// counts before it.
+// counts before it. To a node it may go once: wire/low_latency.h.
 //
 // Waits, in this order, so that no cycle can form (P11):
 //
 //   free of every rank   given at the end of an earlier operation
-//   routing, rows        behind the senders' halves, which wait for nothing but `free`
+//   rows to pass on      behind the senders' halves, which wait for nothing but `free`
+//   routing, rows        behind these, or their gates' passing on; a hook launches neither
 #pragma once
 
+#include "kernels/low_latency/dispatch_pass.h"
 #include "kernels/low_latency/dispatch_receive.h"
 #include "kernels/low_latency/dispatch_send.h"
 
@@ -26,6 +28,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     } else if (!op.enter()) {
         return;
     }
+    if ((args.phases & kPass) != 0) pass_rows(args, op);
     if ((args.phases & kReceive) != 0) receive_dispatch(args, op, shape, scratch);
 }
 

@@ -19,13 +19,14 @@ struct DispatchArgs {
     u32 streaming;  // rows are stored past the caches
     Scales scales;
     Divider experts_per_rank;
-    const u8* x;         // [tokens, row_bytes]
-    ExpertIds topk_idx;  // [tokens, topk] expert ids, -1: none
-    i64* wrong_id;       // host-visible: an id that is neither -1 nor an expert's
-    u8* recv_x;          // [experts of this rank, ranks * most_tokens, x_bytes]
-    u32* recv_scales;    // [experts of this rank, scale words, scales_stride] words of 4 bytes
-    u32 scales_stride;   // from one word of a row's scales to the next
-    i32* recv_count;     // [experts of this rank]
+    const u8* x;                // [tokens, row_bytes]
+    ExpertIds topk_idx;         // [tokens, topk] expert ids, -1: none
+    const float* topk_weights;  // [tokens, topk]; null where layout.weighted is 0
+    i64* wrong_id;              // host-visible: an id that is neither -1 nor an expert's
+    u8* recv_x;                 // [experts of this rank, ranks * most_tokens, x_bytes]
+    u32* recv_scales;           // [experts of this rank, scale words, scales_stride] words of 4 bytes
+    u32 scales_stride;          // from one word of a row's scales to the next
+    i32* recv_count;            // [experts of this rank]
     Origins origins;
     i32* stats;      // [experts of this rank] rows received are added; or null
     i64* waited_ns;  // [ranks] time spent waiting for each source is added; or null

@@ -44,6 +44,11 @@ DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source
     return ranks;
 }
 
+// Whether this rank sums its node's results for a source, and keeps what it needs for that.
+DEEP_EP_DEVICE bool keeps_routing(const DispatchArgs& args, const Operation& op, u32 source) {
+    return args.layout.weighted != 0 && !op.mapped(source) && args.layout.is_gate(op.rank(), source);
+}
+
 // The first warp, which has acquired their routings: where the rows of sources [from, to) begin, expert by expert. The
 // first block tells the caller.
 DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const DispatchScratch& scratch, u32 ranks,
@@ -70,6 +75,11 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
         if (blockIdx.x == 0 && to == ranks) args.recv_count[e] = static_cast<i32>(end);
     }
     for (u32 source = from + device::lane(); blockIdx.x == 0 && source < to; source += device::kWarpSize) {
+        if (keeps_routing(args, op, source)) {
+            args.origins.passed_tokens[args.layout.node_of(source)] = scratch.sources[source].tokens;
+        }
+    }
+    for (u32 source = from + device::lane(); blockIdx.x == 0 && source < to; source += device::kWarpSize) {
         args.origins.first_result[source] = scratch.sources[source].first_result;
     }
 }
@@ -77,7 +87,8 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
 // Of a unit's tokens, by a warp.
 struct UnitPlan {
     u32 tokens;          // those that have a row here, a bit each
-    u32 rows_before;     // of the same put, in the units before
+    u32 in_node;         // those that have one in this node
+    u32 rows_before;     // of the same put, in the units before, in this node
     u32 results_before;  // all rows placed here for the source, in the units before
 };
 
@@ -85,6 +96,7 @@ struct UnitPlan {
 DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
                                        const DispatchScratch& scratch, u32 source, u32 unit) {
     const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
+    const u32 in_node = experts * args.layout.per_node;  // experts
     const u32 tokens = scratch.sources[source].tokens;
     const u32 units_per_put = args.layout.tokens_per_put() / wire::kUnitTokens;
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
@@ -103,9 +115,14 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
             }
         }
         plan.tokens = tokens_of_unit(u, tokens, [&](u32 token) { return routed.chooses_any(token, begin, experts); });
+        plan.in_node = plan.tokens;
+        if (in_node != experts) {
+            plan.in_node = tokens_of_unit(
+                u, tokens, [&](u32 token) { return routed.chooses_any(token, begin / in_node * in_node, in_node); });
+        }
         __syncwarp();  // the marks are set
         if (u == unit) break;
-        if (u / units_per_put == unit / units_per_put) plan.rows_before += static_cast<u32>(__popc(plan.tokens));
+        if (u / units_per_put == unit / units_per_put) plan.rows_before += static_cast<u32>(__popc(plan.in_node));
         for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
             const u32 rows = static_cast<u32>(__popc(scratch.marks[e]));
             scratch.offsets[e] += rows;
@@ -137,6 +154,21 @@ DEEP_EP_DEVICE_CALL void zero_row(const DispatchArgs& args, u8* to) {
     }
 }
 
+// A warp: keeps a unit's choices and their weights for the combine, of a source whose results this rank sums.
+DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
+                                   const DispatchScratch& scratch, u32 source, u32 unit) {
+    const wire::LowLatencyLayout& layout = args.layout;
+    const u32 tokens = scratch.sources[source].tokens, end = min(tokens, (unit + 1) * wire::kUnitTokens);
+    const u8* const message = op.local_region() + layout.routing(source);
+    const auto* const weights = reinterpret_cast<const float*>(message + layout.weights_offset(tokens));
+    const u64 kept = layout.node_of(source) * layout.most_results();
+    for (u32 choice = unit * wire::kUnitTokens * routed.topk + device::lane(); choice < end * routed.topk;
+         choice += device::kWarpSize) {
+        args.origins.passed_ids[kept + choice] = routed.ids(choice);
+        args.origins.passed_weights[kept + choice] = weights[choice];
+    }
+}
+
 // A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them from `part` on. `here`: they
 // are there; else zeros take their places, of a rank that has been masked since its routing came (P17).
 template <class Shape>
@@ -148,14 +180,18 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     const Routed routed = routed_of(args, op, source, topk);
     const UnitPlan plan = plan_unit(args, op, routed, scratch, source, unit);
     const bool mapped = op.mapped(source);
-    // A mapped source's rows are read where it has written them. It writes others there once all ranks have given back
-    // this use of their regions, which comes after these loads (P4).
-    const u8* const rows = mapped ? fabric::address(op.peers(), source, op.region_offset() + layout.own_rows())
-                                  : op.local_region() + layout.rows(source);
+    // A mapped source's rows are read where it has written them, others' where they have come to this node. What is
+    // there is written over once all ranks have given back this use of their regions, which comes after these loads
+    // (P4).
+    const u32 holder = mapped ? source : layout.gate(layout.node_of(op.rank()), source);
+    const u8* const rows = fabric::address(
+        op.peers(), holder, op.region_offset() + (mapped ? layout.own_rows() : layout.rows(layout.node_of(source))));
     const u32 first_of_put = unit * wire::kUnitTokens / layout.tokens_per_put() * layout.tokens_per_put();
-    u32 row_of_put = plan.rows_before, result = plan.results_before, turn = 0;
-    for (u32 left = plan.tokens; left != 0; left &= left - 1, ++row_of_put) {
+    if (part == 0 && keeps_routing(args, op, source)) keep_unit(args, op, routed, scratch, source, unit);
+    u32 result = plan.results_before, turn = 0;
+    for (u32 left = plan.tokens; left != 0; left &= left - 1) {
         const u32 bit = static_cast<u32>(__ffs(static_cast<int>(left))) - 1, token = unit * wire::kUnitTokens + bit;
+        const u32 row_of_put = plan.rows_before + static_cast<u32>(__popc(plan.in_node & bits_below(bit)));
         const u8* const row = rows + (mapped ? token : first_of_put + row_of_put) * layout.row_bytes();
         const bool mine = turn++ % parts == part;
         u32 count = 0;
@@ -191,6 +227,13 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
+// One thread: waits for a put of a source's that is not mapped, to this rank or to the gate that passes it on.
+DEEP_EP_DEVICE bool await_put(const DispatchArgs& args, Operation& op, u32 source, u32 part) {
+    const u32 kind = wire::kChunk + part, gate = args.layout.gate(args.layout.node_of(op.rank()), source);
+    if (gate == op.rank()) return op.wait_signal(Phase::kChunk, kind, source, 1);
+    return op.wait_word(Phase::kPassed, static_cast<i32>(gate), op.word(kind, source), op.target(kind, source, 1));
+}
+
 // A warp: waits for the rows of a unit of a source's tokens; -> whether they are there. `first`: no other warp waits
 // for the source's first unit.
 DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit, bool first) {
@@ -198,8 +241,8 @@ DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 sour
     if (device::lane() == 0) {
         const u32 part = unit * wire::kUnitTokens / args.layout.tokens_per_put();
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
-        here = op.wait_signal(op.mapped(source) ? Phase::kData : Phase::kChunk,
-                              op.mapped(source) ? wire::kData : wire::kChunk + part, source, 1);
+        here = op.mapped(source) ? op.wait_signal(Phase::kData, wire::kData, source, 1)
+                                 : await_put(args, op, source, part);
         if (args.waited_ns != nullptr && first) args.waited_ns[source] += static_cast<i64>(device::now_ns() - begin);
     }
     return broadcast(here) != 0;
@@ -263,7 +306,7 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
             continue;
         }
         for (u32 part = 0; part < args.layout.row_puts; ++part) {
-            if (op.wait_signal(Phase::kChunk, wire::kChunk + part, r, 1)) op.consume(wire::kChunk + part, r, 1);
+            if (await_put(args, op, r, part)) op.consume(wire::kChunk + part, r, 1);
         }
     }
     op.finish_warp();

@@ -1,7 +1,7 @@
 // The sending half of a low-latency dispatch: this rank's routing to every rank, then its rows.
 //
 // Ranks that are mapped read the rows where they are, each written once into this rank's region by all blocks. For
-// another rank a block gathers the rows of one put, side by side. No block waits for another.
+// the gate of another node a block gathers the rows of one put, side by side. No block waits for another.
 #pragma once
 
 #include "kernels/low_latency/dispatch_args.h"
@@ -53,6 +53,11 @@ DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, c
     }
     before = warp_total(before);
     __syncwarp();  // the counts are complete
+    const bool weighs = layout.weighted != 0 && !mapped && layout.is_gate(to, op.rank());
+    auto* const weights = reinterpret_cast<float*>(message + layout.weights_offset(args.tokens));
+    for (u32 choice = device::lane(); weighs && choice < args.tokens * topk; choice += device::kWarpSize) {
+        weights[choice] = args.topk_weights[choice];
+    }
     auto* const sent = reinterpret_cast<u32*>(message + sizeof(wire::RoutingHeader));
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) sent[e] = counts[e];
     if (device::lane() == 0) {
@@ -68,7 +73,8 @@ DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, c
         if (device::lane() == 0) op.signal(to, wire::kNotify);
         return;
     }
-    const fabric::Piece piece{staged, target, layout.routing_bytes(args.tokens)};
+    const fabric::Piece piece{staged, target,
+                              weighs ? layout.routing_bytes(args.tokens) : layout.weights_offset(args.tokens)};
     op.put_signal(to, wire::kNotify, &piece, 1);
 }
 
@@ -101,16 +107,17 @@ DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
-// The block: gathers the rows of one put to a rank that is not mapped, and puts them. A put without rows is its signal.
+// The block: gathers the rows of one put to a node's gate, which is not mapped, and puts them. A put without rows is
+// its signal.
 template <class Shape>
-DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 to, u32 part) {
+DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 node, u32 part) {
     const wire::LowLatencyLayout& layout = args.layout;
-    const u32 experts = layout.experts_per_rank, begin = to * experts;
+    const u32 experts = layout.per_node * layout.experts_per_rank, begin = node * experts;
     const Given given = given_to(args, shape);
     const u32 first = part * layout.tokens_per_put();
     const u32 end = min(args.tokens, first + layout.tokens_per_put());
     const u64 place = first * layout.row_bytes();
-    const u64 staged = op.region_offset() + layout.rows_send(to) + place;
+    const u64 staged = op.region_offset() + layout.rows_send(node) + place;
     u32 rows = 0;
     for (u32 unit = first / wire::kUnitTokens; unit * wire::kUnitTokens < end; ++unit) {
         u32 mask = tokens_of_unit(unit, end, [&](u32 token) { return given.chooses_any(token, begin, experts); });
@@ -122,9 +129,9 @@ DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const
     }
     if (!op.meet()) return false;  // all warps' rows come before the first one's put
     if (device::warp() == 0) {
-        const fabric::Piece piece{staged, op.region_offset() + layout.rows(op.rank()) + place,
+        const fabric::Piece piece{staged, op.region_offset() + layout.rows(layout.node_of(op.rank())) + place,
                                   rows * layout.row_bytes()};
-        op.put_signal(to, wire::kChunk + part, &piece, rows != 0 ? 1 : 0);
+        op.put_signal(layout.gate(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);
     }
     return true;
 }
@@ -155,8 +162,24 @@ DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& gi
     }
 }
 
+// A warp: which of the sums from a node is whose. They come in the order of the tokens that have an expert there.
+DEEP_EP_DEVICE_CALL void find_sums_of(const DispatchArgs& args, const Given& given, u32 node) {
+    const u32 experts = args.layout.per_node * args.layout.experts_per_rank;
+    u32 slot = 0;
+    for (u32 base = 0; base < args.tokens; base += device::kWarpSize) {
+        const u32 token = base + device::lane();
+        const bool here = token < args.tokens && given.chooses_any(token, node * experts, experts);
+        const u32 mask = __ballot_sync(device::kFullMask, here);
+        const u32 own = slot + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        if (token < args.tokens) {
+            args.origins.sum_slots[static_cast<u64>(node) * args.tokens + token] = here ? own : wire::kNoPosition;
+        }
+        slot += static_cast<u32>(__popc(mask));
+    }
+}
+
 // All warps of all blocks: where the results of this rank's choices will come. Found here, while rows are on their way:
-// the caller may write over the ids once this half is through.
+// the caller may write over the ids, and the weights, once this half is through.
 template <class Shape>
 DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op, const Shape& shape) {
     const u32 topk = shape.topk(), warps = gridDim.x * device::warps();
@@ -166,13 +189,18 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
          choice += warps * device::kWarpSize) {
         const u32 token = choice / topk, id = given.id(token, choice % topk);
         const bool none = id == wire::kNoExpert || !op.present(rank_of(args, id));
-        if (none) args.origins.own_slots[choice] = wire::kNoPosition;
+        const bool in_sum = !none && args.layout.weighted != 0 && !op.mapped(rank_of(args, id));
+        if (none || in_sum) args.origins.own_slots[choice] = wire::kNoPosition;
+        if (args.layout.weighted != 0) args.origins.own_weights[choice] = args.topk_weights[choice];
         if (!none && op.mapped(rank_of(args, id))) {
             args.origins.own_slots[choice] =
                 wire::position(rank_of(args, id), token * topk + given.first(token, choice % topk));
         }
     }
-    for (u32 from = warp; from < shape.ranks(); from += warps) {
+    for (u32 node = warp; args.layout.weighted != 0 && node < args.layout.nodes(); node += warps) {
+        find_sums_of(args, given, node);
+    }
+    for (u32 from = warp; args.layout.weighted == 0 && from < shape.ranks(); from += warps) {
         if (op.present(from) && !op.mapped(from)) find_slots_at(args, given, from);
     }
 }
@@ -186,9 +214,11 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
         const u32 to = (op.rank() + 1 + i) % ranks;
         if (op.present(to) && broadcast(op.may_send(to))) send_routing(args, op, shape, scratch.marks, to);
     }
-    for (u32 i = blockIdx.x; i < ranks * puts; i += gridDim.x) {
-        const u32 to = (op.rank() + 1 + i / puts) % ranks;
-        if (op.present(to) && !op.mapped(to) && !put_rows(args, op, shape, to, i % puts)) return false;
+    const u32 nodes = args.layout.nodes();
+    for (u32 i = blockIdx.x; i < nodes * puts; i += gridDim.x) {
+        const u32 node = (args.layout.node_of(op.rank()) + 1 + i / puts) % nodes;
+        const u32 to = args.layout.gate(node, op.rank());
+        if (op.present(to) && !op.mapped(to) && !put_rows(args, op, shape, node, i % puts)) return false;
     }
     write_rows(args, op, shape);
     if (!op.meet()) return false;  // the block's stores come before its share of each signal

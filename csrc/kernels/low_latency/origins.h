@@ -5,13 +5,54 @@
 
 namespace deep_ep::low_latency {
 
-// Device pointers; written by the receiving half of the dispatch. The caller may have written into them since.
+// Device pointers; written by the dispatch. The caller may have written into them since.
 struct Origins {
     i32* tokens;        // [experts of this rank, ranks * most_tokens] the token that a row is of, at its source
     i64* ranges;        // [experts of this rank, ranks] where a source's rows begin, and in the lower half how many
     u32* positions;     // as `tokens`: wire::position
     u32* first_result;  // [ranks] where the results for a rank begin that is not mapped, at that rank
     u32* own_slots;     // [tokens, topk] wire::position of the result of each of this rank's choices, or kNoPosition
+
+    // With weights alone. Of choices in this rank's node, by node of the source that has this rank for its gate:
+    float* own_weights;     // [tokens, topk]
+    u32* sum_slots;         // [nodes, tokens] which of the sums from a node is a token's, or kNoPosition
+    u32* passed_tokens;     // [nodes] of the source
+    u32* passed_ids;        // [nodes, most_tokens, topk] or wire::kNoExpert
+    float* passed_weights;  // likewise
+
+    // `places`: memory of places_words() words.
+    static Origins at(const wire::LowLatencyLayout& layout, u32 tokens, i32* src_info, i64* ranges, u32* places) {
+        Origins origins{};
+        origins.tokens = src_info;
+        origins.ranges = ranges;
+        const Words words = Words::of(layout, tokens);
+        origins.positions = places;
+        origins.first_result = origins.positions + words.positions;
+        origins.own_slots = origins.first_result + layout.ranks;
+        if (layout.weighted == 0) return origins;
+        origins.own_weights = reinterpret_cast<float*>(origins.own_slots + words.choices);
+        origins.sum_slots = origins.own_slots + 2 * words.choices;
+        origins.passed_tokens = origins.sum_slots + words.sum_slots;
+        origins.passed_ids = origins.passed_tokens + layout.nodes();
+        origins.passed_weights = reinterpret_cast<float*>(origins.passed_ids + words.passed);
+        return origins;
+    }
+    static u64 places_words(const wire::LowLatencyLayout& layout, u32 tokens) {
+        const Words words = Words::of(layout, tokens);
+        const u64 usual = words.positions + layout.ranks + words.choices;
+        const u64 weighted = words.choices + words.sum_slots + layout.nodes() + 2 * words.passed;
+        return usual + (layout.weighted != 0 ? weighted : 0);
+    }
+
+  private:
+    struct Words {
+        u64 positions, choices, sum_slots, passed;
+
+        static Words of(const wire::LowLatencyLayout& layout, u32 tokens) {
+            return {u64{layout.ranks} * layout.experts_per_rank * layout.most_tokens, u64{tokens} * layout.topk,
+                    u64{layout.nodes()} * tokens, layout.nodes() * layout.most_results()};
+        }
+    };
 };
 
 }  // namespace deep_ep::low_latency

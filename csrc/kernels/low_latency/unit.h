@@ -11,8 +11,9 @@
 
 namespace deep_ep::low_latency {
 
-// The halves of a kernel: launched together, or one by one (the second by the hook).
-enum Phases : u32 { kSend = 1, kReceive = 2 };
+// The parts of a kernel: launched together, or one by one (the last by the hook). What a rank passes on to others of
+// its node, or sums for a rank of another, has a part of its own: it waits for other ranks, sending does not.
+enum Phases : u32 { kSend = 1, kPass = 2, kReceive = 4 };
 
 // The experts that a rank's tokens choose. `Ids`: from the place in [tokens][top-k] to the id, or to kNoExpert.
 template <class Ids>

@@ -63,7 +63,8 @@ class Origin(NamedTuple):
     @staticmethod
     def places_words(sizes: Sizes, ranks: int, tokens: int) -> int:
         """Return how many int32 there are of places."""
-        return sizes.experts * sizes.most_tokens + ranks + tokens * sizes.topk
+        fixed, of_token = sizes.places_words(ranks)
+        return fixed + tokens * of_token  # a compiler's `tokens` may be a symbol
 
     def handle_of(self, src_info: torch.Tensor, ranges: torch.Tensor) -> Handle:
         """Make the handle of these two tensors."""

@@ -137,6 +137,7 @@ class DispatchArguments(NamedTuple):
     round_scale: Any
     use_ue8m0: Any
     ending: Ending
+    topk_weights: Any = None
 
 
 def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[Any, ...]:
@@ -157,6 +158,11 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
             f"x={arguments.describe(x)}: expected rows of a multiple of {C.low_latency.SCALE_GROUP} elements with "
             "use_fp8=True"
         )
+    weights = None
+    if given.topk_weights is not None:
+        if engine.masks_ranks:
+            raise ValueError("topk_weights: expected None, a Buffer with enable_shrink=True sums at the tokens' rank")
+        weights = arguments.tensor("topk_weights", given.topk_weights, torch.float32, topk_idx.shape, device)
     plan = plans.dispatch(
         most_tokens,
         hidden,
@@ -166,6 +172,8 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
         arguments.flag("round_scale", given.round_scale),
         arguments.flag("use_ue8m0", given.use_ue8m0),
         topk_idx.element_size(),
+        weights is not None,
+        _may_pass(engine, given.ending),
     )
     sizes, local = plan.sizes, plan.local_experts
     stats = _optional(
@@ -180,6 +188,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
         "low-latency dispatch",
         x,
         topk_idx,
+        weights,
         recv_x,
         recv_scales,
         recv_count,
@@ -197,6 +206,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
             tokens,
             x.data_ptr(),
             topk_idx.data_ptr(),
+            _address(weights),
             recv_x.data_ptr(),
             _address(recv_scales),
             0 if recv_scales is None else recv_scales.shape[2],
@@ -208,6 +218,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
             _address(waited),
             not given.ending.return_recv_hook,
             _blocks(engine, tokens, sizes),
+            _pass_blocks(engine, tokens, sizes),
         )
         event, hook = _end(engine, call, operation, given.ending)
     engine.stats["low_latency_dispatches"] += 1
@@ -228,6 +239,30 @@ def meet(engine: Engine, plans: Plans) -> None:
 def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
     """For what a rank reads and writes at the most, each row once for every expert."""
     return engine.device.blocks_for(2 * tokens * sizes.topk * sizes.hidden * torch.bfloat16.itemsize)
+
+
+def _may_pass(engine: Engine, ending: Ending) -> bool:
+    """Tell whether rows may go once to each node.
+
+    Raises
+    ------
+    ValueError
+        The Buffer says that they always do, and they cannot.
+    """
+    topology = engine.topology
+    if topology.once_per_node and ending.return_recv_hook and topology.forward_sms == 0:
+        raise ValueError(
+            "return_recv_hook=True: expected forward_sms of at least 1 on a Buffer with once_per_node=True; a hook may "
+            "come too late to pass on what others wait for"
+        )
+    # Who passes on for a rank that is left out, recover() does not say here.
+    allowed = not engine.masks_ranks and engine.mask == 0
+    return allowed and (topology.forward_sms > 0 or not ending.return_recv_hook)
+
+
+def _pass_blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
+    """Return the blocks of a launch that passes on alone; for the ranks of a node, or for this rank itself."""
+    return engine.topology.forward_sms if sizes.per_node > 1 else _blocks(engine, tokens, sizes)
 
 
 def _optional(name: str, value: Any, dtype: torch.dtype, extent: int, device: torch.device) -> torch.Tensor | None:
@@ -258,6 +293,20 @@ class CombineArguments(NamedTuple):
     combine_wait_recv_cost_stats: Any
 
 
+def _check_summed(given: CombineArguments, logfmt: bool) -> None:
+    """Check what a combine is given whose dispatch had the weights.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument.
+    """
+    if given.topk_weights is not None:
+        raise ValueError("topk_weights: expected None, the dispatch was given the weights, which it has sent")
+    if logfmt:
+        raise ValueError("use_logfmt=True: expected False, the dispatch was given the weights, and sums are sent")
+
+
 def combine(
     engine: Engine, plans: Plans, views: Views, given: CombineArguments
 ) -> tuple[torch.Tensor, EventOverlap, Hook | None]:
@@ -286,7 +335,11 @@ def combine(
         raise ValueError(
             f"topk_idx={arguments.describe(topk_idx)}: expected [{tokens}, {sizes.topk}], as in the dispatch"
         )
-    weights = arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, sizes.topk), device)
+    weights = None
+    if sizes.weighted:
+        _check_summed(given, logfmt)
+    else:
+        weights = arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, sizes.topk), device)
     waited = _optional("combine_wait_recv_cost_stats", given.combine_wait_recv_cost_stats, torch.int64, ranks, device)
     out = given.out
     if out is not None:
@@ -313,7 +366,7 @@ def combine(
             tokens,
             x.data_ptr(),
             topk_idx.data_ptr(),
-            weights.data_ptr(),
+            _address(weights),
             combined.data_ptr(),
             publish,
             src_info.data_ptr(),
@@ -323,6 +376,7 @@ def combine(
             origin.number,
             not given.ending.return_recv_hook,
             _blocks(engine, tokens, sizes),
+            _pass_blocks(engine, tokens, sizes),
         )
         event, hook = _end(engine, call, operation, given.ending, publish, (src_info, ranges, origin.places))
     if view is not None and hook is None:

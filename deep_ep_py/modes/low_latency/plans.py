@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 
 from deep_ep_py.core import arguments
 from deep_ep_py.core.native import C
+from deep_ep_py.modes.low_latency.once_per_node import passes_on
 from deep_ep_py.modes.low_latency.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -100,16 +102,20 @@ def _plan_dispatch(
     round_scale: bool,
     use_ue8m0: bool,
     id_bytes: int,
+    weighted: bool,
+    may_pass: bool,
 ) -> DispatchPlan:
-    """Plan dispatches.
+    """Plan dispatches. `may_pass`: rows may go once to each node, where that pays or is asked for.
 
     Raises
     ------
     TypeError, ValueError
         Naming the argument. Also where the Buffer is too small.
     """
-    sizes = Sizes.checked(most_tokens, hidden, topk, experts, engine.ranks)
     scales = scales_of(use_fp8, round_scale, use_ue8m0)
+    sizes = Sizes.checked(most_tokens, hidden, topk, experts, engine.ranks, weighted=weighted)
+    if may_pass and passes_on(engine.topology, sizes, use_fp8):
+        sizes = replace(sizes, per_node=engine.topology.ranks_per_node)
     sizes.check_room(engine)
     engine.prepare(sizes.row_bytes, topk, "low_latency_dispatch")
     ranks = engine.ranks
@@ -134,6 +140,8 @@ def _plan_combine(engine: Engine, sizes: Sizes, id_bytes: int, logfmt: bool) -> 
     ValueError
         The Buffer is too small.
     """
+    if not sizes.weighted:
+        sizes = replace(sizes, per_node=1)  # all results go back by themselves
     sizes.check_room(engine, logfmt)
     engine.prepare(sizes.row_bytes, sizes.topk, "low_latency_combine")
     return sizes.native(id_bytes=id_bytes, logfmt=logfmt)

@@ -32,15 +32,23 @@ class Sizes:
         Experts of a token.
     experts : int
         Of all ranks.
+    per_node : int
+        Ranks of a node to which rows go once; 1: rows go to each rank.
+    weighted : bool
+        Whether the dispatch has the weights, so that results are summed where they are.
     """
 
     most_tokens: int
     hidden: int
     topk: int
     experts: int
+    per_node: int = 1
+    weighted: bool = False
 
     @staticmethod
-    def checked(most_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int) -> Sizes:
+    def checked(
+        most_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int, per_node: int = 1, weighted: bool = False
+    ) -> Sizes:
         """Check what a caller names.
 
         Raises
@@ -66,7 +74,7 @@ class Sizes:
                 f"num_max_dispatch_tokens_per_rank={most_tokens}: expected at most {arguments.MAX_ROWS // experts} "
                 f"with {experts} experts"
             )
-        return Sizes(most_tokens, hidden, topk, experts)
+        return Sizes(most_tokens, hidden, topk, experts, per_node, weighted)
 
     @cache  # noqa: B019 - there are few
     def native(
@@ -81,7 +89,15 @@ class Sizes:
             id_bytes=id_bytes,
             scales=scales,
             logfmt=logfmt,
+            per_node=self.per_node,
+            weighted=self.weighted,
         )
+
+    @cache  # noqa: B019 - there are few
+    def places_words(self, ranks: int) -> tuple[int, int]:
+        """Return how many int32 a handle's places have without tokens, and how many more with each."""
+        fixed, with_one = (C.low_latency.places_words(self.native(), ranks=ranks, tokens=tokens) for tokens in (0, 1))
+        return fixed, with_one - fixed
 
     @property
     def row_bytes(self) -> int:

@@ -1,5 +1,5 @@
 // Low-latency dispatch and combine through a Runtime, on ranks that are threads: whole and by halves, results pushed
-// and published. Every value is checked.
+// and published; or rows once to each node, and sums back. Every value is checked.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,16 @@ namespace protocol::low_latency_mode {
 
 using host::low_latency::Sizes;
 
+constexpr u32 kNodeRanks = 4, kPerNode = 2;
+
 struct Case {
     Sizes sizes;
-    u32 tokens[kRanks];
+    u32 tokens[kNodeRanks];
     unsigned blocks;
+    u32 ranks = kRanks;
 
-    u32 local() const { return sizes.experts / kRanks; }
-    u32 rows() const { return kRanks * sizes.most_tokens; }  // of an expert
+    u32 local() const { return sizes.experts / ranks; }
+    u32 rows() const { return ranks * sizes.most_tokens; }  // of an expert
     bool cast() const { return sizes.scales != Scales::kNone; }
     u32 x_bytes() const { return sizes.hidden * (cast() ? 1 : 2); }
     u32 groups() const { return sizes.hidden / kScaleGroup; }
@@ -31,6 +34,13 @@ constexpr Case kUnits = {{40, 16, 3, 6}, {37, 0, 40}, 3};
 constexpr Case kCast = {{4, 2 * kScaleGroup, 2, 6, sizeof(i64), Scales::kExponents}, {4, 3, 0}, 2};
 constexpr Case kLog = {{5, 2 * kLogGroup, 2, 6, sizeof(i64), Scales::kNone, true}, {5, 3, 4}, 1};
 constexpr Case kPuts = {{136, 8, 1, 3}, {130, 2, 0}, 2};
+// Of two nodes: two units of tokens; rows that are cast, of sums that their owners make; rows that take two puts.
+constexpr Case kNodeUnits = {
+    {40, 16, 3, 12, sizeof(i64), Scales::kNone, false, kPerNode, true}, {37, 0, 40, 5}, 3, kNodeRanks};
+constexpr Case kNodeCast = {
+    {4, 2 * kScaleGroup, 2, 8, sizeof(i64), Scales::kExponents, false, kPerNode}, {4, 3, 0, 4}, 2, kNodeRanks};
+constexpr Case kNodePuts = {
+    {136, 8, 2, 4, sizeof(i64), Scales::kNone, false, kPerNode, true}, {130, 2, 0, 133}, 2, kNodeRanks};
 
 // Some choices are none, some name the token's first expert again.
 inline i64 choice(const Case& of, u32 number, u32 rank, u32 token, u32 k) {
@@ -72,10 +82,10 @@ inline float decoded(u8 e4m3, u8 exponent) {
 }
 
 // One dispatch of a rank's tokens, and combines of what experts make of them. `lost`: a rank that may be masked at any
-// time, kRanks: none. What comes of it comes as a whole or not at all, and its own calls fail from then on.
+// time. What comes of it comes as a whole or not at all, and its own calls fail from then on.
 class Trip {
   public:
-    Trip(Buffer& buffer, const Case& of, u32 number, u32 lost = kRanks)
+    Trip(Buffer& buffer, const Case& of, u32 number, u32 lost = wire::kNoRank)
         : lost_(lost),
           buffer_(buffer),
           of_(of),
@@ -92,14 +102,12 @@ class Trip {
           count_(of.local()),
           stats_(of.local(), kStats),
           row_token_(of.local() * of.rows()),
-          ranges_(of.local() * kRanks),
-          waited_(kRanks),
-          positions_(of.local() * of.rows()),
-          first_result_(kRanks),
-          own_slots_(tokens_ * of.sizes.topk) {
+          ranges_(of.local() * of.ranks),
+          waited_(of.ranks),
+          places_(host::low_latency::places_words(of.sizes, of.ranks, tokens_)) {
         for (u32 e = 0; e < of.local(); ++e) {
             auto& rows = rows_.emplace_back();
-            for (u32 source = 0; source < kRanks; ++source) {
+            for (u32 source = 0; source < of.ranks; ++source) {
                 for (u32 t = 0; t < of.tokens[source]; ++t) {
                     if (chooses(of, number, source, t, rank_ * of.local() + e)) rows.push_back({source, t});
                 }
@@ -118,14 +126,14 @@ class Trip {
         host::low_latency::DispatchTensors tensors;
         tensors.x = x_.address();
         tensors.topk_idx = address(idx_);
+        if (of_.sizes.weighted) tensors.topk_weights = address(weights_);
         tensors.recv_x = recv_x_.address();
         tensors.recv_scales = recv_scales_.address();
         tensors.scales_stride = of_.rows();
         tensors.recv_count = address(count_);
         tensors.stats = address(stats_);
         tensors.waited_ns = address(waited_);
-        call_ =
-            host::low_latency::dispatch(buffer_.runtime(), of_.sizes, tokens_, tensors, origins(), whole, of_.blocks);
+        call_ = host::low_latency::dispatch(buffer_.runtime(), of_.sizes, tokens_, tensors, handle(), launches(whole));
         if (whole) return finish_dispatch();
         await_half();
         write_over_sent();
@@ -144,18 +152,18 @@ class Trip {
         write_results();
         for (u32 i = 0; i < idx_.size(); ++i) {
             const u32 t = i / of_.sizes.topk, k = i % of_.sizes.topk;
-            idx_[i] = left_out(t, k) ? -1 : choice(of_, number_, rank_, t, k);
+            idx_[i] = leaves_out(t, k) ? -1 : choice(of_, number_, rank_, t, k);
         }
         std::fill(sums_.as<u16>(), sums_.as<u16>() + tokens_ * of_.sizes.hidden, u16{0xffff});
         host::low_latency::CombineTensors tensors;
         tensors.x = results_.address();
         tensors.topk_idx = address(idx_);
-        tensors.topk_weights = address(weights_);
+        if (!of_.sizes.weighted) tensors.topk_weights = address(weights_);
         tensors.combined_x = sums_.address();
         tensors.waited_ns = address(waited_);
         tensors.publish = publish;
-        call_ = host::low_latency::combine(buffer_.runtime(), of_.sizes, tokens_, tensors, origins(), number_, whole,
-                                           of_.blocks);
+        call_ = host::low_latency::combine(buffer_.runtime(), of_.sizes, tokens_, tensors, handle(), number_,
+                                           launches(whole));
         if (whole) return finish_combine();
         await_half();
         if (!publish) write_over_results();
@@ -174,9 +182,9 @@ class Trip {
     static u64 address(std::vector<T>& vector) {
         return reinterpret_cast<u64>(vector.data());
     }
-    host::low_latency::Origins origins() {
-        return {row_token_.data(), ranges_.data(), positions_.data(), first_result_.data(), own_slots_.data()};
-    }
+    host::low_latency::HandleTensors handle() { return {address(row_token_), address(ranges_), address(places_)}; }
+    host::low_latency::Launches launches(bool whole) const { return {whole, of_.blocks, 1 + number_ % 2}; }
+    bool leaves_out(u32 token, u32 k) const { return !of_.sizes.weighted && left_out(token, k); }
     u16 sent(u32 rank, u32 token, u32 h) const {
         if (of_.cast()) return float_to_bf16(cast_element(number_, rank, token, h));
         return element(number_, rank, token, h);
@@ -187,6 +195,7 @@ class Trip {
     void write_over_sent() {
         std::fill(x_.as<u16>(), x_.as<u16>() + tokens_ * of_.sizes.hidden, u16{0xffff});
         std::fill(idx_.begin(), idx_.end(), 0);
+        if (of_.sizes.weighted) std::fill(weights_.begin(), weights_.end(), 1e9f);
     }
     void write_over_results() {
         std::fill(results_.as<u16>(), results_.as<u16>() + of_.local() * of_.rows() * of_.sizes.hidden, u16{0xffff});
@@ -232,9 +241,9 @@ class Trip {
     }
     // Where no expert here has a row of the lost rank's, none was to come.
     void leave_out_lost() {
-        if (lost_ == kRanks) return;
+        if (lost_ == wire::kNoRank) return;
         for (u32 e = 0; e < of_.local(); ++e) {
-            if (static_cast<u32>(ranges_[e * kRanks + lost_]) != 0) return;
+            if (static_cast<u32>(ranges_[e * of_.ranks + lost_]) != 0) return;
         }
         for (auto& rows : rows_) std::erase_if(rows, [this](const Row& row) { return row.source == lost_; });
     }
@@ -247,10 +256,10 @@ class Trip {
             expect(count_[e] == count, what + std::to_string(count_[e]) + " rows, expected " + std::to_string(count));
             expect(stats_[e] == kStats + count, what + "statistics");
             i64 begin = 0;
-            for (u32 source = 0; source < kRanks; ++source) {
+            for (u32 source = 0; source < of_.ranks; ++source) {
                 const auto of_source = [&](const Row& row) { return row.source == source; };
                 const i64 range = begin << 32 | std::count_if(rows.begin(), rows.end(), of_source);
-                expect(ranges_[e * kRanks + source] == range, what + "range");
+                expect(ranges_[e * of_.ranks + source] == range, what + "range");
                 begin += static_cast<u32>(range);
             }
             for (u32 row = 0; row < rows.size(); ++row) check_row(e, row, what + "row " + std::to_string(row) + ": ");
@@ -283,8 +292,8 @@ class Trip {
     }
     // All with the results of the lost rank, or all without.
     void check_sums() const {
-        const u32 wrong = wrong_sum(kRanks);
-        expect(wrong == tokens_ || (lost_ != kRanks && wrong_sum(lost_) == tokens_),
+        const u32 wrong = wrong_sum(wire::kNoRank);
+        expect(wrong == tokens_ || (lost_ != wire::kNoRank && wrong_sum(lost_) == tokens_),
                whose() + "sum of token " + std::to_string(wrong));
         sums_.check(whose());
     }
@@ -295,7 +304,7 @@ class Trip {
                 float sum = 0;
                 for (u32 k = 0; k < of_.sizes.topk; ++k) {
                     const i64 id = choice(of_, number_, rank_, t, k);
-                    if (id < 0 || left_out(t, k) || static_cast<u32>(id) / of_.local() == without) continue;
+                    if (id < 0 || leaves_out(t, k) || static_cast<u32>(id) / of_.local() == without) continue;
                     sum += static_cast<float>(weight(t, k)) * result_of(static_cast<u32>(id), rank_, t, h);
                 }
                 if (sums_.as<u16>()[t * of_.sizes.hidden + h] != float_to_bf16(sum)) return t;
@@ -318,13 +327,13 @@ class Trip {
     std::vector<float> weights_;
     std::vector<i32> count_, stats_, row_token_;
     std::vector<i64> ranges_, waited_;
-    std::vector<u32> positions_, first_result_, own_slots_;
+    std::vector<u32> places_;
     std::shared_ptr<host::Call> call_;
 };
 
-inline void make_room(Setup& setup) {
-    for (const Case* of : {&kUnits, &kCast, &kPuts, &kLog}) {
-        const u64 bytes = host::low_latency::region_bytes(of->sizes, kRanks, setup.fabric != "peer");
+inline void make_room(Setup& setup, std::initializer_list<const Case*> cases = {&kUnits, &kCast, &kPuts, &kLog}) {
+    for (const Case* of : cases) {
+        const u64 bytes = host::low_latency::region_bytes(of->sizes, of->ranks, setup.fabric != "peer");
         setup.region_bytes = std::max(setup.region_bytes, wire::align_up(bytes, 128));
     }
 }
@@ -366,6 +375,46 @@ inline void run(uint64_t seed, Setup setup) {
         log.combine(false, false);
         log.receive_sums();
         log.end();
+        buffer.meet(world);
+        buffer.runtime().drain();
+        buffer.meet(world);
+    });
+}
+
+// Rows go once to each node, and are passed on before a hook is called or within one launch.
+inline void run_nodes(uint64_t seed, Setup setup) {
+    setup.nodes = {kNodeRanks, kPerNode};
+    make_room(setup, {&kNodeUnits, &kNodeCast, &kNodePuts});
+    World world(kNodeRanks);
+    planted::run_world(kNodeRanks, seed, [&](int r) {
+        Buffer buffer(world, static_cast<u32>(r), setup);
+        for (const Case* of : {&kNodeUnits, &kNodeCast, &kNodePuts}) {
+            expect(host::low_latency::put_bytes(buffer.runtime(), of->sizes) <=
+                       host::low_latency::most_put_bytes(buffer.runtime(), of->sizes),
+                   "a put does not fit into a ring");
+        }
+        Trip first(buffer, kNodeUnits, 0);
+        first.dispatch(true);
+        first.combine(true, false);
+        first.combine(true, true);
+        first.end();
+        // Ranks may call hooks in different orders.
+        Trip cast(buffer, kNodeCast, 1), units(buffer, kNodeUnits, 2);
+        Trip* const order[] = {r % 2 == 0 ? &cast : &units, r % 2 == 0 ? &units : &cast};
+        cast.dispatch(false);
+        units.dispatch(false);
+        for (Trip* trip : order) trip->receive();
+        cast.combine(false, false);
+        units.combine(false, false);
+        for (Trip* trip : order) trip->receive_sums();
+        cast.end();
+        units.end();
+        Trip puts(buffer, kNodePuts, 3);
+        puts.dispatch(true);
+        puts.combine(true, false);
+        puts.combine(false, true);
+        puts.receive_sums();
+        puts.end();
         buffer.meet(world);
         buffer.runtime().drain();
         buffer.meet(world);

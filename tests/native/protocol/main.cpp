@@ -46,6 +46,9 @@ int main(int argc, char** argv) {
     const auto low_latency = [&](const char* fabric) {
         return [=](uint64_t seed) { low_latency_mode::run(seed, {fabric, true, kTight, 2, longer}); };
     };
+    const auto once_per_node = [&](const char* fabric) {
+        return [=](uint64_t seed) { low_latency_mode::run_nodes(seed, {fabric, true, kTight, 2, longer}); };
+    };
     const auto masks = [&](const char* fabric) {
         return [=](uint64_t seed) { masks::run(seed, {fabric, true, kTight, 2, longer}); };
     };
@@ -80,6 +83,8 @@ int main(int argc, char** argv) {
         {"low latency weak", low_latency("weak")},
         {"low latency ibgda", low_latency("ibgda")},
         {"low latency mixed", low_latency("mixed")},
+        {"once per node weak", once_per_node("weak")},
+        {"once per node ibgda", once_per_node("ibgda")},
         {"masks", masks("peer")},
         {"masks weak", masks("weak")},
         {"masks ibgda", masks("ibgda")},

@@ -16,8 +16,10 @@ using deep_ep::low_latency::CombineArgs;
 using deep_ep::low_latency::CombineKernel;
 using deep_ep::low_latency::DispatchArgs;
 using deep_ep::low_latency::DispatchKernel;
+using deep_ep::low_latency::kPass;
 using deep_ep::low_latency::kReceive;
 using deep_ep::low_latency::kSend;
+using deep_ep::low_latency::Origins;
 
 // What finish() is to launch.
 struct Rest {
@@ -41,6 +43,8 @@ wire::LowLatencyLayout layout_of(const Sizes& sizes, uint32_t ranks, bool has_re
     layout.rest_bytes = sizes.logfmt ? log_rest_bytes(sizes.hidden) : 0;
     layout.has_remote = has_remote;
     layout.row_puts = std::min(wire::kMostRowPuts, wire::ceil_div(sizes.most_tokens, kTokensPerPut));
+    layout.per_node = sizes.per_node;
+    layout.weighted = sizes.weighted;
     return layout;
 }
 wire::LowLatencyLayout layout_of(const Runtime& runtime, const Sizes& sizes) {
@@ -57,8 +61,9 @@ bool streams(const Runtime& runtime, const wire::LowLatencyLayout& layout, uint6
 }
 
 uint64_t hash_of(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
-    return hash_arguments(kind, {sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts,
-                                 static_cast<uint64_t>(sizes.scales), sizes.logfmt, handle});
+    return hash_arguments(
+        kind, {sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts, static_cast<uint64_t>(sizes.scales),
+               sizes.logfmt, sizes.per_node, sizes.weighted, handle});
 }
 
 template <class Kernel>
@@ -68,14 +73,23 @@ uint64_t launch(Runtime& runtime, typename Kernel::Args args, uint32_t phases, u
 }
 
 template <class Kernel>
-std::shared_ptr<Call> begin(Runtime& runtime, std::shared_ptr<Call> call, const typename Kernel::Args& args, bool whole,
-                            unsigned blocks) {
-    call->serial = launch<Kernel>(runtime, args, whole ? kSend | kReceive : kSend, blocks);
-    if (!whole) {
+std::shared_ptr<Call> begin(Runtime& runtime, std::shared_ptr<Call> call, const typename Kernel::Args& args,
+                            bool passes, const Launches& launches) {
+    const uint32_t pass = passes ? uint32_t{kPass} : 0;
+    const unsigned blocks = launches.blocks;
+    call->serial = launch<Kernel>(runtime, args, launches.whole ? kSend | pass | kReceive : kSend, blocks);
+    if (!launches.whole) {
+        // A launch of its own: it waits for other ranks, and this one's blocks may not all be resident with it.
+        if (passes) call->serial = launch<Kernel>(runtime, args, kPass, launches.pass_blocks);
         call->mode = Rest{[args, blocks](Runtime& runtime) { return launch<Kernel>(runtime, args, kReceive, blocks); }};
     }
     runtime.note_graph(*call);
     return call;
+}
+
+Origins origins_at(const wire::LowLatencyLayout& layout, uint32_t tokens, const HandleTensors& handle) {
+    return Origins::at(layout, tokens, pointer<i32>(handle.src_info), pointer<i64>(handle.ranges),
+                       pointer<u32>(handle.places));
 }
 
 }  // namespace
@@ -83,6 +97,10 @@ std::shared_ptr<Call> begin(Runtime& runtime, std::shared_ptr<Call> call, const 
 uint64_t region_bytes(const Sizes& sizes, uint32_t ranks, bool has_remote) {
     const wire::LowLatencyLayout layout = layout_of(sizes, ranks, has_remote);
     return std::max(layout.dispatch_bytes(), layout.combine_bytes());
+}
+
+uint64_t places_words(const Sizes& sizes, uint32_t ranks, uint32_t tokens) {
+    return Origins::places_words(layout_of(sizes, ranks, false), tokens);
 }
 
 uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes) {
@@ -107,7 +125,7 @@ bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
 }
 
 std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const DispatchTensors& tensors,
-                               const Origins& origins, bool whole, unsigned blocks) {
+                               const HandleTensors& handle, const Launches& launches) {
     auto call = runtime.open(wire::Kind::kLowLatencyDispatch);
     DispatchArgs args{};
     args.call = runtime.call_args(*call);
@@ -120,37 +138,38 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
     args.experts_per_rank = Divider::by(args.layout.experts_per_rank);
     args.x = pointer<const u8>(tensors.x);
     args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
+    args.topk_weights = pointer<const float>(tensors.topk_weights);
     args.wrong_id = runtime.remark();
     args.recv_x = pointer<u8>(tensors.recv_x);
     args.recv_scales = pointer<u32>(tensors.recv_scales);
     args.scales_stride = tensors.scales_stride;
     args.recv_count = pointer<i32>(tensors.recv_count);
-    args.origins = origins;
+    args.origins = origins_at(args.layout, tokens, handle);
     args.stats = pointer<i32>(tensors.stats);
     args.waited_ns = pointer<i64>(tensors.waited_ns);
-    return begin<DispatchKernel>(runtime, std::move(call), args, whole, blocks);
+    return begin<DispatchKernel>(runtime, std::move(call), args, args.layout.passes_rows(), launches);
 }
 
 std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const CombineTensors& tensors,
-                              const Origins& origins, uint64_t handle, bool whole, unsigned blocks) {
+                              const HandleTensors& handle, uint64_t number, const Launches& launches) {
     auto call = runtime.open(wire::Kind::kLowLatencyCombine);
     CombineArgs args{};
     args.call = runtime.call_args(*call);
     args.layout = layout_of(runtime, sizes);
     args.shape = shape_of(args.layout, sizes);
-    args.arguments = hash_of(call->kind, sizes, handle);
+    args.arguments = hash_of(call->kind, sizes, number);
     args.tokens = tokens;
     args.streaming = streams(runtime, args.layout, args.layout.result_bytes, tokens);
     args.x = pointer<const u8>(tensors.x);
     args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
-    args.topk_weights = pointer<const float>(tensors.topk_weights);
+    args.origins = origins_at(args.layout, tokens, handle);
+    args.topk_weights = sizes.weighted ? args.origins.own_weights : pointer<const float>(tensors.topk_weights);
     const uint64_t rows = uint64_t{args.layout.experts_per_rank} * args.layout.ranks * args.layout.most_tokens;
     const bool visible = runtime.arena()->contains(args.x, rows * args.layout.result_bytes);
     args.published = tensors.publish && visible && !sizes.logfmt ? runtime.offset_of(tensors.x) : wire::kUnpublished;
-    args.origins = origins;
     args.combined_x = pointer<u8>(tensors.combined_x);
     args.waited_ns = pointer<i64>(tensors.waited_ns);
-    return begin<CombineKernel>(runtime, std::move(call), args, whole, blocks);
+    return begin<CombineKernel>(runtime, std::move(call), args, args.layout.sums_remotely(), launches);
 }
 
 void finish(Runtime& runtime, Call& call) {

@@ -9,8 +9,6 @@
 
 namespace deep_ep::host::low_latency {
 
-using deep_ep::low_latency::Origins;
-
 // What is the same on all ranks.
 struct Sizes {
     uint32_t most_tokens;  // of a rank
@@ -20,11 +18,22 @@ struct Sizes {
     uint32_t id_bytes = sizeof(i64);  // of an expert id
     Scales scales = Scales::kNone;    // not kNone: rows travel as e4m3
     bool logfmt = false;              // results travel as LogFMT; then hidden is a multiple of kLogGroup
+    uint32_t per_node = 1;            // ranks of a node to which rows go once: wire/low_latency.h
+    bool weighted = false;            // the dispatch has the weights
+};
+
+// How a call is launched. `whole`: all of it at once; else `finish` launches the last part, and what is passed on
+// within a node has `pass_blocks`, which wait for other ranks' rows.
+struct Launches {
+    bool whole;
+    unsigned blocks;
+    unsigned pass_blocks;
 };
 
 // Addresses of what a dispatch reads and writes; 0 where a tensor is not given. Their shapes: DispatchArgs.
 struct DispatchTensors {
-    uint64_t x = 0, topk_idx = 0, recv_x = 0, recv_scales = 0, recv_count = 0, stats = 0, waited_ns = 0;
+    uint64_t x = 0, topk_idx = 0, topk_weights = 0, recv_x = 0, recv_scales = 0, recv_count = 0, stats = 0;
+    uint64_t waited_ns = 0;
     uint32_t scales_stride = 0;
 };
 
@@ -36,6 +45,8 @@ struct CombineTensors {
 
 // Bytes of one region that a dispatch and its combine need, among so many ranks, some of them not mapped or all.
 uint64_t region_bytes(const Sizes& sizes, uint32_t ranks, bool has_remote);
+// Words of 4 bytes of what a handle keeps beside its two tensors.
+uint64_t places_words(const Sizes& sizes, uint32_t ranks, uint32_t tokens);
 // Bytes of the largest message that they send to a rank that is not mapped; 0: there is none. And the most that it may
 // have.
 uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes);
@@ -43,11 +54,16 @@ uint64_t most_put_bytes(const Runtime& runtime, const Sizes& sizes);
 // Whether a block's shared memory suffices.
 bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes);
 
-// What has been launched of a call: `finish` launches the rest. `whole`: all of it at once.
+// Addresses of what a dispatch leaves for its combine: a handle's two tensors and its places_words().
+struct HandleTensors {
+    uint64_t src_info = 0, ranges = 0, places = 0;
+};
+
 std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const DispatchTensors& tensors,
-                               const Origins& origins, bool whole, unsigned blocks);
+                               const HandleTensors& handle, const Launches& launches);
+// `number`: of the dispatch.
 std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const CombineTensors& tensors,
-                              const Origins& origins, uint64_t handle, bool whole, unsigned blocks);
+                              const HandleTensors& handle, uint64_t number, const Launches& launches);
 void finish(Runtime& runtime, Call& call);
 
 }  // namespace deep_ep::host::low_latency
