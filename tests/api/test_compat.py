@@ -202,6 +202,7 @@ def test_casts(columns: int, dtype: torch.dtype) -> None:
     back = per_token_cast_back(cast, scales)
     assert back.dtype == torch.bfloat16 and back.shape == x.shape
     assert torch.equal(back, per_token_cast_back(cast, scales.t().contiguous().t())), "scales of other strides"
+    assert torch.equal(back, per_token_cast_back(cast, scales.reshape(1, -1))), "scales of another shape"
     assert calc_diff(back, x) < 1e-3
 
 

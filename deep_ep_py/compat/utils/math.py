@@ -54,7 +54,8 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
     x_fp8 : torch.Tensor
         float8_e4m3fn [rows, columns].
     x_scales : torch.Tensor
-        float32 [rows, groups], with any strides; or int32 [rows, groups / 4], four exponents (UE8M0) an element.
+        float32 [rows, groups], with any strides; or int32 [rows, groups / 4], four exponents (UE8M0) an element. Of
+        another shape they are taken in their order, a row's after the other's, as DeepEP takes them.
 
     Returns
     -------
@@ -65,7 +66,8 @@ def per_token_cast_back(x_fp8: torch.Tensor, x_scales: torch.Tensor) -> torch.Te
 
     packed = fp8.PACKED if x_scales.dtype == torch.int32 else 1
     filled = _filled_up(x_fp8.view(torch.uint8), _GROUP * packed).view(torch.float8_e4m3fn)
-    return fp8.per_token_cast_back(filled, x_scales)[:, : x_fp8.shape[1]].contiguous()
+    scales = x_scales.reshape(filled.shape[0], -1) if len(filled) else x_scales
+    return fp8.per_token_cast_back(filled, scales)[:, : x_fp8.shape[1]].contiguous()
 
 
 def inplace_unique(x: torch.Tensor, num_slots: int) -> None:
