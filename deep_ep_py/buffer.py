@@ -91,17 +91,16 @@ class Buffer(V1Surface):
         there with the sender's place in its own node, which passes them on (`docs/two_hops.md`). Default: 2 where nodes
         have several ranks.
     link : Link, optional
-        How fast the way between nodes is, and how long an answer takes. In two hops the size of chunks follows from it.
-        Default: that of software NICs.
+        How fast the way between nodes is, and how long an answer takes. In two hops the size of chunks follows from it,
+        and in low-latency mode whether rows go once to each node. Default: that of software NICs.
     once_per_node : bool, optional
         Rows of low-latency calls go once to each node, to the rank there with the sender's place in its own node, and
         the others of that node read them there. True: always; False: never, they go to each rank. Default: where the
-        time that the wire saves is more than what passing on costs, by `link` and the sizes of the call
+        NIC's time that it saves is more than what forwarding costs, by `link` and the sizes of the call
         (`docs/latency.md`). Never with `enable_shrink`, nor while ranks are left out.
     forward_sms : int
-        With a hook rows go once to each node only if this is at least 1: so many blocks of a kernel, each on an SM of
-        its own, wait for the rows behind the sending half, and pass them on. They are held until these have come, and
-        so are later kernels of the stream that low-latency calls run on.
+        Blocks, at most one on an SM, that forward rows for calls with a hook; 0: such calls send rows to each rank.
+        They hold their SMs, and later kernels of the communication stream, until the rows have come.
 
     Raises
     ------

@@ -21,7 +21,7 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, uint64_t x, uint64_t topk_idx,
                                uint64_t topk_weights, uint64_t recv_x, uint64_t recv_scales, uint32_t scales_stride,
                                uint64_t recv_count, uint64_t src_info, uint64_t ranges, uint64_t places, uint64_t stats,
-                               uint64_t waited_ns, bool whole, unsigned blocks, unsigned pass_blocks) {
+                               uint64_t waited_ns, bool whole, unsigned blocks, unsigned forward_blocks) {
     const DispatchTensors tensors{.x = x,
                                   .topk_idx = topk_idx,
                                   .topk_weights = topk_weights,
@@ -32,13 +32,13 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
                                   .waited_ns = waited_ns,
                                   .scales_stride = scales_stride};
     return host::low_latency::dispatch(runtime, sizes, tokens, tensors, {src_info, ranges, places},
-                                       {whole, blocks, pass_blocks});
+                                       {whole, blocks, forward_blocks});
 }
 
 std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, uint64_t x, uint64_t topk_idx,
                               uint64_t topk_weights, uint64_t combined_x, bool publish, uint64_t src_info,
                               uint64_t ranges, uint64_t places, uint64_t waited_ns, uint64_t handle, bool whole,
-                              unsigned blocks, unsigned pass_blocks) {
+                              unsigned blocks, unsigned forward_blocks) {
     const CombineTensors tensors{.x = x,
                                  .topk_idx = topk_idx,
                                  .topk_weights = topk_weights,
@@ -46,7 +46,7 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
                                  .waited_ns = waited_ns,
                                  .publish = publish};
     return host::low_latency::combine(runtime, sizes, tokens, tensors, {src_info, ranges, places}, handle,
-                                      {whole, blocks, pass_blocks});
+                                      {whole, blocks, forward_blocks});
 }
 
 void bind_types(py::module_& m) {
@@ -83,11 +83,13 @@ void bind_low_latency(py::module_& module) {
     m.def("dispatch", &dispatch, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"), py::arg("x"),
           py::arg("topk_idx"), py::arg("topk_weights"), py::arg("recv_x"), py::arg("recv_scales"),
           py::arg("scales_stride"), py::arg("recv_count"), py::arg("src_info"), py::arg("ranges"), py::arg("places"),
-          py::arg("stats"), py::arg("waited_ns"), py::arg("whole"), py::arg("blocks"), py::arg("pass_blocks"), NoGil());
+          py::arg("stats"), py::arg("waited_ns"), py::arg("whole"), py::arg("blocks"), py::arg("forward_blocks"),
+          NoGil());
     m.def("combine", &combine, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"), py::arg("x"),
           py::arg("topk_idx"), py::arg("topk_weights"), py::arg("combined_x"), py::arg("publish"), py::arg("src_info"),
           py::arg("ranges"), py::arg("places"), py::arg("waited_ns"), py::arg("handle"), py::arg("whole"),
-          py::arg("blocks"), py::arg("pass_blocks"), NoGil());
+          py::arg("blocks"), py::arg("forward_blocks"), NoGil());
+    m.def("forward", &host::low_latency::forward, py::arg("runtime"), py::arg("call"), NoGil());
     m.def("finish", &host::low_latency::finish, py::arg("runtime"), py::arg("call"), NoGil());
 }
 

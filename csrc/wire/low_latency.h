@@ -11,9 +11,10 @@
 // Where some rank is not mapped, what is sent to such ranks is built behind that, in the sender's own region, likewise
 // for each destination.
 //
-// Rows go once to each node: to its gate for the sender, the rank there with the sender's local index, in whose region
-// the node's other ranks read them. A node is `per_node` ranks that are mapped to each other; 1: each rank is its own
-// gate. If the source has sent the weights of its choices with them, the gate also sums the node's results for it.
+// Rows go once to each node: to its forwarder for the sender, the rank there with the sender's local index, in whose
+// region the node's other ranks read them. A node is `per_node` ranks that are mapped to each other; 1: each rank is
+// its own forwarder. If the source has sent the weights of its choices with them, the forwarder also sums the node's
+// results for it.
 #pragma once
 
 #include "wire/heap_layout.h"
@@ -34,8 +35,8 @@ constexpr RoutedId kNoExpert = 0xffff;
 constexpr u32 kMostRoutedExperts = kNoExpert;
 
 // First part of a routing, which says where a source's tokens go. Followed by u32 counts[experts of the receiver], the
-// source's tokens for each, and RoutedId[tokens][top-k], the same for all receivers. Behind them the source's gates get
-// f32 weights[tokens][top-k], if there are any.
+// source's tokens for each, and RoutedId[tokens][top-k], the same for all receivers. Behind them the source's
+// forwarders get f32 weights[tokens][top-k], if there are any.
 struct RoutingHeader {
     u64 operation;
     u64 arguments;  // hash of what all ranks must agree on
@@ -88,10 +89,10 @@ struct LowLatencyLayout {
 
     constexpr u32 nodes() const { return ranks / per_node; }
     constexpr u32 node_of(u32 rank) const { return rank / per_node; }
-    constexpr u32 gate(u32 node, u32 rank) const { return node * per_node + rank % per_node; }
-    constexpr bool passes_rows() const { return per_node > 1; }
+    constexpr u32 forwarder(u32 node, u32 rank) const { return node * per_node + rank % per_node; }
+    constexpr bool forwards_rows() const { return per_node > 1; }
     constexpr bool sums_remotely() const { return weighted != 0 && has_remote != 0; }
-    constexpr bool is_gate(u32 rank, u32 other) const { return rank % per_node == other % per_node; }
+    constexpr bool same_local_index(u32 rank, u32 other) const { return rank % per_node == other % per_node; }
 
     constexpr u64 most_results() const { return static_cast<u64>(most_tokens) * topk; }
     // That one rank sends another.
@@ -121,8 +122,8 @@ struct LowLatencyLayout {
     constexpr u64 routing(u32 source) const { return source * routing_bytes(most_tokens); }
     // Of this rank, each at its token's place. All ranks have read them when all have given `free`.
     constexpr u64 own_rows() const { return routing(ranks); }
-    // Of the source in a node that is not mapped and has this rank for its gate: side by side, from the place of each
-    // put's first token on.
+    // Of the source in a node that is not mapped and has this rank for its forwarder: side by side, from the place of
+    // each put's first token on.
     constexpr u64 rows(u32 node) const { return own_rows() + (1 + node) * rows_bytes(); }
     constexpr u64 routing_send(u32 destination) const {
         return rows(nodes()) + destination * routing_bytes(most_tokens);

@@ -21,13 +21,13 @@ enum class Phase : u32 {
     kMask,
     kBounds,
     kResults,
-    kPassed
+    kForwarded
 };
 
-// How long a wait lasts. A peer that gives no slot back, or passes nothing on, most often waits itself, for a third
+// How long a wait lasts. A peer that gives no slot back, or forwards nothing, most often waits itself, for a third
 // rank. Waits for that one, which began at the same time, run out first: so it is that rank which is named.
 constexpr u64 patience_ns(Phase phase, u64 timeout_ns) {
-    const bool for_third = phase == Phase::kNext || phase == Phase::kPassed;
+    const bool for_third = phase == Phase::kNext || phase == Phase::kForwarded;
     return for_third ? timeout_ns + timeout_ns / 8 : timeout_ns;
 }
 
@@ -59,8 +59,8 @@ constexpr const char* phase_name(Phase phase) {
             return "bounds of sizes and offsets";
         case Phase::kResults:
             return "results arrived";
-        case Phase::kPassed:
-            return "rows or sums passed on";
+        case Phase::kForwarded:
+            return "rows or sums forwarded";
         default:
             return "";
     }

@@ -18,6 +18,7 @@ __all__: list[str] = [
     "dispatch",
     "finish",
     "fits_shared_memory",
+    "forward",
     "most_put_bytes",
     "places_words",
     "put_bytes",
@@ -94,7 +95,7 @@ def combine(
     handle: int,
     whole: bool,
     blocks: int,
-    pass_blocks: int,
+    forward_blocks: int,
 ) -> deep_ep_py._C.Call: ...
 def dispatch(
     runtime: deep_ep_py._C.Runtime,
@@ -114,10 +115,11 @@ def dispatch(
     waited_ns: int,
     whole: bool,
     blocks: int,
-    pass_blocks: int,
+    forward_blocks: int,
 ) -> deep_ep_py._C.Call: ...
 def finish(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> None: ...
 def fits_shared_memory(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> bool: ...
+def forward(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> int: ...
 def most_put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def places_words(sizes: Sizes, *, ranks: int, tokens: int) -> int: ...
 def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...

@@ -331,6 +331,11 @@ class Engine:
         self._run("wait", call=call)
         self.check_failure(call)
 
+    def go_on_alone(self, serial: int) -> None:
+        """Have a launch of an operation that stays open run to its end, for which only other ranks wait; 0: none."""
+        if serial != 0 and self._driver is not None:
+            self._driver.drive("wait_launch", serial=serial)
+
     def run_dropped(self) -> None:
         """Do what callers have dropped."""
         while self.dropped and not self.device.capturing():

@@ -20,7 +20,8 @@ class Link:
         Seconds from the put of a chunk to the answer that its slot is free again, without the time that the bytes
         themselves take: about 10e-6 on InfiniBand, 15e-6 to 25e-6 on AWS EFA.
     hop : float
-        Seconds by which a rank learns later of rows that another one of its node tells it of than that one itself.
+        Seconds that forwarding within a node adds: how much later its other ranks learn of rows than the rank whose NIC
+        has received them. The default is an assumption, not yet measured.
 
     Raises
     ------

@@ -131,14 +131,12 @@ class Topology:
     def must_agree(self) -> dict[str, Any]:
         """Return what must be the same on all ranks, by the names that callers know."""
         nic = {f"nic.{name}": value for name, value in asdict(self.nic).items()}
-        two_hops: dict[str, Any] = {}
-        if self.hops == 2:
-            two_hops = {"low_latency_mode": self.low_latency}
-            two_hops |= {f"link.{name}": value for name, value in asdict(self.link).items()}
-        if self.low_latency and self.nodes > 1:
-            two_hops |= {"once_per_node": self.once_per_node, "forward_sms": self.forward_sms}
-            two_hops |= {f"link.{name}": value for name, value in asdict(self.link).items()}
-        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, "hops": self.hops, **two_hops, **nic}
+        between_nodes: dict[str, Any] = {}
+        if self.nodes > 1:
+            between_nodes = {"low_latency_mode": self.low_latency, "once_per_node": self.once_per_node}
+            between_nodes |= {"forward_sms": self.forward_sms}
+            between_nodes |= {f"link.{name}": value for name, value in asdict(self.link).items()}
+        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, "hops": self.hops, **between_nodes, **nic}
 
     @staticmethod
     def of(

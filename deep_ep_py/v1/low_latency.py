@@ -42,7 +42,7 @@ class LowLatencySurface:
         num_topk: int | None = None,
         regions: int = _V1_REGIONS,
     ) -> int:
-        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode, rows of any type, results also as LogFMT.
+        """Bytes for `Buffer(num_rdma_bytes=)` in low-latency mode: rows of any type, results also as LogFMT or summed.
 
         Parameters
         ----------
@@ -125,10 +125,12 @@ class LowLatencySurface:
         async_finish : bool
             As in `dispatch`.
         return_recv_hook : bool
-            Only send now; receive when the returned hook is called. In between the GPU does nothing for the call. The
-            results may be used after the hook alone. Other calls may come in between, as many as the Buffer has
-            regions; hooks may be called in any order, on any thread. One that is dropped runs before the next call. The
-            same on all ranks, where rows may go once to each node.
+            Only send now; receive when the returned hook is called. In between no SM works for the call, except up to
+            `forward_sms` blocks until the rows to forward have come, and a short kernel that sums a rank's own results
+            if the dispatch was given the weights. The results may be used after the hook alone. Other calls may come in
+            between, as many as the Buffer has regions; hooks may be called in any order, on any thread. One that is
+            dropped runs before the next call. Must be the same on all ranks where rows may go once to each node and
+            `forward_sms` is 0.
         topk_weights : torch.Tensor, optional
             float32 [tokens, top-k], on all ranks or none. They go with the tokens, so that the combine brings back one
             sum for each token from every node (or from every rank, where rows go to each rank) that this rank's memory
@@ -196,7 +198,7 @@ class LowLatencySurface:
             row that was received. May be written over once the call has returned, or its stream has come so far.
         topk_idx : torch.Tensor
             [tokens, top-k] as in the dispatch; where it is -1, that choice is left out of the sum, unless the dispatch
-            had the weights.
+            had the weights: then only its shape and type are checked.
         topk_weights : torch.Tensor or None
             float32 [tokens, top-k]; None if the dispatch was given them.
         handle : tuple
@@ -219,15 +221,16 @@ class LowLatencySurface:
         out : torch.Tensor, optional
             bfloat16 [tokens, hidden]: where to put the sums.
         combine_wait_recv_cost_stats : torch.Tensor, optional
-            int64 [ranks]: nanoseconds that were spent waiting for each rank's results are added.
+            int64 [ranks]: nanoseconds that were spent waiting for each rank's results are added. If the dispatch was
+            given the weights, time spent on another node counts for the rank there that sends its sums.
 
         Returns
         -------
         combined_x : torch.Tensor
             bfloat16 [tokens, hidden]: the sum over a token's choices, in their order, of weight times result, or what
-            LogFMT has made of it, in fp32, rounded once. If the dispatch was given the weights, each node's part that
-            comes over the network is rounded by itself, and they are added in the order of nodes: within two roundings
-            of the exact sum.
+            LogFMT has made of it, in fp32, rounded once. If the dispatch was given the weights, each far node's part
+            is rounded to BF16, then the parts are added in fp32 in the order of nodes, this node's results one by one,
+            and rounded. The error is at most 2**-8 of the magnitudes summed, and one rounding.
         event : EventOverlap
         hook : callable or None
 

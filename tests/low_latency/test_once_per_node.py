@@ -4,6 +4,7 @@ by bit, over networks that delay and reorder."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from deep_ep_py.modes.low_latency.sizes import Sizes as LibrarySizes
 from deep_ep_py.testing import run_ranks, sleep
 from deep_ep_py.topology.topology import Topology
 from harness import barrier, under_schedules
+from launches import torchrun
 from low_latency import (
     BF16,
     CASTS,
@@ -89,12 +91,13 @@ def on_each_rank(group: Any, work: Work, case: Nodes, fabric: str, cast: Cast, w
     with make_buffer(group, work.sizes, fabric, forward_sms=1, **case.options) as buffer:
         for blocks in BLOCK_COUNTS:
             buffer._engine.device.blocks = blocks
-            round_trip(buffer, work, case.per_node, cast, hooks=blocks % 2 == 0, weighted=weighted)
+            for hooks in (False, True):
+                round_trip(buffer, work, case.per_node, cast, hooks, weighted)
 
 
 @each_network
 @each_case
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 def test_case(case: Nodes, fabric: str, weighted: bool) -> None:
     work = Work.of(case.sizes, twice=0.2)
     for seed in schedules(max(1, SCHEDULES // 2)):
@@ -110,7 +113,7 @@ def test_cast_rows(cast: str, fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", ["peer", "mixed"])
 def test_weights_on_other_ways(fabric: str) -> None:
-    """Where all ranks are mapped, or some pairs, and no rows are passed on."""
+    """Where all ranks are mapped, or some pairs, and no rows are forwarded."""
     work = Work.of(Sizes("three", 3, (40, 9, 33), 40, 64, 5, 6), twice=0.3)
 
     def wanted(rank: int) -> torch.Tensor:
@@ -138,7 +141,7 @@ def test_weights_on_other_ways(fabric: str) -> None:
 
 @each_network
 def test_hooks_in_another_order_on_each_rank(fabric: str) -> None:
-    """As many calls open as there are regions; what is passed on waits for no hook."""
+    """As many calls open as there are regions; what is forwarded waits for no hook."""
     work = Work.of(CASES[1].sizes)
 
     def on_each_rank(group: Any) -> None:
@@ -159,6 +162,43 @@ def test_hooks_in_another_order_on_each_rank(fabric: str) -> None:
 
     for seed in schedules(SCHEDULES):
         run_ranks(4, on_each_rank, seed=seed)
+
+
+@each_network
+def test_a_call_that_is_begun_waits_for_no_peer(fabric: str) -> None:
+    """A rank's call with a hook returns before another rank has begun its own; that one's rows are forwarded then."""
+    work = Work.of(CASES[1].sizes)
+
+    def on_each_rank(group: Any) -> None:
+        with make_buffer(group, work.sizes, fabric, forward_sms=1, **CASES[1].options) as buffer:
+            rank = buffer.rank
+            weights, x, ids = work.weights[rank], work.results[rank], work.topk_idx[rank]
+            for first in range(4):
+                results = None
+                for turn in (True, False):
+                    if (rank == first) is turn:
+                        results = dispatch(buffer, work, topk_weights=weights, return_recv_hook=True)
+                    barrier(group)
+                assert results is not None
+                results[4]()
+                check_dispatch(work, rank, BF16, results)
+                sums = None
+                for turn in (True, False):
+                    if (rank == first) is turn:
+                        sums = buffer.low_latency_combine(x, ids, None, results[2], return_recv_hook=True)
+                    barrier(group)
+                assert sums is not None
+                sums[2]()
+                assert torch.equal(sums[0], summed_by_node(work, rank, 2))
+
+    for seed in schedules(max(1, SCHEDULES // 2)):
+        run_ranks(4, on_each_rank, seed=seed)
+
+
+@pytest.mark.once
+def test_a_process_forwards_while_it_waits_elsewhere(workers: Path) -> None:
+    done = torchrun(workers / "begun_early.py", 4, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.once
@@ -210,8 +250,10 @@ def rows_sent(case: Nodes, once: bool, weighted: bool) -> list[tuple[list[int], 
 
     rows, row_bytes = [], 2 * case.sizes.hidden
     for few, many in zip(bytes_sent(1), bytes_sent(2), strict=True):
-        grown = [[(after - before) // row_bytes for after, before in zip(*both)] for both in zip(many, few)]
-        rows.append((grown[0], [both - first for first, both in zip(*grown)]))
+        longer = [[after - before for after, before in zip(*both)] for both in zip(many, few)]
+        assert not any(more % row_bytes for peers in longer for more in peers)
+        first, both = [[more // row_bytes for more in peers] for peers in longer]
+        rows.append((first, [after - before for before, after in zip(first, both)]))
     return rows
 
 
@@ -227,33 +269,29 @@ def destinations(case: Nodes, of_one: int) -> list[list[int]]:
 @pytest.mark.once
 @each_case
 def test_a_row_crosses_once_for_each_node(case: Nodes) -> None:
-    """To the gate there, and a sum comes back from it; without, a row for each rank and a result for each choice."""
+    """To the forwarder there, which sends a sum back; without, a row for each rank and a result for each choice."""
     per_node, ranks = case.per_node, case.sizes.ranks
     to_node, to_rank = destinations(case, per_node), destinations(case, 1)
+    packed = Work.of(case.sizes).packed
     summed, single = rows_sent(case, True, True), rows_sent(case, False, False)
     for rank in range(ranks):
         node, place = divmod(rank, per_node)
         far = [peer // per_node != node for peer in range(ranks)]
-        gate = [far[peer] and peer % per_node == place for peer in range(ranks)]
-        there = [to_node[rank][peer // per_node] * gate[peer] for peer in range(ranks)]
-        back = [to_node[peer][node] * gate[peer] for peer in range(ranks)]
+        through = [far[peer] and peer % per_node == place for peer in range(ranks)]
+        there = [to_node[rank][peer // per_node] * through[peer] for peer in range(ranks)]
+        back = [to_node[peer][node] * through[peer] for peer in range(ranks)]
         assert summed[rank] == (there, back), rank
-        assert single[rank][0] == [to_rank[rank][peer] * far[peer] for peer in range(ranks)], rank
-    # All that a dispatch sends: as many rows less as tokens have several ranks in a node.
-    once, each = (sum(sum(rows[0]) for rows in of) for of in (summed, single))
-    nodes = sum(sum(own) - own[rank // per_node] for rank, own in enumerate(to_node))
-    far_ranks = sum(
-        sum(count for peer, count in enumerate(own) if peer // per_node != rank // per_node)
-        for rank, own in enumerate(to_rank)
-    )
-    assert (once, each) == (nodes, far_ranks)
+        rows = [to_rank[rank][peer] * far[peer] for peer in range(ranks)]
+        sources = [source for pairs in packed[rank].pairs for source, _ in pairs]
+        results = [sources.count(peer) * far[peer] for peer in range(ranks)]
+        assert single[rank] == (rows, results), rank
 
 
 # --- when -----------------------------------------------------------------------------------------------------------
 
 
-def passes(buffer: deep_ep.Buffer, sizes: Sizes, hooks: bool = False) -> bool:
-    """Tell whether a dispatch's rows go once to each node, by the gate's place among all peers."""
+def crosses_once(buffer: deep_ep.Buffer, sizes: Sizes, hooks: bool = False) -> bool:
+    """Tell whether a dispatch's rows go once to each node, by the forwarder's place among all peers."""
     before = [peer["bytes"] for peer in buffer.network_counters()]
     work = Work.of(sizes, skipped=0)
     results = dispatch(buffer, work, return_recv_hook=hooks)
@@ -281,13 +319,17 @@ def test_where_it_pays() -> None:
     def on_each_rank(group: Any) -> None:
         options: dict[str, Any] = {"ranks_per_node": 2, "link": link, "nic": deep_ep.NicOptions()}
         with make_buffer(group, many, "ibgda", **options) as buffer:
-            assert not passes(buffer, few) and passes(buffer, many) and not passes(buffer, many, hooks=True)
+            assert (
+                not crosses_once(buffer, few)
+                and crosses_once(buffer, many)
+                and not crosses_once(buffer, many, hooks=True)
+            )
         with make_buffer(group, many, "ibgda", forward_sms=1, **options) as buffer:
-            assert not passes(buffer, few, hooks=True) and passes(buffer, many, hooks=True)
+            assert not crosses_once(buffer, few, hooks=True) and crosses_once(buffer, many, hooks=True)
         with make_buffer(group, many, "ibgda", once_per_node=False, **options) as buffer:
-            assert not passes(buffer, many)
+            assert not crosses_once(buffer, many)
         with make_buffer(group, many, "ibgda", enable_shrink=True, **options) as buffer:
-            assert not passes(buffer, many)
+            assert not crosses_once(buffer, many)
 
     run_ranks(4, on_each_rank, seed=1)
 
@@ -332,14 +374,26 @@ def test_bad_arguments() -> None:
             with pytest.raises(ValueError, match="topk_weights"):
                 dispatch(buffer, work, topk_weights=weights[:, :2])
             handle = dispatch(buffer, work, topk_weights=weights)[2]
-            with pytest.raises(ValueError, match="topk_weights: expected None"):
+            with pytest.raises(ValueError, match="topk_weights=.*: expected None"):
                 combine(buffer, work, handle)
             x, ids = work.results[rank], work.topk_idx[rank]
             with pytest.raises(ValueError, match="use_logfmt"):
                 buffer.low_latency_combine(x, ids, None, handle, use_logfmt=True)
+            with pytest.raises(ValueError, match="return_recv_hook=True: expected a Buffer with forward_sms"):
+                buffer.low_latency_combine(x, ids, None, handle, return_recv_hook=True)
             assert torch.equal(buffer.low_latency_combine(x, ids, None, handle)[0], summed_by_node(work, rank, 2))
             with pytest.raises(TypeError, match="topk_weights"):
                 buffer.low_latency_combine(x, ids, None, dispatch(buffer, work)[2])
+
+        with make_buffer(group, work.sizes, "ibgda", ranks_per_node=2, enable_shrink=True) as masking:
+            with pytest.raises(ValueError, match="topk_weights: expected None on a Buffer with enable_shrink"):
+                dispatch(masking, work, topk_weights=weights)
+            with make_buffer(group, work.sizes, "ibgda", **CASES[1].options) as buffer:
+                handle = dispatch(buffer, work, topk_weights=weights)[2]
+                with pytest.raises(ValueError, match="enable_shrink=True"):
+                    masking.low_latency_combine(x, ids, None, handle)
+        with pytest.raises(ValueError, match="low_latency_mode=True"):
+            deep_ep.Buffer(group, 1 << 20, fabric="ibgda", **CASES[1].options)
 
     run_ranks(4, on_each_rank, seed=1)
 
@@ -350,7 +404,7 @@ def test_bad_arguments() -> None:
 @pytest.mark.parametrize("late", [1, 2])
 @each_network
 def test_a_rank_that_does_not_come(fabric: str, late: int) -> None:
-    """Also one that passes on what another waits for: that one is named. The next calls fail; then all works again."""
+    """Also one that forwards what another waits for: that one is named. The next calls fail; then all works again."""
     work, timeout = Work.of(CASES[1].sizes), 30.0
 
     def on_each_rank(group: Any) -> None:
@@ -406,6 +460,7 @@ def test_going_on_without_a_rank(fabric: str) -> None:
         if rank == gone:
             buffer.destroy()
             group.barrier()
+            group.barrier()
             return
         group.barrier()
         buffer.recover([gone])
@@ -421,6 +476,11 @@ def test_going_on_without_a_rank(fabric: str) -> None:
                 hook()
             near = [peer for peer in range(4) if peer // 2 == rank // 2]
             assert torch.equal(combined, summed_by_node(without, rank, 1, together=near))
+        # A graph that was captured before still has the old layout.
+        group.barrier()
+        buffer._engine.mask = 0
+        with pytest.raises(deep_ep.DeepEPError, match=f"from before (rank|it left out rank) {gone}"):
+            dispatch(buffer, without)
         buffer.destroy()
 
     run_ranks(4, on_each_rank, seed=1)

@@ -16,7 +16,7 @@ _PUTS = ("low latency weak", "low latency ibgda")
 _SHARE = "fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);"
 _SHARES_JOINED = "    if (!op.meet()) return false;  // the block's stores come before its share of each signal\n"
 _ROWS_JOINED = "    if (!op.meet()) return false;  // all warps' rows come before the first one's put\n"
-_EMPTY_PUT = "op.put_signal(layout.gate(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
+_EMPTY_PUT = "op.put_signal(layout.forwarder(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);"
 _LAST = "if (!op.last_warp(kFinished)) return;"
 _FIRST = "if (op.last_warp(kFinished), blockIdx.x != 0 || device::warp() != 0) return;"
 _READ = "if (results[r].published != nullptr) op.signal(r, wire::kRead);"
@@ -133,8 +133,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: the first put's signal for all",
         _RECEIVE,
-        "const u32 kind = wire::kChunk + part, gate =",
-        "const u32 kind = wire::kChunk, gate =",
+        "const u32 kind = wire::kChunk + part, forwarder =",
+        "const u32 kind = wire::kChunk, forwarder =",
         "exact",
         *_PUTS,
     ),
@@ -273,8 +273,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: results not waited for",
         _COMBINE,
-        "const bool arrived = op.wait_signal(from_gate ? Phase::kPassed : Phase::kResults, result_word(op, r), r, 1);",
-        "const bool arrived = true;",
+        "op.wait_signal(is_forwarded ? Phase::kForwarded : Phase::kResults, result_word(op, r), r, 1);",
+        "true;",
         "fast",
         *LOW_LATENCY,
     ),

@@ -5,25 +5,25 @@ from __future__ import annotations
 from mutants.mutant import ONCE_PER_NODE, Mutant, one, silent
 
 _SEND = "kernels/low_latency/dispatch_send.h"
-_PASS = "kernels/low_latency/dispatch_pass.h"
+_FORWARD = "kernels/low_latency/dispatch_forward.h"
 _RECEIVE = "kernels/low_latency/dispatch_receive.h"
 _COMBINE = "kernels/low_latency/combine.h"
-_SUMS = "kernels/low_latency/combine_pass.h"
+_SUMS = "kernels/low_latency/combine_forward.h"
 
 _AWAIT = "broadcast(device::lane() == 0 && op.wait_signal(Phase::kChunk, kind, source, 1))"
 
 MUTANTS: tuple[Mutant, ...] = (
     # --- kernels/low_latency/dispatch_send.h
     one(
-        "once per node: rows for the gate alone are sent there",
+        "once per node: only rows for the forwarder itself are sent there",
         _SEND,
         "const u32 experts = layout.per_node * layout.experts_per_rank, begin = node * experts;",
-        "const u32 experts = layout.experts_per_rank, begin = layout.gate(node, op.rank()) * experts;",
+        "const u32 experts = layout.experts_per_rank, begin = layout.forwarder(node, op.rank()) * experts;",
         "fast",
         *ONCE_PER_NODE,
     ),
     one(
-        "once per node: a gate gets no weights",
+        "once per node: a forwarder gets no weights",
         _SEND,
         "weighs ? layout.routing_bytes(args.tokens) : layout.weights_offset(args.tokens)",
         "layout.weights_offset(args.tokens)",
@@ -39,11 +39,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "fast",
         *ONCE_PER_NODE,
     ),
-    # --- kernels/low_latency/dispatch_pass.h
-    one("once per node: rows passed on before they have come", _PASS, _AWAIT, "true", "exact", *ONCE_PER_NODE),
+    # --- kernels/low_latency/dispatch_forward.h
+    one("once per node: rows forwarded before they have come", _FORWARD, _AWAIT, "true", "exact", *ONCE_PER_NODE),
     silent(
-        "once per node: rows passed on without an order behind their arrival",
-        _PASS,
+        "once per node: rows forwarded without an order behind their arrival",
+        _FORWARD,
         _AWAIT,
         "__any_sync(device::kFullMask, device::lane() == 0 && op.wait_signal(Phase::kChunk, kind, source, 1))",
         *ONCE_PER_NODE,
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "once per node: rows looked for in the own region",
         _RECEIVE,
-        "mapped ? source : layout.gate(layout.node_of(op.rank()), source);",
+        "mapped ? source : layout.forwarder(layout.node_of(op.rank()), source);",
         "mapped ? source : op.rank();",
         "fast",
         *ONCE_PER_NODE,
@@ -73,19 +73,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "fast",
         *ONCE_PER_NODE,
     ),
-    # --- kernels/low_latency/combine_pass.h
+    # --- kernels/low_latency/combine_forward.h
     one(
         "once per node: sums before the node's results",
         _SUMS,
-        "!op.wait_signal(Phase::kResults, wire::kData, from, 1)) continue;",
-        "(from == op.rank() && !op.wait_signal(Phase::kResults, wire::kData, from, 1))) continue;",
+        "if (!op.wait_signal(Phase::kResults, wire::kData, from, 1)) continue;",
+        "if (from == op.rank() && !op.wait_signal(Phase::kResults, wire::kData, from, 1)) continue;",
         "exact",
         *ONCE_PER_NODE,
     ),
     one(
         "once per node: all results of a token taken for its rank's first",
         _SUMS,
-        "const u32 index = before[local] + before_choice(passed.choices, experts, token, first);",
+        "const u32 index = before[local] + before_choice(line.choices, experts, token, first);",
         "const u32 index = before[local];",
         "fast",
         *ONCE_PER_NODE,
@@ -121,7 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # --- kernels/low_latency/combine.h
     one(
-        "once per node: sums and own results in another order",
+        "once per node: sums of the last node left out",
         _COMBINE,
         "list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), rows, weights, count);",
         "list_sums(args, op, results, token, own_node, args.layout.nodes() - 1, rows, weights, count);",

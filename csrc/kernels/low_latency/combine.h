@@ -1,6 +1,6 @@
 // Low-latency combine: every row of an expert's results goes back to the rank that its token is of, which sums a
 // token's results with the weights that it alone knows. If the dispatch had the weights, results for a rank that is not
-// mapped are summed where they are, by the gate of wire/low_latency.h, and the sum goes back.
+// mapped are summed where they are, by the forwarder of wire/low_latency.h, and the sum goes back.
 //
 // The order of summation is that of the token's choices: ((0 + weight * result) + ...) in fp32, each product rounded,
 // the sum rounded once; of sums from other nodes, each rounded by itself, the lowest node's comes first, and this
@@ -12,11 +12,11 @@
 //
 //   free of every rank   given at the end of an earlier operation
 //   results to sum       behind the senders' halves, which wait for nothing but `free`
-//   results              behind these, or their gates' sums; a hook launches neither
+//   results              behind these, or their forwarders' sums; a hook launches neither
 //   read                 behind the owners' sums, which wait for nothing but results
 #pragma once
 
-#include "kernels/low_latency/combine_pass.h"
+#include "kernels/low_latency/combine_forward.h"
 #include "kernels/low_latency/logfmt_rows.h"
 
 namespace deep_ep::low_latency {
@@ -48,8 +48,9 @@ DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 rank
     return false;
 }
 
-// The block: gathers the results for an owner that is not mapped, and puts them with their header. Or leaves them for
-// the gate, which acquires the results' signal, that this block gives behind its barrier. `kept`: for this put.
+// The block: gathers the results for an owner that is not mapped, and puts them with their header. Where a forwarder
+// sums them they stay: it loads them once it has acquired `kData`, of which each block gives its share, a release,
+// behind its barrier (send_combine()). `kept`: for this put.
 template <class Shape>
 DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Shape& shape, u32 owner, u32* kept) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -201,7 +202,7 @@ DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u3
 
 // Whether a rank's results come from itself.
 DEEP_EP_DEVICE bool sends_itself(const CombineArgs& args, const Operation& op, u32 from) {
-    return op.mapped(from) || args.layout.weighted == 0 || args.layout.is_gate(from, op.rank());
+    return op.mapped(from) || args.layout.weighted == 0 || args.layout.same_local_index(from, op.rank());
 }
 
 // The block: until every rank's results have come, or it is masked.
@@ -210,8 +211,9 @@ DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ra
         results[r] = {};
         if (!op.present(r) || !sends_itself(args, op, r)) continue;
         const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
-        const bool from_gate = args.layout.sums_remotely() && !op.mapped(r);
-        const bool arrived = op.wait_signal(from_gate ? Phase::kPassed : Phase::kResults, result_word(op, r), r, 1);
+        const bool is_forwarded = args.layout.sums_remotely() && args.layout.forwards_rows() && !op.mapped(r);
+        const bool arrived =
+            op.wait_signal(is_forwarded ? Phase::kForwarded : Phase::kResults, result_word(op, r), r, 1);
         if (!(arrived || op.masked(r)) || !op.takes_part(r)) continue;
         if (args.waited_ns != nullptr && blockIdx.x == 0) {
             args.waited_ns[r] += static_cast<i64>(device::now_ns() - begin);
@@ -254,10 +256,10 @@ DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Re
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 slot =
         *const_cast<const volatile u32*>(args.origins.sum_slots + static_cast<u64>(node) * args.tokens + token);
-    const u32 gate = layout.gate(node, op.rank());
-    if (slot == wire::kNoPosition || op.mapped(gate) || results[gate].take_part == 0) return nullptr;
+    const u32 forwarder = layout.forwarder(node, op.rank());
+    if (slot == wire::kNoPosition || op.mapped(forwarder) || results[forwarder].take_part == 0) return nullptr;
     if (slot < layout.most_tokens) return op.local_region() + layout.sums(node) + u64{slot} * layout.result_bytes;
-    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(gate), layout.most_tokens, slot);
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(forwarder), layout.most_tokens, slot);
     return nullptr;
 }
 
@@ -314,7 +316,7 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
 // The block.
 template <class Shape>
 DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, const Shape& shape, const u8** rows,
-                                    float* weights, Results* results, bool passed_last) {
+                                    float* weights, Results* results, bool forwarded_last) {
     const u32 ranks = shape.ranks(), warps = gridDim.x * device::warps();
     if (!await_results(args, op, ranks, results)) return;
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
@@ -322,7 +324,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     }
     // The block that was the last to post, while others still sum. Launched for this part alone, the kernel has none.
     const bool sent_last = (args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0;
-    if ((args.phases & kPass) != 0 ? passed_last : sent_last) op.quiet();
+    if ((args.phases & kForward) != 0 ? forwarded_last : sent_last) op.quiet();
     if (!op.last_warp(kFinished)) return;
 
     // All blocks have read what was published for this owner.
@@ -348,6 +350,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     const CombineShared at({shape.ranks(), 0, shape.topk(), device::warps(), 0});
     if ((args.phases & kSend) != 0) {
         if (!op.enter_first(wire::Kind::kLowLatencyCombine, args.arguments, shape.ranks())) return;
+        if (lacks_forwarders(op, args.layout)) return;
         if (!send_combine(args, op, shape, at.kept.in(shared))) return;
     } else if (!op.enter()) {
         return;
@@ -355,13 +358,13 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     const u32 own = device::warp() * shape.topk();
     const u8** const rows = at.rows.in(shared) + own;
     float* const weights = at.weights.in(shared) + own;
-    bool passed_last = false;
-    if ((args.phases & kPass) != 0) {
-        u32* const before = at.before.in(shared) + device::warp() * shape.ranks();
-        if (!pass_sums(args, op, shape, before, rows, weights, passed_last)) return;
+    bool forwarded_last = false;
+    if ((args.phases & kForward) != 0) {
+        u32* const before = at.before.in(shared) + device::warp() * args.layout.per_node;
+        if (!forward_sums(args, op, shape, before, rows, weights, forwarded_last)) return;
     }
     if ((args.phases & kReceive) == 0) return;
-    receive_combine(args, op, shape, rows, weights, at.results.in(shared), passed_last);
+    receive_combine(args, op, shape, rows, weights, at.results.in(shared), forwarded_last);
 }
 
 struct CombineKernel {

@@ -36,7 +36,7 @@ struct CombineShared {
     SharedArray<float> weights;    // [warps, topk]
     SharedArray<Results> results;  // [ranks]
     SharedArray<u32> kept;         // [2, warps] which have written rests of a put's rows
-    SharedArray<u32> before;       // [warps, ranks] results of each rank of a node before a token
+    SharedArray<u32> before;       // [warps, ranks of a node] results of each rank of a node before a token
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
@@ -44,7 +44,7 @@ struct CombineShared {
           weights(cut.take<float>(block.warps * block.topk)),
           results(cut.take<Results>(block.ranks)),
           kept(cut.take<u32>(2 * block.warps)),
-          before(cut.take<u32>(block.warps * block.ranks)),
+          before(cut.take<u32>(block.warps * block.per_node)),
           bytes(cut.end()) {}
 };
 

@@ -4,11 +4,11 @@
 // Waits, in this order, so that no cycle can form (P11):
 //
 //   free of every rank   given at the end of an earlier operation
-//   rows to pass on      behind the senders' halves, which wait for nothing but `free`
-//   routing, rows        behind these, or their gates' passing on; a hook launches neither
+//   rows to forward      behind the senders' halves, which wait for nothing but `free`
+//   routing, rows        behind these, or their forwarders' part; a hook launches neither
 #pragma once
 
-#include "kernels/low_latency/dispatch_pass.h"
+#include "kernels/low_latency/dispatch_forward.h"
 #include "kernels/low_latency/dispatch_receive.h"
 #include "kernels/low_latency/dispatch_send.h"
 
@@ -24,11 +24,12 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     const DispatchScratch scratch(args, shape.ranks(), shape.topk(), shared);
     if ((args.phases & kSend) != 0) {
         if (!op.enter_first(wire::Kind::kLowLatencyDispatch, args.arguments, shape.ranks())) return;
+        if (lacks_forwarders(op, args.layout)) return;
         if (!send_dispatch(args, op, shape, scratch)) return;
     } else if (!op.enter()) {
         return;
     }
-    if ((args.phases & kPass) != 0) pass_rows(args, op);
+    if ((args.phases & kForward) != 0) forward_rows(args, op);
     if ((args.phases & kReceive) != 0) receive_dispatch(args, op, shape, scratch);
 }
 

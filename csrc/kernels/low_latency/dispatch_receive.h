@@ -46,7 +46,7 @@ DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source
 
 // Whether this rank sums its node's results for a source, and keeps what it needs for that.
 DEEP_EP_DEVICE bool keeps_routing(const DispatchArgs& args, const Operation& op, u32 source) {
-    return args.layout.weighted != 0 && !op.mapped(source) && args.layout.is_gate(op.rank(), source);
+    return args.layout.weighted != 0 && !op.mapped(source) && args.layout.same_local_index(op.rank(), source);
 }
 
 // The first warp, which has acquired their routings: where the rows of sources [from, to) begin, expert by expert. The
@@ -76,7 +76,7 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
     }
     for (u32 source = from + device::lane(); blockIdx.x == 0 && source < to; source += device::kWarpSize) {
         if (keeps_routing(args, op, source)) {
-            args.origins.passed_tokens[args.layout.node_of(source)] = scratch.sources[source].tokens;
+            args.origins.forwarded_tokens[args.layout.node_of(source)] = scratch.sources[source].tokens;
         }
     }
     for (u32 source = from + device::lane(); blockIdx.x == 0 && source < to; source += device::kWarpSize) {
@@ -164,8 +164,8 @@ DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op
     const u64 kept = layout.node_of(source) * layout.most_results();
     for (u32 choice = unit * wire::kUnitTokens * routed.topk + device::lane(); choice < end * routed.topk;
          choice += device::kWarpSize) {
-        args.origins.passed_ids[kept + choice] = routed.ids(choice);
-        args.origins.passed_weights[kept + choice] = weights[choice];
+        args.origins.forwarded_ids[kept + choice] = routed.ids(choice);
+        args.origins.forwarded_weights[kept + choice] = weights[choice];
     }
 }
 
@@ -183,7 +183,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     // A mapped source's rows are read where it has written them, others' where they have come to this node. What is
     // there is written over once all ranks have given back this use of their regions, which comes after these loads
     // (P4).
-    const u32 holder = mapped ? source : layout.gate(layout.node_of(op.rank()), source);
+    const u32 holder = mapped ? source : layout.forwarder(layout.node_of(op.rank()), source);
     const u8* const rows = fabric::address(
         op.peers(), holder, op.region_offset() + (mapped ? layout.own_rows() : layout.rows(layout.node_of(source))));
     const u32 first_of_put = unit * wire::kUnitTokens / layout.tokens_per_put() * layout.tokens_per_put();
@@ -227,11 +227,12 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
-// One thread: waits for a put of a source's that is not mapped, to this rank or to the gate that passes it on.
+// One thread: waits for a put of a source's that is not mapped, to this rank or to the forwarder.
 DEEP_EP_DEVICE bool await_put(const DispatchArgs& args, Operation& op, u32 source, u32 part) {
-    const u32 kind = wire::kChunk + part, gate = args.layout.gate(args.layout.node_of(op.rank()), source);
-    if (gate == op.rank()) return op.wait_signal(Phase::kChunk, kind, source, 1);
-    return op.wait_word(Phase::kPassed, static_cast<i32>(gate), op.word(kind, source), op.target(kind, source, 1));
+    const u32 kind = wire::kChunk + part, forwarder = args.layout.forwarder(args.layout.node_of(op.rank()), source);
+    if (forwarder == op.rank()) return op.wait_signal(Phase::kChunk, kind, source, 1);
+    return op.wait_word(Phase::kForwarded, static_cast<i32>(forwarder), op.word(kind, source),
+                        op.target(kind, source, 1));
 }
 
 // A warp: waits for the rows of a unit of a source's tokens; -> whether they are there. `first`: no other warp waits

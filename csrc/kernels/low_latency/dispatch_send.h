@@ -1,7 +1,7 @@
 // The sending half of a low-latency dispatch: this rank's routing to every rank, then its rows.
 //
 // Ranks that are mapped read the rows where they are, each written once into this rank's region by all blocks. For
-// the gate of another node a block gathers the rows of one put, side by side. No block waits for another.
+// the forwarder of another node a block gathers the rows of one put, side by side. No block waits for another.
 #pragma once
 
 #include "kernels/low_latency/dispatch_args.h"
@@ -53,7 +53,7 @@ DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, c
     }
     before = warp_total(before);
     __syncwarp();  // the counts are complete
-    const bool weighs = layout.weighted != 0 && !mapped && layout.is_gate(to, op.rank());
+    const bool weighs = layout.weighted != 0 && !mapped && layout.same_local_index(to, op.rank());
     auto* const weights = reinterpret_cast<float*>(message + layout.weights_offset(args.tokens));
     for (u32 choice = device::lane(); weighs && choice < args.tokens * topk; choice += device::kWarpSize) {
         weights[choice] = args.topk_weights[choice];
@@ -107,8 +107,8 @@ DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
-// The block: gathers the rows of one put to a node's gate, which is not mapped, and puts them. A put without rows is
-// its signal.
+// The block: gathers the rows of one put to a node's forwarder, which is not mapped, and puts them. A put without rows
+// is its signal.
 template <class Shape>
 DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 node, u32 part) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -131,7 +131,7 @@ DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const
     if (device::warp() == 0) {
         const fabric::Piece piece{staged, op.region_offset() + layout.rows(layout.node_of(op.rank())) + place,
                                   rows * layout.row_bytes()};
-        op.put_signal(layout.gate(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);
+        op.put_signal(layout.forwarder(node, op.rank()), wire::kChunk + part, &piece, rows != 0 ? 1 : 0);
     }
     return true;
 }
@@ -217,7 +217,7 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
     const u32 nodes = args.layout.nodes();
     for (u32 i = blockIdx.x; i < nodes * puts; i += gridDim.x) {
         const u32 node = (args.layout.node_of(op.rank()) + 1 + i / puts) % nodes;
-        const u32 to = args.layout.gate(node, op.rank());
+        const u32 to = args.layout.forwarder(node, op.rank());
         if (op.present(to) && !op.mapped(to) && !put_rows(args, op, shape, node, i % puts)) return false;
     }
     write_rows(args, op, shape);

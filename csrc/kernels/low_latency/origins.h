@@ -13,12 +13,13 @@ struct Origins {
     u32* first_result;  // [ranks] where the results for a rank begin that is not mapped, at that rank
     u32* own_slots;     // [tokens, topk] wire::position of the result of each of this rank's choices, or kNoPosition
 
-    // With weights alone. Of choices in this rank's node, by node of the source that has this rank for its gate:
-    float* own_weights;     // [tokens, topk]
-    u32* sum_slots;         // [nodes, tokens] which of the sums from a node is a token's, or kNoPosition
-    u32* passed_tokens;     // [nodes] of the source
-    u32* passed_ids;        // [nodes, most_tokens, topk] or wire::kNoExpert
-    float* passed_weights;  // likewise
+    // Only if the dispatch was given the weights. Of this rank's own tokens:
+    float* own_weights;  // [tokens, topk]
+    u32* sum_slots;      // [nodes, tokens] index of a token's sum among those from a node, or kNoPosition
+    // Of the source in each other node for which this rank forwards, all of its choices:
+    u32* forwarded_tokens;     // [nodes] how many tokens it has
+    u32* forwarded_ids;        // [nodes, most_tokens, topk] expert ids, or wire::kNoExpert
+    float* forwarded_weights;  // likewise
 
     // `places`: memory of places_words() words.
     static Origins at(const wire::LowLatencyLayout& layout, u32 tokens, i32* src_info, i64* ranges, u32* places) {
@@ -32,21 +33,21 @@ struct Origins {
         if (layout.weighted == 0) return origins;
         origins.own_weights = reinterpret_cast<float*>(origins.own_slots + words.choices);
         origins.sum_slots = origins.own_slots + 2 * words.choices;
-        origins.passed_tokens = origins.sum_slots + words.sum_slots;
-        origins.passed_ids = origins.passed_tokens + layout.nodes();
-        origins.passed_weights = reinterpret_cast<float*>(origins.passed_ids + words.passed);
+        origins.forwarded_tokens = origins.sum_slots + words.sum_slots;
+        origins.forwarded_ids = origins.forwarded_tokens + layout.nodes();
+        origins.forwarded_weights = reinterpret_cast<float*>(origins.forwarded_ids + words.forwarded);
         return origins;
     }
     static u64 places_words(const wire::LowLatencyLayout& layout, u32 tokens) {
         const Words words = Words::of(layout, tokens);
         const u64 usual = words.positions + layout.ranks + words.choices;
-        const u64 weighted = words.choices + words.sum_slots + layout.nodes() + 2 * words.passed;
+        const u64 weighted = words.choices + words.sum_slots + layout.nodes() + 2 * words.forwarded;
         return usual + (layout.weighted != 0 ? weighted : 0);
     }
 
   private:
     struct Words {
-        u64 positions, choices, sum_slots, passed;
+        u64 positions, choices, sum_slots, forwarded;
 
         static Words of(const wire::LowLatencyLayout& layout, u32 tokens) {
             return {u64{layout.ranks} * layout.experts_per_rank * layout.most_tokens, u64{tokens} * layout.topk,

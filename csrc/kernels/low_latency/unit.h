@@ -11,9 +11,9 @@
 
 namespace deep_ep::low_latency {
 
-// The parts of a kernel: launched together, or one by one (the last by the hook). What a rank passes on to others of
+// The parts of a kernel: launched together, or one by one (the last by the hook). What a rank forwards to others of
 // its node, or sums for a rank of another, has a part of its own: it waits for other ranks, sending does not.
-enum Phases : u32 { kSend = 1, kPass = 2, kReceive = 4 };
+enum Phases : u32 { kSend = 1, kForward = 2, kReceive = 4 };
 
 // The experts that a rank's tokens choose. `Ids`: from the place in [tokens][top-k] to the id, or to kNoExpert.
 template <class Ids>
@@ -39,6 +39,20 @@ struct Choices {
         return any;
     }
 };
+
+// The block: gives up if ranks are left out and rows are laid out to be forwarded, for which one of these may be
+// needed: the call's graph was captured before (P17).
+DEEP_EP_DEVICE bool lacks_forwarders(Operation& op, const wire::LowLatencyLayout& layout) {
+    if (!layout.forwards_rows()) return false;
+    for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
+        const u64 bits = op.context().mask.words[word];
+        if (bits == 0) continue;
+        const auto rank = static_cast<i32>(wire::RankMask::lowest(word, bits));
+        if (threadIdx.x == 0) op.fail(wire::kOutdated, Phase::kMask, rank, 0, 0);
+        return true;
+    }
+    return false;
+}
 
 // As a routing carries them.
 struct RoutedIds {

@@ -14,11 +14,13 @@ _BF16_BYTES = 2
 
 
 def seconds_saved(topology: Topology, sizes: Sizes, use_fp8: bool) -> float:
-    """Return by how much the wire is busy for a shorter time if rows go once to each node.
+    """Return how many seconds of a NIC's time a dispatch saves if rows go once to each node.
 
     With T tokens of a rank, K choices of each, all experts equally popular, R ranks in N nodes and rows of b bytes::
 
-        seconds = T * ((R - R / N) / R * destinations(K, R) - (N - 1) / N * destinations(K, N)) * b / bandwidth
+        seconds = T * (1 - 1 / N) * (destinations(K, R) - destinations(K, N)) * b / bandwidth
+
+    Scales are not counted.
 
     Parameters
     ----------
@@ -35,10 +37,10 @@ def seconds_saved(topology: Topology, sizes: Sizes, use_fp8: bool) -> float:
     return sizes.most_tokens * far * (ranks - nodes) * row_bytes / topology.link.bandwidth
 
 
-def passes_on(topology: Topology, sizes: Sizes, use_fp8: bool) -> bool:
+def forwards(topology: Topology, sizes: Sizes, use_fp8: bool) -> bool:
     """Tell whether rows go once to each node: as the Buffer says, else where the wire saves more than the hop costs.
 
-    The same on all ranks, since all of it is.
+    All ranks decide alike: they agree on all that it depends on.
     """
     if topology.nodes == 1 or topology.ranks_per_node == 1 or topology.once_per_node is False:
         return False

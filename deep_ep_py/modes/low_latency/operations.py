@@ -121,6 +121,7 @@ def _end(
         return engine.end_operation(call, operation, Streams(async_finish=ending.async_finish), handle), None
     hook = ReceiveHook(engine, _Rest(engine, call, operation, published, handle))
     engine.await_half(call)
+    engine.go_on_alone(C.low_latency.forward(engine.runtime, call))
     return EventOverlap(EventHandle()), hook
 
 
@@ -161,7 +162,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
     weights = None
     if given.topk_weights is not None:
         if engine.masks_ranks:
-            raise ValueError("topk_weights: expected None, a Buffer with enable_shrink=True sums at the tokens' rank")
+            raise ValueError("topk_weights: expected None on a Buffer with enable_shrink=True")
         weights = arguments.tensor("topk_weights", given.topk_weights, torch.float32, topk_idx.shape, device)
     plan = plans.dispatch(
         most_tokens,
@@ -173,7 +174,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
         arguments.flag("use_ue8m0", given.use_ue8m0),
         topk_idx.element_size(),
         weights is not None,
-        _may_pass(engine, given.ending),
+        _may_forward(engine, given.ending),
     )
     sizes, local = plan.sizes, plan.local_experts
     stats = _optional(
@@ -218,7 +219,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
             _address(waited),
             not given.ending.return_recv_hook,
             _blocks(engine, tokens, sizes),
-            _pass_blocks(engine, tokens, sizes),
+            _forward_blocks(engine, tokens, sizes),
         )
         event, hook = _end(engine, call, operation, given.ending)
     engine.stats["low_latency_dispatches"] += 1
@@ -241,7 +242,7 @@ def _blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
     return engine.device.blocks_for(2 * tokens * sizes.topk * sizes.hidden * torch.bfloat16.itemsize)
 
 
-def _may_pass(engine: Engine, ending: Ending) -> bool:
+def _may_forward(engine: Engine, ending: Ending) -> bool:
     """Tell whether rows may go once to each node.
 
     Raises
@@ -250,19 +251,22 @@ def _may_pass(engine: Engine, ending: Ending) -> bool:
         The Buffer says that they always do, and they cannot.
     """
     topology = engine.topology
-    if topology.once_per_node and ending.return_recv_hook and topology.forward_sms == 0:
+    # Nothing assigns the rows of a forwarder that is left out to another rank, so rows then go to each rank.
+    allowed = not engine.masks_ranks and engine.mask == 0
+    if allowed and topology.once_per_node and ending.return_recv_hook and topology.forward_sms == 0:
         raise ValueError(
             "return_recv_hook=True: expected forward_sms of at least 1 on a Buffer with once_per_node=True; a hook may "
-            "come too late to pass on what others wait for"
+            "come too late to forward what others wait for"
         )
-    # Who passes on for a rank that is left out, recover() does not say here.
-    allowed = not engine.masks_ranks and engine.mask == 0
     return allowed and (topology.forward_sms > 0 or not ending.return_recv_hook)
 
 
-def _pass_blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
-    """Return the blocks of a launch that passes on alone; for the ranks of a node, or for this rank itself."""
-    return engine.topology.forward_sms if sizes.per_node > 1 else _blocks(engine, tokens, sizes)
+def _forward_blocks(engine: Engine, tokens: int, sizes: Sizes) -> int:
+    """Return the blocks of a launch that forwards alone: few where it waits for other ranks, as many as send where a
+    rank sums its own results.
+    """
+    blocks = _blocks(engine, tokens, sizes)
+    return min(blocks, engine.topology.forward_sms) if sizes.per_node > 1 else blocks
 
 
 def _optional(name: str, value: Any, dtype: torch.dtype, extent: int, device: torch.device) -> torch.Tensor | None:
@@ -293,7 +297,7 @@ class CombineArguments(NamedTuple):
     combine_wait_recv_cost_stats: Any
 
 
-def _check_summed(given: CombineArguments, logfmt: bool) -> None:
+def _check_summed(engine: Engine, sizes: Sizes, given: CombineArguments, logfmt: bool) -> None:
     """Check what a combine is given whose dispatch had the weights.
 
     Raises
@@ -302,9 +306,21 @@ def _check_summed(given: CombineArguments, logfmt: bool) -> None:
         Naming the argument.
     """
     if given.topk_weights is not None:
-        raise ValueError("topk_weights: expected None, the dispatch was given the weights, which it has sent")
+        raise ValueError(
+            f"topk_weights={arguments.describe(given.topk_weights)}: expected None, the dispatch of this handle was "
+            "given the weights"
+        )
     if logfmt:
         raise ValueError("use_logfmt=True: expected False, the dispatch was given the weights, and sums are sent")
+    if engine.masks_ranks:
+        raise ValueError(
+            "handle: of a dispatch that was given the weights; expected another on a Buffer with enable_shrink=True"
+        )
+    if sizes.per_node > 1 and given.ending.return_recv_hook and engine.topology.forward_sms == 0:
+        raise ValueError(
+            "return_recv_hook=True: expected a Buffer with forward_sms of at least 1, since the dispatch was given the "
+            "weights and its rows went once to each node; a hook may come too late to sum there what others wait for"
+        )
 
 
 def combine(
@@ -337,7 +353,7 @@ def combine(
         )
     weights = None
     if sizes.weighted:
-        _check_summed(given, logfmt)
+        _check_summed(engine, sizes, given, logfmt)
     else:
         weights = arguments.tensor("topk_weights", given.topk_weights, torch.float32, (tokens, sizes.topk), device)
     waited = _optional("combine_wait_recv_cost_stats", given.combine_wait_recv_cost_stats, torch.int64, ranks, device)
@@ -376,7 +392,7 @@ def combine(
             origin.number,
             not given.ending.return_recv_hook,
             _blocks(engine, tokens, sizes),
-            _pass_blocks(engine, tokens, sizes),
+            _forward_blocks(engine, tokens, sizes),
         )
         event, hook = _end(engine, call, operation, given.ending, publish, (src_info, ranges, origin.places))
     if view is not None and hook is None:

@@ -10,7 +10,7 @@ import torch
 
 from deep_ep_py.core import arguments
 from deep_ep_py.core.native import C
-from deep_ep_py.modes.low_latency.once_per_node import passes_on
+from deep_ep_py.modes.low_latency.once_per_node import forwards
 from deep_ep_py.modes.low_latency.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def _plan_dispatch(
     use_ue8m0: bool,
     id_bytes: int,
     weighted: bool,
-    may_pass: bool,
+    may_forward: bool,
 ) -> DispatchPlan:
-    """Plan dispatches. `may_pass`: rows may go once to each node, where that pays or is asked for.
+    """Plan dispatches. `may_forward`: rows may go once to each node, where that pays or is asked for.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def _plan_dispatch(
     """
     scales = scales_of(use_fp8, round_scale, use_ue8m0)
     sizes = Sizes.checked(most_tokens, hidden, topk, experts, engine.ranks, weighted=weighted)
-    if may_pass and passes_on(engine.topology, sizes, use_fp8):
+    if may_forward and forwards(engine.topology, sizes, use_fp8):
         sizes = replace(sizes, per_node=engine.topology.ranks_per_node)
     sizes.check_room(engine)
     engine.prepare(sizes.row_bytes, topk, "low_latency_dispatch")

@@ -225,7 +225,10 @@ class Trip {
         expect(!failed_ || masked, whose() + "failed: " + wire::phase_name(static_cast<wire::Phase>(failure.phase)));
         return !failed_;
     }
-    void await_half() { ends_well(); }
+    // Other ranks wait for what is forwarded, not this one's host.
+    void await_half() {
+        if (ends_well()) host::low_latency::forward(buffer_.runtime(), *call_);
+    }
     void finish_dispatch() {
         if (!ends_well()) return;
         buffer_.runtime().retire(call_);
@@ -381,7 +384,7 @@ inline void run(uint64_t seed, Setup setup) {
     });
 }
 
-// Rows go once to each node, and are passed on before a hook is called or within one launch.
+// Rows go once to each node, and are forwarded before a hook is called or within one launch.
 inline void run_nodes(uint64_t seed, Setup setup) {
     setup.nodes = {kNodeRanks, kPerNode};
     make_room(setup, {&kNodeUnits, &kNodeCast, &kNodePuts});

@@ -16,14 +16,14 @@ using deep_ep::low_latency::CombineArgs;
 using deep_ep::low_latency::CombineKernel;
 using deep_ep::low_latency::DispatchArgs;
 using deep_ep::low_latency::DispatchKernel;
-using deep_ep::low_latency::kPass;
+using deep_ep::low_latency::kForward;
 using deep_ep::low_latency::kReceive;
 using deep_ep::low_latency::kSend;
 using deep_ep::low_latency::Origins;
 
-// What finish() is to launch.
+// What forward(), if it is to launch anything, and finish() are to launch.
 struct Rest {
-    std::function<uint64_t(Runtime&)> launch;
+    std::function<uint64_t(Runtime&)> forward, finish;
 };
 
 // One put carries as many tokens at the most, unless that makes too many puts: fewer messages are cheaper, but of long
@@ -74,14 +74,21 @@ uint64_t launch(Runtime& runtime, typename Kernel::Args args, uint32_t phases, u
 
 template <class Kernel>
 std::shared_ptr<Call> begin(Runtime& runtime, std::shared_ptr<Call> call, const typename Kernel::Args& args,
-                            bool passes, const Launches& launches) {
-    const uint32_t pass = passes ? uint32_t{kPass} : 0;
+                            bool forwards, const Launches& launches) {
+    const uint32_t forward = forwards ? uint32_t{kForward} : 0;
     const unsigned blocks = launches.blocks;
-    call->serial = launch<Kernel>(runtime, args, launches.whole ? kSend | pass | kReceive : kSend, blocks);
+    call->serial = launch<Kernel>(runtime, args, launches.whole ? kSend | forward | kReceive : kSend, blocks);
     if (!launches.whole) {
-        // A launch of its own: it waits for other ranks, and this one's blocks may not all be resident with it.
-        if (passes) call->serial = launch<Kernel>(runtime, args, kPass, launches.pass_blocks);
-        call->mode = Rest{[args, blocks](Runtime& runtime) { return launch<Kernel>(runtime, args, kReceive, blocks); }};
+        Rest rest;
+        rest.finish = [args, blocks](Runtime& runtime) { return launch<Kernel>(runtime, args, kReceive, blocks); };
+        // A launch of its own: it waits for other ranks' sending halves, and must not keep this rank's from being
+        // resident.
+        if (forwards) {
+            rest.forward = [args, blocks = launches.forward_blocks](Runtime& runtime) {
+                return launch<Kernel>(runtime, args, kForward, blocks);
+            };
+        }
+        call->mode = std::move(rest);
     }
     runtime.note_graph(*call);
     return call;
@@ -118,8 +125,12 @@ uint64_t most_put_bytes(const Runtime& runtime, const Sizes& sizes) {
 
 bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
     const Launcher& launcher = runtime.launcher();
-    const BlockSizes block{static_cast<u32>(runtime.options().ranks), sizes.experts, sizes.topk, launcher.warps(),
-                           launcher.copies_bytes()};
+    const BlockSizes block{static_cast<u32>(runtime.options().ranks),
+                           sizes.experts,
+                           sizes.topk,
+                           launcher.warps(),
+                           launcher.copies_bytes(),
+                           static_cast<u32>(runtime.options().ranks_per_node)};
     return std::max(DispatchKernel::shared_bytes(block), CombineKernel::shared_bytes(block)) <=
            launcher.most_shared_bytes();
 }
@@ -147,7 +158,7 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
     args.origins = origins_at(args.layout, tokens, handle);
     args.stats = pointer<i32>(tensors.stats);
     args.waited_ns = pointer<i64>(tensors.waited_ns);
-    return begin<DispatchKernel>(runtime, std::move(call), args, args.layout.passes_rows(), launches);
+    return begin<DispatchKernel>(runtime, std::move(call), args, args.layout.forwards_rows(), launches);
 }
 
 std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const CombineTensors& tensors,
@@ -172,10 +183,17 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
     return begin<CombineKernel>(runtime, std::move(call), args, args.layout.sums_remotely(), launches);
 }
 
+uint64_t forward(Runtime& runtime, Call& call) {
+    const auto* rest = std::any_cast<Rest>(&call.mode);
+    if (rest == nullptr || !rest->forward) return 0;
+    call.serial = rest->forward(runtime);
+    return call.serial;
+}
+
 void finish(Runtime& runtime, Call& call) {
     const auto* rest = std::any_cast<Rest>(&call.mode);
     if (rest == nullptr) throw std::logic_error("a call is finished once, after a launch of its first half alone");
-    call.serial = rest->launch(runtime);
+    call.serial = rest->finish(runtime);
     call.mode.reset();
     runtime.note_graph(call);
 }

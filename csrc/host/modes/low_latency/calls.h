@@ -22,12 +22,12 @@ struct Sizes {
     bool weighted = false;            // the dispatch has the weights
 };
 
-// How a call is launched. `whole`: all of it at once; else `finish` launches the last part, and what is passed on
-// within a node has `pass_blocks`, which wait for other ranks' rows.
+// How a call is launched. `whole`: all of it at once. Else only its sending half; `forward` launches what waits for
+// other ranks in order to forward what they send, with `forward_blocks`, and `finish` the last part.
 struct Launches {
     bool whole;
     unsigned blocks;
-    unsigned pass_blocks;
+    unsigned forward_blocks;
 };
 
 // Addresses of what a dispatch reads and writes; 0 where a tensor is not given. Their shapes: DispatchArgs.
@@ -64,6 +64,8 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
 // `number`: of the dispatch.
 std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const CombineTensors& tensors,
                               const HandleTensors& handle, uint64_t number, const Launches& launches);
+// The number of the launch; 0: there is nothing to forward.
+uint64_t forward(Runtime& runtime, Call& call);
 void finish(Runtime& runtime, Call& call);
 
 }  // namespace deep_ep::host::low_latency

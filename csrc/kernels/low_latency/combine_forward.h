@@ -1,8 +1,8 @@
-// What a gate does for a rank of another node in a low-latency combine: it sums the results that its node has for that
-// rank's tokens, and puts the sums.
+// What a forwarder does for a rank of another node in a low-latency combine: it sums the results that its node has for
+// that rank's tokens, and puts the sums.
 //
-// The node's ranks have left their results in their own regions, in the order of tokens and choices. The gate finds
-// them there by the choices that it has kept of the dispatch.
+// The node's ranks have left their results in their own regions, in the order of tokens and choices. The forwarder
+// finds them there by the choices that it has kept of the dispatch.
 #pragma once
 
 #include "kernels/low_latency/combine_args.h"
@@ -10,36 +10,37 @@
 namespace deep_ep::low_latency {
 
 // As the dispatch has kept them.
-struct PassedIds {
+struct ForwardedIds {
     const u32* ids;
 
     DEEP_EP_DEVICE u32 operator()(u64 choice) const { return const_cast<const volatile u32*>(ids)[choice]; }
 };
-using Passed = Choices<PassedIds>;
+using Forwarded = Choices<ForwardedIds>;
 
-// Another node, whose rank with this rank's local index has this one for its gate.
-struct PassedNode {
+// Another node, whose rank with this rank's local index has this one for its forwarder.
+struct ForwardedNode {
     u32 node;
     u32 source;
     u32 tokens;
-    Passed choices;
+    Forwarded choices;
     const float* weights;
 };
 
 // One thread or all.
-DEEP_EP_DEVICE PassedNode passed_node(const CombineArgs& args, Operation& op, u32 node, u32 topk) {
+DEEP_EP_DEVICE ForwardedNode forwarded_node(const CombineArgs& args, Operation& op, u32 node, u32 topk) {
     const wire::LowLatencyLayout& layout = args.layout;
-    const u32 source = layout.gate(node, op.rank());
+    const u32 source = layout.forwarder(node, op.rank());
     const u64 kept = node * layout.most_results();
-    PassedNode passed{node, source, 0, {{args.origins.passed_ids + kept}, topk}, args.origins.passed_weights + kept};
-    if (!op.present(source) || op.mapped(source)) return passed;
-    const u32 tokens = *const_cast<const volatile u32*>(args.origins.passed_tokens + node);
+    ForwardedNode line{
+        node, source, 0, {{args.origins.forwarded_ids + kept}, topk}, args.origins.forwarded_weights + kept};
+    if (!op.present(source) || op.mapped(source)) return line;
+    const u32 tokens = *const_cast<const volatile u32*>(args.origins.forwarded_tokens + node);
     if (tokens <= layout.most_tokens) {
-        passed.tokens = tokens;
+        line.tokens = tokens;
     } else {
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), layout.most_tokens, tokens);
     }
-    return passed;
+    return line;
 }
 
 // Experts of this rank's node.
@@ -61,7 +62,12 @@ DEEP_EP_DEVICE bool await_node(const CombineArgs& args, Operation& op) {
     const wire::LowLatencyLayout& layout = args.layout;
     for (u32 local = threadIdx.x; local < layout.per_node; local += blockDim.x) {
         const u32 from = layout.node_of(op.rank()) * layout.per_node + local;
-        if (!op.present(from) || !op.wait_signal(Phase::kResults, wire::kData, from, 1)) continue;
+        if (!op.present(from)) continue;
+        const u64 begin = args.waited_ns != nullptr ? device::now_ns() : 0;
+        if (!op.wait_signal(Phase::kResults, wire::kData, from, 1)) continue;
+        if (args.waited_ns != nullptr && blockIdx.x == 0) {
+            args.waited_ns[from] += static_cast<i64>(device::now_ns() - begin);
+        }
         const auto header = copy_once<wire::ResultHeader>(op.local_region() + layout.header(from));
         op.check_message(Phase::kResults, from, header.operation, header.arguments);
     }
@@ -69,7 +75,7 @@ DEEP_EP_DEVICE bool await_node(const CombineArgs& args, Operation& op) {
 }
 
 // One lane: how many of a token's results lie before the one of its k-th choice, at the same rank.
-DEEP_EP_DEVICE u32 before_choice(const Passed& choices, const NodeExperts& experts, u32 token, u32 k) {
+DEEP_EP_DEVICE u32 before_choice(const Forwarded& choices, const NodeExperts& experts, u32 token, u32 k) {
     const u32 first = experts.local(choices.id(token, k)) * experts.of_rank + experts.begin;
     u32 before = 0;
     for (u32 other = 0; other < k; ++other) before += choices.chooses(token, other, first, experts.of_rank);
@@ -77,11 +83,12 @@ DEEP_EP_DEVICE u32 before_choice(const Passed& choices, const NodeExperts& exper
 }
 
 // A warp: counts the results of each rank of the node for tokens [from, to).
-DEEP_EP_DEVICE void count_results(const PassedNode& passed, const NodeExperts& experts, u32 from, u32 to, u32* before) {
-    const u32 topk = passed.choices.topk;
+DEEP_EP_DEVICE void count_results(const ForwardedNode& line, const NodeExperts& experts, u32 from, u32 to,
+                                  u32* before) {
+    const u32 topk = line.choices.topk;
     for (u32 choice = from * topk + device::lane(); choice < to * topk; choice += device::kWarpSize) {
-        const u32 token = choice / topk, k = choice % topk, id = passed.choices.id(token, k);
-        if (id - experts.begin >= experts.count || passed.choices.first(token, k) != k) continue;
+        const u32 token = choice / topk, k = choice % topk, id = line.choices.id(token, k);
+        if (id - experts.begin >= experts.count || line.choices.first(token, k) != k) continue;
         device::add_relaxed<Scope::kBlock>(&before[experts.local(id)], 1u);
     }
     __syncwarp();  // the counts are complete
@@ -89,7 +96,7 @@ DEEP_EP_DEVICE void count_results(const PassedNode& passed, const NodeExperts& e
 
 // A warp: sums a token's results of this node, in the order of its choices, with their weights, in fp32, rounded once.
 template <class Shape>
-DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Shape& shape, const PassedNode& passed,
+DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Shape& shape, const ForwardedNode& line,
                                 const NodeExperts& experts, u32 token, const u32* before, u8* sum, const u8** rows,
                                 float* weights) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -97,17 +104,20 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
     u32 count = 0;
     for (u32 base = 0; base < topk; base += device::kWarpSize) {
         const u32 k = base + device::lane();
-        const u32 id = k < topk ? passed.choices.id(token, k) : wire::kNoExpert;
+        const u32 id = k < topk ? line.choices.id(token, k) : wire::kNoExpert;
         const u8* row = nullptr;
         if (id - experts.begin < experts.count && op.present(first_rank + experts.local(id))) {
-            const u32 local = experts.local(id), first = passed.choices.first(token, k);
-            const u32 index = before[local] + before_choice(passed.choices, experts, token, first);
+            const u32 local = experts.local(id), first = line.choices.first(token, k);
+            const u32 index = before[local] + before_choice(line.choices, experts, token, first);
+            // Loads from another rank of this node, whose blocks stored these rows before their shares of `kData`, each
+            // a release at system scope. A thread here has acquired the whole unit (await_node()), and the block's
+            // meeting orders all warps behind it. The rows stay until this rank gives `free` (P4).
             if (index < layout.most_results_of_rank()) {
                 row = fabric::address(op.peers(), first_rank + local,
-                                      op.region_offset() + layout.results_send(passed.source)) +
+                                      op.region_offset() + layout.results_send(line.source)) +
                       u64{index} * layout.result_bytes;
             } else {
-                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(passed.source), layout.most_results_of_rank(),
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(line.source), layout.most_results_of_rank(),
                         index);
             }
         }
@@ -115,7 +125,7 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
         if (row != nullptr) {
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
             rows[place] = row;
-            weights[place] = passed.weights[static_cast<u64>(token) * topk + k];
+            weights[place] = line.weights[static_cast<u64>(token) * topk + k];
         }
         count += static_cast<u32>(__popc(mask));
     }
@@ -126,47 +136,47 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
 
 // A warp: the sums of every `parts`-th token of a unit from `part` on. Of those that have an expert here.
 template <class Shape>
-DEEP_EP_DEVICE_CALL void sum_unit(const CombineArgs& args, Operation& op, const Shape& shape, const PassedNode& passed,
+DEEP_EP_DEVICE_CALL void sum_unit(const CombineArgs& args, Operation& op, const Shape& shape, const ForwardedNode& line,
                                   u32 unit, u32 part, u32 parts, u32* before, const u8** rows, float* weights) {
     const auto experts = NodeExperts::of(args.layout, op.rank());
     for (u32 local = device::lane(); local < args.layout.per_node; local += device::kWarpSize) before[local] = 0;
-    const auto goes = [&](u32 token) { return passed.choices.chooses_any(token, experts.begin, experts.count); };
+    const auto goes = [&](u32 token) { return line.choices.chooses_any(token, experts.begin, experts.count); };
     __syncwarp();  // the counts are clear
     u32 counted = unit * wire::kUnitTokens, index = 0;
-    count_results(passed, experts, 0, counted, before);
-    for (u32 u = 0; u < unit; ++u) index += static_cast<u32>(__popc(tokens_of_unit(u, passed.tokens, goes)));
-    u8* const sums = op.local_region() + args.layout.sums_send(passed.node);
-    for (u32 left = tokens_of_unit(unit, passed.tokens, goes), turn = 0; left != 0; left &= left - 1, ++index) {
+    count_results(line, experts, 0, counted, before);
+    for (u32 u = 0; u < unit; ++u) index += static_cast<u32>(__popc(tokens_of_unit(u, line.tokens, goes)));
+    u8* const sums = op.local_region() + args.layout.sums_send(line.node);
+    for (u32 left = tokens_of_unit(unit, line.tokens, goes), turn = 0; left != 0; left &= left - 1, ++index) {
         if (turn++ % parts != part) continue;
         const u32 token = unit * wire::kUnitTokens + static_cast<u32>(__ffs(static_cast<int>(left))) - 1;
-        count_results(passed, experts, counted, token, before);
+        count_results(line, experts, counted, token, before);
         counted = token;
-        sum_in_node(args, op, shape, passed, experts, token, before,
+        sum_in_node(args, op, shape, line, experts, token, before,
                     sums + static_cast<u64>(index) * args.layout.result_bytes, rows, weights);
     }
 }
 
 // A warp: puts the sums for a rank of another node. The last block's, which sees what all have stored.
-DEEP_EP_DEVICE void put_sums(const CombineArgs& args, Operation& op, const PassedNode& passed) {
+DEEP_EP_DEVICE void put_sums(const CombineArgs& args, Operation& op, const ForwardedNode& line) {
     const wire::LowLatencyLayout& layout = args.layout;
     const auto experts = NodeExperts::of(layout, op.rank());
-    const u64 region = op.region_offset(), header = region + layout.header_send(passed.source);
-    const auto goes = [&](u32 token) { return passed.choices.chooses_any(token, experts.begin, experts.count); };
+    const u64 region = op.region_offset(), header = region + layout.header_send(line.source);
+    const auto goes = [&](u32 token) { return line.choices.chooses_any(token, experts.begin, experts.count); };
     u32 rows = 0;
-    for (u32 unit = 0; unit * wire::kUnitTokens < passed.tokens; ++unit) {
-        rows += static_cast<u32>(__popc(tokens_of_unit(unit, passed.tokens, goes)));
+    for (u32 unit = 0; unit * wire::kUnitTokens < line.tokens; ++unit) {
+        rows += static_cast<u32>(__popc(tokens_of_unit(unit, line.tokens, goes)));
     }
     if (device::lane() == 0) write_header(op, op.peers().local + header, wire::kUnpublished);
     const fabric::Piece pieces[] = {{header, region + layout.header(op.rank()), sizeof(wire::ResultHeader)},
-                                    {region + layout.sums_send(passed.node),
+                                    {region + layout.sums_send(line.node),
                                      region + layout.sums(layout.node_of(op.rank())), u64{rows} * layout.result_bytes}};
-    op.put_signal(passed.source, wire::kChunk, pieces, rows == 0 ? 1 : 2);
+    op.put_signal(line.source, wire::kChunk, pieces, rows == 0 ? 1 : 2);
 }
 
 // All blocks. False: the block has given up. `last`: it is the one that has put the sums.
 template <class Shape>
-DEEP_EP_DEVICE bool pass_sums(const CombineArgs& args, Operation& op, const Shape& shape, u32* before, const u8** rows,
-                              float* weights, bool& last) {
+DEEP_EP_DEVICE bool forward_sums(const CombineArgs& args, Operation& op, const Shape& shape, u32* before,
+                                 const u8** rows, float* weights, bool& last) {
     const wire::LowLatencyLayout& layout = args.layout;
     if (!await_node(args, op)) return false;
     const u32 units = wire::ceil_div(layout.most_tokens, wire::kUnitTokens), nodes = layout.nodes();
@@ -175,17 +185,17 @@ DEEP_EP_DEVICE bool pass_sums(const CombineArgs& args, Operation& op, const Shap
     const u32 shares = warps / (nodes * units);
     const u32 parts = shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
     for (u32 i = blockIdx.x * device::warps() + device::warp(); i < nodes * units * parts; i += warps) {
-        const PassedNode passed = passed_node(args, op, i / parts / units, shape.topk());
+        const ForwardedNode line = forwarded_node(args, op, i / parts / units, shape.topk());
         const u32 unit = i / parts % units;
-        if (unit * wire::kUnitTokens >= passed.tokens) continue;
-        sum_unit(args, op, shape, passed, unit, i % parts, parts, before, rows, weights);
+        if (unit * wire::kUnitTokens >= line.tokens) continue;
+        sum_unit(args, op, shape, line, unit, i % parts, parts, before, rows, weights);
     }
     // No last look at the ranks whose results these are (P12): what is summed here lies in regions, which no caller
     // writes over.
     last = op.last_block(kStored);
     for (u32 node = device::warp(); last && node < nodes; node += device::warps()) {
-        const PassedNode passed = passed_node(args, op, node, shape.topk());
-        if (op.present(passed.source) && !op.mapped(passed.source)) put_sums(args, op, passed);
+        const ForwardedNode line = forwarded_node(args, op, node, shape.topk());
+        if (op.present(line.source) && !op.mapped(line.source)) put_sums(args, op, line);
     }
     return true;  // threads that have failed say so at the block's next meeting
 }
