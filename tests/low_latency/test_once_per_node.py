@@ -12,6 +12,8 @@ import torch
 
 import deep_ep_py as deep_ep
 from builds import BLOCK_COUNTS, FABRICS, SCHEDULES, schedules
+from deep_ep_py.core.native import C
+from deep_ep_py.modes.low_latency.handles import Origin
 from deep_ep_py.modes.low_latency.once_per_node import seconds_saved
 from deep_ep_py.modes.low_latency.sizes import Sizes as LibrarySizes
 from deep_ep_py.testing import run_ranks, sleep
@@ -332,6 +334,15 @@ def test_where_it_pays() -> None:
             assert not crosses_once(buffer, many)
 
     run_ranks(4, on_each_rank, seed=1)
+
+
+@pytest.mark.once
+def test_what_handles_keep() -> None:
+    """Without weights its size is worked out in Python, too: as C++ does."""
+    for sizes in (LibrarySizes(70, 128, 4, 8), LibrarySizes(9, 128, 8, 32, 4)):
+        for tokens in (0, 1, 9):
+            native = C.low_latency.places_words(sizes.native(), ranks=8, tokens=tokens)
+            assert Origin.places_words(sizes, 8, tokens) == native
 
 
 @pytest.mark.once

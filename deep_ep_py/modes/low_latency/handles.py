@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from deep_ep_py.core.native import C
 from deep_ep_py.modes.low_latency.sizes import Sizes
 from deep_ep_py.session.origin import number_of
 
@@ -63,8 +64,10 @@ class Origin(NamedTuple):
     @staticmethod
     def places_words(sizes: Sizes, ranks: int, tokens: int) -> int:
         """Return how many int32 there are of places."""
-        fixed, of_token = sizes.places_words(ranks)
-        return fixed + tokens * of_token  # a compiler's `tokens` may be a symbol
+        if sizes.weighted:
+            return C.low_latency.places_words(sizes.native(), ranks=ranks, tokens=tokens)
+        # Compilers may have symbols for these, which C++ does not take.
+        return sizes.experts * sizes.most_tokens + ranks + tokens * sizes.topk
 
     def handle_of(self, src_info: torch.Tensor, ranges: torch.Tensor) -> Handle:
         """Make the handle of these two tensors."""

@@ -93,12 +93,6 @@ class Sizes:
             weighted=self.weighted,
         )
 
-    @cache  # noqa: B019 - there are few
-    def places_words(self, ranks: int) -> tuple[int, int]:
-        """Return how many int32 a handle's places have without tokens, and how many more with each."""
-        fixed, with_one = (C.low_latency.places_words(self.native(), ranks=ranks, tokens=tokens) for tokens in (0, 1))
-        return fixed, with_one - fixed
-
     @property
     def row_bytes(self) -> int:
         """Of a row that is not cast."""
