@@ -90,6 +90,7 @@ struct LowLatencyLayout {
     constexpr u32 nodes() const { return ranks / per_node; }
     constexpr u32 node_of(u32 rank) const { return rank / per_node; }
     constexpr u32 forwarder(u32 node, u32 rank) const { return node * per_node + rank % per_node; }
+    constexpr u32 experts_per_node() const { return per_node * experts_per_rank; }
     constexpr bool forwards_rows() const { return per_node > 1; }
     constexpr bool sums_remotely() const { return weighted != 0 && has_remote != 0; }
     constexpr bool same_local_index(u32 rank, u32 other) const { return rank % per_node == other % per_node; }

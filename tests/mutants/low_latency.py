@@ -306,8 +306,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: weights in the order of what came",
         _COMBINE,
-        "weights[place] = args.topk_weights[choice];",
-        "weights[place] = args.topk_weights[static_cast<u64>(token) * topk + place];",
+        "list.append(row, row != nullptr ? args.topk_weights[choice] : 0);",
+        "list.append(row, row != nullptr ? args.topk_weights[static_cast<u64>(token) * topk + list.count] : 0);",
         "fast",
         "low latency",
     ),

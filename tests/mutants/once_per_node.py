@@ -17,7 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "once per node: only rows for the forwarder itself are sent there",
         _SEND,
-        "const u32 experts = layout.per_node * layout.experts_per_rank, begin = node * experts;",
+        "const u32 experts = layout.experts_per_node(), begin = node * experts;",
         "const u32 experts = layout.experts_per_rank, begin = layout.forwarder(node, op.rank()) * experts;",
         "fast",
         *ONCE_PER_NODE,
@@ -123,8 +123,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "once per node: sums of the last node left out",
         _COMBINE,
-        "list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), rows, weights, count);",
-        "list_sums(args, op, results, token, own_node, args.layout.nodes() - 1, rows, weights, count);",
+        "list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), list);",
+        "list_sums(args, op, results, token, own_node, args.layout.nodes() - 1, list);",
         "fast",
         *ONCE_PER_NODE,
     ),

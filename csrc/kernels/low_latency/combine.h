@@ -263,22 +263,13 @@ DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Re
     return nullptr;
 }
 
-// A warp: adds the sums of a token's results that have come from nodes [from, to) to its list. -> its length
-DEEP_EP_DEVICE u32 list_sums(const CombineArgs& args, Operation& op, const Results* results, u32 token, u32 from,
-                             u32 to, const u8** rows, float* weights, u32 count) {
+// A warp: adds the sums of a token's results that have come from nodes [from, to) to its list.
+DEEP_EP_DEVICE void list_sums(const CombineArgs& args, Operation& op, const Results* results, u32 token, u32 from,
+                              u32 to, RowList& list) {
     for (u32 base = from; base < to; base += device::kWarpSize) {
         const u32 node = base + device::lane();
-        const u8* const row = node < to ? sum_of(args, op, results, token, node) : nullptr;
-        const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
-        const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
-        // There are no more than the token has choices, unless the handle has been written over.
-        if (row != nullptr && place < args.layout.topk) {
-            rows[place] = row;
-            weights[place] = 1;
-        }
-        count = min(args.layout.topk, count + static_cast<u32>(__popc(mask)));
+        list.append(node < to ? sum_of(args, op, results, token, node) : nullptr, 1);
     }
-    return count;
 }
 
 // A warp: sums a token's results.
@@ -287,28 +278,21 @@ DEEP_EP_DEVICE void sum_results(const CombineArgs& args, Operation& op, const Sh
                                 float* weights, const Results* results, u32 token) {
     const u32 topk = shape.topk(), row_bytes = shape.row_bytes(), own_node = args.layout.node_of(op.rank());
     const bool sums = args.layout.sums_remotely();
-    u32 count = sums ? list_sums(args, op, results, token, 0, own_node, rows, weights, 0) : 0;
+    RowList list{rows, weights, topk, 0};
+    if (sums) list_sums(args, op, results, token, 0, own_node, list);
     for (u32 base = 0; base < topk; base += device::kWarpSize) {
         const u32 k = base + device::lane();
         const u64 choice = static_cast<u64>(token) * topk + k;
         const u8* const row = k < topk ? result_of(args, op, shape.ranks(), results, choice) : nullptr;
-        const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
-        const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
-        if (row != nullptr && place < topk) {
-            rows[place] = row;
-            weights[place] = args.topk_weights[choice];
-        }
-        count = min(topk, count + static_cast<u32>(__popc(mask)));
+        list.append(row, row != nullptr ? args.topk_weights[choice] : 0);
     }
-    if (sums) {
-        count = list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), rows, weights, count);
-    }
+    if (sums) list_sums(args, op, results, token, own_node + 1, args.layout.nodes(), list);
     __syncwarp();  // the list is complete
     u8* const sum = args.combined_x + static_cast<u64>(token) * row_bytes;
     if (args.layout.rest_bytes == 0) {
-        device::warp_weighted_sum_bf16(sum, rows, weights, count, row_bytes / static_cast<u32>(sizeof(u16)));
+        device::warp_weighted_sum_bf16(sum, rows, weights, list.count, row_bytes / static_cast<u32>(sizeof(u16)));
     } else {
-        sum_cast_results(sum, rows, weights, count, row_bytes, cast_results(args.layout, op.local_region()));
+        sum_cast_results(sum, rows, weights, list.count, row_bytes, cast_results(args.layout, op.local_region()));
     }
     __syncwarp();  // the list has been read
 }

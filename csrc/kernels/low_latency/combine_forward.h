@@ -17,6 +17,20 @@ struct ForwardedIds {
 };
 using Forwarded = Choices<ForwardedIds>;
 
+// Experts of this rank's node.
+struct NodeExperts {
+    u32 begin;
+    u32 count;
+    u32 of_rank;
+
+    DEEP_EP_DEVICE static NodeExperts of(const wire::LowLatencyLayout& layout, u32 rank) {
+        const u32 count = layout.experts_per_node();
+        return {layout.node_of(rank) * count, count, layout.experts_per_rank};
+    }
+    // The rank of an expert, by its place in the node.
+    DEEP_EP_DEVICE u32 local(u32 id) const { return (id - begin) / of_rank; }
+};
+
 // Another node, whose rank with this rank's local index has this one for its forwarder.
 struct ForwardedNode {
     u32 node;
@@ -24,6 +38,11 @@ struct ForwardedNode {
     u32 tokens;
     Forwarded choices;
     const float* weights;
+
+    // Which of its tokens have a result here, for tokens_of_unit().
+    DEEP_EP_DEVICE auto in_sums(const NodeExperts& experts) const {
+        return [this, experts](u32 token) { return choices.chooses_any(token, experts.begin, experts.count); };
+    }
 };
 
 // One thread or all.
@@ -42,20 +61,6 @@ DEEP_EP_DEVICE ForwardedNode forwarded_node(const CombineArgs& args, Operation& 
     }
     return line;
 }
-
-// Experts of this rank's node.
-struct NodeExperts {
-    u32 begin;
-    u32 count;
-    u32 of_rank;
-
-    DEEP_EP_DEVICE static NodeExperts of(const wire::LowLatencyLayout& layout, u32 rank) {
-        const u32 count = layout.per_node * layout.experts_per_rank;
-        return {layout.node_of(rank) * count, count, layout.experts_per_rank};
-    }
-    // The rank of an expert, by its place in the node.
-    DEEP_EP_DEVICE u32 local(u32 id) const { return (id - begin) / of_rank; }
-};
 
 // The block: until all ranks of the node have left their results.
 DEEP_EP_DEVICE bool await_node(const CombineArgs& args, Operation& op) {
@@ -101,7 +106,7 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
                                 float* weights) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 topk = shape.topk(), first_rank = layout.node_of(op.rank()) * layout.per_node;
-    u32 count = 0;
+    RowList list{rows, weights, topk, 0};
     for (u32 base = 0; base < topk; base += device::kWarpSize) {
         const u32 k = base + device::lane();
         const u32 id = k < topk ? line.choices.id(token, k) : wire::kNoExpert;
@@ -121,16 +126,10 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
                         index);
             }
         }
-        const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
-        if (row != nullptr) {
-            const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
-            rows[place] = row;
-            weights[place] = line.weights[static_cast<u64>(token) * topk + k];
-        }
-        count += static_cast<u32>(__popc(mask));
+        list.append(row, row != nullptr ? line.weights[static_cast<u64>(token) * topk + k] : 0);
     }
     __syncwarp();  // the list is complete
-    device::warp_weighted_sum_bf16(sum, rows, weights, count, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
+    device::warp_weighted_sum_bf16(sum, rows, weights, list.count, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
     __syncwarp();  // the list has been read
 }
 
@@ -140,13 +139,14 @@ DEEP_EP_DEVICE_CALL void sum_unit(const CombineArgs& args, Operation& op, const 
                                   u32 unit, u32 part, u32 parts, u32* before, const u8** rows, float* weights) {
     const auto experts = NodeExperts::of(args.layout, op.rank());
     for (u32 local = device::lane(); local < args.layout.per_node; local += device::kWarpSize) before[local] = 0;
-    const auto goes = [&](u32 token) { return line.choices.chooses_any(token, experts.begin, experts.count); };
     __syncwarp();  // the counts are clear
     u32 counted = unit * wire::kUnitTokens, index = 0;
     count_results(line, experts, 0, counted, before);
-    for (u32 u = 0; u < unit; ++u) index += static_cast<u32>(__popc(tokens_of_unit(u, line.tokens, goes)));
+    for (u32 u = 0; u < unit; ++u)
+        index += static_cast<u32>(__popc(tokens_of_unit(u, line.tokens, line.in_sums(experts))));
     u8* const sums = op.local_region() + args.layout.sums_send(line.node);
-    for (u32 left = tokens_of_unit(unit, line.tokens, goes), turn = 0; left != 0; left &= left - 1, ++index) {
+    for (u32 left = tokens_of_unit(unit, line.tokens, line.in_sums(experts)), turn = 0; left != 0;
+         left &= left - 1, ++index) {
         if (turn++ % parts != part) continue;
         const u32 token = unit * wire::kUnitTokens + static_cast<u32>(__ffs(static_cast<int>(left))) - 1;
         count_results(line, experts, counted, token, before);
@@ -161,10 +161,9 @@ DEEP_EP_DEVICE void put_sums(const CombineArgs& args, Operation& op, const Forwa
     const wire::LowLatencyLayout& layout = args.layout;
     const auto experts = NodeExperts::of(layout, op.rank());
     const u64 region = op.region_offset(), header = region + layout.header_send(line.source);
-    const auto goes = [&](u32 token) { return line.choices.chooses_any(token, experts.begin, experts.count); };
     u32 rows = 0;
     for (u32 unit = 0; unit * wire::kUnitTokens < line.tokens; ++unit) {
-        rows += static_cast<u32>(__popc(tokens_of_unit(unit, line.tokens, goes)));
+        rows += static_cast<u32>(__popc(tokens_of_unit(unit, line.tokens, line.in_sums(experts))));
     }
     if (device::lane() == 0) write_header(op, op.peers().local + header, wire::kUnpublished);
     const fabric::Piece pieces[] = {{header, region + layout.header(op.rank()), sizeof(wire::ResultHeader)},
@@ -181,9 +180,7 @@ DEEP_EP_DEVICE bool forward_sums(const CombineArgs& args, Operation& op, const S
     if (!await_node(args, op)) return false;
     const u32 units = wire::ceil_div(layout.most_tokens, wire::kUnitTokens), nodes = layout.nodes();
     const u32 warps = gridDim.x * device::warps();
-    // A unit is shared by as many warps as there are for each.
-    const u32 shares = warps / (nodes * units);
-    const u32 parts = shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
+    const u32 parts = parts_of_unit(warps, nodes * units);
     for (u32 i = blockIdx.x * device::warps() + device::warp(); i < nodes * units * parts; i += warps) {
         const ForwardedNode line = forwarded_node(args, op, i / parts / units, shape.topk());
         const u32 unit = i / parts % units;

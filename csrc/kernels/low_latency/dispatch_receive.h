@@ -75,12 +75,10 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
         if (blockIdx.x == 0 && to == ranks) args.recv_count[e] = static_cast<i32>(end);
     }
     for (u32 source = from + device::lane(); blockIdx.x == 0 && source < to; source += device::kWarpSize) {
+        args.origins.first_result[source] = scratch.sources[source].first_result;
         if (keeps_routing(args, op, source)) {
             args.origins.forwarded_tokens[args.layout.node_of(source)] = scratch.sources[source].tokens;
         }
-    }
-    for (u32 source = from + device::lane(); blockIdx.x == 0 && source < to; source += device::kWarpSize) {
-        args.origins.first_result[source] = scratch.sources[source].first_result;
     }
 }
 
@@ -96,7 +94,7 @@ struct UnitPlan {
 DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
                                        const DispatchScratch& scratch, u32 source, u32 unit) {
     const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
-    const u32 in_node = experts * args.layout.per_node;  // experts
+    const u32 node_experts = args.layout.experts_per_node();
     const u32 tokens = scratch.sources[source].tokens;
     const u32 units_per_put = args.layout.tokens_per_put() / wire::kUnitTokens;
     for (u32 e = device::lane(); e < experts; e += device::kWarpSize) {
@@ -116,9 +114,10 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
         }
         plan.tokens = tokens_of_unit(u, tokens, [&](u32 token) { return routed.chooses_any(token, begin, experts); });
         plan.in_node = plan.tokens;
-        if (in_node != experts) {
-            plan.in_node = tokens_of_unit(
-                u, tokens, [&](u32 token) { return routed.chooses_any(token, begin / in_node * in_node, in_node); });
+        if (node_experts != experts) {
+            const u32 first = begin / node_experts * node_experts;
+            plan.in_node =
+                tokens_of_unit(u, tokens, [&](u32 token) { return routed.chooses_any(token, first, node_experts); });
         }
         __syncwarp();  // the marks are set
         if (u == unit) break;
@@ -255,9 +254,7 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
                                const DispatchScratch& scratch) {
     const u32 ranks = shape.ranks(), units = wire::ceil_div(args.layout.most_tokens, wire::kUnitTokens);
     const u32 warps = gridDim.x * device::warps();
-    // A unit is shared by as many warps as there are for each.
-    const u32 shares = warps / (ranks * units);
-    const u32 parts = shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
+    const u32 parts = parts_of_unit(warps, ranks * units);
     // Whose a unit is must not depend on what has come: other blocks may have seen more of it.
     u32 known = 0, task = blockIdx.x * device::warps() + device::warp();
     for (u32 round = 0; known < ranks; ++round) {

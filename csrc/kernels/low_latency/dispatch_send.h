@@ -112,7 +112,7 @@ DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Sh
 template <class Shape>
 DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 node, u32 part) {
     const wire::LowLatencyLayout& layout = args.layout;
-    const u32 experts = layout.per_node * layout.experts_per_rank, begin = node * experts;
+    const u32 experts = layout.experts_per_node(), begin = node * experts;
     const Given given = given_to(args, shape);
     const u32 first = part * layout.tokens_per_put();
     const u32 end = min(args.tokens, first + layout.tokens_per_put());
@@ -164,7 +164,7 @@ DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& gi
 
 // A warp: which of the sums from a node is whose. They come in the order of the tokens that have an expert there.
 DEEP_EP_DEVICE_CALL void find_sums_of(const DispatchArgs& args, const Given& given, u32 node) {
-    const u32 experts = args.layout.per_node * args.layout.experts_per_rank;
+    const u32 experts = args.layout.experts_per_node();
     u32 slot = 0;
     for (u32 base = 0; base < args.tokens; base += device::kWarpSize) {
         const u32 token = base + device::lane();

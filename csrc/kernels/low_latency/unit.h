@@ -74,6 +74,32 @@ DEEP_EP_DEVICE u32 tokens_of_unit(u32 unit, u32 tokens, Has has) {
 }
 DEEP_EP_DEVICE u32 bits_below(u32 bit) { return (1u << bit) - 1; }
 
+// A unit's tokens are shared by as many warps as there are for each of so many units: into how many parts.
+DEEP_EP_DEVICE u32 parts_of_unit(u32 warps, u32 units) {
+    const u32 shares = warps / units;
+    return shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
+}
+
+// The rows of a token that a warp sums, and their weights.
+struct RowList {
+    const u8** rows;  // [most]
+    float* weights;   // [most]
+    u32 most;
+    u32 count;
+
+    // A warp: adds its lanes' rows, in their order; null: a lane has none. There are no more than `most`, unless the
+    // handle that they were found by has been written over.
+    DEEP_EP_DEVICE void append(const u8* row, float weight) {
+        const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
+        const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
+        if (row != nullptr && place < most) {
+            rows[place] = row;
+            weights[place] = weight;
+        }
+        count = min(most, count + static_cast<u32>(__popc(mask)));
+    }
+};
+
 // A warp: the sum over its lanes; all get it.
 DEEP_EP_DEVICE u32 warp_total(u32 value) {
     for (u32 step = device::kWarpSize / 2; step != 0; step /= 2) {

@@ -46,9 +46,7 @@ class Sizes:
     weighted: bool = False
 
     @staticmethod
-    def checked(
-        most_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int, per_node: int = 1, weighted: bool = False
-    ) -> Sizes:
+    def checked(most_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int, weighted: bool = False) -> Sizes:
         """Check what a caller names.
 
         Raises
@@ -74,7 +72,7 @@ class Sizes:
                 f"num_max_dispatch_tokens_per_rank={most_tokens}: expected at most {arguments.MAX_ROWS // experts} "
                 f"with {experts} experts"
             )
-        return Sizes(most_tokens, hidden, topk, experts, per_node, weighted)
+        return Sizes(most_tokens, hidden, topk, experts, weighted=weighted)
 
     @cache  # noqa: B019 - there are few
     def native(

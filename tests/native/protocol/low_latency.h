@@ -341,16 +341,20 @@ inline void make_room(Setup& setup, std::initializer_list<const Case*> cases = {
     }
 }
 
+inline void check_puts(Buffer& buffer, std::initializer_list<const Case*> cases) {
+    for (const Case* of : cases) {
+        expect(host::low_latency::put_bytes(buffer.runtime(), of->sizes) <=
+                   host::low_latency::most_put_bytes(buffer.runtime(), of->sizes),
+               "a put does not fit into a ring");
+    }
+}
+
 inline void run(uint64_t seed, Setup setup) {
     make_room(setup);
     World world;
     planted::run_world(kRanks, seed, [&](int r) {
         Buffer buffer(world, static_cast<u32>(r), setup);
-        for (const Case* of : {&kUnits, &kCast, &kPuts, &kLog}) {
-            expect(host::low_latency::put_bytes(buffer.runtime(), of->sizes) <=
-                       host::low_latency::most_put_bytes(buffer.runtime(), of->sizes),
-                   "a put does not fit into a ring");
-        }
+        check_puts(buffer, {&kUnits, &kCast, &kPuts, &kLog});
         Trip first(buffer, kUnits, 0);
         first.dispatch(true);
         first.combine(true, false);
@@ -391,11 +395,7 @@ inline void run_nodes(uint64_t seed, Setup setup) {
     World world(kNodeRanks);
     planted::run_world(kNodeRanks, seed, [&](int r) {
         Buffer buffer(world, static_cast<u32>(r), setup);
-        for (const Case* of : {&kNodeUnits, &kNodeCast, &kNodePuts}) {
-            expect(host::low_latency::put_bytes(buffer.runtime(), of->sizes) <=
-                       host::low_latency::most_put_bytes(buffer.runtime(), of->sizes),
-                   "a put does not fit into a ring");
-        }
+        check_puts(buffer, {&kNodeUnits, &kNodeCast, &kNodePuts});
         Trip first(buffer, kNodeUnits, 0);
         first.dispatch(true);
         first.combine(true, false);
