@@ -7,6 +7,7 @@
 #include "host/cpu/launcher.h"
 #include "host/cpu/memory.h"
 #include "host/cpu/teller_agent.h"
+#include "host/cpu/teller_helper.h"
 #include "host/cpu/warden_agent.h"
 #include "host/heap/dlpack.h"
 #include "host/launch/runner.h"
@@ -47,7 +48,7 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
                                  std::vector<uint64_t*> words) -> std::unique_ptr<host::Teller> {
         auto words_memory = std::make_unique<host::CpuMemory>();
         if (!in_process) {
-            return std::make_unique<host::TellerThread>(claimed, std::move(words), std::move(words_memory));
+            return std::make_unique<host::TellerHelper>(claimed, std::move(words), std::move(words_memory));
         }
         return std::make_unique<host::TellerAgent>(rank, claimed, std::move(words), std::move(words_memory));
     };

@@ -99,6 +99,6 @@ class Link:
         )
 
 
-SOFTWARE = Link(bandwidth=4 * 2**30, round_trip=2**-10, hop=2**-10)
+SOFTWARE = Link(bandwidth=2**30, round_trip=2**-10, hop=2**-10)
 """Between software NICs: bytes are copied by a core, and an answer waits until the process at the other end has its
 turn."""

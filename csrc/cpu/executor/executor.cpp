@@ -106,9 +106,9 @@ void Executor::remove_agent(int id) {
     if (Agent* agent = scheduler.agent(id)) scheduler.remove(*agent);
 }
 
-int Executor::add_helper(std::function<bool()> help) {
+int Executor::add_helper(Helper helper) {
     Guard guard(state_->lock);
-    return state_->free_threads.add_helper(std::move(help));
+    return state_->free_threads.add_helper(std::move(helper));
 }
 
 void Executor::remove_helper(int id) {

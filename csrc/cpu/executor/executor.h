@@ -43,6 +43,13 @@ struct Schedule {
     unsigned freeze = 512;  // one wake-up in `freeze` puts a whole warp to sleep for long; 0: never
 };
 
+// What a thread that drives kernels, outside a world, does besides. It waits for nothing, throws nothing and does not
+// call the executor. A child that the process forks does not do it.
+struct Helper {
+    std::function<bool()> help;        // between their turns, and after the last one; -> whether it has done anything
+    std::function<void()> leave = {};  // when it ceases to drive, and perhaps none does for long
+};
+
 struct WorldStats {
     uint64_t event_hash = 0;  // over every decision of the schedule
     uint64_t switches = 0;    // turns given to fibers
@@ -75,10 +82,8 @@ class Executor {
     int add_agent(int rank, std::string name, std::function<void()> body);
     void remove_agent(int id);
 
-    // Outside a world: the thread that drives the kernels calls it between their turns. -> whether it has done
-    // anything. It waits for nothing, throws nothing and does not call the executor. Once removed it is not called
-    // again.
-    int add_helper(std::function<bool()> help);
+    // Once removed it is not called again.
+    int add_helper(Helper helper);
     void remove_helper(int id);
 
     uint64_t random();  // the schedule's stream; 0 when first come, first served. For agents, and ranks of a world

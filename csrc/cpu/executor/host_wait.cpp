@@ -50,10 +50,13 @@ bool FreeThreads::wait(const HostWait& wait) {
 // Returns when the caller should look for itself.
 void FreeThreads::drive(Sleeper& self) {
     struct Driving {
-        bool& flag;
-        explicit Driving(bool& flag) : flag(flag) { flag = true; }
-        ~Driving() { flag = false; }
-    } driving(driving_);
+        FreeThreads& threads;
+        explicit Driving(FreeThreads& threads) : threads(threads) { threads.driving_ = true; }
+        ~Driving() {
+            threads.driving_ = false;
+            threads.leave();
+        }
+    } driving(*this);
 
     for (;;) {
         lock_.let_others_in();
@@ -76,16 +79,28 @@ void FreeThreads::drive(Sleeper& self) {
     }
 }
 
-int FreeThreads::add_helper(std::function<bool()> help) {
-    helpers_.emplace(next_helper_, std::move(help));
+int FreeThreads::add_helper(Helper helper) {
+    if (process_ != getpid()) {
+        process_ = getpid();
+        helpers_.clear();
+    }
+    helpers_.emplace(next_helper_, std::move(helper));
     return next_helper_++;
 }
 
+// What helpers do is a thread's work, with an order of its own, unlike the executor's.
 bool FreeThreads::help() {
     bool helped = false;
-    // What helpers do is a thread's work, with an order of its own, unlike the executor's.
-    for (const auto& [id, helper] : helpers_) helped = tsan::as(tsan::host_fiber, helper) || helped;
+    if (process_ != getpid()) return false;
+    for (const auto& [id, helper] : helpers_) helped = tsan::as(tsan::host_fiber, helper.help) || helped;
     return helped;
+}
+
+void FreeThreads::leave() {
+    if (process_ != getpid()) return;
+    for (const auto& [id, helper] : helpers_) {
+        if (helper.leave) tsan::as(tsan::host_fiber, helper.leave);
+    }
 }
 
 void FreeThreads::sleep(Sleeper& self) {

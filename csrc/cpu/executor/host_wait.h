@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/executor/executor.h"
 #include "cpu/executor/futex.h"
 #include "cpu/executor/scheduler.h"
 
@@ -36,7 +37,7 @@ class FreeThreads {
     bool wait(const HostWait& wait);
 
     // With the lock held.
-    int add_helper(std::function<bool()> help);
+    int add_helper(Helper helper);
     void remove_helper(int id) { helpers_.erase(id); }
 
     std::function<void()> interrupt_check;
@@ -58,12 +59,14 @@ class FreeThreads {
     void wake_ready(const Sleeper& driver);
     void fail_all();
     bool help();
+    void leave();
     bool rest(const HostWait& wait);  // sleeps if nothing has run for long; -> whether a check is due
 
     Lock& lock_;
     Scheduler& scheduler_;
     std::vector<Sleeper*> waiting_;
-    std::map<int, std::function<bool()>> helpers_;
+    std::map<int, Helper> helpers_;
+    pid_t process_ = getpid();
     int next_helper_ = 0;
     bool driving_ = false;
     u64 idle_rounds_ = 0, idle_since_ = 0;  // since a fiber has run, whichever thread drove

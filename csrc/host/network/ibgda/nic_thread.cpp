@@ -1,7 +1,5 @@
 #include "host/network/ibgda/nic_thread.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <random>
@@ -30,35 +28,37 @@ nic::SendQueue::Random random_of(int rank) {
 }  // namespace
 
 NicThread::NicThread(const NetworkPlace& place)
-    : SoftNic(place, random_of(place.rank), now_ns), kernels_on_cpu_(place.kernels_on_cpu), thread_([this] { run(); }) {
-    // A forked child inherits the requests, which are not its to carry out.
-    const auto help = [this, owner = getpid()] {
-        helped_.fetch_add(1, std::memory_order_relaxed);  // run() looks; it orders nothing
-        return getpid() == owner && serve();
+    : SoftNic(place, random_of(place.rank), now_ns),
+      kernels_on_cpu_(place.kernels_on_cpu),
+      thread_([this] { kernels_on_cpu_ ? run_when_left_alone() : run(); }) {
+    if (!kernels_on_cpu_) return;
+    const auto leave = [this] {
+        if (is_left()) left_alone_.open();
     };
-    if (kernels_on_cpu_) helper_ = cpu::Executor::get().add_helper(help);
+    helper_ = cpu::Executor::get().add_helper({[this] { return serve(); }, leave});
 }
 
 NicThread::~NicThread() {
     if (kernels_on_cpu_) cpu::Executor::get().remove_helper(helper_);
     stopping_.store(true);
+    left_alone_.open();
     thread_.join();
 }
 
 void NicThread::run() {
     int idle_looks = 0;
-    uint64_t helped = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
-        // Where a thread drives kernels it serves the NICs between their turns, and this one would only take its core.
-        // Relaxed: what that thread has done is ordered by `serving_`.
-        if (const uint64_t now = helped_.load(std::memory_order_relaxed); now != helped) {
-            helped = now;
-            idle_looks = kManyIdleLooks;
-            std::this_thread::sleep_for(kLongNap);
-            continue;
-        }
         idle_looks = serve() ? 0 : std::min(idle_looks + 1, kManyIdleLooks);
         if (idle_looks > kIdleLooks) std::this_thread::sleep_for(idle_looks < kManyIdleLooks ? kNap : kLongNap);
+    }
+}
+
+// Only kernels post, and only while a thread drives them.
+void NicThread::run_when_left_alone() {
+    while (!stopping_.load(std::memory_order_relaxed)) {
+        left_alone_.pass();
+        while (!stopping_.load(std::memory_order_relaxed) && serve()) {
+        }
     }
 }
 
@@ -83,6 +83,14 @@ bool NicThread::serve() {
         for (nic::SendQueue* queue : served()) queue->fail(wire::mlx5::kLocalOperation);
     }
     return worked;
+}
+
+// Another thread that is at it may have looked at a queue pair before the last doorbell.
+bool NicThread::is_left() {
+    const std::unique_lock<std::mutex> lock(serving_, std::try_to_lock);
+    if (!lock.owns_lock()) return true;
+    const auto& queues = served();
+    return !refused_ && std::any_of(queues.begin(), queues.end(), [](const auto* queue) { return queue->has_work(); });
 }
 
 std::string NicThread::refusal() const {

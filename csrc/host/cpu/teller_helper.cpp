@@ -1,0 +1,17 @@
+#include "host/cpu/teller_helper.h"
+
+#include "cpu/executor/executor.h"
+
+namespace deep_ep::host {
+
+TellerHelper::TellerHelper(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory)
+    : Teller(claimed, std::move(words), std::move(memory)) {
+    helper_ = cpu::Executor::get().add_helper({[this] {
+        if (due()) tell();
+        return false;
+    }});
+}
+
+TellerHelper::~TellerHelper() { cpu::Executor::get().remove_helper(helper_); }
+
+}  // namespace deep_ep::host

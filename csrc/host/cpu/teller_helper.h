@@ -1,0 +1,18 @@
+// The Teller of a rank whose kernels run on the executor, outside a world: they claim failures only while a thread
+// drives them, and that thread tells.
+#pragma once
+
+#include "host/control/teller.h"
+
+namespace deep_ep::host {
+
+class TellerHelper final : public Teller {
+  public:
+    TellerHelper(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory);
+    ~TellerHelper() override;
+
+  private:
+    int helper_ = -1;
+};
+
+}  // namespace deep_ep::host
