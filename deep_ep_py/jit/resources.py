@@ -20,7 +20,11 @@ _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes. Bytes, except for registers (per thread) and barriers (per block)."""
+    """What one kernel takes. Bytes, except for registers (per thread) and barriers (per block).
+
+    Spills are those of the kernel and of all functions that it calls: ptxas gives registers to both together, and spills
+    where it likes.
+    """
 
     registers: int
     barriers: int
@@ -40,7 +44,7 @@ def read_resources(symbol: str, log: str, cubin: bytes) -> Resources:
     symbol
         The kernel's mangled name.
     log
-        The output of ptxas with `-v`.
+        The output of ptxas with `-v` for this kernel alone.
     cubin
         The compiled program.
 
@@ -54,8 +58,8 @@ def read_resources(symbol: str, log: str, cubin: bytes) -> Resources:
         The log or the cubin lacks the kernel.
     """
     report = _report_of(symbol, log)
-    registers, spills, stack = _REGISTERS.search(report), _SPILLS.search(report), _STACK.search(report)
-    if registers is None or spills is None or stack is None:
+    registers, stack, spills = _REGISTERS.search(report), _STACK.search(report), list(_SPILLS.finditer(log))
+    if registers is None or stack is None or not spills:
         raise ValueError(f"ptxas reports no registers, spills or stack of {symbol}:\n{report}")
     barriers, shared = _BARRIERS.search(report), _SHARED.search(report)
     elf = _Elf(cubin)
@@ -65,8 +69,8 @@ def read_resources(symbol: str, log: str, cubin: bytes) -> Resources:
         static_shared=int(shared["shared"]) if shared else 0,
         dynamic_shared=int.from_bytes(elf.symbol(DYNAMIC_SHARED_SYMBOL), "little"),
         local=int(stack["stack"]),
-        spill_stores=int(spills["stores"]),
-        spill_loads=int(spills["loads"]),
+        spill_stores=sum(int(of["stores"]) for of in spills),
+        spill_loads=sum(int(of["loads"]) for of in spills),
         code=elf.section(f".text.{symbol}").size,
     )
 

@@ -22,6 +22,10 @@ class Link:
     hop : float
         Seconds that forwarding within a node adds: how much later its other ranks learn of rows than the rank whose NIC
         has received them. The default is an assumption, not yet measured.
+    rails : bool
+        Ranks of different nodes reach each other only if they have the same place in their nodes, as where each NIC is on
+        a network of its own. Low-latency mode and one hop then do not work between nodes, and `recover` leaves out
+        whole nodes alone.
 
     Raises
     ------
@@ -32,6 +36,7 @@ class Link:
     bandwidth: float = 50e9
     round_trip: float = 10e-6
     hop: float = 2e-6
+    rails: bool = False
 
     def __post_init__(self) -> None:
         ranges = {"bandwidth": (1e6, 1e13), "round_trip": (1e-7, 1.0), "hop": (0.0, 1.0)}
@@ -41,6 +46,7 @@ class Link:
                 raise TypeError(f"link.{name}={value!r}: expected a number")
             if not least <= value <= most:
                 raise ValueError(f"link.{name}={value!r}: expected {least:g} to {most:g}")
+        arguments.flag("link.rails", self.rails)
 
     @property
     def bytes_in_flight(self) -> int:

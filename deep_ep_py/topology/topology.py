@@ -116,11 +116,18 @@ class Topology:
         Raises
         ------
         ValueError
-            With two hops, if a node has not enough ranks left to pass on what those do.
+            With two hops, if a node has not enough ranks left to pass on what those do, or `Link.rails` keeps them from
+            the ranks of other nodes that they would pass it on for.
         """
         for node in range(self.nodes if self.hops == 2 else 0):
             ranks = range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
             left_out = [rank for rank in ranks if mask >> rank & 1]
+            if self.link.rails and 0 < len(left_out) < len(ranks):
+                raise ValueError(
+                    f"mask={left_out}: expected all ranks of node {node} or none: the link to other nodes has rails, so "
+                    "no other rank of that node reaches those that these pass rows on for; make a new Buffer of the "
+                    "ranks that are left"
+                )
             if len(ranks) > len(left_out) > len(ranks) // C.two_hops.ROLES:
                 raise ValueError(
                     f"mask={left_out}: expected at most {len(ranks) // C.two_hops.ROLES} ranks of node {node}, or all: "
@@ -206,6 +213,11 @@ class Topology:
                     f"{ranks}"
                 )
         arguments.integer("forward_sms", forward_sms, 0, arguments.MAX_BLOCKS)
+        if link is not None and link.rails and several and per_node > 1 and (hops == 1 or low_latency):
+            raise ValueError(
+                f"link.rails=True: expected {'low_latency_mode=False' if low_latency else 'hops=2'} with it: otherwise "
+                "each rank sends to all ranks of other nodes"
+            )
         return Topology(
             rank,
             ranks,

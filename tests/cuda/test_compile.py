@@ -39,13 +39,14 @@ pytestmark = pytest.mark.once
 WITHOUT_SPILLS = ("sm_90a", "sm_100a")
 # Each takes a minute.
 ARCHITECTURES = (*WITHOUT_SPILLS, "sm_80", "sm_120a") if LONG else WITHOUT_SPILLS[:1]
-# Bytes, outside loops over rows.
-A_FEW_SPILLED = {"two_hops_dispatch": 64, "two_hops_combine": 64}
+# Bytes, in all functions of the kernel together and outside loops over rows: their calls lie four deep.
+A_FEW_SPILLED = {"two_hops_dispatch": 128, "two_hops_combine": 128}
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 WITH_DATA = (include_root(), DATA)
 
 CONTRACT = Kernel("contract", "device_contract.h", "deep_ep::test::contract<{static}>", "deep_ep::test::ContractKernel")
 SPILLING = Kernel("spilling", "spilling.h", "deep_ep::test::spilling<{static}>")
+SPILLING_IN_A_CALL = Kernel("spilling_in_a_call", "spilling.h", "deep_ep::test::spilling_in_a_call<{static}>")
 
 
 @pytest.fixture(autouse=True)
@@ -195,8 +196,9 @@ def test_combine_loads_the_next_pieces_before_it_stores_a_sum() -> None:
         assert any(re.search(pattern, step) for step in order), (sources, order)
 
 
-def test_spills_are_reported() -> None:
-    resources = compile_kernel(SPILLING, SHAPE, "sm_90a", WITH_DATA).resources
+@pytest.mark.parametrize("kernel", [SPILLING, SPILLING_IN_A_CALL], ids=["kernel", "call"])
+def test_spills_are_reported(kernel: Kernel) -> None:
+    resources = compile_kernel(kernel, SHAPE, "sm_90a", WITH_DATA).resources
     assert resources.registers <= 32
     assert resources.spill_stores > 0
     assert resources.spill_loads > 0

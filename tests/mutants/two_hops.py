@@ -25,8 +25,12 @@ _WITHOUT, _CROSSED = "two hops without", "two hops crossed"
 _EACH_CHUNK = """for (u32 d = 0; d < me.per_node; ++d) {
             if (!rows.sends(d)) continue;
             const Pending chunk"""
-_GIVE_BACK = "if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), owner);\n"
-_SUM_CHUNK = "if (!sum_chunk(message, line, chunk)) return;\n"
+_GIVE_BACK = "if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), way.owner);\n"
+_GIVE_BACK_FIRST = """if (device::lane() == 0) {
+            rows.give_back(chunk, args.layout.chunks(tables.streams[line].forwarded), me.origin(line));
+        }
+"""
+_SUM_CHUNK = "if (!sum_chunk(line, chunk)) return;\n"
 _NODES_BELOW = "list_nodes(token, 0, me.node, 0);"
 _NODES_ABOVE = "count = list_nodes(token, me.node + 1, args.layout.nodes, count);"
 _BIASED = """args.combined_x + offset, rows.into, count,
@@ -307,9 +311,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a warp blocks on one of the streams that it serves",
         _POLLING,
-        "if (done[i] < work.steps(i) && work.blocked(i, done[i]).word == nullptr) return true;",
-        "if (pending.over()) return true;",
+        "pending.word, pending.expected, ready);",
+        "pending.word, pending.expected, [&] { return pending.over(); });",
         "fast",
+        *TWO_HOPS,
+    ),
+    silent(
+        "two hops: a step is counted while lanes read the count",
+        _POLLING,
+        "            __syncwarp();  // all lanes have read the count\n",
+        "",
         *TWO_HOPS,
     ),
     # --- kernels/two_hops/gather.h
@@ -373,7 +384,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "two hops: local chunks given back before the forwarder has summed",
         _COMBINE,
-        (("        " + _GIVE_BACK, ""), (_SUM_CHUNK, _GIVE_BACK + _SUM_CHUNK)),
+        (("        " + _GIVE_BACK, ""), (_SUM_CHUNK, _GIVE_BACK_FIRST + _SUM_CHUNK)),
         "exact",
         TWO_HOPS,
     ),

@@ -11,6 +11,7 @@ import torch
 
 import oracle
 from cases import BY_NAME, Case
+from deep_ep_py import Link
 from deep_ep_py.testing import run_ranks
 from harness import Trial, as_received, cramped, dispatch_arguments, make_buffer, queued_round_trip, under_schedules
 
@@ -211,3 +212,19 @@ def test_arguments() -> None:
             run_ranks(4, on_each_rank, lambda rank, wrong=wrong: wrong)
     with pytest.raises(ValueError, match=r"hops=.*expected the same on all ranks"):
         run_ranks(4, on_each_rank, lambda rank: 1 + rank % 2)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("options", [{"hops": 1}, {"low_latency_mode": True}], ids=["one_hop", "low_latency"])
+def test_what_rails_do_not_carry(options: dict[str, Any]) -> None:
+    case = Case("arguments", 4, 0, ranks_per_node=2)
+    expected = "hops=2" if "hops" in options else "low_latency_mode=False"
+
+    def on_each_rank(group: Any, link: Link, **options: Any) -> None:
+        make_buffer(group, case, "ibgda", link=link, **options).destroy()
+
+    with pytest.raises(ValueError, match=rf"link.rails=True: expected {expected}"):
+        run_ranks(4, on_each_rank, Link(rails=True), **options)
+    run_ranks(4, on_each_rank, Link(), **options)
+    with pytest.raises(TypeError, match=r"link.rails='yes': expected a bool"):
+        Link(rails="yes")  # type: ignore[arg-type]

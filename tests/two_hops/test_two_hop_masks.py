@@ -11,6 +11,7 @@ import pytest
 
 from builds import PROTOCOL_SCHEDULES, SANITIZED, SCHEDULES, schedules
 from cases import BY_NAME, Case
+from deep_ep_py import Link
 from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, cramped, dispatch_arguments, left_out, make_buffer, round_trip_without
 
@@ -126,6 +127,28 @@ def test_more_than_half_of_a_node_is_refused() -> None:
         with pytest.raises(ValueError, match=r"expected at most 2 ranks of node [01], or all"):
             buffer.recover(lost)
         round_trip_without(buffer, buffer.rank, trial, trial)
+
+    run_ranks(8, on_each_rank)
+
+
+def test_rails_keep_a_node_whole() -> None:
+    """Where only ranks with the same place in their nodes reach each other, none takes another's place; but a node may
+    go.
+    """
+    trial = Trial.of(BY_NAME["2x4_everywhere"])
+    second = [4, 5, 6, 7]
+
+    def on_each_rank(group: Any) -> None:
+        buffer = make_buffer(group, trial.case, "ibgda", link=Link(2**30, 2**-10, rails=True))
+        if buffer.rank < 4:
+            with pytest.raises(ValueError, match=r"mask=\[5\]: expected all ranks of node 1 or none: the link .* rails"):
+                buffer.recover([5])
+        round_trip_without(buffer, buffer.rank, trial, trial)
+        barrier(group)
+        if buffer.rank in second:
+            return buffer.destroy()
+        buffer.recover(second)
+        round_trip_without(buffer, buffer.rank, trial, left_out(trial, second))
 
     run_ranks(8, on_each_rank)
 

@@ -24,8 +24,31 @@ struct Pending {
     }
 };
 
-// A warp, the `worker`-th of `workers`: takes its share of the entries of `work` to their ends. `done`: shared memory,
-// a word for each entry; each warp uses its own.
+// A warp's part of the entries that all polling warps share: every `workers`-th from `worker` on. `done`: shared memory,
+// the steps taken of each entry; each warp uses its own.
+struct Share {
+    u32* done;
+    u32 worker;
+    u32 workers;
+};
+
+// One thread: waits until a step of one of the warp's entries can be taken. False: the operation has to be given up.
+// Called, not inlined, so that what it keeps takes no registers while steps are taken.
+template <class Work>
+DEEP_EP_DEVICE_CALL bool await_step(Operation& op, const Work& work, const Share& share) {
+    Pending pending = Pending::none();  // in the end the last that is found, which a timeout names
+    const auto ready = [&] {
+        for (u32 i = share.worker; i < work.entries(); i += share.workers) {
+            if (share.done[i] >= work.steps(i)) continue;
+            pending = work.blocked(i, share.done[i]);
+            if (pending.word == nullptr) return true;
+        }
+        return false;
+    };
+    return ready() || op.wait(pending.phase, pending.peer, pending.word, pending.expected, ready);
+}
+
+// A warp: takes its share of the entries of `work` to their ends.
 //
 //   u32 entries()               how many there are, the same for all workers
 //   u32 steps(entry)            how many steps one takes
@@ -34,44 +57,33 @@ struct Pending {
 //   bool fill_in()              the warp, when nothing else can be done: a part of what waits for nothing; false: there
 //                               is none left
 template <class Work>
-DEEP_EP_DEVICE void serve(Operation& op, Work& work, u32* done, u32 worker, u32 workers) {
-    const u32 entries = work.entries();
-    for (u32 i = worker + device::lane() * workers; i < entries; i += workers * device::kWarpSize) done[i] = 0;
+DEEP_EP_DEVICE void serve(Operation& op, Work& work, const Share& share) {
+    for (u32 i = share.worker + device::lane() * share.workers; i < work.entries();
+         i += share.workers * device::kWarpSize) {
+        share.done[i] = 0;
+    }
     __syncwarp();
 
     for (;;) {
         bool moved = false, waits = false;
-        Pending pending = Pending::none();
-        for (u32 i = worker; i < entries; i += workers) {
-            const u32 n = done[i];
-            if (n >= work.steps(i)) continue;
+        for (u32 i = share.worker; i < work.entries(); i += share.workers) {
+            if (share.done[i] >= work.steps(i)) continue;
             int goes_on = 0;
-            if (device::lane() == 0 && !op.failed()) {
-                pending = work.blocked(i, n);
-                goes_on = pending.word == nullptr;
-            }
+            if (device::lane() == 0 && !op.failed()) goes_on = work.blocked(i, share.done[i]).word == nullptr;
             if (!broadcast(goes_on)) {
                 waits = true;
                 continue;
             }
-            work.step(i, n);
-            if (device::lane() == 0) done[i] = n + 1;
+            work.step(i, share.done[i]);
+            __syncwarp();  // all lanes have read the count
+            if (device::lane() == 0) ++share.done[i];
             __syncwarp();
             moved = true;
         }
         if (broadcast(op.failed())) return;
         if (moved || work.fill_in()) continue;
         if (!waits) return;  // every entry of this warp has come to its end
-        int goes_on = 1;
-        if (device::lane() == 0) {
-            goes_on = op.wait(pending.phase, pending.peer, pending.word, pending.expected, [&] {
-                for (u32 i = worker; i < entries; i += workers) {
-                    if (done[i] < work.steps(i) && work.blocked(i, done[i]).word == nullptr) return true;
-                }
-                return false;
-            });
-        }
-        if (!broadcast(goes_on)) return;
+        if (!broadcast(device::lane() != 0 || await_step(op, work, share))) return;
     }
 }
 

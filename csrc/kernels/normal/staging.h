@@ -141,7 +141,7 @@ template <class Chunks, class Sends, class Receives>
 DEEP_EP_DEVICE_CALL void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks,
                                        Sends sends, Receives receives, u32* progress, u32 worker, u32 workers) {
     const StreamWork<Chunks, Sends, Receives> work{op, layout, chunks, sends, receives};
-    serve(op, work, progress, worker, workers);
+    serve(op, work, Share{progress, worker, workers});
 }
 
 // One thread: ends this operation's use of the words of the streams with `peer`.

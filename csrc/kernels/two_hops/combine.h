@@ -67,16 +67,29 @@ struct ReturnWork {
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 
   private:
-    // A warp: the sums of chunk `chunk` of a line, behind the header at `message`. False: the operation fails.
-    DEEP_EP_DEVICE_CALL bool sum_chunk(u8* message, u32 line, u32 chunk) const {
+    // Where chunk `chunk` of a line goes back to, and the slot here in which it is built for an owner that is not mapped.
+    struct Return {
+        u32 owner;
+        u64 source, target;
+    };
+    DEEP_EP_DEVICE Return way_back(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
-        const u32 first = chunk * layout.chunk_rows,
-                  count = layout.rows_of_chunk(chunk, tables.streams[line].forwarded);
+        const u32 slot = chunk % wire::kSlots, to = layout.node_of(line);
+        const u32 place = layout.place(layout.role_of(line), to, me.node);
+        return {me.origin(line), op.region_offset() + layout.rail_chunk_send(place, slot),
+                op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot)};
+    }
+    // A warp: builds a chunk of sums. False: the operation fails.
+    DEEP_EP_DEVICE bool sum_chunk(u32 line, u32 chunk) const {
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 count = layout.rows_of_chunk(chunk, tables.streams[line].forwarded);
         if (!rows.find(line, chunk)) return false;
         __syncwarp();  // all lanes' finds come before their use by others
-        if (device::lane() == 0) store_chunk_header(op, message, first, count);
+        const Return way = way_back(line, chunk);
+        u8* const message = chunk_to_send(op, way.owner, way.source, way.target);
+        if (device::lane() == 0) store_chunk_header(op, message, chunk * layout.chunk_rows, count);
         for (u32 i = 0; i < count; ++i) {
-            const u32 summands = rows.list(tables.streams[line].begin + first + i, 0);
+            const u32 summands = rows.list(tables.streams[line].begin + chunk * layout.chunk_rows + i, 0);
             __syncwarp();  // the list is complete
             sum_rows(shape, message + layout.rail.x_offset() + u64{i} * shape.row_bytes(), rows.into, summands, nullptr,
                      nullptr);
@@ -90,19 +103,17 @@ struct ReturnWork {
     }
     // A warp: sums the rows of a chunk and sends it to its owner.
     DEEP_EP_DEVICE_CALL void return_chunk(u32 line, u32 chunk) const {
-        const wire::TwoHopLayout& layout = args.layout;
-        const u32 slot = chunk % wire::kSlots, owner = me.origin(line), to = layout.node_of(line);
-        const u32 node_rows = tables.streams[line].forwarded, place = layout.place(layout.role_of(line), to, me.node);
-        const u64 source = op.region_offset() + layout.rail_chunk_send(place, slot);
-        const u64 target = op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot);
-        u8* const message = chunk_to_send(op, owner, source, target);
-        if (!sum_chunk(message, line, chunk)) return;
+        if (!sum_chunk(line, chunk)) return;
         // The owner is told of a failure in another node late. So what was summed of published rows is sent only if no
         // rank whose kernels may write over them by now had told this one.
         __syncwarp();  // all lanes' loads come before lane 0's look
         if (!broadcast(device::lane() != 0 || op.looks_clear())) return;
-        if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), owner);
-        send_chunk(op, owner, slot, source, target, layout.rail_bytes(layout.rows_of_chunk(chunk, node_rows)));
+        const wire::TwoHopLayout& layout = args.layout;
+        const u32 node_rows = tables.streams[line].forwarded;
+        const Return way = way_back(line, chunk);
+        if (device::lane() == 0) rows.give_back(chunk, layout.chunks(node_rows), way.owner);
+        send_chunk(op, way.owner, chunk % wire::kSlots, way.source, way.target,
+                   layout.rail_bytes(layout.rows_of_chunk(chunk, node_rows)));
     }
     // The first of owner's rows here whose node row is not before `node_row`, counted among them.
     DEEP_EP_DEVICE u32 first_row(u32 owner, u32 node_row) const {
@@ -169,40 +180,23 @@ DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, 
     return op.meet();
 }
 
-// What a warp gathers rows with.
+// The summing warps, the first `summers` of each block. What a warp gathers rows with is in its own memory, and the
+// other warps' loops below keep little more than its address: a sum takes nearly all registers.
 template <class Shape>
-DEEP_EP_DEVICE Gatherer gatherer(const CombineArgs& args, Operation& op, const Shape& shape, const Place& me,
-                                 const CombineTables& tables, const CombineShared& at, u8* shared) {
-    const u32 summands = device::warp() * CombineShared::summands(op.ranks(), me.per_node);
-    return {args,
-            op,
-            me,
-            shape.row_bytes(),
-            shape.topk(),
-            tables,
-            at.near.in(shared) + device::warp() * me.per_node,
-            {at.row_x.in(shared) + summands, at.row_weights.in(shared) + summands}};
-}
-
-// The summing warps, the first `summers` of each block.
-template <class Shape>
-DEEP_EP_DEVICE_CALL void sum_all(const CombineArgs& args, Operation& op, const Shape& shape, const Place& me,
-                                 const CombineTables& tables, const CombineShared& at, u8* shared, u32 summers) {
-    const Gatherer rows = gatherer(args, op, shape, me, tables, at, shared);
+DEEP_EP_DEVICE_CALL void sum_all(const Gatherer& rows, u32 summers) {
     bool staged = false;
-    for (u32 d = 0; d < me.per_node; ++d) staged = staged || rows.sends(d);
-    const OwnerSums<Shape> sums{args, op, shape, me, tables, rows, staged};
+    for (u32 d = 0; d < rows.me.per_node; ++d) staged = staged || rows.sends(d);
+    const OwnerSums<Shape> sums{rows.args, rows.op, Shape::of(rows.args.shape), rows.me, rows.tables, rows, staged};
     sums.run(blockIdx.x * summers + device::warp(), gridDim.x * summers);
 }
 
 // The other warps.
 template <class Shape>
-DEEP_EP_DEVICE_CALL void return_all(const CombineArgs& args, Operation& op, const Shape& shape, const Place& me,
-                                    const CombineTables& tables, const CombineShared& at, u8* shared, u32 summers) {
+DEEP_EP_DEVICE_CALL void return_all(const Gatherer& rows, u32* done, u32 summers) {
     const u32 returners = device::warps() - summers;
-    const Gatherer rows = gatherer(args, op, shape, me, tables, at, shared);
-    const ReturnWork<Shape> work{args, op, shape, me, tables, rows};
-    serve(op, work, at.done.in(shared), blockIdx.x * returners + device::warp() - summers, gridDim.x * returners);
+    const ReturnWork<Shape> work{rows.args, rows.op, Shape::of(rows.args.shape), rows.me, rows.tables, rows};
+    const Share share{done, blockIdx.x * returners + device::warp() - summers, gridDim.x * returners};
+    serve(rows.op, work, share);
 }
 
 // One block, when all have done their parts: the chunk of a stream without node rows. No token waits for it; but until
@@ -292,11 +286,19 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
     if (!find_published(args, op, me, tables)) return;
 
-    const u32 summers = warps - warps / 2;
+    const u32 summers = warps - warps / 2, summands = device::warp() * CombineShared::summands(ranks, per_node);
+    const Gatherer rows{args,
+                        op,
+                        me,
+                        shape.row_bytes(),
+                        shape.topk(),
+                        tables,
+                        at.near.in(shared) + device::warp() * per_node,
+                        {at.row_x.in(shared) + summands, at.row_weights.in(shared) + summands}};
     if (device::warp() < summers) {
-        sum_all(args, op, shape, me, tables, at, shared, summers);
+        sum_all<Shape>(rows, summers);
     } else {
-        return_all(args, op, shape, me, tables, at, shared, summers);
+        return_all<Shape>(rows, at.done.in(shared), summers);
     }
     if (op.last_block(kFinished)) end_combine(args, op, me, tables);
 }

@@ -289,7 +289,7 @@ DEEP_EP_DEVICE_CALL void forward_all(const DispatchArgs& args, Operation& op, co
                               at.row_numbers.in(shared) + own,
                               at.next_rows.in(shared) + own};
     ForwardWork<Shape> work{args, op, to, me, tables, copies, worker, workers};
-    serve(op, work, at.done.in(shared) + DispatchShared::sending(op.ranks(), me.per_node), worker, workers);
+    serve(op, work, Share{at.done.in(shared) + DispatchShared::sending(op.ranks(), me.per_node), worker, workers});
     copies.finish();
 }
 
@@ -299,7 +299,7 @@ DEEP_EP_DEVICE_CALL void send_all(const DispatchArgs& args, Operation& op, const
                                   const DispatchTables& tables, u32* done, u32 forwarders) {
     const u32 senders = device::warps() - forwarders;
     const SendWork<Shape> work{args, op, shape, me, tables};
-    serve(op, work, done, blockIdx.x * senders + device::warp() - forwarders, gridDim.x * senders);
+    serve(op, work, Share{done, blockIdx.x * senders + device::warp() - forwarders, gridDim.x * senders});
 }
 
 // All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
