@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.low_latency_baselines import SelectionBaseline, make_baselines
 from deep_ep_py.bench.low_latency_oracle import Selections
 from deep_ep_py.bench.size_run import SizeRun
+from deep_ep_py.bench.wire import WireMeter
 
 # What each timed call covers; goes into the report.
 OPS = {
@@ -124,6 +125,10 @@ class LowLatencyRun(SizeRun):
         self._calls = LowLatencyCalls(config, self._inputs, context.group)
         self._baselines: dict[str, SelectionBaseline] = make_baselines(config, self._inputs, context.group)
 
+    @cached_property
+    def _meter(self) -> WireMeter:
+        return WireMeter(self._calls.buffer, self._context.group)
+
     def _rows(self) -> list[int]:
         return [self._config.ranks * self._tokens * self._config.topk] * self._config.iterations
 
@@ -140,7 +145,7 @@ class LowLatencyRun(SizeRun):
     def _iteration(self) -> None:
         calls, watch, selections = self._calls, self._watch, Selections(self._inputs)
         fp8 = self._config.dtype == "fp8"
-        watch.time("dispatch", calls.dispatch)
+        self._time("dispatch", calls.dispatch)
         self._corrupt("dispatch", calls.recv_x)
         self._check("dispatch", lambda: selections.check_dispatch(calls.packed, calls.counts))
         selections.copy_rows(calls.results)
@@ -151,10 +156,10 @@ class LowLatencyRun(SizeRun):
                 watch.time(f"{name}.dispatch.{variant}", partial(baseline.dispatch, variant))
             self._barrier()
             self._check(f"baseline {name}", baseline.check)
-        watch.time("combine", lambda: calls.combine(shared))
+        self._time("combine", lambda: calls.combine(shared))
         self._corrupt("combine", calls.combined_x)
         self._check("combine", lambda: selections.check_combine(calls.combined_x))
-        watch.time("combine_private", lambda: calls.combine(calls.results))
+        self._time("combine_private", lambda: calls.combine(calls.results))
         self._check("combine_private", lambda: selections.check_combine(calls.combined_x))
         for name, baseline in self._baselines.items():
             for variant in baseline.variants:
@@ -168,13 +173,13 @@ class LowLatencyRun(SizeRun):
         calls.release()
 
     def _halves(self, shared: torch.Tensor) -> None:
-        calls, watch = self._calls, self._watch
+        calls = self._calls
         calls.release()
-        watch.time("dispatch_send", lambda: calls.dispatch(hook=True))
-        watch.time("dispatch_receive", calls.receive)
+        self._time("dispatch_send", lambda: calls.dispatch(hook=True))
+        self._time("dispatch_receive", calls.receive)
         results = shared if self._config.dtype == "fp8" else calls.recv_x
-        watch.time("combine_send", lambda: calls.combine(results, hook=True))
-        watch.time("combine_receive", calls.receive)
+        self._time("combine_send", lambda: calls.combine(results, hook=True))
+        self._time("combine_receive", calls.receive)
 
     def _corrupt(self, name: str, result: torch.Tensor) -> None:
         if self._is_corrupted(name):

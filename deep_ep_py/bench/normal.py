@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -23,17 +22,10 @@ class NormalRun(SizeRun):
         super().__init__(context, config, tokens)
         self._ours = Ours(config, self._inputs, context.group)
         self._baselines = make_baselines(config, self._inputs, context.group)
-        self._meter = WireMeter(self._ours.buffer, context.group)
 
-    def _wire(self) -> dict[str, dict[str, int]]:
-        return self._meter.means(self._config.iterations)
-
-    def _time(self, name: str, call: Callable[[], None]) -> None:
-        """Time a call of ours, and count what it sends."""
-        if self._watch.recording:
-            self._meter.count(name, partial(self._watch.time, name, call))
-        else:
-            self._watch.time(name, call)
+    @cached_property
+    def _meter(self) -> WireMeter:
+        return WireMeter(self._ours.buffer, self._context.group)
 
     def _rows(self) -> list[int]:
         rows: list[int] = self._inputs.counts[self._config.warmup :].sum(dim=(1, 2)).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.timing import Stopwatch
+from deep_ep_py.bench.wire import WireMeter
 
 
 class SizeRun(ABC):
@@ -57,10 +59,15 @@ class SizeRun(ABC):
             "checks": self._all_ranks_checks(),
             "variants": self._variants(),
             "host_us": self._host_times(),
-            "wire": self._wire(),
+            "wire": self._meter.means(self._config.iterations),
         }
         self._close()
         return result
+
+    @property
+    @abstractmethod
+    def _meter(self) -> WireMeter:
+        """Of our Buffer."""
 
     @abstractmethod
     def _iteration(self) -> None:
@@ -78,9 +85,12 @@ class SizeRun(ABC):
         """Return the microseconds of each call up to its launch, as `HostTimes` does; none where they are not timed."""
         return {}
 
-    def _wire(self) -> dict[str, dict[str, int]]:
-        """Return the bytes and messages of each call, as `WireMeter` does; none where they are not counted."""
-        return {}
+    def _time(self, name: str, call: Callable[[], None]) -> None:
+        """Time a call of ours, and count what it sends."""
+        if self._watch.recording:
+            self._meter.count(name, partial(self._watch.time, name, call))
+        else:
+            self._watch.time(name, call)
 
     @abstractmethod
     def _close(self) -> None:

@@ -23,9 +23,9 @@ class Link:
         Seconds that forwarding within a node adds: how much later its other ranks learn of rows than the rank whose NIC
         has received them. The default is an assumption, not yet measured.
     rails : bool
-        Ranks of different nodes reach each other only if they have the same place in their nodes, as where each NIC is on
-        a network of its own. Low-latency mode and one hop then do not work between nodes, and `recover` leaves out
-        whole nodes alone.
+        Ranks of different nodes reach each other only if they have the same place in their nodes, as where each NIC
+        of a node is on a network of its own. Low-latency mode and one hop then do not work between nodes, and
+        `recover` leaves out whole nodes alone.
 
     Raises
     ------

@@ -124,8 +124,8 @@ class Topology:
             left_out = [rank for rank in ranks if mask >> rank & 1]
             if self.link.rails and 0 < len(left_out) < len(ranks):
                 raise ValueError(
-                    f"mask={left_out}: expected all ranks of node {node} or none: the link to other nodes has rails, so "
-                    "no other rank of that node reaches those that these pass rows on for; make a new Buffer of the "
+                    f"mask={left_out}: expected all ranks of node {node} or none: the link to other nodes has rails, "
+                    "so no other rank of that node reaches those that these pass rows on for; make a new Buffer of the "
                     "ranks that are left"
                 )
             if len(ranks) > len(left_out) > len(ranks) // C.two_hops.ROLES:

@@ -315,6 +315,19 @@ def test_ranks_on_several_nodes(tmp_path: Path) -> None:
     assert "messages" in done.stdout and "NICs" in result["config"]["notes"]["wire"]
 
 
+def test_low_latency_on_several_nodes(tmp_path: Path) -> None:
+    """What crosses is counted there too: a row for each choice of an expert of the other node, in both directions."""
+    options = ("--mode=low-latency", "--nodes=2", "--tokens=8", "--no-plot", "--json=report.json")
+    done = bench(*SMALL, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert result["verified"] is True
+    ops, row = result["ops"], 2 * result["config"]["hidden"]
+    assert row * crossing_tokens(8, result["config"]) <= ops["dispatch"]["wire_bytes"] < ops["combine"]["wire_bytes"]
+    halves = [ops[f"dispatch_{half}"]["wire_bytes"] for half in ("send", "receive")]
+    assert halves[0] > halves[1] and sum(halves) == pytest.approx(ops["dispatch"]["wire_bytes"], rel=0.3)
+
+
 def crossing_tokens(tokens: int, config: dict[str, Any]) -> int:
     """Tokens of two ranks that go to the other one, the mean over the timed iterations."""
     count, timed = 0, range(config["warmup"], config["warmup"] + config["iterations"])

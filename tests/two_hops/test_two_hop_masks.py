@@ -141,7 +141,9 @@ def test_rails_keep_a_node_whole() -> None:
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, trial.case, "ibgda", link=Link(2**30, 2**-10, rails=True))
         if buffer.rank < 4:
-            with pytest.raises(ValueError, match=r"mask=\[5\]: expected all ranks of node 1 or none: the link .* rails"):
+            with pytest.raises(
+                ValueError, match=r"mask=\[5\]: expected all ranks of node 1 or none: the link .* rails"
+            ):
                 buffer.recover([5])
         round_trip_without(buffer, buffer.rank, trial, trial)
         barrier(group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from typing import Any
 
@@ -11,6 +12,7 @@ import deep_ep_py as deep_ep
 from deep_ep_py.core.native import C
 from deep_ep_py.testing import run_ranks
 from deep_ep_py.topology.link import SOFTWARE
+from places import ROOT
 
 INFINIBAND, EFA = deep_ep.Link(50e9, 10e-6), deep_ep.Link(50e9, 25e-6)
 ROWS = {"hidden_bytes": 2 * 7168, "num_topk": 8}
@@ -51,11 +53,15 @@ def test_staging_of_8_nodes_of_8_ranks(link: deep_ep.Link) -> None:
     assert formula <= region <= 1.03 * formula + (1 << 18)
 
 
-@pytest.mark.parametrize("per_node", [8, 32, 64])
-def test_staging_of_1024_ranks(per_node: int) -> None:
-    """What docs/two_hops.md says of it."""
-    rows, region = INFINIBAND.staging(2 * 7168, 8, 1024, 1024, per_node)
-    assert rows == 1 and REGIONS * region <= 86 << 20
+def test_the_table_of_the_docs() -> None:
+    text = (ROOT / "docs" / "two_hops.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 6
+    for ranks, per_node, *table in rows:
+        experts = max(256, int(ranks))
+        for link, mebibytes in zip((INFINIBAND, deep_ep.Link(50e9, 25e-6), SOFTWARE), table, strict=True):
+            _, region = link.staging(2 * 7168, 8, experts, int(ranks), int(per_node))
+            assert f"{REGIONS * region / 2**20:.1f}" == mebibytes
 
 
 def test_memory_is_linear_in_nodes() -> None:

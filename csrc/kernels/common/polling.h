@@ -24,8 +24,8 @@ struct Pending {
     }
 };
 
-// A warp's part of the entries that all polling warps share: every `workers`-th from `worker` on. `done`: shared memory,
-// the steps taken of each entry; each warp uses its own.
+// A warp's part of the entries that all polling warps share: every `workers`-th from `worker` on. `done`: shared
+// memory, the steps taken of each entry; each warp uses its own.
 struct Share {
     u32* done;
     u32 worker;

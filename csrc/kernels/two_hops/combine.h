@@ -67,7 +67,8 @@ struct ReturnWork {
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 
   private:
-    // Where chunk `chunk` of a line goes back to, and the slot here in which it is built for an owner that is not mapped.
+    // Where chunk `chunk` of a line goes back to, and the slot here in which it is built for an owner that is not
+    // mapped.
     struct Return {
         u32 owner;
         u64 source, target;
