@@ -16,7 +16,8 @@ T = TypeVar("T")
 NOTE = (
     "wire_bytes and messages: what all ranks' software NICs send in an operation, rows and control together, and in "
     "how many requests; mean over the timed iterations. wire_gb_per_s are these bytes per second of the median. What "
-    "inside a node goes by loads and stores is not among them. What a call with a hook posts may be counted in the other half."
+    "inside a node goes by loads and stores is not among them. What a call with a hook posts may be counted in the "
+    "other half."
 )
 
 

@@ -22,8 +22,8 @@ _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 class Resources:
     """What one kernel takes. Bytes, except for registers (per thread) and barriers (per block).
 
-    Spills are those of the kernel and of all functions that it calls: ptxas gives registers to both together, and spills
-    where it likes.
+    Spills are those of the kernel and of all functions that it calls: ptxas gives registers to both together, and
+    spills where it likes.
     """
 
     registers: int
