@@ -27,7 +27,7 @@ constexpr u32 kUnitTokens = 32;
 
 // Puts that carry a source's rows to a rank that is not mapped. Signalled by the words of as many chunk slots.
 constexpr u32 kMostRowPuts = 3;
-static_assert(kMostRowPuts <= kSlots, "a signal word for each");
+static_assert(kMostRowPuts <= kSlots && kMostRowPuts <= kStreamWords, "a signal word for each");
 
 // An expert's id as routings carry it.
 using RoutedId = u16;

@@ -1,10 +1,11 @@
 // Signal words: 64-bit counters in the heap through which ranks tell each other that something has happened (PROTOCOL
 // P5 to P8).
 //
-// Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word, and
-// in an operation the only one that does; where rows are passed on (docs/two_hops.md), the rank that they come from or
-// go to, for which one other rank writes it. Their places depend on the number of ranks and regions alone, so kernels
-// of any shape share them.
+// Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word, by
+// whatever reaches this one from there, and the only one that ever does. Words of streams are the exception: they are
+// for rows that ranks of a node pass on to each other (docs/two_hops.md), and their source is the rank that the rows
+// come from or go to, for which one rank of the node writes the word in an operation, always by loads and stores. Their
+// places depend on the number of ranks and regions alone, so kernels of any shape share them.
 #pragma once
 
 #include "wire/types.h"
@@ -18,6 +19,9 @@ constexpr u64 kUnit = 1ull << 15;
 // Chunk slots of one stream (a source and a destination). More slots hide more latency and cost more heap.
 constexpr u32 kSlots = 4;
 
+// Words of a stream inside a node: for each role of a rank that forwards, and each slot there.
+constexpr u32 kStreamWords = 4;
+
 // Kinds of signal words. Those with slots take kSlots consecutive numbers.
 enum Signal : u32 {
     kFree = 0,                // source has given back this rank's use of its region; written at every rank (P4)
@@ -27,7 +31,10 @@ enum Signal : u32 {
     kRead = 4,                // source has read the rows that this rank published (P12)
     kChunk = 5,               // slot s holds a chunk of source
     kNext = kChunk + kSlots,  // source has read slot s of the stream to it: the next chunk may come
-    kSignals = kNext + kSlots
+    kOfRanks = kNext + kSlots,  // kinds below are of ranks, those from here on of streams
+    kStreamChunk = kOfRanks,    // a chunk of the stream has been passed on to this rank
+    kStreamNext = kStreamChunk + kStreamWords,  // one that this rank has passed on has been read
+    kSignals = kStreamNext + kStreamWords
 };
 
 // Adds to a word are at most one unit per put, so a word lasts 2^48 puts.

@@ -10,7 +10,7 @@ namespace deep_ep::wire {
 
 // Chunk slots of a stream inside a node: from an origin's forwarder to a receiver, or back from a producer.
 constexpr u32 kLocalSlots = 2;
-static_assert(kLocalSlots <= kSlots, "a signal word for each");
+static_assert(kRoles * kLocalSlots <= kStreamWords, "a signal word for each");
 static_assert(kRoles == 2, "TwoHopSizes::role_of()");
 
 // The ranks of a node that a node row is for: a bit each.

@@ -133,8 +133,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: the first put's signal for all",
         _RECEIVE,
-        "const u32 kind = wire::kChunk + part, forwarder =",
-        "const u32 kind = wire::kChunk, forwarder =",
+        "wire::kChunk : wire::kStreamChunk) + part;",
+        "wire::kChunk : wire::kStreamChunk);",
         "exact",
         *_PUTS,
     ),

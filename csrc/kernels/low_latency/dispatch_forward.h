@@ -23,7 +23,7 @@ DEEP_EP_DEVICE void forward_rows(const DispatchArgs& args, Operation& op) {
         // acquires the source's word sees the rows in this region.
         for (u32 local = device::lane(); local < layout.per_node; local += device::kWarpSize) {
             const u32 to = own_node * layout.per_node + local;
-            if (to != op.rank() && op.present(to)) op.signal_for(to, kind, source);
+            if (to != op.rank() && op.present(to)) op.signal_for(to, wire::kStreamChunk + i % puts, source);
         }
     }
 }

@@ -226,9 +226,18 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
-// One thread: waits for a put of a source's that is not mapped, to this rank or to the forwarder.
+// The rank of this node to which the puts of a source come that is not mapped.
+DEEP_EP_DEVICE u32 receiver_of(const DispatchArgs& args, const Operation& op, u32 source) {
+    return args.layout.forwarder(args.layout.node_of(op.rank()), source);
+}
+// The word that says that one has come: the source's own, or one of the forwarder's.
+DEEP_EP_DEVICE u32 put_word(const DispatchArgs& args, const Operation& op, u32 source, u32 part) {
+    return (receiver_of(args, op, source) == op.rank() ? wire::kChunk : wire::kStreamChunk) + part;
+}
+
+// One thread: waits for it.
 DEEP_EP_DEVICE bool await_put(const DispatchArgs& args, Operation& op, u32 source, u32 part) {
-    const u32 kind = wire::kChunk + part, forwarder = args.layout.forwarder(args.layout.node_of(op.rank()), source);
+    const u32 forwarder = receiver_of(args, op, source), kind = put_word(args, op, source, part);
     if (forwarder == op.rank()) return op.wait_signal(Phase::kChunk, kind, source, 1);
     return op.wait_word(Phase::kForwarded, static_cast<i32>(forwarder), op.word(kind, source),
                         op.target(kind, source, 1));
@@ -304,7 +313,7 @@ DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, co
             continue;
         }
         for (u32 part = 0; part < args.layout.row_puts; ++part) {
-            if (await_put(args, op, r, part)) op.consume(wire::kChunk + part, r, 1);
+            if (await_put(args, op, r, part)) op.consume(put_word(args, op, r, part), r, 1);
         }
     }
     op.finish_warp();

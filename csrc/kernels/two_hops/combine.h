@@ -43,7 +43,7 @@ struct ReturnWork {
         if (entry >= forwards()) {
             const u32 local = entry - forwards(), owner = local / wire::kLocalSlots;
             const Pending next = Pending::of(op, Phase::kNext, me.near_forwarder(owner),
-                                             wire::kNext + local % wire::kLocalSlots, owner, n);
+                                             local_word(wire::kStreamNext, 0, local), owner, n);
             return next.over() ? Pending::none() : next;
         }
         const u32 slot = entry % wire::kSlots, of = line(entry), owner = me.origin(of);
@@ -155,7 +155,7 @@ struct ReturnWork {
             weights[i] = args.topk_weights[row * topk + i];
         }
         __syncwarp();  // all lanes' stores into the forwarder's slot come before lane 0's release
-        if (device::lane() == 0) op.signal_for(forwarder, local_word(wire::kChunk, role, chunk), stream);
+        if (device::lane() == 0) op.signal_for(forwarder, local_word(wire::kStreamChunk, role, chunk), stream);
     }
 };
 
@@ -211,7 +211,7 @@ DEEP_EP_DEVICE void await_empty_streams(const CombineArgs& args, Operation& op, 
             continue;
         }
         for (u32 d = 0; d < me.per_node; ++d) {
-            if (tables.published[d].x == nullptr) op.wait_signal(Phase::kChunk, wire::kChunk, me.near(d), 1);
+            if (tables.published[d].x == nullptr) op.wait_signal(Phase::kChunk, wire::kStreamChunk, me.near(d), 1);
         }
     }
 }
@@ -233,7 +233,7 @@ DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, cons
         }
         for (u32 d = 0; forwarded != 0 && d < me.per_node; ++d) {
             for (u32 slot = 0; tables.published[d].x == nullptr && slot < wire::kLocalSlots; ++slot) {
-                op.consume(local_word(wire::kChunk, role, slot), Place::stream(node, d, me.per_node),
+                op.consume(local_word(wire::kStreamChunk, role, slot), Place::stream(node, d, me.per_node),
                            chunks_in_slot(forwarded, slot, wire::kLocalSlots));
             }
         }
@@ -241,7 +241,7 @@ DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, cons
     for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
         const u32 chunks = layout.chunks(tables.received[s].node_rows);
         for (u32 slot = 0; sends_local_chunks(args, me, s) && slot < wire::kLocalSlots; ++slot) {
-            op.consume(wire::kNext + slot, s, slots_given_back(chunks, slot, wire::kLocalSlots));
+            op.consume(local_word(wire::kStreamNext, 0, slot), s, slots_given_back(chunks, slot, wire::kLocalSlots));
         }
     }
 }

@@ -123,7 +123,7 @@ struct ForwardWork {
     // The slot of a local chunk, at a receiver of a line.
     DEEP_EP_DEVICE Pending local_slot(u32 line, u32 chunk, u32 local) const {
         const u32 role = args.layout.role_of(line), node = args.layout.node_of(line);
-        return Pending::of(op, Phase::kNext, me.near(local), local_word(wire::kNext, role, chunk),
+        return Pending::of(op, Phase::kNext, me.near(local), local_word(wire::kStreamNext, role, chunk),
                            Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots);
     }
     DEEP_EP_DEVICE_CALL Pending blocked(u32 entry, u32 n) const {
@@ -135,7 +135,9 @@ struct ForwardWork {
         const u32 source = what.kind == Entry::kForward ? me.origin(what.who) : what.who;
         // A local chunk comes from the origin's forwarder in this node.
         const u32 sender = what.kind == Entry::kForward ? source : me.near_forwarder(source);
-        const Pending chunk = Pending::of(op, Phase::kChunk, sender, wire::kChunk + what.slot, source, n + 1);
+        const u32 kind = what.kind == Entry::kForward ? wire::kChunk + what.slot
+                                                      : local_word(wire::kStreamChunk, 0, what.slot);
+        const Pending chunk = Pending::of(op, Phase::kChunk, sender, kind, source, n + 1);
         if (!chunk.over()) return chunk;
         for (u32 d = 0; what.kind == Entry::kForward && d < me.per_node; ++d) {
             if (!gets_chunks(d)) continue;
@@ -240,7 +242,7 @@ struct ForwardWork {
         }
         __syncwarp();  // all lanes have read the slot before lane 0 releases it. Litmus: slot_given_back
         if (chunk + wire::kLocalSlots < layout.chunks(tables.received[origin].node_rows) && device::lane() == 0) {
-            op.signal_for(forwarder, local_word(wire::kNext, me.role(forwarder, origin), chunk),
+            op.signal_for(forwarder, local_word(wire::kStreamNext, me.role(forwarder, origin), chunk),
                           Place::stream(origin / me.per_node, me.local, me.per_node));
         }
     }
@@ -328,7 +330,7 @@ DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, co
         }
         for (u32 d = 0; forwarded != 0 && d < me.per_node; ++d) {
             for (u32 slot = 0; gets_local_chunks(tables, me, d) && slot < wire::kLocalSlots; ++slot) {
-                op.consume(local_word(wire::kNext, role, slot), Place::stream(node, d, me.per_node),
+                op.consume(local_word(wire::kStreamNext, role, slot), Place::stream(node, d, me.per_node),
                            slots_given_back(forwarded, slot, wire::kLocalSlots));
             }
         }
@@ -336,7 +338,7 @@ DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, co
     for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
         const u32 chunks = layout.chunks(tables.received[s].node_rows);
         for (u32 slot = 0; places_local_chunks(args, me, s) && slot < wire::kLocalSlots; ++slot) {
-            op.consume(wire::kChunk + slot, s, chunks_in_slot(chunks, slot, wire::kLocalSlots));
+            op.consume(local_word(wire::kStreamChunk, 0, slot), s, chunks_in_slot(chunks, slot, wire::kLocalSlots));
         }
     }
 }

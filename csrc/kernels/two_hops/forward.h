@@ -150,7 +150,7 @@ struct Forwarder {
             ++at;
         }
         __syncwarp();  // all lanes' stores into the receiver's slot come before lane 0's release
-        if (device::lane() == 0) op.signal_for(me.near(local), wire::kChunk + slot, origin);
+        if (device::lane() == 0) op.signal_for(me.near(local), local_word(wire::kStreamChunk, 0, chunk), origin);
     }
 };
 

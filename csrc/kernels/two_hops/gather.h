@@ -20,7 +20,7 @@ struct Gatherer {
     // The local chunk that the rank of a local index sends for a chunk of a line.
     DEEP_EP_DEVICE Pending local_chunk(u32 line, u32 chunk, u32 local) const {
         const u32 role = args.layout.role_of(line), node = args.layout.node_of(line);
-        return Pending::of(op, Phase::kChunk, me.near(local), local_word(wire::kChunk, role, chunk),
+        return Pending::of(op, Phase::kChunk, me.near(local), local_word(wire::kStreamChunk, role, chunk),
                            Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots + 1);
     }
 
@@ -83,7 +83,7 @@ struct Gatherer {
     DEEP_EP_DEVICE void give_back(u32 chunk, u32 chunks, u32 owner) const {
         if (chunk + wire::kLocalSlots >= chunks) return;  // the last one is not given back
         for (u32 d = 0; d < me.per_node; ++d) {
-            if (sends(d)) op.signal_for(me.near(d), wire::kNext + chunk % wire::kLocalSlots, owner);
+            if (sends(d)) op.signal_for(me.near(d), local_word(wire::kStreamNext, 0, chunk), owner);
         }
     }
 };

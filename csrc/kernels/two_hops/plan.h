@@ -77,15 +77,11 @@ struct Place {
     }
 };
 
-// Of the words that a forwarder has for a stream inside the node, Place::stream(), the kind of a slot's, which is of
-// `kind` in the first role. In the second one that number may be another stream's too, between nodes: of a rank that
-// stands for the forwarder's own local index there. Its words are of kinds that only ranks of one node have otherwise.
+// The kind of the word of a local chunk's slot; `kind`: kStreamChunk or kStreamNext. A forwarder has streams of the same
+// number, Place::stream(), in both roles.
 constexpr u32 local_word(u32 kind, u32 role, u32 chunk) {
-    const u32 slot = chunk % wire::kLocalSlots;
-    if (role == 0) return kind + slot;
-    return slot == 0 ? wire::kOffer : wire::kData;
+    return kind + role * wire::kLocalSlots + chunk % wire::kLocalSlots;
 }
-static_assert(wire::kLocalSlots == 2, "local_word()");
 
 // The node rows of this rank for one node.
 struct SentRows {
