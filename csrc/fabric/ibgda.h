@@ -176,7 +176,7 @@ template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Completion&, u32 to, const Piece* pieces,
                               u32 count, Word word) {
     using namespace ibgda;
-    QueuePair& qp = net.queue_pairs[to * net.per_peer + word.queue % net.per_peer];
+    QueuePair& qp = net.queue_pairs[to * net.per_peer + word.number % net.per_peer];
     u32 needed = 1;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes; done += next_cut(net, pieces[i], done)) ++needed;

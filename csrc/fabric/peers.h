@@ -48,7 +48,7 @@ constexpr u32 kMaxPieces = 3, kUsualPieces = 2;  // of a put
 // A signal word of the peer's.
 struct Word {
     u64 offset;  // in the peer's heap
-    u32 queue;   // puts with the same word have the same number here, and take the same of the queue pairs to a peer
+    u32 number;  // among the words that a peer has of this rank; puts to one word take the same of several queue pairs
 };
 
 // What a fabric has been told of a request that failed: nothing reaches that peer any more.

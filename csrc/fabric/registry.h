@@ -15,10 +15,11 @@
 #pragma once
 
 #include "fabric/ibgda.h"
+#include "fabric/proxy.h"
 #include "fabric/weak.h"
 
 namespace deep_ep::fabric {
 
-using Registry = Fabrics<Ibgda, WeakQueue>;
+using Registry = Fabrics<Ibgda, WeakQueue, Proxy>;
 
 }  // namespace deep_ep::fabric

@@ -298,16 +298,17 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
     host::NetworkPlace place{};
     place.rank = options.rank;
     place.heaps = bases_of(heaps);
-    place.heap_bytes = Runtime::heap_layout(options).bytes();
+    place.layout = Runtime::heap_layout(options);
     place.kernels_on_cpu = kernels == Kernels::kOnCpu;
     place.in_process = network.in_process;
     for (uint8_t* heap : place.heaps) {
         if (options.masks_ranks) place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
     }
     place.nic = network.nic;
-    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes) {
+    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation) {
         host::NetworkPlace here = place;
         here.memory = &memory;
+        here.generation = generation;
         return host::Networks(here, routes);
     };
 }
@@ -376,6 +377,7 @@ void bind_runtime(py::module_& m) {
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
         .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"))
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
+        .def_property_readonly("network_fault", [](const Runtime& runtime) { return runtime.networks().fault(); })
         .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })
         .def_property_readonly("network_trace", [](const Runtime& runtime) { return runtime.networks().trace(); })
         .def_property_readonly("launched_ns", &Runtime::launched_ns,
@@ -427,8 +429,11 @@ void bind_runtime(py::module_& m) {
             "stop_all", [](Runtime& runtime, double seconds) { return runtime.stop_all(nanoseconds(seconds)); },
             py::arg("seconds"), NoGil())
         .def(
-            "connect", [](Runtime& runtime, const std::vector<u32>& left_out) { runtime.connect(mask_of(left_out)); },
-            py::arg("left_out"), NoGil())
+            "connect",
+            [](Runtime& runtime, const std::vector<u32>& left_out, uint32_t generation) {
+                runtime.connect(mask_of(left_out), generation);
+            },
+            py::arg("left_out"), py::arg("generation"), NoGil())
         .def(
             "wait_gone",
             [](Runtime& runtime, const std::vector<u32>& left_out, double seconds) {

@@ -1,7 +1,7 @@
 // Where things lie in a rank's heap. All ranks of a Buffer have the same layout, so an offset means the same
 // everywhere.
 //
-//   control pages | bank 0 | bank 1 | region 0 | ... | region D-1 | arena (outputs)
+//   control pages | bank 0 | bank 1 | scratch | region 0 | ... | region D-1 | arena (outputs)
 //
 // The control pages, header, recovery words and masks, hold what hosts tell each other and what kernels tell of
 // failures; no put goes there. A bank holds the signal words of one generation of operations. Neighbouring generations
@@ -69,7 +69,11 @@ struct HeapLayout {
     }
     constexpr u64 control_bytes() const { return align_up(mask_offset(kBanks - 1, ranks), kPage); }
     constexpr u64 bank_offset(u32 generation) const { return control_bytes() + generation % kBanks * bank_bytes(); }
-    constexpr u64 regions_offset() const { return align_up(bank_offset(0) + kBanks * bank_bytes(), kPage); }
+    // Of pieces that nothing is read from: what networks write where a message has to carry something. One for each
+    // rank that writes it.
+    constexpr u64 scratch_offset() const { return align_up(bank_offset(0) + kBanks * bank_bytes(), kPage); }
+    constexpr u64 scratch_of(u32 rank) const { return scratch_offset() + rank * kPieceBytes; }
+    constexpr u64 regions_offset() const { return align_up(scratch_of(ranks), kPage); }
     constexpr u64 arena_offset() const { return regions_offset() + regions * region_bytes; }
     constexpr u64 bytes() const { return arena_offset() + arena_bytes; }
 

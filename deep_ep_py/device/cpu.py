@@ -43,7 +43,7 @@ class CpuDevice:
     asynchronous = False
     blocks = 1  # one thread runs them all
     calls = 2
-    fabrics: tuple[str, ...] = ("peer", "ibgda", "weak", "mixed")
+    fabrics: tuple[str, ...] = ("peer", "ibgda", "weak", "mixed", "proxy")
     poison = True
     fresh_memory_is_slow = True
     comm_stream = None

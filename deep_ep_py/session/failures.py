@@ -89,6 +89,8 @@ def _network_text(failure: C.Failure, runtime: C.Runtime) -> str:
         return f"a NIC refused what a kernel had written: {refusal}"
     syndrome, vendor = failure.seen & 0xFF, failure.seen >> 8
     waiting = f", while it waited for: {failure.phase}" if failure.phase else ""
+    if fault := runtime.network_fault:
+        return f"{fault}{waiting}"
     return (
         f"the NIC reports an error of work request {failure.expected} to rank {failure.peer}: "
         f"{C.syndrome_name(syndrome)} (syndrome {syndrome:#04x}, vendor {vendor:#04x}){waiting}"

@@ -62,7 +62,7 @@ def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: flo
     prefix = f"rank {rank}: recover"
     # The others learn the mask even if this rank refuses it.
     left_out = ranks_of(mask)
-    runtime.connect(left_out)
+    runtime.connect(left_out, attempt + 1)
     runtime.meet(left_out, attempt, False, 0.0)
     alive = runtime.wait_gone(left_out, min(seconds, _GONE_SECONDS))
     if alive >= 0:

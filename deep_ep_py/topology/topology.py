@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 """Environment variable in the place of an argument."""
 
-_JOIN_NODES = ("ibgda", "weak")
+_BETWEEN_NODES = ("ibgda", "proxy")
+"""Fabrics for ranks of different nodes: where nothing says which ranks share one, none do."""
+_JOIN_NODES = (*_BETWEEN_NODES, "weak")
 """Fabrics that leave ranks of a node to loads and stores."""
 
 
@@ -95,7 +97,7 @@ class Topology:
     @property
     def network(self) -> str | None:
         """What joins ranks that are not mapped; None where every pair of the Buffer's ranks is."""
-        if self.fabric == "ibgda" and self.nodes == 1:
+        if self.fabric in _BETWEEN_NODES and self.nodes == 1:
             return None
         if self.fabric == "peer" or self.ranks == 1:
             return None
@@ -106,7 +108,7 @@ class Topology:
         return peer // self.ranks_per_node != self.node and peer % self.ranks_per_node == self.local_rank
 
     def _maps(self, peer: int) -> bool:
-        if self.fabric == "ibgda" or self.nodes > 1:
+        if self.fabric in _BETWEEN_NODES or self.nodes > 1:
             return self.node == peer // self.ranks_per_node
         return self.fabric == "peer" or (self.fabric == "mixed" and (self.rank + peer) % 2 == 0)
 
@@ -195,7 +197,7 @@ class Topology:
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
         if link is not None and not isinstance(link, Link):
             raise TypeError(f"link={link!r}: expected a Link")
-        alone = 1 if fabric == "ibgda" else ranks  # ranks of a node where nothing says how many
+        alone = 1 if fabric in _BETWEEN_NODES else ranks  # ranks of a node where nothing says how many
         per_node = min(given or alone, ranks) if fabric in _JOIN_NODES else ranks
         if ranks % per_node:
             raise ValueError(f"{name}={per_node}: expected a divisor of the {ranks} ranks, nodes have the same size")

@@ -199,7 +199,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: words of a source on one queue pair",
         "kernels/common/operation.h",
-        "region() * wire::kSignals + kind};",
+        "region() * wire::kOfRanks + kind};",
         "rank()};",
         "fast",
         "ibgda",

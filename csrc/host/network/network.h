@@ -9,6 +9,7 @@
 #include "host/heap/memory.h"
 #include "nic/closing.h"
 #include "nic/options.h"
+#include "wire/heap_layout.h"
 
 namespace deep_ep::host {
 
@@ -23,6 +24,8 @@ class Network {
     virtual bool idle() const { return true; }
     // What kernels have written that a NIC would refuse; empty where all is well.
     virtual std::string refusal() const { return {}; }
+    // The first put that has failed, in words; empty: none has, or its code says enough.
+    virtual std::string fault() const { return {}; }
     // By peer, and in the order of the requests; empty where nothing counts.
     virtual std::vector<nic::Counters> counters() const { return {}; }
     virtual std::vector<nic::Message> trace() const { return {}; }
@@ -32,7 +35,8 @@ class Network {
 struct NetworkPlace {
     int rank;
     std::vector<uint8_t*> heaps;  // every rank's, as the host of this process reaches it
-    uint64_t heap_bytes;
+    wire::HeapLayout layout;
+    uint32_t generation;        // of the operations that it is for
     std::vector<bool> reached;  // per rank: through this network
     Memory* memory;             // for what it shares with kernels; outlives it
     bool kernels_on_cpu;        // on this process's executor
@@ -40,6 +44,7 @@ struct NetworkPlace {
     std::vector<u64*> masked;   // in every rank's heap, the ranks that it has masked; empty: it never does
     nic::Options nic;           // of software NICs
 
+    uint8_t* own_heap() const { return heaps[static_cast<size_t>(rank)]; }
     nic::Closing closing(u32 peer) const {
         if (masked.empty()) return {};
         const u32 self = static_cast<u32>(rank), bits = wire::RankMask::kBits;

@@ -70,6 +70,13 @@ std::string Networks::refusal() const {
     return {};
 }
 
+std::string Networks::fault() const {
+    for (const auto& network : by_route_) {
+        if (network && !network->fault().empty()) return network->fault();
+    }
+    return {};
+}
+
 std::vector<nic::Counters> Networks::counters() const {
     std::vector<nic::Counters> by_peer;
     for (const auto& network : by_route_) {

@@ -25,6 +25,7 @@ class Networks {
     uint64_t most_put_bytes(uint32_t pieces) const;
     bool idle() const;
     std::string refusal() const;
+    std::string fault() const;
     std::vector<nic::Counters> counters() const;
     std::vector<nic::Message> trace() const;
 
@@ -32,7 +33,8 @@ class Networks {
     std::vector<std::unique_ptr<Network>> by_route_;  // null for routes that no rank has
 };
 
-// `memory`: what it shares with kernels comes from there. `routes`: by rank.
-using MakeNetworks = std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes)>;
+// `memory`: what it shares with kernels comes from there. `routes`: by rank. `generation`: of the operations that come.
+using MakeNetworks =
+    std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation)>;
 
 }  // namespace deep_ep::host

@@ -28,9 +28,9 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
     return true;
 }
 
-void Runtime::connect(const wire::RankMask& mask) {
+void Runtime::connect(const wire::RankMask& mask, uint32_t generation) {
     const std::vector<fabric::Route> reached = routes(mask);
-    networks_ = make_networks_(*memory_, reached);
+    networks_ = make_networks_(*memory_, reached, generation);
     memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
 }
 

@@ -54,7 +54,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
         if (options_.routes[r] == fabric::kMapped) mapped[r] = heaps_[r]->base();
     }
     memory_->write(mapped_.get(), mapped.data(), mapped.size() * sizeof(u8*));
-    connect({});
+    connect({}, generation_);
     for (const auto& heap : heaps_) told_mapped_.push_back(heap->mapped());
     memory_->write(mapped_bytes_.get(), told_mapped_.data(), told_mapped_.size() * sizeof(u64));
     write_context(Sequence{generation_, 0, 0}.word());

@@ -174,8 +174,8 @@ class Runtime final : private FailureCount::Member {
     // Recovery, in this order (P16); the ranks' attempts are numbered alike. First: what this rank has launched or
     // posted in this generation is over, or never will be.
     bool stop_all(uint64_t nanoseconds);
-    // The network made anew, to the ranks that this one talks to without those of `mask`.
-    void connect(const wire::RankMask& mask);
+    // The network made anew for a generation, to the ranks that this one talks to without those of `mask`.
+    void connect(const wire::RankMask& mask, uint32_t generation);
     // The ranks of `mask` are known to store nothing any more: -> one that may after so long, or -1.
     int wait_gone(const wire::RankMask& mask, uint64_t nanoseconds);
     // All ranks but those of `mask` have come so far too.

@@ -420,7 +420,7 @@ class Operation {
     // This rank's own word in a peer's heap. A queue pair is one kind's, with its slot, so that a peer's words are
     // spread over those that lead there.
     DEEP_EP_DEVICE fabric::Word word_at_peer(u32 kind) const {
-        return {word_offset(kind, rank()), region() * wire::kSignals + kind};
+        return {word_offset(kind, rank()), region() * wire::kOfRanks + kind};
     }
     // Ranks that give back their regions to each other (P4).
     DEEP_EP_DEVICE bool hears(u32 other) const {

@@ -148,16 +148,18 @@ class Buffer {
         host::NetworkPlace place{};
         place.rank = options.rank;
         for (const auto& heap : heaps) place.heaps.push_back(heap->base());
-        place.heap_bytes = layout.bytes();
+        place.layout = layout;
         place.kernels_on_cpu = place.in_process = true;
         for (uint8_t* heap : place.heaps) {
             if (setup.masks_ranks)
                 place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
         }
         place.nic = setup.nic;
-        const auto make_networks = [place](host::Memory& memory, const std::vector<fabric::Route>& routes) {
+        const auto make_networks = [place](host::Memory& memory, const std::vector<fabric::Route>& routes,
+                                           u32 generation) {
             host::NetworkPlace here = place;
             here.memory = &memory;
+            here.generation = generation;
             return host::Networks(here, routes);
         };
         const auto make_teller = [r = static_cast<int>(rank), memory = parts.tellers](const uint64_t* claimed,
@@ -186,7 +188,7 @@ class Buffer {
     // One recovery, in which none fails (P16). `lost`: those that have left.
     void recover(u32 attempt, const wire::RankMask& lost = {}) {
         expect(runtime().stop_all(kSecond), "kernels have not ended");
-        runtime().connect(lost);
+        runtime().connect(lost, attempt + 1);
         expect(runtime().wait_gone(lost, kSecond) == -1, "a rank has not left");
         expect(runtime().meet(lost, attempt, false, kSecond).result == host::Meeting::kMet, "first meeting");
         runtime().clear_words(attempt + 1);

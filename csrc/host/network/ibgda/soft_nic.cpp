@@ -30,7 +30,7 @@ SoftNic::SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::
 }
 
 void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
-    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.heap_bytes;
+    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.layout.bytes();
     const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
     if (keys > kMostKeys) {

@@ -1,0 +1,42 @@
+#include "host/network/proxy/agent.h"
+
+#include <stdexcept>
+
+#include "cpu/executor/executor.h"
+#include "device/device.h"
+#include "host/network/proxy/loopback.h"
+
+namespace deep_ep::host::proxy {
+namespace {
+
+std::unique_ptr<Transport> loopback(const NetworkPlace& place) {
+    return std::make_unique<Loopback>(
+        place, [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); });
+}
+
+std::unique_ptr<Network> make(const NetworkPlace& place) {
+    if (!place.kernels_on_cpu || !place.in_process) {
+        throw std::invalid_argument("fabric \"proxy\": expected ranks that are threads of one process, on a CPU");
+    }
+    return std::make_unique<Agent>(place);
+}
+[[maybe_unused]] const MakeNetwork made_known = make_network<fabric::Proxy> = make;
+
+}  // namespace
+
+Agent::Agent(const NetworkPlace& place) : most_delay_(place.nic.most_delay), progress_(place, loopback(place)) {
+    agent_ = cpu::Executor::get().add_agent(place.rank, "proxy", [this] { serve(); });
+}
+
+Agent::~Agent() { cpu::Executor::get().remove_agent(agent_); }
+
+void Agent::serve() {
+    cpu::Executor& executor = cpu::Executor::get();
+    for (;;) {
+        cpu::wait_until([this] { return progress_.has_work(); }, "proxy: a command, or a message");
+        for (u64 delay = most_delay_ != 0 ? executor.random() % most_delay_ : 0; delay != 0; --delay) cpu::yield();
+        progress_.step();
+    }
+}
+
+}  // namespace deep_ep::host::proxy

@@ -1,0 +1,82 @@
+#include "host/network/proxy/command_rings.h"
+
+#include "device/device.h"
+#include "host/control/host_word.h"
+
+namespace deep_ep::host::proxy {
+
+using device::Scope;
+using wire::proxy::Command;
+
+CommandRings::CommandRings(Memory& memory, u32 rings, u32 commands)
+    : memory_(memory),
+      commands_(commands),
+      slots_(std::static_pointer_cast<Command>(memory.make_polled(u64{rings} * commands * sizeof(Command)))),
+      meetings_(
+          std::static_pointer_cast<fabric::ProxyMeeting>(memory.make_polled(rings * sizeof(fabric::ProxyMeeting)))),
+      device_(std::static_pointer_cast<fabric::ProxyRing>(memory.make_private(rings * sizeof(fabric::ProxyRing)))),
+      rings_(rings) {
+    std::vector<fabric::ProxyRing> made;
+    for (u32 ring = 0; ring < rings; ++ring) {
+        made.push_back({slots_.get() + u64{ring} * commands, meetings_.get() + ring, 0, commands});
+    }
+    memory.write(device_.get(), made.data(), made.size() * sizeof(fabric::ProxyRing));
+}
+
+bool CommandRings::is_ready(u32 ring, Command& command) const {
+    const u64 position = rings_[ring].taken, lap = wire::proxy::lap_at(position, commands_);
+    const Command& at = slot(ring, position);
+    // Pairs with the posting thread's release: the lower half, and what its warp has built in the heap, are visible.
+    // Where stores to this memory may be seen in another order the lower half has a lap of its own.
+    command.high = device::load_acquire<Scope::kSystem>(&at.high);
+    if (wire::proxy::lap_of(command.high) != lap) return false;
+    command.low = device::load_acquire<Scope::kSystem>(&at.low);
+    return wire::proxy::lap_of(command.low) == lap;
+}
+
+bool CommandRings::has_next() const {
+    Command command;
+    for (u32 ring = 0; ring < count(); ++ring) {
+        if (is_ready(ring, command)) return true;
+    }
+    return false;
+}
+
+bool CommandRings::take(u32 ring, Taken& taken) {
+    if (!is_ready(ring, taken.command)) return false;
+    taken.ring = ring;
+    taken.position = rings_[ring].taken++;
+    return true;
+}
+
+void CommandRings::begin(const Taken& of, u32 messages) { rings_[of.ring].left.push_back(messages); }
+
+void CommandRings::end_message(u32 ring, u64 position) { --rings_[ring].left[position - rings_[ring].retired]; }
+
+void CommandRings::publish() {
+    for (u32 i = 0; i < count(); ++i) {
+        Ring& ring = rings_[i];
+        fabric::ProxyMeeting& meeting = meetings_.get()[i];
+        while (!ring.left.empty() && ring.left.front() == 0) {
+            ring.left.pop_front();
+            ++ring.retired;
+        }
+        // Kernels acquire both: a slot may be written again once it has been copied, a source once it has been read.
+        if (__atomic_load_n(&meeting.taken, __ATOMIC_RELAXED) != ring.taken) {
+            device::store_release<Scope::kSystem>(&meeting.taken, ring.taken);
+        }
+        if (__atomic_load_n(&meeting.retired, __ATOMIC_RELAXED) != ring.retired) {
+            device::store_release<Scope::kSystem>(&meeting.retired, ring.retired);
+        }
+    }
+}
+
+bool CommandRings::idle() const {
+    for (u32 i = 0; i < count(); ++i) {
+        const u64 reserved = memory_.load_word(host_word(device_.get()[i].reserved));
+        if (__atomic_load_n(&meetings_.get()[i].retired, __ATOMIC_ACQUIRE) != reserved) return false;
+    }
+    return true;
+}
+
+}  // namespace deep_ep::host::proxy

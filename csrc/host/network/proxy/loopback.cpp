@@ -1,0 +1,144 @@
+#include "host/network/proxy/loopback.h"
+
+#include <algorithm>
+#include <map>
+
+#include "nic/place.h"
+
+namespace deep_ep::host::proxy {
+namespace {
+
+// The inboxes of this process, by their ranks' heaps.
+template <class Inbox>
+struct Directory {
+    std::mutex mutex;
+    std::map<const u8*, std::shared_ptr<Inbox>> inboxes;
+
+    static Directory& get() {
+        static Directory directory;
+        return directory;
+    }
+};
+
+bool has_left(const u8* heap) {
+    const auto* const header = reinterpret_cast<const wire::HeapHeader*>(heap);
+    return __atomic_load_n(&header->left, __ATOMIC_ACQUIRE) != 0;
+}
+
+}  // namespace
+
+void Loopback::Inbox::add(u32 immediate) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    immediates.push_back(immediate);
+}
+
+Loopback::Loopback(const NetworkPlace& place, Random random)
+    : place_(place), random_(std::move(random)), inbox_(std::make_shared<Inbox>()), links_(place.heaps.size()) {
+    auto& directory = Directory<Inbox>::get();
+    const std::lock_guard<std::mutex> lock(directory.mutex);
+    directory.inboxes[place_.own_heap()] = inbox_;
+}
+
+Loopback::~Loopback() {
+    auto& directory = Directory<Inbox>::get();
+    const std::lock_guard<std::mutex> lock(directory.mutex);
+    const auto found = directory.inboxes.find(place_.own_heap());
+    if (found != directory.inboxes.end() && found->second == inbox_) directory.inboxes.erase(found);
+}
+
+// Null: the peer has left, or has not come yet.
+std::shared_ptr<Loopback::Inbox> Loopback::inbox_of(u32 peer) const {
+    auto& directory = Directory<Inbox>::get();
+    const std::lock_guard<std::mutex> lock(directory.mutex);
+    const auto found = directory.inboxes.find(place_.heaps[peer]);
+    return found == directory.inboxes.end() ? nullptr : found->second;
+}
+
+bool Loopback::fails(u32 peer) const {
+    const nic::Options& nic = place_.nic;
+    return nic.fault_rank == place_.rank && (nic.fault_peer < 0 || nic.fault_peer == static_cast<int>(peer)) &&
+           links_[peer].posted >= nic.fault_after;
+}
+
+bool Loopback::takes(u32 peer) const {
+    if (fails(peer) && place_.nic.fault_syndrome == 0) return false;
+    return links_[peer].flying < place_.nic.in_flight;
+}
+
+bool Loopback::post(const Message& message) {
+    if (!takes(message.peer)) return false;
+    flights_.push_back({message});
+    ++links_[message.peer].flying;
+    ++links_[message.peer].posted;
+    return true;
+}
+
+// Whether something can be done with it now.
+bool Loopback::moves(const Flight& flight) const {
+    const u32 peer = flight.message.peer;
+    if (place_.closing(peer).closed() || fails(peer)) return !fails(peer) || place_.nic.fault_syndrome != 0;
+    return inbox_of(peer) != nullptr || has_left(place_.heaps[peer]);
+}
+
+bool Loopback::has_work() const {
+    {
+        const std::lock_guard<std::mutex> lock(inbox_->mutex);
+        if (!inbox_->immediates.empty()) return true;
+    }
+    return std::any_of(flights_.begin(), flights_.end(), [this](const Flight& flight) { return moves(flight); });
+}
+
+// One of: a cut of the message, its immediate, its completion.
+void Loopback::step(Flight& flight, Events& events) {
+    const Message& message = flight.message;
+    if (place_.closing(message.peer).closed() || fails(message.peer)) {
+        const bool closed = place_.closing(message.peer).closed();
+        events.completions.push_back({message.context, closed ? 0 : place_.nic.fault_syndrome});
+        flight.arrived = flight.completed = true;
+        return;
+    }
+    if (flight.placed < message.bytes) {
+        const u64 cut = std::min<u64>(place_.nic.mtu, message.bytes - flight.placed);
+        nic::place(place_.heaps[message.peer] + message.target + flight.placed,
+                   place_.own_heap() + message.source + flight.placed, cut);
+        flight.placed += cut;
+        place_.closing(message.peer).placed();
+        return;
+    }
+    const bool repeated = random_(8) == 0;
+    if (!flight.arrived && (flight.completed || random_(2) == 0)) {
+        if (const auto inbox = inbox_of(message.peer)) {
+            for (int times = repeated ? 2 : 1; times != 0; --times) inbox->add(message.immediate);
+        }
+        flight.arrived = true;
+    } else if (!flight.completed) {
+        events.completions.push_back({message.context});
+        flight.completed = true;
+    }
+}
+
+bool Loopback::poll(Events& events) {
+    bool worked = false;
+    {
+        const std::lock_guard<std::mutex> lock(inbox_->mutex);
+        while (!inbox_->immediates.empty()) {
+            events.arrivals.push_back(inbox_->immediates.front());
+            inbox_->immediates.pop_front();
+            worked = true;
+        }
+    }
+    if (flights_.empty()) return worked;
+    Flight& flight = flights_[random_(static_cast<u32>(flights_.size()))];
+    if (!moves(flight)) return worked;
+    step(flight, events);
+    if (flight.arrived && flight.completed) {
+        --links_[flight.message.peer].flying;
+        flight = flights_.back();
+        flights_.pop_back();
+    }
+    return true;
+}
+
+std::string Loopback::text(u32 error) const { return "error " + std::to_string(error) + ", as asked for"; }
+
+}  // namespace deep_ep::host::proxy

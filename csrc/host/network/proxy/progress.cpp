@@ -1,0 +1,73 @@
+#include "host/network/proxy/progress.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "device/device.h"
+
+namespace deep_ep::host::proxy {
+namespace {
+
+constexpr u32 kRings = 1;
+constexpr u32 kCommandsAtOnce = 16;  // of a ring, before what they have become is posted
+
+u8* bank_of(const NetworkPlace& place) { return place.own_heap() + place.layout.bank_offset(place.generation); }
+
+}  // namespace
+
+Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport)
+    : transport_(std::move(transport)),
+      rings_(*place.memory, kRings, place.nic.blocks),
+      sender_(static_cast<u32>(place.rank), static_cast<u32>(place.heaps.size()), place.generation,
+              place.layout.scratch_of(static_cast<u32>(place.rank)), rings_, *transport_,
+              [place](u32 peer) { return place.closing(peer).closed(); }),
+      receiver_(bank_of(place), place.layout, place.generation,
+                [place](u32 source) { return place.reached[source] && !place.closing(source).closed(); }),
+      fault_(std::static_pointer_cast<u64>(place.memory->make_polled(sizeof(u64)))),
+      state_(std::static_pointer_cast<fabric::Proxy>(place.memory->make_private(sizeof(fabric::Proxy)))) {
+    if (place.layout.bytes() > wire::proxy::kMostHeapBytes) {
+        throw std::invalid_argument("a heap of " + std::to_string(place.layout.bytes()) +
+                                    " bytes: expected at most 1 TiB with the proxy");
+    }
+    const fabric::Proxy state{rings_.device_rings(), rings_.count(), rings_.commands(), fault_.get()};
+    place.memory->write(state_.get(), &state, sizeof(state));
+}
+
+// A put has at most so many messages, and its pieces need not end where messages do.
+u64 Progress::most_put_bytes(u32 pieces) const {
+    const u64 messages = wire::proxy::kMostMessages - pieces;
+    return std::min(messages * transport_->most_bytes(), wire::proxy::kMostCommandBytes);
+}
+
+bool Progress::step() {
+    const bool took = sender_.take(kCommandsAtOnce), posted = sender_.post();
+    const bool polled = transport_->poll(events_);
+    for (const Completion& completion : events_.completions) sender_.completed(completion);
+    for (const u32 immediate : events_.arrivals) receiver_.arrived(immediate);
+    events_.completions.clear();
+    events_.arrivals.clear();
+    receiver_.publish();
+    for (const Sender::Fault& fault : sender_.faults()) tell(fault);
+    rings_.publish();
+    return took || posted || polled;
+}
+
+bool Progress::has_work() const { return sender_.has_work() || transport_->has_work(); }
+
+// The text before the word: a kernel's host asks for it once the kernel has seen the word. The first fault stays.
+void Progress::tell(const Sender::Fault& fault) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!fault_text_.empty()) return;
+        fault_text_ = "the proxy cannot send to rank " + std::to_string(fault.peer) + " over " + transport_->name() +
+                      ": " + transport_->text(fault.error);
+    }
+    device::store_release<device::Scope::kSystem>(fault_.get(), fabric::proxy_fault(fault.peer, fault.error));
+}
+
+std::string Progress::fault() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return fault_text_;
+}
+
+}  // namespace deep_ep::host::proxy

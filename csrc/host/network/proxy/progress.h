@@ -1,0 +1,45 @@
+// All that a rank's proxy does, as one step: a thread takes it over and over, or an agent of the executor does, or a
+// thread that waits for what comes of it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "host/network/network.h"
+#include "host/network/proxy/receiver.h"
+#include "host/network/proxy/sender.h"
+
+namespace deep_ep::host::proxy {
+
+class Progress {
+  public:
+    Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport);
+
+    fabric::Proxy* state() const { return state_.get(); }
+    u64 most_put_bytes(u32 pieces) const;
+    // One thread at a time. -> whether there was anything to do.
+    bool step();
+    bool has_work() const;
+    bool idle() const { return rings_.idle(); }
+
+    // What has failed, in words; any thread.
+    std::string fault() const;
+    std::vector<nic::Counters> counters() const { return sender_.counters(); }
+    u64 dropped() const { return receiver_.dropped(); }
+
+  private:
+    void tell(const Sender::Fault& fault);
+
+    const std::unique_ptr<Transport> transport_;
+    CommandRings rings_;
+    Sender sender_;
+    Receiver receiver_;
+    const std::shared_ptr<u64> fault_;
+    const std::shared_ptr<fabric::Proxy> state_;
+    Events events_;
+    mutable std::mutex mutex_;  // of the text
+    std::string fault_text_;
+};
+
+}  // namespace deep_ep::host::proxy

@@ -1,0 +1,51 @@
+#include "host/network/proxy/receiver.h"
+
+#include "device/device.h"
+
+namespace deep_ep::host::proxy {
+
+using namespace wire::proxy;
+
+Receiver::Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, std::function<bool(u32)> hears)
+    : bank_(bank), layout_(layout), generation_(generation), hears_(std::move(hears)), lines_(layout.ranks) {}
+
+void Receiver::arrived(u32 immediate) {
+    const Immediate said = unpack(immediate);
+    const bool ours = said.source < layout_.ranks && said.word < layout_.regions * wire::kOfRanks &&
+                      said.generation == generation_ % 4 && hears_(said.source);
+    if (!ours) {
+        ++dropped_;
+        return;
+    }
+    std::vector<Line>& lines = lines_[said.source];
+    if (lines.empty()) lines.resize(kWords);
+    Line& line = lines[said.word];
+    const u32 ahead = (said.sequence - static_cast<u32>(line.next)) & (kSequences - 1);
+    if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) {
+        ++dropped_;
+        return;
+    }
+    line.beyond |= u64{1} << ahead;
+    while ((line.beyond & 1) != 0) {
+        line.beyond >>= 1;
+        ++line.next;
+    }
+    line.total += share(said.pieces);
+    if (!line.changed) changed_.push_back({said.source, said.word});
+    line.changed = true;
+}
+
+void Receiver::publish() {
+    for (const Place& place : changed_) {
+        Line& line = lines_[place.source][place.word];
+        line.changed = false;
+        const u32 region = place.word / wire::kOfRanks, kind = place.word % wire::kOfRanks;
+        // A kernel of this rank that acquires the word sees the payload of all messages that the total counts.
+        // Litmus: proxy_total.
+        device::store_release<device::Scope::kSystem>(
+            reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source)), line.total);
+    }
+    changed_.clear();
+}
+
+}  // namespace deep_ep::host::proxy

@@ -1,0 +1,47 @@
+// A proxy's receiving side: immediates become totals in signal words (P18). It alone stores the words of the ranks that
+// it hears, as totals, so that memory without atomics for the host will do.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "wire/heap_layout.h"
+#include "wire/proxy.h"
+
+namespace deep_ep::host::proxy {
+
+class Receiver {
+  public:
+    // `bank`: this rank's signal words. `hears`: whether a rank's messages count.
+    Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, std::function<bool(u32 source)> hears);
+
+    void arrived(u32 immediate);
+    // Stores what has changed since. The payload of all that has arrived is visible before.
+    void publish();
+
+    // Messages that did not count: repeats, and those of another generation or from a rank that is not heard.
+    u64 dropped() const { return dropped_; }
+
+  private:
+    struct Line {
+        u64 next = 0;     // all messages below have arrived
+        u64 beyond = 0;   // and those whose bit is set behind it
+        u64 total = 0;
+        bool changed = false;
+    };
+
+    u8* const bank_;
+    const wire::HeapLayout layout_;
+    const u32 generation_;
+    const std::function<bool(u32)> hears_;
+    std::vector<std::vector<Line>> lines_;  // by source and word; made for those that are heard
+    struct Place {
+        u32 source;
+        u32 word;
+    };
+    std::vector<Place> changed_;
+    u64 dropped_ = 0;
+};
+
+}  // namespace deep_ep::host::proxy

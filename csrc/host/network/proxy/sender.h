@@ -1,0 +1,90 @@
+// A proxy's sending side: commands become messages, which wait for each peer in a queue of its own, so that a peer that
+// takes none holds up no other (P11).
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "host/network/proxy/command_rings.h"
+#include "host/network/proxy/transport.h"
+#include "nic/options.h"
+
+namespace deep_ep::host::proxy {
+
+// To bound what a peer that stalls may hold of a network's buffers.
+constexpr u64 kMostBytesToPeer = 16ull << 20;
+
+class Sender {
+  public:
+    struct Fault {
+        u32 peer;
+        u32 error;
+    };
+    // `scratch`: the place in every heap for messages without bytes. `closed`: whether a peer is masked, so that nothing may be sent to it any more.
+    Sender(u32 rank, u32 ranks, u32 generation, u64 scratch, CommandRings& rings, Transport& transport,
+           std::function<bool(u32 peer)> closed);
+
+    // Takes up to `commands` commands of each ring. -> whether there was one.
+    bool take(u32 commands);
+    // Hands the transport what it takes. -> whether it took anything.
+    bool post();
+    bool has_work() const;
+    void completed(const Completion& completion);
+
+    // Those since the last call: nothing reaches these peers any more.
+    std::vector<Fault> faults();
+    const std::vector<nic::Counters>& counters() const { return counters_; }
+
+  private:
+    struct Waiting {
+        Message message;
+        u32 word;
+        u32 pieces;
+        u32 ring;
+        u64 position;
+    };
+    // The messages to one word of a peer: numbers below `delivered`, and those whose bit is set behind it, have been.
+    struct Window {
+        u64 sent = 0;
+        u64 delivered = 0;
+        u64 beyond = 0;
+        bool open() const { return sent < delivered + wire::proxy::kWindow; }
+        void end(u64 number);
+    };
+    struct Link {
+        std::deque<Waiting> queue;
+        std::vector<Window> windows;  // by word
+        u64 bytes_on_their_way = 0;
+        bool dead = false;
+    };
+    // A message that the transport has: `Message::context` is its place.
+    struct OnItsWay {
+        u32 peer;
+        u32 word;
+        u64 number;
+        u64 bytes;
+        u32 ring;
+        u64 position;
+    };
+
+    void accept(const Taken& taken);
+    void drop(Link& link);
+    bool may_post(u32 peer, const Link& link) const;
+    bool post_next(u32 peer, Link& link);
+
+    const u32 rank_, generation_;
+    const u64 scratch_;
+    CommandRings& rings_;
+    Transport& transport_;
+    const std::function<bool(u32)> closed_;
+    std::vector<Link> links_;        // by peer
+    std::vector<u32> put_messages_;  // by ring: of the put whose commands are being taken
+    std::vector<OnItsWay> on_their_way_;
+    std::vector<u32> free_places_;
+    std::vector<Fault> faults_;
+    std::vector<nic::Counters> counters_;
+    u32 waiting_ = 0;  // links with a queue
+};
+
+}  // namespace deep_ep::host::proxy

@@ -1,0 +1,54 @@
+// What carries the proxy's messages: libfabric's providers, or a loopback for tests.
+//
+// A message is written into the peer's memory, and with it comes an immediate, which the peer's transport hands to its
+// proxy once all of the message is there. Nothing is promised about other messages: they may arrive in any order. One
+// thread at a time uses a transport.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "wire/types.h"
+
+namespace deep_ep::host::proxy {
+
+struct Message {
+    u32 peer;
+    u32 immediate;  // wire::proxy::Immediate
+    u64 source;     // in this rank's heap
+    u64 target;     // in the peer's
+    u64 bytes;      // at least kPieceBytes
+    u64 context;    // comes back with the completion
+};
+
+// The message's source has been read and its target written, or it has failed.
+struct Completion {
+    u64 context;
+    u32 error = 0;  // the transport's own code
+};
+
+struct Events {
+    std::vector<Completion> completions;
+    std::vector<u32> arrivals;  // immediates
+};
+
+class Transport {
+  public:
+    virtual ~Transport() = default;
+
+    virtual std::string name() const = 0;
+    // The most bytes of one message.
+    virtual u64 most_bytes() const = 0;
+    // False: it takes no message to that peer now.
+    virtual bool post(const Message& message) = 0;
+    // Whether post() might take one, and whether poll() might find or do anything: where other things are to be done,
+    // a transport that only waits must say so.
+    virtual bool takes(u32) const { return true; }
+    virtual bool has_work() const = 0;
+    // Makes progress, and adds what has come of it. -> whether it has done anything.
+    virtual bool poll(Events& events) = 0;
+    // What an error means.
+    virtual std::string text(u32 error) const = 0;
+};
+
+}  // namespace deep_ep::host::proxy
