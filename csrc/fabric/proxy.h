@@ -1,10 +1,10 @@
-// Fabric `proxy`: a thread of the host sends what kernels leave for it as commands in a ring. For NICs that a GPU cannot
-// drive itself, and for networks without any. A put's signal is a total that the receiver's host stores once all of the
-// put has arrived.
+// Fabric `proxy`: a thread of the host sends what kernels leave for it as commands in a ring. For NICs that a GPU
+// cannot drive itself, and for networks without any. A put's signal is a total that the receiver's host stores once all
+// of the put has arrived.
 //
 // Ring and meeting lie where kernels and host both reach them: memory of the host, pinned for a GPU. What kernels alone
-// use, a ring's counts, lies in their own memory and is accessed at device scope. A thread reserves slots only when they
-// are free, and then fills them without a wait: so a kernel that gives up leaves no gap in a ring.
+// use, a ring's counts, lies in their own memory and is accessed at device scope. A thread reserves slots only when
+// they are free, and then fills them without a wait: so a kernel that gives up leaves no gap in a ring.
 #pragma once
 
 #include "fabric/peers.h"
@@ -64,9 +64,8 @@ DEEP_EP_DEVICE bool reserve(ProxyRing& ring, u32 commands, Waiter& waiter, u32 c
     begin = device::load_relaxed<Scope::kDevice>(&ring.reserved);
     for (;;) {
         const u64 end = begin + count;
-        if (!has_room(ring, commands, end) &&
-            !waiter.wait(wire::Phase::kPost, -1, &ring.meeting->taken, end - commands,
-                         [&] { return has_room(ring, commands, end); })) {
+        if (!has_room(ring, commands, end) && !waiter.wait(wire::Phase::kPost, -1, &ring.meeting->taken, end - commands,
+                                                           [&] { return has_room(ring, commands, end); })) {
             return false;
         }
         const u64 found = device::cas_acq_rel<Scope::kDevice>(&ring.reserved, begin, end);

@@ -17,8 +17,8 @@ enum Operation : u32 {
     kSignal = 3,  // the signal alone
 };
 
-// Two words that are stored one by one, the upper one last. Each has the lap bit of its position, so that neither an old
-// half nor a half that is missing is taken for new. From bit 63 down:
+// Two words that are stored one by one, the upper one last. Each has the lap bit of its position, so that neither an
+// old half nor a half that is missing is taken for new. From bit 63 down:
 //
 //   low    lap 1 | operation 2 | length 24 | spare 1 | source 36
 //   high   lap 1 | peer 12 | word 10 | spare 5 | target 36
@@ -89,12 +89,13 @@ constexpr u32 kWords = 1u << kImmediateWordBits;
 static_assert(kMostRegions * kOfRanks <= kWords, "every word that a rank has of another");
 constexpr u32 kMostMessages = (1u << kPiecesBits) - 1;  // of a put
 
-// Sequence numbers are told apart in a window of half of them: a message is sent only when all that lie so far behind it
-// have been delivered.
+// Sequence numbers are told apart in a window of half of them: a message is sent only when all that lie so far behind
+// it have been delivered.
 constexpr u32 kSequences = 1u << kSequenceBits, kWindow = kSequences / 2;
 
 constexpr u32 pack(const Immediate& of) {
-    return of.source << 20 | of.word << 12 | (of.generation & 3) << 10 | (of.sequence & (kSequences - 1)) << 4 | of.pieces;
+    return of.source << 20 | of.word << 12 | (of.generation & 3) << 10 | (of.sequence & (kSequences - 1)) << 4 |
+           of.pieces;
 }
 constexpr Immediate unpack(u32 bits) {
     return {bits >> 20, bits >> 12 & (kWords - 1), bits >> 10 & 3, bits >> 4 & (kSequences - 1), bits & kMostMessages};

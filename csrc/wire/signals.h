@@ -24,13 +24,13 @@ constexpr u32 kStreamWords = 4;
 
 // Kinds of signal words. Those with slots take kSlots consecutive numbers.
 enum Signal : u32 {
-    kFree = 0,                // source has given back this rank's use of its region; written at every rank (P4)
-    kNotify = 1,              // source's row of counts, or its routing, has arrived
-    kOffer = 2,               // source's offer has arrived: where its output, or its published rows, lie (P9, P12)
-    kData = 3,                // all rows of source are in this rank's output, or in its region
-    kRead = 4,                // source has read the rows that this rank published (P12)
-    kChunk = 5,               // slot s holds a chunk of source
-    kNext = kChunk + kSlots,  // source has read slot s of the stream to it: the next chunk may come
+    kFree = 0,                  // source has given back this rank's use of its region; written at every rank (P4)
+    kNotify = 1,                // source's row of counts, or its routing, has arrived
+    kOffer = 2,                 // source's offer has arrived: where its output, or its published rows, lie (P9, P12)
+    kData = 3,                  // all rows of source are in this rank's output, or in its region
+    kRead = 4,                  // source has read the rows that this rank published (P12)
+    kChunk = 5,                 // slot s holds a chunk of source
+    kNext = kChunk + kSlots,    // source has read slot s of the stream to it: the next chunk may come
     kOfRanks = kNext + kSlots,  // kinds below are of ranks, those from here on of streams
     kStreamChunk = kOfRanks,    // a chunk of the stream has been passed on to this rank
     kStreamNext = kStreamChunk + kStreamWords,  // one that this rank has passed on has been read

@@ -16,7 +16,7 @@ from low_latency import BF16, Sizes, Work, check_dispatch, combine, dispatch, ma
 
 SIZES = Sizes("failing", 3, (9, 40, 3), 40, 64, 4, 6)
 WORK = Work.of(SIZES)
-MIXED = ("peer", "weak", "ibgda", "mixed")
+MIXED = ("peer", "proxy", "ibgda", "mixed")
 TIMEOUT, LATE = 30.0, 1
 
 

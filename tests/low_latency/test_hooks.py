@@ -16,7 +16,7 @@ from low_latency import BF16, CASTS, Sizes, Work, check_combine, check_dispatch,
 from low_latency import round_trip as low_latency_round_trip
 
 SIZES = Sizes("hooks", 3, (9, 40, 0), 40, 128, 4, 6)
-MIXED = ("peer", "weak", "ibgda", "mixed")
+MIXED = ("peer", "proxy", "ibgda", "mixed")
 NORMAL = Trial.of(Case("beside", 3, 12, hidden=64, topk=2, experts=6))
 
 

@@ -17,7 +17,7 @@ from deep_ep_py.testing import run_ranks
 from harness import barrier, under_schedules
 from low_latency import Sizes, Work, check_combine, combine, combined_of, dispatch, make_buffer, round_trip
 
-MIXED = ("peer", "weak", "ibgda", "mixed")
+MIXED = ("peer", "proxy", "ibgda", "mixed")
 SIZES = Sizes("logfmt", 3, (9, 40, 0), 40, 256, 4, 6)
 CASES = (
     Sizes("one rank", 1, (5,), 8, 128, 2, 4),

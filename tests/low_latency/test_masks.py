@@ -17,7 +17,7 @@ from low_latency import BF16, CASTS, Sizes, Work, check_dispatch, combine, dispa
 
 SIZES = Sizes("masks", 4, (9, 40, 3, 33), 40, 128, 4, 8)
 WORK = Work.of(SIZES)
-MIXED = ("peer", "weak", "ibgda", "mixed")
+MIXED = ("peer", "proxy", "ibgda", "mixed")
 TIMEOUT, GONE = 30.0, 2
 # It finds that out when it looks last, and what it has read does not count.
 racing = pytest.mark.skipif(

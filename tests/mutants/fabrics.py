@@ -181,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ibgda: signal on another queue pair",
         "fabric/ibgda.h",
         (
-            ("word.queue % net.per_peer]", "(word.queue + (count == 0)) % net.per_peer]"),
+            ("word.number % net.per_peer]", "(word.number + (count == 0)) % net.per_peer]"),
             (_ADD, "add_request(net, qp, index, word);\n    if (count != 0) " + _NOTHING + "\n    // In order"),
             (_POSTED, _POSTED.replace("true", f"count == 0 || {_ONLY_SIGNAL}")),
         ),
@@ -191,7 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: one queue pair for all words",
         "fabric/ibgda.h",
-        "word.queue % net.per_peer]",
+        "word.number % net.per_peer]",
         "0]",
         "fast",
         "ibgda",

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda")
-FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda")
+NORMAL = ("peer", "peer rounds", "one region", "weak", "ibgda", "proxy")
+FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda", "failing proxy")
 # In these, rows are written over while others read them, and what comes of it must not count: a race on purpose.
 RACING = (*FAILING, "failing, watched", "two hops failing")
 ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
 REPLAYS = ("replays", "replays ibgda")
 BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
-MASKS = ("masks", "masks weak", "masks ibgda", "masks mixed")
-LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed")
+MASKS = ("masks", "masks weak", "masks ibgda", "masks mixed", "masks proxy")
+LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed", "low latency proxy")
+PROXY = ("posters proxy", "proxy", "low latency proxy")
 ONCE_PER_NODE = ("once per node weak", "once per node ibgda")
-TWO_HOPS = ("two hops peer", "two hops weak", "two hops ibgda", "two hops without", "two hops crossed")
+TWO_HOPS = (
+    "two hops peer",
+    "two hops weak",
+    "two hops ibgda",
+    "two hops proxy",
+    "two hops without",
+    "two hops crossed",
+)
 
 
 @dataclass(frozen=True)

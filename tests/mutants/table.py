@@ -5,7 +5,7 @@ A change is a pair of texts; the first stands once in the file.
 
 from __future__ import annotations
 
-from mutants import fabrics, low_latency, masks, once_per_node, two_hops
+from mutants import fabrics, low_latency, masks, once_per_node, proxy, two_hops
 from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
@@ -17,6 +17,7 @@ _SLOWLY = "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kS
 
 MUTANTS = (
     *fabrics.MUTANTS,
+    *proxy.MUTANTS,
     # --- kernels/common/operation.h
     silent(
         "wait: relaxed",
@@ -230,7 +231,7 @@ MUTANTS = (
         "host/session/recovery.cpp",
         (
             ("    networks_ = {};  // before the next are made: no agent of the old ones is left\n", ""),
-            ("    networks_ = make_networks_(*memory_, reached);\n", ""),
+            ("    networks_ = make_networks_(*memory_, reached, generation);\n", ""),
         ),
         "exact",
         ("recover ibgda",),

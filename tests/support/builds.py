@@ -25,7 +25,7 @@ def _tries(count: int) -> int:
 SCHEDULES = _tries({"fast": 6, "exact": 2, "tsan": 2, "asan": 1}[BUILD])
 BLOCK_COUNTS = {"fast": (1, 2, 5), "exact": (1, 2, 5), "tsan": (2,), "asan": (2,)}[BUILD]
 # What of memory is another's does not depend on the order in which puts arrive.
-FABRICS = ("peer", "ibgda") if BUILD == "asan" else ("peer", "weak", "ibgda")
+FABRICS = ("peer", "ibgda") if BUILD == "asan" else ("peer", "proxy", "ibgda")
 
 # Schedules of a protocol test, and examples of a hypothesis test.
 # Orders are found in the other builds: in the fast one a warp is a fiber.

@@ -35,7 +35,7 @@ def failing(rank: int, peer: int, after: int, syndrome: int) -> deep_ep.NicOptio
 
 def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.Buffer:
     """Make a case's Buffer on the calling rank."""
-    if fabric == "ibgda" and "nic" not in options:
+    if fabric in ("ibgda", "proxy") and "nic" not in options:
         # A message of one row has a few requests.
         most_bytes = max(HARSH_NIC.most_bytes, 2 * case.hidden // 4 // 16 * 16)
         queues = HARSH_NIC.queues_per_peer if case.ranks < MANY_RANKS else 1

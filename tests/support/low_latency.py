@@ -301,7 +301,7 @@ def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_e
     needed = deep_ep.Buffer.get_low_latency_rdma_size_hint(
         sizes.most_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk, regions=regions
     )
-    if fabric == "ibgda" and "nic" not in options:
+    if fabric in ("ibgda", "proxy") and "nic" not in options:
         # A message has a few requests.
         row_bytes = 2 * sizes.hidden + 64  # words of LogFMT too
         longest = max(sizes.most_tokens * min(sizes.topk, sizes.local) * row_bytes, 4096)

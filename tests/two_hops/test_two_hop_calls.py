@@ -15,7 +15,7 @@ from deep_ep_py import Link
 from deep_ep_py.testing import run_ranks
 from harness import Trial, as_received, cramped, dispatch_arguments, make_buffer, queued_round_trip, under_schedules
 
-FABRICS = ("ibgda", "weak")
+FABRICS = ("ibgda", "proxy")
 
 fabrics = pytest.mark.parametrize("fabric", FABRICS)
 arenas = pytest.mark.parametrize("arena_bytes", [None, 0], ids=["arena", "local_chunks"])

@@ -16,7 +16,7 @@ from cases import BY_NAME, ROUTED_IN_TWO_HOPS, Case
 from deep_ep_py.testing import run_ranks
 from harness import MANY_RANKS, Trial, cramped, dispatch_arguments, make_buffer, round_trip, under_schedules
 
-FABRICS = ("ibgda", "weak")
+FABRICS = ("ibgda", "proxy")
 
 
 def on_each_rank(group: Any, trial: Trial, fabric: str) -> None:

@@ -15,7 +15,7 @@ from deep_ep_py import Link
 from deep_ep_py.testing import run_ranks
 from harness import Trial, barrier, cramped, dispatch_arguments, left_out, make_buffer, round_trip_without
 
-FABRICS = ("ibgda", "weak")
+FABRICS = ("ibgda", "proxy")
 BASE = {"hidden": 24, "routing": "holes"}
 LOST = [
     (Case("2x2", 4, (13, 0, 9, 21), topk=3, experts=8, ranks_per_node=2, **BASE), [1]),

@@ -15,7 +15,7 @@ from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from harness import Trial, cramped, dispatch_arguments, make_buffer, under_schedules
 
-FABRICS = ("ibgda", "weak")
+FABRICS = ("ibgda", "proxy")
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.float16, torch.int16)
 
 fabrics = pytest.mark.parametrize("fabric", FABRICS)

@@ -135,8 +135,8 @@ struct ForwardWork {
         const u32 source = what.kind == Entry::kForward ? me.origin(what.who) : what.who;
         // A local chunk comes from the origin's forwarder in this node.
         const u32 sender = what.kind == Entry::kForward ? source : me.near_forwarder(source);
-        const u32 kind = what.kind == Entry::kForward ? wire::kChunk + what.slot
-                                                      : local_word(wire::kStreamChunk, 0, what.slot);
+        const u32 kind =
+            what.kind == Entry::kForward ? wire::kChunk + what.slot : local_word(wire::kStreamChunk, 0, what.slot);
         const Pending chunk = Pending::of(op, Phase::kChunk, sender, kind, source, n + 1);
         if (!chunk.over()) return chunk;
         for (u32 d = 0; what.kind == Entry::kForward && d < me.per_node; ++d) {

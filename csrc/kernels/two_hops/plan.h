@@ -77,8 +77,8 @@ struct Place {
     }
 };
 
-// The kind of the word of a local chunk's slot; `kind`: kStreamChunk or kStreamNext. A forwarder has streams of the same
-// number, Place::stream(), in both roles.
+// The kind of the word of a local chunk's slot; `kind`: kStreamChunk or kStreamNext. A forwarder has streams of the
+// same number, Place::stream(), in both roles.
 constexpr u32 local_word(u32 kind, u32 role, u32 chunk) {
     return kind + role * wire::kLocalSlots + chunk % wire::kLocalSlots;
 }

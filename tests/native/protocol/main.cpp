@@ -31,6 +31,8 @@ int main(int argc, char** argv) {
     deep_ep::nic::Options longer = slow;  // requests, so that a put of many rows fits into a ring
     longer.mtu = 128;
     longer.most_bytes = 1024;
+    deep_ep::nic::Options tight = slow;  // two puts of the posters fill a ring
+    tight.blocks = 4;
     deep_ep::nic::Options split;
     split.blocks = 32;
     split.chunk_log2 = 12;
@@ -64,12 +66,15 @@ int main(int argc, char** argv) {
         {"ibgda", normal("ibgda", true, 4 * kTight)},
         {"apart", [&](uint64_t seed) { apart::run(seed, {"peer", true, kAmple, 2, slow}); }},
         {"recover", normal("peer", false, kTight, 2, true)},
+        {"proxy", normal("proxy", true, 4 * kTight)},
+        {"recover proxy", normal("proxy", true, 4 * kTight, 2, true)},
         {"recover ibgda", normal("ibgda", true, 4 * kTight, 2, true)},
         {"failing", failing("peer", true, kAmple, {false, false, kRanks - 1})},
         {"failing, watched", failing("peer", true, kAmple, {false, true, kRanks - 1})},
         {"failing, ordered", failing("peer", true, kAmple, {true, false, kRanks - 1})},
         {"failing rounds", failing("peer", false, kTight, {false, false, kRanks - 1})},
         {"failing weak", failing("weak", false, 2 * kTight, {false, false, kRanks - 1})},
+        {"failing proxy", failing("proxy", true, 2 * kTight, {false, false, kRanks - 1})},
         {"failing ibgda", failing("ibgda", true, 2 * kTight, {false, false, kRanks - 1})},
         {"replays", [&](uint64_t seed) { replays::run(seed, {"peer", true, kAmple, 2, slow}); }},
         {"replays ibgda", [&](uint64_t seed) { replays::run(seed, {"ibgda", true, 4 * kTight, 2, slow}); }},
@@ -82,16 +87,19 @@ int main(int argc, char** argv) {
         {"low latency", low_latency("peer")},
         {"low latency weak", low_latency("weak")},
         {"low latency ibgda", low_latency("ibgda")},
+        {"low latency proxy", low_latency("proxy")},
         {"low latency mixed", low_latency("mixed")},
         {"once per node weak", once_per_node("weak")},
         {"once per node ibgda", once_per_node("ibgda")},
         {"masks", masks("peer")},
         {"masks weak", masks("weak")},
         {"masks ibgda", masks("ibgda")},
+        {"masks proxy", masks("proxy")},
         {"masks mixed", masks("mixed")},
         {"two hops peer", two_hops("peer", 1, {6, 3, false, 1000})},
         {"two hops weak", two_hops("weak", 1, {4, 2, false, 1000})},
         {"two hops ibgda", two_hops("ibgda", 2, {6, 2, true, 1800})},
+        {"two hops proxy", two_hops("proxy", 2, {4, 2, true, 1000})},
         {"two hops without", two_hops("ibgda", 2, {8, 4, true, 1000, 1 << 1 | 1 << 6})},
         // A rank whose own place is another's in one node, and which has the place of a third in its own.
         {"two hops crossed", two_hops("ibgda", 2, {8, 4, true, 1000, 1 << 3 | 1 << 4})},
@@ -104,11 +112,12 @@ int main(int argc, char** argv) {
         {"meetings", meetings::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
-        {"posters", [&](uint64_t seed) { posters::run(seed, 2, 4, 6, slow); }},
+        {"posters", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 6, slow); }},
+        {"posters proxy", [&](uint64_t seed) { posters::run(seed, "proxy", 2, 4, 6, tight); }},
         // Requests end where the keys of their memory do.
-        {"keys", [&](uint64_t seed) { posters::run(seed, 2, 4, 12, split); }},
+        {"keys", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, split); }},
         // 1.5 * 2^16 blocks: the index of the queue pair wraps.
-        {"wrap", [&](uint64_t seed) { posters::run(seed, 2, 4, 4096, fast); }},
+        {"wrap", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 4096, fast); }},
     };
     if (argc != 3 || scenarios.count(argv[1]) == 0) return std::fprintf(stderr, "protocol SCENARIO SEED\n"), 2;
     try {

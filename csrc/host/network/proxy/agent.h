@@ -1,5 +1,5 @@
-// The proxy of a rank that is a thread of this process, beside kernels that the executor runs: an agent of it, so that a
-// seed says all.
+// The proxy of a rank that is a thread of this process, beside kernels that the executor runs: an agent of it, so that
+// a seed says all.
 #pragma once
 
 #include "host/network/network.h"

@@ -1,6 +1,6 @@
-// A transport between ranks of one process, for tests. It is as bad as a network may be: messages are late and pass each
-// other, their bytes are read from the source and placed in pieces up to the last moment, an immediate comes before the
-// sender's completion or after it, and now and then twice; a link may fail, or take nothing and say nothing.
+// A transport between ranks of one process, for tests. It is as bad as a network may be: messages are late and pass
+// each other, their bytes are read from the source and placed in pieces up to the last moment, an immediate comes
+// before the sender's completion or after it, and now and then twice; a link may fail, or take nothing and say nothing.
 #pragma once
 
 #include <deque>

@@ -25,8 +25,8 @@ class Receiver {
 
   private:
     struct Line {
-        u64 next = 0;     // all messages below have arrived
-        u64 beyond = 0;   // and those whose bit is set behind it
+        u64 next = 0;    // all messages below have arrived
+        u64 beyond = 0;  // and those whose bit is set behind it
         u64 total = 0;
         bool changed = false;
     };

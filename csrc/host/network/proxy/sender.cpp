@@ -39,7 +39,8 @@ bool Sender::take(u32 commands) {
 }
 
 // A command becomes as many messages as the transport's limit asks for. The last one of a put says how many there were,
-// so that the receiver knows when it has all (share()); a put without bytes is one message to a place that nobody reads.
+// so that the receiver knows when it has all (share()); a put without bytes is one message to a place that nobody
+// reads.
 void Sender::accept(const Taken& taken) {
     const u32 peer = peer_of(taken.command), operation = operation_of(taken.command);
     Link& link = links_[peer];
@@ -56,8 +57,12 @@ void Sender::accept(const Taken& taken) {
     for (u32 cut = 0; cut < cuts; ++cut) {
         ++of_put;
         const u64 at = cut * most;
-        const Message message = moves ? Message{peer, 0, source_of(taken.command) + at, target_of(taken.command) + at,
-                                                std::min(most, bytes - at), 0}
+        const Message message = moves ? Message{peer,
+                                                0,
+                                                source_of(taken.command) + at,
+                                                target_of(taken.command) + at,
+                                                std::min(most, bytes - at),
+                                                0}
                                       : Message{peer, 0, scratch_, scratch_, wire::kPieceBytes, 0};
         const u32 pieces = ends && cut + 1 == cuts ? of_put : 0;
         if (link.queue.empty()) ++waiting_;
@@ -76,8 +81,7 @@ bool Sender::may_post(u32 peer, const Link& link) const {
     if (link.queue.empty()) return false;
     if (closed_(peer)) return true;
     const Waiting& next = link.queue.front();
-    const bool fits = link.bytes_on_their_way == 0 ||
-                      link.bytes_on_their_way + next.message.bytes <= kMostBytesToPeer;
+    const bool fits = link.bytes_on_their_way == 0 || link.bytes_on_their_way + next.message.bytes <= kMostBytesToPeer;
     return fits && link.windows[next.word].open() && transport_.takes(peer);
 }
 

@@ -21,7 +21,8 @@ class Sender {
         u32 peer;
         u32 error;
     };
-    // `scratch`: the place in every heap for messages without bytes. `closed`: whether a peer is masked, so that nothing may be sent to it any more.
+    // `scratch`: the place in every heap for messages without bytes. `closed`: whether a peer is masked, so that
+    // nothing may be sent to it any more.
     Sender(u32 rank, u32 ranks, u32 generation, u64 scratch, CommandRings& rings, Transport& transport,
            std::function<bool(u32 peer)> closed);
 

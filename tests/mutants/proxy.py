@@ -1,0 +1,183 @@
+"""Bugs of the proxy: of the ring of commands, of the messages that they become, of the totals that those add up to."""
+
+from __future__ import annotations
+
+from mutants.mutant import MASKS, PROXY, Mutant, one, silent
+
+_KERNELS = "fabric/proxy.h"
+_WIRE = "wire/proxy.h"
+_RINGS = "host/network/proxy/command_rings.cpp"
+_SENDER = "host/network/proxy/sender.cpp"
+_RECEIVER = "host/network/proxy/receiver.cpp"
+_POSTERS = "posters proxy"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- the ring
+    silent(
+        "proxy: a command is released by a relaxed store",
+        _KERNELS,
+        "device::store_release<Scope::kSystem>(&command.high",
+        "device::store_relaxed<Scope::kSystem>(&command.high",
+        *PROXY,
+    ),
+    one(
+        "proxy: a command is complete when its lower half is",
+        _RINGS,
+        "    if (wire::proxy::lap_of(command.high) != lap) return false;\n",
+        "",
+        "exact",
+        *PROXY,
+    ),
+    Mutant(
+        "proxy: the same lap for ever",
+        _WIRE,
+        (
+            ("{ return (position / commands + 1) & 1; }", "{ return 1 | (position / commands & 0); }"),
+            ("lap_at(4, 4) == 0", "lap_at(4, 4) == 1"),
+        ),
+        "exact",
+        (_POSTERS,),
+        endless=True,
+    ),
+    one(
+        "proxy: room for one command is taken for room for all of a put",
+        _KERNELS,
+        "        const u64 end = begin + count;\n        if (!has_room(ring, commands, end) &&",
+        "        const u64 end = begin + count;\n        if (!has_room(ring, commands, begin + 1) &&",
+        "exact",
+        _POSTERS,
+    ),
+    one(
+        "proxy: positions are handed out without a look at what others have taken",
+        _KERNELS,
+        "if (found == begin) return true;",
+        "if (found <= begin) return true;\n        if (found != end) return true;",
+        "exact",
+        *PROXY,
+    ),
+    one(
+        "proxy: a put takes one slot, whatever its pieces",
+        _KERNELS,
+        "const u32 needed = count != 0 ? count : 1;",
+        "const u32 needed = 1;",
+        "fast",
+        *PROXY,
+    ),
+    silent(
+        "proxy: what is done is told by a relaxed store",
+        _RINGS,
+        "device::store_release<Scope::kSystem>(&meeting.retired, ring.retired);",
+        "device::store_relaxed<Scope::kSystem>(&meeting.retired, ring.retired);",
+        _POSTERS,
+    ),
+    one(
+        "proxy: a command that has been taken counts as done",
+        _RINGS,
+        "&meeting.retired, ring.retired);",
+        "&meeting.retired, ring.taken);",
+        "exact",
+        *PROXY,
+    ),
+    # --- messages
+    Mutant(
+        "proxy: a source may be written once its message is posted",
+        _SENDER,
+        (
+            (
+                "    link.queue.pop_front();\n",
+                "    rings_.end_message(next.ring, next.position);\n    link.queue.pop_front();\n",
+            ),
+            ("    rings_.end_message(ended.ring, ended.position);\n", ""),
+        ),
+        "fast",
+        PROXY,
+    ),
+    one(
+        "proxy: messages of a put are counted on into the next one",
+        _SENDER,
+        "    if (ends) of_put = 0;\n",
+        "",
+        "fast",
+        *PROXY,
+    ),
+    one(
+        "proxy: the last cut of a piece closes the put",
+        _SENDER,
+        "const u32 pieces = ends && cut + 1 == cuts ? of_put : 0;",
+        "const u32 pieces = cut + 1 == cuts ? of_put : 0;",
+        "fast",
+        *PROXY,
+    ),
+    one(
+        "proxy: all messages to a word have the same number",
+        _SENDER,
+        "{peer, next.word, window.sent++, message.bytes",
+        "{peer, next.word, window.sent, message.bytes",
+        "fast",
+        *PROXY,
+    ),
+    one(
+        "proxy: what a masked rank is sent is never done",
+        _SENDER,
+        "    if (operation == kNothing || link.dead || closed_(peer)) {\n        rings_.begin(taken, 0);",
+        "    if (operation == kNothing || link.dead || closed_(peer)) {\n        rings_.begin(taken, closed_(peer) ? 1 : 0);",
+        "fast",
+        *MASKS,
+    ),
+    one(
+        "proxy: a put without bytes is no message",
+        _SENDER,
+        "static_cast<u32>((bytes + most - 1) / most) : ends ? 1 : 0;",
+        "static_cast<u32>((bytes + most - 1) / most) : 0;",
+        "fast",
+        *PROXY,
+    ),
+    # --- totals
+    one(
+        "proxy: a repeat that is ahead of its turn counts",
+        _RECEIVER,
+        "if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) {",
+        "if (ahead >= kWindow) {",
+        "fast",
+        *PROXY,
+    ),
+    one(
+        "proxy: a repeat of what has had its turn counts",
+        _RECEIVER,
+        "if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) {",
+        "if (ahead < kWindow && (line.beyond >> ahead & 1) != 0) {",
+        "fast",
+        *PROXY,
+    ),
+    one(
+        "proxy: each message counts as a put",
+        _WIRE,
+        "constexpr u64 share(u32 pieces) { return pieces == 0 ? 1 : kUnit - (pieces - 1); }",
+        "constexpr u64 share(u32) { return kUnit; }",
+        "fast",
+        *PROXY,
+    ),
+    silent(
+        "proxy: a total is stored relaxed",
+        _RECEIVER,
+        "device::store_release<device::Scope::kSystem>(",
+        "device::store_relaxed<device::Scope::kSystem>(",
+        *PROXY,
+    ),
+    one(
+        "proxy: a total is what has come last",
+        _RECEIVER,
+        "line.total += share(said.pieces);",
+        "line.total = share(said.pieces);",
+        "fast",
+        *PROXY,
+    ),
+    one(
+        "proxy: the words of the first region for all",
+        _RECEIVER,
+        "layout_.word_in_bank(region, kind, place.source)",
+        "layout_.word_in_bank(region & 0, kind, place.source)",
+        "fast",
+        *PROXY,
+    ),
+)
