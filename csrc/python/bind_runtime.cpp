@@ -131,8 +131,10 @@ void bind_network(py::module_& m) {
         .def_readwrite("fault_after", &Options::fault_after)
         .def_readwrite("fault_syndrome", &Options::fault_syndrome);
     py::class_<NetworkOptions>(m, "NetworkOptions")
-        .def(py::init([](const Options& nic, bool in_process) { return NetworkOptions{nic, in_process}; }),
-             py::kw_only(), py::arg("nic"), py::arg("in_process"));
+        .def(py::init([](const Options& nic, bool in_process, std::string provider) {
+                 return NetworkOptions{nic, in_process, std::move(provider)};
+             }),
+             py::kw_only(), py::arg("nic"), py::arg("in_process"), py::arg("provider"));
     py::class_<Counters>(m, "NicCounters")
         .def_readonly("writes", &Counters::writes)
         .def_readonly("atomics", &Counters::atomics)
@@ -305,6 +307,7 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
         if (options.masks_ranks) place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
     }
     place.nic = network.nic;
+    place.provider = network.provider;
     return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation) {
         host::NetworkPlace here = place;
         here.memory = &memory;

@@ -55,8 +55,9 @@ inline uint64_t nanoseconds(double seconds) {
 
 // What the networks of a Buffer are like.
 struct NetworkOptions {
-    nic::Options nic;  // software NICs
-    bool in_process;   // all ranks are threads of this process
+    nic::Options nic;      // software NICs
+    bool in_process;       // all ranks are threads of this process
+    std::string provider;  // of libfabric, for the proxy; empty: the best there is
 };
 
 enum class Kernels { kOnCpu, kOnGpu };

@@ -28,6 +28,14 @@ struct RecoveryWord {
     u64 stage;      // how far it is; only grows
 };
 
+// Where the endpoint of a rank's network is; that rank's host stores it, other ranks' hosts load.
+struct NetworkAddress {
+    static constexpr u64 kBytes = 1016;
+    u64 generation;  // of the endpoint; stored last
+    u8 bytes[kBytes];
+};
+static_assert(sizeof(NetworkAddress) == 1024, "a quarter of a page");
+
 constexpr u32 kBanks = 2;
 constexpr u64 kLine = 128;  // two lines of a CPU, one of a GPU
 
@@ -67,7 +75,8 @@ struct HeapLayout {
     constexpr u64 mask_offset(u32 generation, u32 rank) const {
         return recovery_offset(ranks) + (static_cast<u64>(generation % kBanks) * ranks + rank) * sizeof(RankMask);
     }
-    constexpr u64 control_bytes() const { return align_up(mask_offset(kBanks - 1, ranks), kPage); }
+    constexpr u64 address_offset() const { return align_up(mask_offset(kBanks - 1, ranks), kLine); }
+    constexpr u64 control_bytes() const { return align_up(address_offset() + sizeof(NetworkAddress), kPage); }
     constexpr u64 bank_offset(u32 generation) const { return control_bytes() + generation % kBanks * bank_bytes(); }
     // Of pieces that nothing is read from: what networks write where a message has to carry something. One for each
     // rank that writes it.

@@ -108,7 +108,7 @@ def make_runtime(
         near_audience=topology.near_only,
         bytes_in_flight=topology.link.bytes_in_flight,
     )
-    network = C.NetworkOptions(nic=topology.nic.native(), in_process=bootstrap.in_process)
+    network = C.NetworkOptions(nic=topology.nic.native(), in_process=bootstrap.in_process, provider=topology.provider)
     heap_bytes = C.heap_bytes(options)
     arena_offset = heap_bytes - memory.arena_bytes
     regions_offset = arena_offset - memory.regions * memory.region_bytes

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
 """Environment variable in the place of an argument."""
+FABRIC = "DEEP_EP_FABRIC"
+"""Likewise, of `fabric`."""
+PROVIDER = "DEEP_EP_PROXY_PROVIDER"
+"""Environment variable: the provider of libfabric that the proxy takes, on all ranks."""
 
 _BETWEEN_NODES = ("ibgda", "proxy")
 """Fabrics for ranks of different nodes: where nothing says which ranks share one, none do."""
@@ -47,6 +51,8 @@ class Topology:
         Whether rows of low-latency mode go once to each node; None: where that pays.
     forward_sms : int
         Blocks that pass them on while a hook is still to come; 0: with a hook they go to each rank.
+    provider : str
+        Of libfabric, for the proxy; empty: the best that it has here.
     """
 
     rank: int
@@ -59,6 +65,7 @@ class Topology:
     low_latency: bool = False
     once_per_node: bool | None = None
     forward_sms: int = 0
+    provider: str = ""
 
     @property
     def nodes(self) -> int:
@@ -145,7 +152,14 @@ class Topology:
             between_nodes = {"low_latency_mode": self.low_latency, "once_per_node": self.once_per_node}
             between_nodes |= {"forward_sms": self.forward_sms}
             between_nodes |= {f"link.{name}": value for name, value in asdict(self.link).items()}
-        return {"fabric": self.fabric, "ranks_per_node": self.ranks_per_node, "hops": self.hops, **between_nodes, **nic}
+        return {
+            "fabric": self.fabric,
+            "ranks_per_node": self.ranks_per_node,
+            "hops": self.hops,
+            "provider": self.provider,
+            **between_nodes,
+            **nic,
+        }
 
     @staticmethod
     def of(
@@ -184,6 +198,8 @@ class Topology:
             name, given = RANKS_PER_NODE, int(text) if text.isdecimal() else text
         if given is not None:
             given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
+        if fabric is None and (text := os.environ.get(FABRIC)):
+            fabric = text
         if fabric is None:
             fabric = "peer" if given is None or given >= ranks else "ibgda"
             if fabric == "ibgda" and device.asynchronous:
@@ -231,4 +247,5 @@ class Topology:
             low_latency,
             once_per_node,
             forward_sms,
+            os.environ.get(PROVIDER, "") if fabric == "proxy" else "",
         )

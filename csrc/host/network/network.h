@@ -43,8 +43,14 @@ struct NetworkPlace {
     bool in_process;            // all ranks are threads of this process
     std::vector<u64*> masked;   // in every rank's heap, the ranks that it has masked; empty: it never does
     nic::Options nic;           // of software NICs
+    std::string provider;       // of libfabric; empty: the best there is
 
     uint8_t* own_heap() const { return heaps[static_cast<size_t>(rank)]; }
+    // Whether a rank's host has said that it stores nothing any more. Acquire: what it has stored is visible then.
+    bool has_left(u32 peer) const {
+        const auto* const header = reinterpret_cast<const wire::HeapHeader*>(heaps[peer]);
+        return __atomic_load_n(&header->left, __ATOMIC_ACQUIRE) != 0;
+    }
     nic::Closing closing(u32 peer) const {
         if (masked.empty()) return {};
         const u32 self = static_cast<u32>(rank), bits = wire::RankMask::kBits;

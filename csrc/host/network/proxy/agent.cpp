@@ -1,7 +1,5 @@
 #include "host/network/proxy/agent.h"
 
-#include <stdexcept>
-
 #include "cpu/executor/executor.h"
 #include "device/device.h"
 #include "host/network/proxy/loopback.h"
@@ -13,14 +11,6 @@ std::unique_ptr<Transport> loopback(const NetworkPlace& place) {
     return std::make_unique<Loopback>(
         place, [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); });
 }
-
-std::unique_ptr<Network> make(const NetworkPlace& place) {
-    if (!place.kernels_on_cpu || !place.in_process) {
-        throw std::invalid_argument("fabric \"proxy\": expected ranks that are threads of one process, on a CPU");
-    }
-    return std::make_unique<Agent>(place);
-}
-[[maybe_unused]] const MakeNetwork made_known = make_network<fabric::Proxy> = make;
 
 }  // namespace
 

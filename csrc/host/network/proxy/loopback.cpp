@@ -20,11 +20,6 @@ struct Directory {
     }
 };
 
-bool has_left(const u8* heap) {
-    const auto* const header = reinterpret_cast<const wire::HeapHeader*>(heap);
-    return __atomic_load_n(&header->left, __ATOMIC_ACQUIRE) != 0;
-}
-
 }  // namespace
 
 void Loopback::Inbox::add(u32 immediate) {
@@ -77,7 +72,7 @@ bool Loopback::post(const Message& message) {
 bool Loopback::moves(const Flight& flight) const {
     const u32 peer = flight.message.peer;
     if (place_.closing(peer).closed() || fails(peer)) return !fails(peer) || place_.nic.fault_syndrome != 0;
-    return inbox_of(peer) != nullptr || has_left(place_.heaps[peer]);
+    return inbox_of(peer) != nullptr || place_.has_left(peer);
 }
 
 bool Loopback::has_work() const {

@@ -16,11 +16,12 @@ u8* bank_of(const NetworkPlace& place) { return place.own_heap() + place.layout.
 }  // namespace
 
 Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport)
-    : transport_(std::move(transport)),
+    : rank_(static_cast<u32>(place.rank)),
+      transport_(std::move(transport)),
       rings_(*place.memory, kRings, place.nic.blocks),
       sender_(static_cast<u32>(place.rank), static_cast<u32>(place.heaps.size()), place.generation,
               place.layout.scratch_of(static_cast<u32>(place.rank)), rings_, *transport_,
-              [place](u32 peer) { return place.closing(peer).closed(); }),
+              [place](u32 peer) { return place.closing(peer).closed() || place.has_left(peer); }),
       receiver_(bank_of(place), place.layout, place.generation,
                 [place](u32 source) { return place.reached[source] && !place.closing(source).closed(); }),
       fault_(std::static_pointer_cast<u64>(place.memory->make_polled(sizeof(u64)))),
@@ -40,6 +41,17 @@ u64 Progress::most_put_bytes(u32 pieces) const {
 }
 
 bool Progress::step() {
+    if (failed_) return false;
+    try {
+        return work();
+    } catch (const std::exception& error) {
+        failed_ = true;
+        tell(rank_, 0, "the proxy cannot go on: " + std::string(error.what()));
+        return true;
+    }
+}
+
+bool Progress::work() {
     const bool took = sender_.take(kCommandsAtOnce), posted = sender_.post();
     const bool polled = transport_->poll(events_);
     for (const Completion& completion : events_.completions) sender_.completed(completion);
@@ -47,22 +59,25 @@ bool Progress::step() {
     events_.completions.clear();
     events_.arrivals.clear();
     receiver_.publish();
-    for (const Sender::Fault& fault : sender_.faults()) tell(fault);
+    for (const auto& [peer, error] : sender_.faults()) {
+        tell(peer, error,
+             "the proxy cannot send to rank " + std::to_string(peer) + " over " + transport_->name() + ": " +
+                 transport_->text(error));
+    }
     rings_.publish();
     return took || posted || polled;
 }
 
-bool Progress::has_work() const { return sender_.has_work() || transport_->has_work(); }
+bool Progress::has_work() const { return !failed_ && (sender_.has_work() || transport_->has_work()); }
 
 // The text before the word: a kernel's host asks for it once the kernel has seen the word. The first fault stays.
-void Progress::tell(const Sender::Fault& fault) {
+void Progress::tell(u32 peer, u32 error, std::string text) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         if (!fault_text_.empty()) return;
-        fault_text_ = "the proxy cannot send to rank " + std::to_string(fault.peer) + " over " + transport_->name() +
-                      ": " + transport_->text(fault.error);
+        fault_text_ = std::move(text);
     }
-    device::store_release<device::Scope::kSystem>(fault_.get(), fabric::proxy_fault(fault.peer, fault.error));
+    device::store_release<device::Scope::kSystem>(fault_.get(), fabric::proxy_fault(peer, error));
 }
 
 std::string Progress::fault() const {

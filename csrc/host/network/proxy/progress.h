@@ -29,8 +29,10 @@ class Progress {
     u64 dropped() const { return receiver_.dropped(); }
 
   private:
-    void tell(const Sender::Fault& fault);
+    bool work();
+    void tell(u32 peer, u32 error, std::string text);
 
+    const u32 rank_;
     const std::unique_ptr<Transport> transport_;
     CommandRings rings_;
     Sender sender_;
@@ -38,6 +40,7 @@ class Progress {
     const std::shared_ptr<u64> fault_;
     const std::shared_ptr<fabric::Proxy> state_;
     Events events_;
+    bool failed_ = false;
     mutable std::mutex mutex_;  // of the text
     std::string fault_text_;
 };

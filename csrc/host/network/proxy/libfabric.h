@@ -1,0 +1,16 @@
+// A transport over libfabric: TCP, EFA, any verbs NIC. The library is opened when it is first needed; where its headers
+// were not there when this was built, there is no such transport, and the error says how to get it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "host/network/network.h"
+#include "host/network/proxy/transport.h"
+
+namespace deep_ep::host::proxy {
+
+// `place.provider`: libfabric's name of one; empty: the best there is. Throws std::invalid_argument.
+std::unique_ptr<Transport> make_libfabric(const NetworkPlace& place);
+
+}  // namespace deep_ep::host::proxy

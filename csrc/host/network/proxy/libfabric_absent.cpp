@@ -1,0 +1,18 @@
+#if !__has_include(<rdma/fabric.h>)
+
+#include <stdexcept>
+
+#include "host/network/proxy/libfabric.h"
+
+namespace deep_ep::host::proxy {
+
+std::unique_ptr<Transport> make_libfabric(const NetworkPlace&) {
+    throw std::invalid_argument(
+        "fabric \"proxy\": this build has no libfabric, whose headers were not there: expected the package "
+        "libfabric-dev "
+        "(Debian, Ubuntu) or libfabric-devel (Fedora), then the library installed again");
+}
+
+}  // namespace deep_ep::host::proxy
+
+#endif

@@ -1,0 +1,26 @@
+// libfabric's functions, opened at run time; everything else in its headers is inline. Only for libfabric.cpp, which is
+// compiled where the headers are.
+#pragma once
+
+#include <rdma/fabric.h>
+
+#include <string>
+
+namespace deep_ep::host::proxy {
+
+struct LibfabricLibrary {
+    decltype(&::fi_getinfo) getinfo;
+    decltype(&::fi_freeinfo) freeinfo;
+    decltype(&::fi_dupinfo) dupinfo;
+    decltype(&::fi_fabric) fabric;
+    decltype(&::fi_strerror) strerror;
+    decltype(&::fi_version) version;
+
+    // Throws std::invalid_argument where there is none, or none that these headers fit.
+    static const LibfabricLibrary& get();
+
+  private:
+    LibfabricLibrary();
+};
+
+}  // namespace deep_ep::host::proxy

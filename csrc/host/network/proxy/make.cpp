@@ -1,0 +1,15 @@
+#include "host/network/proxy/agent.h"
+#include "host/network/proxy/thread.h"
+
+namespace deep_ep::host::proxy {
+namespace {
+
+std::unique_ptr<Network> make(const NetworkPlace& place) {
+    // Then all that happens is the executor's to schedule.
+    if (place.kernels_on_cpu && place.in_process) return std::make_unique<Agent>(place);
+    return std::make_unique<Thread>(place);
+}
+[[maybe_unused]] const MakeNetwork made_known = make_network<fabric::Proxy> = make;
+
+}  // namespace
+}  // namespace deep_ep::host::proxy

@@ -1,0 +1,39 @@
+// The proxy of a rank that is a process: a thread of its own. Where kernels run on the executor, the thread that drives
+// them takes steps too, between their turns, and this one rests meanwhile.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include "host/network/network.h"
+#include "host/network/proxy/progress.h"
+
+namespace deep_ep::host::proxy {
+
+class Thread final : public Network {
+  public:
+    explicit Thread(const NetworkPlace& place);
+    ~Thread() override;
+    Thread(const Thread&) = delete;
+    Thread& operator=(const Thread&) = delete;
+
+    void* state() override { return progress_.state(); }
+    uint64_t most_put_bytes(uint32_t pieces) const override { return progress_.most_put_bytes(pieces); }
+    bool idle() const override { return progress_.idle(); }
+    std::string fault() const override { return progress_.fault(); }
+    std::vector<nic::Counters> counters() const override;
+
+  private:
+    void run();
+    bool step();
+
+    Progress progress_;
+    mutable std::mutex stepping_;  // one thread at a time
+    std::atomic<uint64_t> helped_{0};
+    std::atomic<bool> stopping_{false};
+    int helper_ = -1;  // of the executor
+    std::thread thread_;
+};
+
+}  // namespace deep_ep::host::proxy
