@@ -541,7 +541,7 @@ class Buffer(V1Surface):
         mask : iterable of int
             Ranks to leave out, besides those left out before. Their processes have ended, or their Buffers are
             destroyed. With two hops each passes on the rows of others, which another rank of its node takes over: of
-            each node at most half of the ranks, or all.
+            each node at most half of the ranks, or all; with `Link.rails` all or none.
         timeout : float, optional
             Seconds to wait for the other ranks. Default: the Buffer's.
 

@@ -134,8 +134,7 @@ class Topology:
             if self.link.rails and 0 < len(left_out) < len(ranks):
                 raise ValueError(
                     f"mask={left_out}: expected all ranks of node {node} or none: the link to other nodes has rails, "
-                    "so no other rank of that node reaches those that these pass rows on for; make a new Buffer of the "
-                    "ranks that are left"
+                    "so no other rank of that node reaches those that these pass rows on for; leave out the whole node"
                 )
             if len(ranks) > len(left_out) > len(ranks) // C.two_hops.ROLES:
                 raise ValueError(

@@ -311,10 +311,18 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "two hops: a warp blocks on one of the streams that it serves",
         _POLLING,
-        "pending.word, pending.expected, ready);",
-        "pending.word, pending.expected, [&] { return pending.over(); });",
+        "op.wait(pending, ready);",
+        "op.wait(pending, [&] { return pending.over(); });",
         "fast",
         *TWO_HOPS,
+    ),
+    one(
+        "two hops: a timeout names what held a warp up at first",
+        _POLLING,
+        "return ready() || op.wait(pending, ready);",
+        "if (ready()) return true;\n    const Pending first = pending;\n    return op.wait(first, ready);",
+        "exact",
+        "meetings",
     ),
     silent(
         "two hops: a step is counted while lanes read the count",

@@ -22,7 +22,7 @@ torch.set_num_threads(1)  # before anything is computed: threads do not outlive 
 FABRICS = ("peer", "ibgda", "mixed")
 HUNG_SECONDS = 40.0
 KILL_TIMEOUT, STOP_TIMEOUT = 600.0, 2.0
-ROUNDS = 120
+ROUNDS = 400
 SIZES = {ranks: Sizes("lost", ranks, (24,) * ranks, 24, 128, 3, 2 * ranks) for ranks in (3, 4)}
 WORKS = {ranks: Work.of(sizes, results=False) for ranks, sizes in SIZES.items()}
 

@@ -25,6 +25,14 @@ DEEP_EP_DEVICE int broadcast(int value) {
     return __shfl_sync(device::kFullMask, value, 0);
 }
 
+// A word of this rank's that something waits for until it has reached a value, and who is to add to it.
+struct Awaited {
+    Phase phase;
+    i32 peer;
+    const u64* word;
+    u64 expected;
+};
+
 class Operation {
   public:
     DEEP_EP_DEVICE Operation(const CallArgs& call, BlockState* block)
@@ -178,33 +186,37 @@ class Operation {
     }
 
     // One thread: waits until `ready()` returns true. Bounded: false once the operation has to be given up, or the peer
-    // is masked.
+    // is masked. `what` is what a failure names; `ready` may change it, where it waits for one of several things.
     template <class Ready>
-    DEEP_EP_DEVICE bool wait(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
+    DEEP_EP_DEVICE bool wait(const Awaited& what, Ready ready) {
         if (failed()) return false;
         if (ready()) return true;
-        const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
-        Patience patience(context_, phase, peer, timeout_ns_);
+        const device::WaitNote note{wire::phase_name(what.phase), what.peer, what.expected, what.word};
+        Patience patience(context_, what.phase, what.peer, timeout_ns_);
         bool arrived = false, over = false, broken = false;
         fabric::Fault fault{};
         do {
             device::spin_until(
                 [&] {
                     arrived = ready();
-                    over = arrived || failed() || must_leave() || (peer >= 0 && masked(static_cast<u32>(peer)));
+                    over = arrived || failed() || must_leave() || masked_peer(what);
                     return over;
                 },
                 [&] { return broken = !masks_ranks() && fabric::fault(peers(), fault); }, patience.deadline(), &note);
         } while (!over && !broken && patience.extend());
         patience.end(arrived);
         if (arrived) return true;
-        if (!failed() && !must_leave() && peer >= 0 && masked(static_cast<u32>(peer))) return false;
+        if (!failed() && !must_leave() && masked_peer(what)) return false;
         if (broken) {
-            fail(wire::kNetwork, phase, static_cast<i32>(fault.peer), fault.request, fault.error);
+            fail(wire::kNetwork, what.phase, static_cast<i32>(fault.peer), fault.request, fault.error);
             return false;
         }
-        give_up(phase, peer, expected, device::load_relaxed<Scope::kSystem>(shown));
+        give_up(what.phase, what.peer, what.expected, device::load_relaxed<Scope::kSystem>(what.word));
         return false;
+    }
+    template <class Ready>
+    DEEP_EP_DEVICE bool wait(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
+        return wait(Awaited{phase, peer, shown, expected}, ready);
     }
 
     // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release
@@ -387,6 +399,9 @@ class Operation {
         return device::load_acquire<Scope::kSystem>(word(wire::kFree, rank)) >= free_target();
     }
     DEEP_EP_DEVICE u64 free_target() const { return use_ * wire::kUnit; }
+    DEEP_EP_DEVICE bool masked_peer(const Awaited& what) const {
+        return what.peer >= 0 && masked(static_cast<u32>(what.peer));
+    }
     DEEP_EP_DEVICE bool masks_ranks() const { return context_.suspects != nullptr; }
     DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
     // The number of the operation that comes now.

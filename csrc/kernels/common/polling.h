@@ -5,17 +5,12 @@
 
 namespace deep_ep {
 
-// A word of this rank's that something waits for. None: nothing holds it up.
-struct Pending {
-    Phase phase;
-    i32 peer;
-    const u64* word;
-    u64 expected;
-
-    DEEP_EP_DEVICE static Pending none() { return {Phase::kNone, -1, nullptr, 0}; }
+// What holds something up. None: nothing does.
+struct Pending : Awaited {
+    DEEP_EP_DEVICE static Pending none() { return {{Phase::kNone, -1, nullptr, 0}}; }
     // Of a kind and source, until so many puts have come.
     DEEP_EP_DEVICE static Pending of(const Operation& op, Phase phase, u32 peer, u32 kind, u32 source, u64 puts) {
-        return {phase, static_cast<i32>(peer), op.word(kind, source), op.target(kind, source, puts)};
+        return {{phase, static_cast<i32>(peer), op.word(kind, source), op.target(kind, source, puts)}};
     }
     // One thread. The acquire pairs with the release of the side that adds to the word: of a slot it has read (next),
     // or of a chunk it has written (chunk).
@@ -36,7 +31,7 @@ struct Share {
 // Called, not inlined, so that what it keeps takes no registers while steps are taken.
 template <class Work>
 DEEP_EP_DEVICE_CALL bool await_step(Operation& op, const Work& work, const Share& share) {
-    Pending pending = Pending::none();  // in the end the last that is found, which a timeout names
+    Pending pending = Pending::none();  // the last that was found in the latest look: a timeout names it
     const auto ready = [&] {
         for (u32 i = share.worker; i < work.entries(); i += share.workers) {
             if (share.done[i] >= work.steps(i)) continue;
@@ -45,7 +40,7 @@ DEEP_EP_DEVICE_CALL bool await_step(Operation& op, const Work& work, const Share
         }
         return false;
     };
-    return ready() || op.wait(pending.phase, pending.peer, pending.word, pending.expected, ready);
+    return ready() || op.wait(pending, ready);
 }
 
 // A warp: takes its share of the entries of `work` to their ends.

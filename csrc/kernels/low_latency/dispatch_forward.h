@@ -20,7 +20,7 @@ DEEP_EP_DEVICE void forward_rows(const DispatchArgs& args, Operation& op) {
         if (!broadcast(device::lane() == 0 && op.wait_signal(Phase::kChunk, kind, source, 1))) return;
         // The first lane's acquire (system scope) reads the NIC's add, so it sees the rows. broadcast() orders the
         // other lanes behind it. Each lane's add is a release at system scope, and releases are cumulative: a rank that
-        // acquires the source's word sees the rows in this region.
+        // acquires the stream's word sees the rows in this region.
         for (u32 local = device::lane(); local < layout.per_node; local += device::kWarpSize) {
             const u32 to = own_node * layout.per_node + local;
             if (to != op.rank() && op.present(to)) op.signal_for(to, wire::kStreamChunk + i % puts, source);

@@ -51,8 +51,10 @@ DEEP_EP_DEVICE bool check_counts(Operation& op, u32 source, const u8* message, w
         op.fail(wire::kMismatch, Phase::kMask, from, other, there);
     } else if (header.tokens > wire::kMostTokens) {
         op.fail(wire::kMismatch, Phase::kBounds, from, wire::kMostTokens, header.tokens);
+    } else {
+        return true;
     }
-    return true;
+    return false;
 }
 
 // One thread: one of a source's counts, read once. More than `most`: the operation fails, and it counts as none.

@@ -5,7 +5,7 @@
 
 #include "../program.h"
 #include "draw.h"
-#include "kernels/common/operation.h"
+#include "kernels/common/polling.h"
 
 namespace protocol::meetings {
 
@@ -109,6 +109,60 @@ void run_entry(uint64_t seed, bool aborted) {
     expect(alone.header().announcement == wanted, "an announcement of " + std::to_string(alone.header().announcement));
 }
 
+// A step that two things hold up, the first of which ends.
+struct TwoHoldUps {
+    static constexpr i32 kFirst = 3, kSecond = 5;
+    const Operation& op;
+
+    u32 entries() const { return 1; }
+    u32 steps(u32) const { return 1; }
+    Pending blocked(u32, u32) const {
+        const Pending first = Pending::of(op, Phase::kChunk, kFirst, wire::kChunk, 0, 1);
+        if (!first.over()) return first;
+        const Pending second = Pending::of(op, Phase::kNext, kSecond, wire::kNext, 0, 1);
+        return second.over() ? Pending::none() : second;
+    }
+    void step(u32, u32) const {}
+    bool fill_in() const { return false; }
+};
+
+DEEP_EP_KERNEL void poll(const void* args) {
+    const CallArgs& call = *static_cast<const CallArgs*>(args);
+    DEEP_EP_SHARED(BlockState, block);
+    DEEP_EP_DYNAMIC_SHARED(u32, done);
+    Operation op(call, &block);
+    op.enter();
+    const TwoHoldUps work{op};
+    serve(op, work, Share{done, 0, 1});
+}
+
+// A warp that polls gives up: it names what has held it up at last, not what did when it began to wait.
+void run_polling(uint64_t seed) {
+    Alone alone;
+    auto* const bytes = reinterpret_cast<u8*>(alone.heap.data());
+    const wire::HeapLayout& layout = alone.context.peers.heap;
+    u64* const first = reinterpret_cast<u64*>(bytes + layout.bank_offset(1) + layout.word_in_bank(0, wire::kChunk, 0));
+    std::vector<u64> base(layout.words(), 0);
+    alone.context.base = base.data();
+    planted::run_world(1, seed, [&](int) {
+        cpu::Executor& executor = cpu::Executor::get();
+        const u64 half = executor.now_ns() + alone.call().timeout_ns / 2;
+        const int peer = executor.add_agent(0, "a peer", [&] {
+            cpu::wait_until([] { return false; }, "half of the time", half);
+            store_release<Scope::kSystem>(first, wire::kUnit);
+            cpu::wait_until([] { return false; }, "nothing more");
+        });
+        const CallArgs args = alone.call();
+        executor.launch({"poll", 0, 0, 1, kWarpSize, sizeof(u32), poll, &args, sizeof(args)});
+        executor.synchronize(0, 0);
+        executor.remove_agent(peer);
+    });
+    const wire::Failure& failure = alone.outcome.failure;
+    expect(
+        failure.peer == TwoHoldUps::kSecond && failure.phase == static_cast<u32>(Phase::kNext),
+        "it names rank " + std::to_string(failure.peer) + ", " + wire::phase_name(static_cast<Phase>(failure.phase)));
+}
+
 // Where ranks may be masked: the others have gone on without this one, have told it, and then have given `free`. So it
 // must leave, whenever its threads have looked at what.
 void run_masked_entry(uint64_t seed) {
@@ -141,6 +195,7 @@ void run_masked_entry(uint64_t seed) {
 void run(uint64_t seed) {
     run_entry(seed, false);
     run_entry(seed, true);
+    run_polling(seed);
     for (u32 i = 0; i < 16; ++i) run_masked_entry(16 * seed + i);
     Draw draw(seed);
     for (u32 trial = 0; trial < 2 * kThreads; ++trial) {

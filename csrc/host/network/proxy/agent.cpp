@@ -14,7 +14,9 @@ std::unique_ptr<Transport> loopback(const NetworkPlace& place) {
 
 }  // namespace
 
-Agent::Agent(const NetworkPlace& place) : most_delay_(place.nic.most_delay), progress_(place, loopback(place)) {
+Agent::Agent(const NetworkPlace& place)
+    : most_delay_(place.nic.most_delay),
+      progress_(place, loopback(place), {[] { return cpu::Executor::get().now_ns(); }, 0}) {
     agent_ = cpu::Executor::get().add_agent(place.rank, "proxy", [this] { serve(); });
 }
 

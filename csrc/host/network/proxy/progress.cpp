@@ -15,8 +15,9 @@ u8* bank_of(const NetworkPlace& place) { return place.own_heap() + place.layout.
 
 }  // namespace
 
-Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport)
-    : rank_(static_cast<u32>(place.rank)),
+Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport, Clock clock)
+    : place_(place),
+      clock_(std::move(clock)),
       transport_(std::move(transport)),
       rings_(*place.memory, kRings, place.nic.blocks),
       sender_(static_cast<u32>(place.rank), static_cast<u32>(place.heaps.size()), place.generation,
@@ -46,7 +47,7 @@ bool Progress::step() {
         return work();
     } catch (const std::exception& error) {
         failed_ = true;
-        tell(rank_, 0, "the proxy cannot go on: " + std::string(error.what()));
+        tell(static_cast<u32>(place_.rank), 0, "the proxy cannot go on: " + std::string(error.what()));
         return true;
     }
 }
@@ -59,7 +60,11 @@ bool Progress::work() {
     events_.completions.clear();
     events_.arrivals.clear();
     receiver_.publish();
-    for (const auto& [peer, error] : sender_.faults()) {
+    for (const Sender::Fault& fault : sender_.faults()) faults_.push_back({fault, clock_.now_ns()});
+    std::erase_if(faults_, [this](const Failed& failed) { return place_.has_left(failed.fault.peer); });
+    while (!faults_.empty() && !told_later(faults_.front())) {
+        const auto [peer, error] = faults_.front().fault;
+        faults_.erase(faults_.begin());
         tell(peer, error,
              "the proxy cannot send to rank " + std::to_string(peer) + " over " + transport_->name() + ": " +
                  transport_->text(error));
@@ -69,6 +74,10 @@ bool Progress::work() {
 }
 
 bool Progress::has_work() const { return !failed_ && (sender_.has_work() || transport_->has_work()); }
+
+// A link ends with its peer's process, and mostly is the first to show it. What watches the process says more: it is
+// given the time to say so, to all ranks, before this rank blames the link.
+bool Progress::told_later(const Failed& failed) const { return clock_.now_ns() - failed.since_ns < clock_.patience_ns; }
 
 // The text before the word: a kernel's host asks for it once the kernel has seen the word. The first fault stays.
 void Progress::tell(u32 peer, u32 error, std::string text) {

@@ -2,6 +2,7 @@
 // thread that waits for what comes of it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,7 +15,11 @@ namespace deep_ep::host::proxy {
 
 class Progress {
   public:
-    Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport);
+    struct Clock {
+        std::function<u64()> now_ns;
+        u64 patience_ns;  // with a link that has failed, before kernels are told: see told_later()
+    };
+    Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport, Clock clock);
 
     fabric::Proxy* state() const { return state_.get(); }
     u64 most_put_bytes(u32 pieces) const;
@@ -29,10 +34,16 @@ class Progress {
     u64 dropped() const { return receiver_.dropped(); }
 
   private:
+    struct Failed {
+        Sender::Fault fault;
+        u64 since_ns;
+    };
     bool work();
+    bool told_later(const Failed& failed) const;
     void tell(u32 peer, u32 error, std::string text);
 
-    const u32 rank_;
+    const NetworkPlace place_;
+    const Clock clock_;
     const std::unique_ptr<Transport> transport_;
     CommandRings rings_;
     Sender sender_;
@@ -40,6 +51,7 @@ class Progress {
     const std::shared_ptr<u64> fault_;
     const std::shared_ptr<fabric::Proxy> state_;
     Events events_;
+    std::vector<Failed> faults_;
     bool failed_ = false;
     mutable std::mutex mutex_;  // of the text
     std::string fault_text_;

@@ -15,9 +15,17 @@ namespace {
 constexpr int kIdleLooks = 200, kManyIdleLooks = kIdleLooks + 100;
 constexpr auto kNap = std::chrono::microseconds(20), kLongNap = std::chrono::microseconds(1000);
 
+constexpr u64 kPatience = 200'000'000;  // ns
+
+u64 now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
 }  // namespace
 
-Thread::Thread(const NetworkPlace& place) : progress_(place, make_libfabric(place)), thread_([this] { run(); }) {
+Thread::Thread(const NetworkPlace& place)
+    : progress_(place, make_libfabric(place), {now_ns, kPatience}), thread_([this] { run(); }) {
     if (!place.kernels_on_cpu) return;
     const auto help = [this] {
         helped_.fetch_add(1, std::memory_order_relaxed);  // run() looks; it orders nothing
