@@ -11,6 +11,7 @@
 #include "host/cpu/warden_agent.h"
 #include "host/heap/dlpack.h"
 #include "host/launch/runner.h"
+#include "host/network/proxy/libfabric.h"
 #include "host/session/runtime.h"
 #include "python/bindings.h"
 #include "wire/messages.h"
@@ -375,6 +376,8 @@ void bind_runtime(py::module_& m) {
              py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"),
              py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"),
              py::arg("ranks_per_node"), py::arg("near_audience"), py::arg("bytes_in_flight"));
+    m.def("proxy_providers", &host::proxy::libfabric_providers, NoGil(),
+          "Libfabric's providers that the proxy can use here, best first.");
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")

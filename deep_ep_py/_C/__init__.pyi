@@ -55,6 +55,7 @@ __all__: list[str] = [
     "measure",
     "normal",
     "pretouch",
+    "proxy_providers",
     "round_to_bf16",
     "round_to_e4m3",
     "round_to_logfmt",
@@ -414,6 +415,11 @@ def ids_fit(ids: int, n: int, id_bytes: int, experts: int) -> bool:
 def pretouch(address: int, bytes: int) -> None:
     """
     Make every page of a range present without changing it.
+    """
+
+def proxy_providers() -> list[str]:
+    """
+    Libfabric's providers that the proxy can use here, best first.
     """
 
 def round_to_bf16(dst: int, src: int, n: int) -> None:

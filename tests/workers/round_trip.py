@@ -23,6 +23,8 @@ PATHS: dict[str, dict[str, Any]] = {
     "ibgda": {"fabric": "ibgda"},
     "two_hops": {"fabric": "ibgda"},
     "two_hops_in_chunks": {"fabric": "weak", "arena_bytes": 0},
+    "proxy": {"fabric": "proxy"},
+    "proxy_in_two_hops": {"fabric": "proxy"},
 }
 
 
@@ -46,7 +48,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     on_two_nodes = replace(case, ranks_per_node=max(1, ranks // 2), hops=2)
     for path in options.path or ["direct"]:
-        routed = on_two_nodes if path.startswith("two_hops") else case
+        routed = on_two_nodes if "two_hops" in path else case
         trials = [Trial.of(routed, seed).on(device) for seed in (1, 2, 3)]
         layers(make_buffer(dist.group.WORLD, routed, **PATHS[path], device=device), trials, device, options.growing)
     dist.destroy_process_group()

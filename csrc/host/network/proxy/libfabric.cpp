@@ -296,6 +296,17 @@ class Libfabric final : public Transport {
 
 std::unique_ptr<Transport> make_libfabric(const NetworkPlace& place) { return std::make_unique<Libfabric>(place); }
 
+std::vector<std::string> libfabric_providers() {
+    std::vector<std::string> offered;
+    try {
+        for (const char* provider : kProviders) {
+            if (offer_of(provider)) offered.emplace_back(provider);
+        }
+    } catch (const std::invalid_argument&) {  // no library, or another one
+    }
+    return offered;
+}
+
 }  // namespace deep_ep::host::proxy
 
 #endif

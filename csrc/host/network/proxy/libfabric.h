@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "host/network/network.h"
 #include "host/network/proxy/transport.h"
@@ -12,5 +13,7 @@ namespace deep_ep::host::proxy {
 
 // `place.provider`: libfabric's name of one; empty: the best there is. Throws std::invalid_argument.
 std::unique_ptr<Transport> make_libfabric(const NetworkPlace& place);
+// Those that libfabric offers here and that will do, best first; none where there is no libfabric.
+std::vector<std::string> libfabric_providers();
 
 }  // namespace deep_ep::host::proxy

@@ -13,6 +13,8 @@ std::unique_ptr<Transport> make_libfabric(const NetworkPlace&) {
         "(Debian, Ubuntu) or libfabric-devel (Fedora), then the library installed again");
 }
 
+std::vector<std::string> libfabric_providers() { return {}; }
+
 }  // namespace deep_ep::host::proxy
 
 #endif

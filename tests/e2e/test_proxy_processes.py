@@ -1,0 +1,73 @@
+"""The proxy between processes, over libfabric: what a NIC that no GPU drives would do, by TCP on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builds import LONG
+from deep_ep_py.core.native import C
+from deep_ep_py.topology.topology import PROVIDER
+from launches import shared_memory, torchrun
+from worker_runs import lines_of
+
+OFFERED = C.proxy_providers()
+# `shm` reports nothing of a process that has died.
+TCP = [provider for provider in ("net", "tcp;ofi_rxm") if provider in OFFERED]
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(not OFFERED, reason="no libfabric (Debian: libfabric-dev, then `make clean build`)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("provider", "ranks"),
+    [
+        (provider, ranks)
+        for provider, most in (("net", 8), ("tcp;ofi_rxm", 4), ("shm", 2))
+        for ranks in ((2, 4, 8) if LONG else (most,))
+        if provider in OFFERED
+    ],
+)
+def test_round_trip(workers: Path, provider: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Straight to each rank, in two hops, and again when nothing is left to send but memory that is kept."""
+    monkeypatch.setenv(PROVIDER, provider)
+    before = shared_memory()
+    done = torchrun(workers / "round_trip.py", ranks, "--path=proxy", "--path=proxy_in_two_hops")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shared_memory() <= before, "processes have left shared memory behind"
+
+
+@pytest.mark.parametrize("provider", TCP[:1])
+def test_low_latency_layers(workers: Path, provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROVIDER, provider)
+    done = torchrun(workers / "low_latency_layers.py", 4, "--fabric=proxy")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("provider", TCP)
+def test_a_process_that_is_killed(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others say whose process it was, although the link shows it first, and go on without it."""
+    monkeypatch.setenv(PROVIDER, provider)
+    monkeypatch.setenv("KILLED_RANKS_FABRICS", "proxy")
+    trials = lines_of("killed_ranks.py", "--trials=4", seconds=120)
+    survivors: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (one, trial) for trial in trials for one in trial["survivors"].values()
+    ]
+    assert len(trials) == 4 and any(trial["made"] == trial["ranks"] for trial in trials)
+    for one, trial in survivors:
+        assert not trial["hung"] and not trial["left_behind"] and one["status"] == 0, (one, trial)
+        assert one["seconds"] < 2.0 and one["kept"] == {}, (one, trial)
+        if trial["made"] == trial["ranks"]:
+            assert one["named"] and one["masked"] == [trial["victim"]], (one, trial)
+
+
+def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PROVIDER, "carrier pigeons")
+    done = torchrun(workers / "round_trip.py", 2, "--path=proxy")
+    assert done.returncode != 0
+    assert 'provider "carrier pigeons": expected one of efa, verbs;ofi_rxm, net, tcp' in done.stdout + done.stderr
