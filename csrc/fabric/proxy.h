@@ -50,7 +50,7 @@ DEEP_EP_DEVICE bool has_room(ProxyRing& ring, u32 commands, u64 end) {
     const u64 now = device::load_acquire<Scope::kSystem>(&ring.meeting->taken) + commands;
     while (known < now) {
         const u64 before = known;
-        // Release: a thread that acquires `free` may write where the host has read. Litmus: proxy_slot_given_back.
+        // Release: a thread that acquires `free` may write where the host has read. Litmus: nic_completion.
         known = device::cas_acq_rel<Scope::kDevice>(&ring.free, before, now);
         if (known == before) break;
     }
@@ -104,7 +104,7 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, Proxy& net, Waiter& waiter, Completi
 }
 
 // The block: its first thread waits for all that has been posted so far, of other operations too. The host ends every
-// command without help of a kernel, so this holds no operation up for another. Litmus: proxy_retired.
+// command without help of a kernel, so this holds no operation up for another. Litmus: slot_given_back.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(const Peers&, Proxy& net, Waiter& waiter, Completion&) {
     if (threadIdx.x != 0) return true;

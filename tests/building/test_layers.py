@@ -37,7 +37,8 @@ INCLUDES = {
     "host/launch": {"kernels/common"},
     "host/network/ibgda": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
     "host/network/weak": {"host/network", "cpu/executor", "nic", "fabric", "device"},
-    "host/network": {"host/heap", "nic", "fabric"},
+    "host/network/proxy": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
+    "host/network": {"host/heap", "nic", "fabric", "wire"},
     "host/session": {*HOST, "kernels/common", "fabric", "wire"},
     "host/modes/normal": {"host/session", "kernels/normal", "kernels/two_hops", "wire"},
     "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},
@@ -46,6 +47,7 @@ INCLUDES = {
     "host/cpu": {*HOST, *EXECUTOR, "kernels", "nic", "fabric", "device"},
     "python": {
         *HOST,
+        "host/network/proxy",
         "host/session",
         *MODES,
         "host/cpu",

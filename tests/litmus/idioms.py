@@ -97,6 +97,19 @@ def _completion(read: str = "acquire", remembered: str = "acq_rel", seen: str = 
     )
 
 
+def _command(upper: str = "release", looked: str = "acquire", lower_last: bool = False) -> Program:
+    """A command in two halves, with what it is about, for the host that looks for its upper half."""
+    halves = [store("low", 1, "relaxed", SYS), store("high", 1, upper, SYS)]
+    return Program(
+        (
+            thread(GPU0, 0, store("data", 1), *(reversed(halves) if lower_last else halves)),
+            thread(
+                HOST, 0, load("high", "high", looked, SYS), load("low", "low", "relaxed", SYS), load("data", "data")
+            ),
+        )
+    )
+
+
 def _one_queue_pair(same: bool = True) -> Program:
     data, signal = store("data", 1, "relaxed", SYS), add("before", "signal", 1, "release", SYS)
     sender = (thread(NIC, 0, data, signal),) if same else (thread(NIC, 0, data), thread(NIC2, 0, signal))
@@ -196,6 +209,17 @@ LITMUS = (
             "a relaxed look at the completion": _completion(read="relaxed"),
             "remembered by a relaxed store": _completion(remembered="relaxed"),
             "a relaxed look at what is remembered": _completion(seen="relaxed"),
+        },
+    ),
+    Litmus(
+        "proxy_command",
+        "a command of two words, and the payload it is about, for the proxy's host thread",
+        _command(),
+        lambda o: o["high"] == 1 and (o["low"] == 0 or o["data"] == 0),
+        {
+            "a relaxed upper half": _command(upper="relaxed"),
+            "a relaxed look": _command(looked="relaxed"),
+            "the lower half last": _command(lower_last=True),
         },
     ),
     Litmus(

@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "masks: waits for a masked rank go on",
         _OPERATION,
-        "over = arrived || failed() || must_leave() || (peer >= 0 && masked(static_cast<u32>(peer)));",
+        "over = arrived || failed() || must_leave() || masked_peer(what);",
         "over = arrived || failed() || must_leave();",
         "fast",
         *MASKS,

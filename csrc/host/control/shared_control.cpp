@@ -1,6 +1,6 @@
 #include "host/control/shared_control.h"
 
-#include "host/control/host_word.h"
+#include "host/heap/host_word.h"
 
 namespace deep_ep::host {
 

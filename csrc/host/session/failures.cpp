@@ -1,7 +1,7 @@
 // What a Runtime does about failures: its own kernels', its peers', and those of its rank's other Buffers (P15).
 #include <stdexcept>
 
-#include "host/control/host_word.h"
+#include "host/heap/host_word.h"
 #include "host/session/runtime.h"
 
 namespace deep_ep::host {

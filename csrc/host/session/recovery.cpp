@@ -6,7 +6,7 @@
 // next. After the second meeting all have done so, and may be sent to.
 #include <stdexcept>
 
-#include "host/control/host_word.h"
+#include "host/heap/host_word.h"
 #include "host/session/runtime.h"
 
 namespace deep_ep::host {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "host/control/host_word.h"
+#include "host/heap/host_word.h"
 
 namespace deep_ep::host {
 namespace {

@@ -1,7 +1,7 @@
 #include "host/network/proxy/command_rings.h"
 
 #include "device/device.h"
-#include "host/control/host_word.h"
+#include "host/heap/host_word.h"
 
 namespace deep_ep::host::proxy {
 

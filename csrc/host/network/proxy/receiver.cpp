@@ -41,7 +41,7 @@ void Receiver::publish() {
         line.changed = false;
         const u32 region = place.word / wire::kOfRanks, kind = place.word % wire::kOfRanks;
         // A kernel of this rank that acquires the word sees the payload of all messages that the total counts.
-        // Litmus: proxy_total.
+        // Litmus: mp_release_acquire_sys.
         device::store_release<device::Scope::kSystem>(
             reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source)), line.total);
     }
