@@ -51,6 +51,8 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     default=_DEFAULTS.hops,
     help="In which rows go between nodes; 0: two where nodes have several ranks.",
 )
+@click.option("--fabric", type=click.Choice(limits.FABRICS), default=None, help="What joins nodes.  [default: ibgda]")
+@click.option("--provider", default="", help="Of libfabric, with --fabric proxy.  [default: the best there is]")
 @click.option(
     "--tokens",
     multiple=True,
@@ -113,6 +115,7 @@ def command(
     """
     if iterations is None:
         iterations = _GPU_ITERATIONS if options["device"] == "cuda" else _DEFAULTS.iterations
+    options["fabric"] = options["fabric"] or ""
     bench_config = BenchConfig(ranks=_default_ranks() if ranks is None else ranks, iterations=iterations, **options)
     try:
         bench_config.validate()

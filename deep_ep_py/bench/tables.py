@@ -42,8 +42,14 @@ def _where(config: dict[str, Any]) -> str:
         if config["gpus"] > 1:
             return f"{config['gpus']} linked GPUs, a process and a GPU each ({machine['gpu']})"
         return f"one GPU ({machine['gpu']})" + (", which they share as threads" if config["ranks"] > 1 else "")
-    nodes = f", as {config['nodes']} nodes with software NICs between them" if config["nodes"] > 1 else ""
+    nodes = f", as {config['nodes']} nodes with {_between(config)} between them" if config["nodes"] > 1 else ""
     return f"{machine['cores']} cores{nodes}"
+
+
+def _between(config: dict[str, Any]) -> str:
+    if config.get("fabric") != "proxy":
+        return "software NICs"
+    return f"the proxy (libfabric's {config['provider'] or 'best provider'})"
 
 
 def _size_table(size: dict[str, Any]) -> Table:
@@ -62,7 +68,7 @@ def _size_table(size: dict[str, Any]) -> Table:
         table.add_column("of copy", justify="right")
     on_the_wire = any("messages" in result for result in size["ops"].values())
     if on_the_wire:
-        caption += "; wire: what all software NICs send in an operation"
+        caption += "; wire: what all ranks send over the network in an operation"
         table.caption = caption
         for column in ("wire MB", "wire GB/s", "messages"):
             table.add_column(column, justify="right")

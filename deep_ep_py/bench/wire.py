@@ -1,4 +1,4 @@
-"""What crosses the network in each operation of a benchmark, as the software NICs count it."""
+"""What crosses the network in each operation of a benchmark, as the software NICs, or the proxies, count it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deep_ep_py import Buffer
 T = TypeVar("T")
 
 NOTE = (
-    "wire_bytes and messages: what all ranks' software NICs send in an operation, rows and control together, and in "
+    "wire_bytes and messages: what all ranks' NICs or proxies send in an operation, rows and control together, and in "
     "how many requests; mean over the timed iterations. wire_gb_per_s are these bytes per second of the median. What "
     "inside a node goes by loads and stores is not among them. What a call with a hook posts may be counted in the "
     "other half."

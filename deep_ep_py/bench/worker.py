@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.low_latency import LowLatencyRun
 from deep_ep_py.bench.normal import NormalRun
+from deep_ep_py.topology.topology import PROVIDER
 
 
 def run_bench(context: RankContext, config: BenchConfig) -> list[dict[str, Any]]:
@@ -25,5 +27,7 @@ def run_bench(context: RankContext, config: BenchConfig) -> list[dict[str, Any]]
     list of dict
         For each size what `results.report` expects; the same on every rank.
     """
+    if config.provider:
+        os.environ[PROVIDER] = config.provider
     run = LowLatencyRun if config.mode == "low-latency" else NormalRun
     return [run(context, config, tokens).run() for tokens in config.tokens]

@@ -119,8 +119,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "proxy: what a masked rank is sent is never done",
         _SENDER,
-        "    if (operation == kNothing || link.dead || closed_(peer)) {\n        rings_.begin(taken, 0);",
-        "    if (operation == kNothing || link.dead || closed_(peer)) {\n        rings_.begin(taken, closed_(peer) ? 1 : 0);",
+        "closed_(peer)) {\n        rings_.begin(taken, 0);",
+        "closed_(peer)) {\n        rings_.begin(taken, closed_(peer) ? 1 : 0);",
         "fast",
         *MASKS,
     ),
