@@ -95,7 +95,7 @@ constexpr u32 kSequences = 1u << kSequenceBits, kWindow = kSequences / 2;
 
 constexpr u32 pack(const Immediate& of) {
     return of.source << 20 | of.word << 12 | (of.generation & 3) << 10 | (of.sequence & (kSequences - 1)) << 4 |
-           of.pieces;
+           (of.pieces & kMostMessages);
 }
 constexpr Immediate unpack(u32 bits) {
     return {bits >> 20, bits >> 12 & (kWords - 1), bits >> 10 & 3, bits >> 4 & (kSequences - 1), bits & kMostMessages};

@@ -9,7 +9,7 @@ from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.launch import RankContext
 from deep_ep_py.bench.low_latency import LowLatencyRun
 from deep_ep_py.bench.normal import NormalRun
-from deep_ep_py.topology.topology import PROVIDER
+from deep_ep_py.core.environment import PROVIDER
 
 
 def run_bench(context: RankContext, config: BenchConfig) -> list[dict[str, Any]]:

@@ -7,19 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.core import arguments
+from deep_ep_py.core.environment import FABRIC, PROVIDER, RANKS_PER_NODE
 from deep_ep_py.core.native import C
 from deep_ep_py.topology.link import SOFTWARE, Link
 from deep_ep_py.topology.nic import NicOptions
 
 if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
-
-RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
-"""Environment variable in the place of an argument."""
-FABRIC = "DEEP_EP_FABRIC"
-"""Likewise, of `fabric`."""
-PROVIDER = "DEEP_EP_PROXY_PROVIDER"
-"""Environment variable: the provider of libfabric that the proxy takes, on all ranks."""
 
 _BETWEEN_NODES = ("ibgda", "proxy")
 """Fabrics for ranks of different nodes: where nothing says which ranks share one, none do."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from builds import LONG
+from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
-from deep_ep_py.topology.topology import PROVIDER
 from launches import shared_memory, torchrun
 from worker_runs import lines_of
 
@@ -71,3 +71,10 @@ def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyP
     done = torchrun(workers / "round_trip.py", 2, "--path=proxy")
     assert done.returncode != 0
     assert 'provider "carrier pigeons": expected one of efa, verbs;ofi_rxm, net, tcp' in done.stdout + done.stderr
+
+
+def test_enable_shrink_is_refused(workers: Path) -> None:
+    """A rank that others go on without could still write into their memory: no provider says when it cannot."""
+    done = torchrun(workers / "shrinking_proxy.py", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("enable_shrink=True: expected another fabric than 'proxy'") == 2, done.stdout

@@ -66,15 +66,15 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "proxy: what is done is told by a relaxed store",
         _RINGS,
-        "device::store_release<Scope::kSystem>(&meeting.retired, ring.retired);",
-        "device::store_relaxed<Scope::kSystem>(&meeting.retired, ring.retired);",
+        "__atomic_store_n(&meeting.retired, ring.retired, __ATOMIC_RELEASE);",
+        "__atomic_store_n(&meeting.retired, ring.retired, __ATOMIC_RELAXED);",
         _POSTERS,
     ),
     one(
         "proxy: a command that has been taken counts as done",
         _RINGS,
-        "&meeting.retired, ring.retired);",
-        "&meeting.retired, ring.taken);",
+        "&meeting.retired, ring.retired, __ATOMIC_RELEASE);",
+        "&meeting.retired, ring.taken, __ATOMIC_RELEASE);",
         "exact",
         *PROXY,
     ),
@@ -119,8 +119,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "proxy: what a masked rank is sent is never done",
         _SENDER,
-        "closed_(peer)) {\n        rings_.begin(taken, 0);",
-        "closed_(peer)) {\n        rings_.begin(taken, closed_(peer) ? 1 : 0);",
+        "rings_.begin(taken, lost ? 1 : 0);",
+        "rings_.begin(taken, 1);",
         "fast",
         *MASKS,
     ),
@@ -160,8 +160,8 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "proxy: a total is stored relaxed",
         _RECEIVER,
-        "device::store_release<device::Scope::kSystem>(",
-        "device::store_relaxed<device::Scope::kSystem>(",
+        "__atomic_store_n(word, line.total, __ATOMIC_RELEASE);",
+        "__atomic_store_n(word, line.total, __ATOMIC_RELAXED);",
         *PROXY,
     ),
     one(

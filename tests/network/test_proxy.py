@@ -100,3 +100,23 @@ def test_both_modes_on_one_buffer_with_recoveries() -> None:
         round_trip_without(buffer, buffer.rank, trial, trial)
 
     under_schedules(4, on_each_rank)
+
+
+def test_what_has_not_arrived_is_not_done() -> None:
+    """The operation in which a link fails does not end well on the sender, even if nothing else holds that rank up."""
+    case = Case("lost", 2, 6, hidden=64, topk=1, experts=2)
+    trial = Trial.of(case)
+
+    def on_each_rank(group: Any) -> str:
+        buffer = make_buffer(group, case, "proxy", nic=failing(0, 1, 1, ERROR), timeout=2.0)
+        try:
+            results = buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank))
+            trial.check_dispatch(buffer.rank, results)
+            said = "" if buffer.rank == 1 else "rank 0 has dispatched"
+        except deep_ep.DeepEPError as error:
+            said = str(error)
+        barrier(group)
+        return said
+
+    for run in under_schedules(2, on_each_rank):
+        assert "the proxy cannot send to rank 1" in run[0], list(run)

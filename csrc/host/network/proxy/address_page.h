@@ -12,6 +12,9 @@ class AddressPage {
     AddressPage(wire::NetworkAddress& page, u64 generation) : page_(page), generation_(generation) {}
 
     void publish(const void* address, size_t bytes) {
+        // Not half of the new one under the old one's number.
+        __atomic_store_n(&page_.generation, 0, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
         std::memcpy(page_.bytes, address, bytes);
         // Other ranks' hosts acquire it, and read the bytes only then.
         __atomic_store_n(&page_.generation, generation_, __ATOMIC_RELEASE);

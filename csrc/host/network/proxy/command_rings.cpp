@@ -1,11 +1,9 @@
 #include "host/network/proxy/command_rings.h"
 
-#include "device/device.h"
 #include "host/heap/host_word.h"
 
 namespace deep_ep::host::proxy {
 
-using device::Scope;
 using wire::proxy::Command;
 
 CommandRings::CommandRings(Memory& memory, u32 rings, u32 commands)
@@ -28,9 +26,9 @@ bool CommandRings::is_ready(u32 ring, Command& command) const {
     const Command& at = slot(ring, position);
     // Pairs with the posting thread's release: the lower half, and what its warp has built in the heap, are visible.
     // Where stores to this memory may be seen in another order the lower half has a lap of its own.
-    command.high = device::load_acquire<Scope::kSystem>(&at.high);
+    command.high = __atomic_load_n(&at.high, __ATOMIC_ACQUIRE);
     if (wire::proxy::lap_of(command.high) != lap) return false;
-    command.low = device::load_acquire<Scope::kSystem>(&at.low);
+    command.low = __atomic_load_n(&at.low, __ATOMIC_ACQUIRE);
     return wire::proxy::lap_of(command.low) == lap;
 }
 
@@ -63,10 +61,10 @@ void CommandRings::publish() {
         }
         // Kernels acquire both: a slot may be written again once it has been copied, a source once it has been read.
         if (__atomic_load_n(&meeting.taken, __ATOMIC_RELAXED) != ring.taken) {
-            device::store_release<Scope::kSystem>(&meeting.taken, ring.taken);
+            __atomic_store_n(&meeting.taken, ring.taken, __ATOMIC_RELEASE);
         }
         if (__atomic_load_n(&meeting.retired, __ATOMIC_RELAXED) != ring.retired) {
-            device::store_release<Scope::kSystem>(&meeting.retired, ring.retired);
+            __atomic_store_n(&meeting.retired, ring.retired, __ATOMIC_RELEASE);
         }
     }
 }

@@ -93,6 +93,7 @@ struct Address {
     u64 key;
     u32 length;
     std::array<u8, 512> name;
+    std::array<char, 64> provider;
 };
 static_assert(sizeof(Address) <= wire::NetworkAddress::kBytes, "a rank's address page");
 
@@ -117,6 +118,11 @@ class Libfabric final : public Transport {
         const Peer& peer = peers_[message.peer];
         Slot& slot = slots_[free_.back()];
         slot.context = message.context;
+        if (peer.address == FI_ADDR_UNSPEC) {
+            free_.pop_back();
+            failed(slot, FI_EADDRNOTAVAIL, "it has " + peer.provider);
+            return true;
+        }
         iovec from{place_.own_heap() + message.source, message.bytes};
         void* described = local_ ? fi_mr_desc(local_.get()) : nullptr;
         const fi_rma_iov to{peer.base + (message.target - place_.layout.scratch_offset()), message.bytes, peer.key};
@@ -175,6 +181,7 @@ class Libfabric final : public Transport {
         bool known = false;
         fi_addr_t address = FI_ADDR_UNSPEC;
         u64 base = 0, key = 0;
+        std::string provider;
     };
 
     void open() {
@@ -218,7 +225,8 @@ class Libfabric final : public Transport {
         if (key_bytes < sizeof(key)) key &= (u64{1} << 8 * key_bytes) - 1;
         written_ = registered(first, end - first, FI_REMOTE_WRITE, key);
         if ((info_->domain_attr->mr_mode & FI_MR_LOCAL) == 0) return;
-        local_ = registered(0, place_.layout.bytes(), FI_WRITE, key ^ 1);
+        // What is sent lies there too: outputs are never sent from where they are.
+        local_ = registered(first, end - first, FI_WRITE, key ^ 1);
     }
     Owned<fid_mr> registered(u64 offset, u64 bytes, u64 access, u64 key) {
         fid_mr* region = nullptr;
@@ -240,6 +248,7 @@ class Libfabric final : public Transport {
         size_t length = own.name.size();
         check(fi_getname(&endpoint_->fid, own.name.data(), &length), name() + ": its address");
         own.length = static_cast<u32>(length);
+        std::strncpy(own.provider.data(), info_->fabric_attr->prov_name, own.provider.size() - 1);
         address_page(place_, static_cast<u32>(place_.rank)).publish(&own, sizeof(own));
     }
     bool is_published(u32 peer) const { return address_page(place_, peer).is_published(); }
@@ -247,8 +256,11 @@ class Libfabric final : public Transport {
         Peer& known = peers_[peer];
         Address theirs{};
         if (known.known || !address_page(place_, peer).read(&theirs, sizeof(theirs))) return known.known;
-        if (fi_av_insert(vector_.get(), theirs.name.data(), 1, &known.address, 0, nullptr) != 1) {
-            throw std::invalid_argument(name() + ": the address of rank " + std::to_string(peer) + " is none");
+        // An address that is none, or of another provider: a message to it fails.
+        known.provider.assign(theirs.provider.data(), strnlen(theirs.provider.data(), theirs.provider.size()));
+        if (known.provider != info_->fabric_attr->prov_name ||
+            fi_av_insert(vector_.get(), theirs.name.data(), 1, &known.address, 0, nullptr) != 1) {
+            known.address = FI_ADDR_UNSPEC;
         }
         known.base = theirs.base;
         known.key = theirs.key;
@@ -270,10 +282,12 @@ class Libfabric final : public Transport {
         fi_cq_err_entry error{};
         if (fi_cq_readerr(queue_.get(), &error, 0) != 1) return;
         const char* const text = fi_cq_strerror(queue_.get(), error.prov_errno, error.err_data, nullptr, 0);
-        // Of a message that could not come here no request is ours: its sender is told as well.
         if (Slot* const slot = slot_at(error.op_context)) {
             failed(*slot, static_cast<u32>(error.err), text != nullptr ? text : "");
+        } else if (error.err == FI_EOVERRUN) {
+            throw std::runtime_error(name() + ": more messages have come than its completion queue holds");
         }
+        // Else it is of a message that could not come here, and its sender is told.
     }
 
     const NetworkPlace place_;
@@ -284,8 +298,8 @@ class Libfabric final : public Transport {
     Owned<fid_cq> queue_;
     Owned<fid_av> vector_;
     Owned<fid_mr> written_, local_;
+    std::vector<Slot> slots_;  // which an endpoint that ends may still use
     Owned<fid_ep> endpoint_;
-    std::vector<Slot> slots_;
     std::vector<u32> free_;  // slots
     std::vector<Peer> peers_;
     std::vector<Completion> failed_;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "device/device.h"
-
 namespace deep_ep::host::proxy {
 namespace {
 
@@ -86,7 +84,7 @@ void Progress::tell(u32 peer, u32 error, std::string text) {
         if (!fault_text_.empty()) return;
         fault_text_ = std::move(text);
     }
-    device::store_release<device::Scope::kSystem>(fault_.get(), fabric::proxy_fault(peer, error));
+    __atomic_store_n(fault_.get(), fabric::proxy_fault(peer, error), __ATOMIC_RELEASE);
 }
 
 std::string Progress::fault() const {

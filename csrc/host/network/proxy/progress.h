@@ -26,7 +26,8 @@ class Progress {
     // One thread at a time. -> whether there was anything to do.
     bool step();
     bool has_work() const;
-    bool idle() const { return rings_.idle(); }
+    // A link that has failed is waited for no longer.
+    bool idle() const { return rings_.idle() || !fault().empty(); }
 
     // What has failed, in words; any thread.
     std::string fault() const;

@@ -1,7 +1,5 @@
 #include "host/network/proxy/receiver.h"
 
-#include "device/device.h"
-
 namespace deep_ep::host::proxy {
 
 using namespace wire::proxy;
@@ -42,8 +40,8 @@ void Receiver::publish() {
         const u32 region = place.word / wire::kOfRanks, kind = place.word % wire::kOfRanks;
         // A kernel of this rank that acquires the word sees the payload of all messages that the total counts.
         // Litmus: mp_release_acquire_sys.
-        device::store_release<device::Scope::kSystem>(
-            reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source)), line.total);
+        auto* const word = reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source));
+        __atomic_store_n(word, line.total, __ATOMIC_RELEASE);
     }
     changed_.clear();
 }

@@ -45,7 +45,10 @@ void Sender::accept(const Taken& taken) {
     const u32 peer = peer_of(taken.command), operation = operation_of(taken.command);
     Link& link = links_[peer];
     if (operation == kNothing || link.dead || closed_(peer)) {
-        rings_.begin(taken, 0);
+        const bool lost = operation != kNothing && !closed_(peer);
+        if (operation != kPart) put_messages_[taken.ring] = 0;
+        rings_.begin(taken, lost ? 1 : 0);
+        if (lost) link.lost.push_back({taken.ring, taken.position});
         return;
     }
     if (link.windows.empty()) link.windows.resize(kWords);
@@ -71,15 +74,24 @@ void Sender::accept(const Taken& taken) {
     if (ends) of_put = 0;
 }
 
-void Sender::drop(Link& link) {
+// What waits for a link that has failed does not count as done: kernels that wait for it find the fault (quiet).
+void Sender::lose(Link& link) {
     if (!link.queue.empty()) --waiting_;
-    for (const Waiting& waiting : link.queue) rings_.end_message(waiting.ring, waiting.position);
+    for (const Waiting& waiting : link.queue) link.lost.push_back({waiting.ring, waiting.position});
     link.queue.clear();
 }
 
+// Of a peer that is masked, or has left, nothing is waited for any more.
+void Sender::forget(Link& link) {
+    lose(link);
+    for (const auto& [ring, position] : link.lost) rings_.end_message(ring, position);
+    link.lost.clear();
+}
+
 bool Sender::may_post(u32 peer, const Link& link) const {
-    if (link.queue.empty()) return false;
+    if (link.queue.empty() && link.lost.empty()) return false;
     if (closed_(peer)) return true;
+    if (link.queue.empty()) return false;
     const Waiting& next = link.queue.front();
     const bool fits = link.bytes_on_their_way == 0 || link.bytes_on_their_way + next.message.bytes <= kMostBytesToPeer;
     return fits && link.windows[next.word].open() && transport_.takes(peer);
@@ -108,11 +120,11 @@ bool Sender::post_next(u32 peer, Link& link) {
 
 bool Sender::post() {
     bool posted = false;
-    for (u32 peer = 0; waiting_ != 0 && peer < links_.size(); ++peer) {
+    for (u32 peer = 0; (waiting_ != 0 || dead_ != 0) && peer < links_.size(); ++peer) {
         Link& link = links_[peer];
         while (may_post(peer, link)) {
             if (closed_(peer)) {
-                drop(link);
+                forget(link);
             } else if (!post_next(peer, link)) {
                 break;
             }
@@ -124,7 +136,7 @@ bool Sender::post() {
 
 bool Sender::has_work() const {
     if (rings_.has_next()) return true;
-    for (u32 peer = 0; waiting_ != 0 && peer < links_.size(); ++peer) {
+    for (u32 peer = 0; (waiting_ != 0 || dead_ != 0) && peer < links_.size(); ++peer) {
         if (may_post(peer, links_[peer])) return true;
     }
     return false;
@@ -135,14 +147,16 @@ void Sender::completed(const Completion& completion) {
     free_places_.push_back(static_cast<u32>(completion.context));
     Link& link = links_[ended.peer];
     link.bytes_on_their_way -= ended.bytes;
-    rings_.end_message(ended.ring, ended.position);
     if (completion.error == 0) {
+        rings_.end_message(ended.ring, ended.position);
         link.windows[ended.word].end(ended.number);
         return;
     }
+    link.lost.push_back({ended.ring, ended.position});
+    if (!link.dead) ++dead_;
     if (!link.dead && !closed_(ended.peer)) faults_.push_back({ended.peer, completion.error});
     link.dead = true;
-    drop(link);
+    lose(link);
 }
 
 std::vector<Sender::Fault> Sender::faults() { return std::exchange(faults_, {}); }

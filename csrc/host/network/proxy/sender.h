@@ -45,6 +45,11 @@ class Sender {
         u32 ring;
         u64 position;
     };
+    // A command's place in its ring.
+    struct Place {
+        u32 ring;
+        u64 position;
+    };
     // The messages to one word of a peer: numbers below `delivered`, and those whose bit is set behind it, have been.
     struct Window {
         u64 sent = 0;
@@ -58,6 +63,7 @@ class Sender {
         std::vector<Window> windows;  // by word
         u64 bytes_on_their_way = 0;
         bool dead = false;
+        std::vector<Place> lost;  // where messages came from that have not arrived and never will
     };
     // A message that the transport has: `Message::context` is its place.
     struct OnItsWay {
@@ -70,7 +76,8 @@ class Sender {
     };
 
     void accept(const Taken& taken);
-    void drop(Link& link);
+    void lose(Link& link);
+    void forget(Link& link);
     bool may_post(u32 peer, const Link& link) const;
     bool post_next(u32 peer, Link& link);
 
@@ -86,6 +93,7 @@ class Sender {
     std::vector<Fault> faults_;
     std::vector<nic::Counters> counters_;
     u32 waiting_ = 0;  // links with a queue
+    u32 dead_ = 0;     // links
 };
 
 }  // namespace deep_ep::host::proxy
