@@ -91,8 +91,8 @@ def make_runtime(
     _agree(bootstrap, device, topology, memory, masks_ranks, timeout)
     if masks_ranks and topology.network == "proxy" and not bootstrap.in_process:
         raise ValueError(
-            "enable_shrink=True: expected another fabric than 'proxy' between processes: libfabric may still deliver what "
-            "a rank has sent before the others went on without it"
+            "enable_shrink=True: expected another fabric than 'proxy' between processes: libfabric may still deliver "
+            "what a rank has sent before the others went on without it"
         )
     rank, by_nics = topology.rank, topology.network is not None
     options = C.BufferOptions(
