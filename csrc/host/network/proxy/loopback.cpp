@@ -28,7 +28,11 @@ void Loopback::Inbox::add(u32 immediate) {
 }
 
 Loopback::Loopback(const NetworkPlace& place, Random random)
-    : place_(place), random_(std::move(random)), inbox_(std::make_shared<Inbox>()), links_(place.heaps.size()) {
+    : place_(place),
+      random_(std::move(random)),
+      inbox_(std::make_shared<Inbox>()),
+      links_(place.heaps.size()),
+      met_(place.heaps.size()) {
     auto& directory = Directory<Inbox>::get();
     const std::lock_guard<std::mutex> lock(directory.mutex);
     directory.inboxes[place_.own_heap()] = inbox_;
@@ -72,7 +76,10 @@ bool Loopback::post(const Message& message) {
 bool Loopback::moves(const Flight& flight) const {
     const u32 peer = flight.message.peer;
     if (place_.closing(peer).closed() || fails(peer)) return !fails(peer) || place_.nic.fault_syndrome != 0;
-    return inbox_of(peer) != nullptr || place_.has_left(peer);
+    // One that was there and is gone recovers, perhaps without this network, or has left: nothing waits for the
+    // message.
+    met_[peer] = met_[peer] || inbox_of(peer) != nullptr;
+    return met_[peer] || place_.has_left(peer);
 }
 
 bool Loopback::has_work() const {

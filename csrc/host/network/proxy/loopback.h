@@ -56,7 +56,8 @@ class Loopback final : public Transport {
     const NetworkPlace place_;
     const Random random_;
     const std::shared_ptr<Inbox> inbox_;
-    std::vector<Link> links_;  // by peer
+    std::vector<Link> links_;        // by peer
+    mutable std::vector<bool> met_;  // by peer: its inbox has been there
     std::vector<Flight> flights_;
 };
 
