@@ -149,7 +149,7 @@ class Topology:
             "fabric": self.fabric,
             "ranks_per_node": self.ranks_per_node,
             "hops": self.hops,
-            "provider": self.provider,
+            PROVIDER: self.provider,
             **between_nodes,
             **nic,
         }
@@ -193,6 +193,10 @@ class Topology:
             given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
         if fabric is None and (text := os.environ.get(FABRIC)):
             fabric = text
+            if fabric not in device.fabrics:
+                raise ValueError(
+                    f"{FABRIC}={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}"
+                )
         if fabric is None:
             fabric = "peer" if given is None or given >= ranks else "ibgda"
             if fabric == "ibgda" and device.asynchronous:

@@ -70,7 +70,10 @@ def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(PROVIDER, "carrier pigeons")
     done = torchrun(workers / "round_trip.py", 2, "--path=proxy")
     assert done.returncode != 0
-    assert 'provider "carrier pigeons": expected one of efa, verbs;ofi_rxm, net, tcp' in done.stdout + done.stderr
+    assert (
+        "DEEP_EP_PROXY_PROVIDER='carrier pigeons': expected one of efa, verbs;ofi_rxm, net, tcp"
+        in done.stdout + done.stderr
+    )
 
 
 def test_enable_shrink_is_refused(workers: Path) -> None:

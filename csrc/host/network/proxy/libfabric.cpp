@@ -82,9 +82,13 @@ Info best_offer(const std::string& asked) {
     if (!asked.empty() && tried.empty()) {
         std::string known;
         for (const char* provider : kProviders) known += std::string(known.empty() ? "" : ", ") + provider;
-        throw std::invalid_argument("provider \"" + asked + "\": expected one of " + known);
+        throw std::invalid_argument("DEEP_EP_PROXY_PROVIDER='" + asked + "': expected one of " + known);
     }
-    throw std::invalid_argument("fabric \"proxy\": libfabric offers none of these providers here: " + tried);
+    std::string offered;
+    for (const std::string& provider : libfabric_providers()) offered += (offered.empty() ? "" : ", ") + provider;
+    throw std::invalid_argument("fabric \"proxy\": libfabric does not offer " + tried +
+                                " here (DEEP_EP_PROXY_PROVIDER): it has " +
+                                (offered.empty() ? "none that will do" : offered));
 }
 
 // What a rank tells the others of its endpoint.
