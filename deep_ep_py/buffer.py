@@ -63,13 +63,13 @@ class Buffer(V1Surface):
     device : torch.device or str, optional
         Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
     fabric : {"peer", "ibgda", "proxy", "weak", "mixed"}, optional
-        How ranks reach each other. Default: the environment variable DEEP_EP_FABRIC, else "peer" on one node, "ibgda" on
-        several. "peer": loads and stores. "ibgda": loads and stores within a node, between nodes work requests that the
-        kernels write for a NIC, which is a software one. On a GPU that is a thread of the host, and all heaps lie in
-        pinned host memory: a way to test the send path on one GPU, not a fast one. On a CPU alone: "proxy", between
-        nodes a thread of each process sends over libfabric, by the provider that DEEP_EP_PROXY_PROVIDER names or the
-        best there is; "weak", for tests, an agent that delays, cuts and reorders; "mixed", some pairs by loads and
-        stores, some weak.
+        How ranks reach each other. Default: the environment variable DEEP_EP_FABRIC, else "peer" on one node and
+        "ibgda" on several. "peer": loads and stores. "ibgda": loads and stores within a node, between nodes work
+        requests that the kernels write for a NIC, which is a software one. On a GPU that is a thread of the host, and
+        all heaps lie in pinned host memory: a way to test the send path on one GPU, not a fast one. On a CPU alone:
+        "proxy", between nodes a thread of each process sends over libfabric, by the provider that
+        DEEP_EP_PROXY_PROVIDER names or the best there is; "weak", for tests, an agent that delays, cuts and reorders;
+        "mixed", some pairs by loads and stores, some weak.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
         DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with "ibgda" or "proxy" each is a node of its own. With
