@@ -42,8 +42,8 @@ namespace proxy {
 
 using device::Scope;
 
-// One thread: whether `count` commands from `begin` on have free slots, as far as is known here, or else as the host
-// says. The acquire of `taken` pairs with the host's release: it has copied what the slots held.
+// One thread: whether the slots up to position `end` are free, as far as is known here, or else as the host says. The
+// acquire of `taken` pairs with the host's release: it has copied what the slots held.
 DEEP_EP_DEVICE bool has_room(ProxyRing& ring, u32 commands, u64 end) {
     u64 known = device::load_acquire<Scope::kDevice>(&ring.free);
     if (end <= known) return true;

@@ -4,8 +4,8 @@
 // Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word, by
 // whatever reaches this one from there, and the only one that ever does. Words of streams are the exception: they are
 // for rows that ranks of a node pass on to each other, and their source is the number of a stream (docs/two_hops.md):
-// one rank of the node writes the word in an operation, always by loads and stores. Their
-// places depend on the number of ranks and regions alone, so kernels of any shape share them.
+// one rank of the node writes the word in an operation, always by loads and stores. Their places
+// depend on the number of ranks and regions alone, so kernels of any shape share them.
 #pragma once
 
 #include "wire/types.h"

@@ -115,7 +115,6 @@ def command(
     """
     if iterations is None:
         iterations = _GPU_ITERATIONS if options["device"] == "cuda" else _DEFAULTS.iterations
-    options["fabric"] = options["fabric"] or ""
     bench_config = BenchConfig(ranks=_default_ranks() if ranks is None else ranks, iterations=iterations, **options)
     try:
         bench_config.validate()

@@ -42,7 +42,8 @@ class BenchConfig:
     hops
         How rows of normal mode go between nodes, as `Buffer` takes it; 0: its default.
     fabric, provider
-        What joins nodes, as `Buffer` takes it, and for the proxy which of libfabric's providers; empty: the default.
+        What joins nodes, as `Buffer` takes it, and which of libfabric's providers the proxy takes; None and empty: the
+        defaults.
     tokens
         The sizes to measure, in tokens per rank.
     hidden, topk, experts
@@ -69,7 +70,7 @@ class BenchConfig:
     ranks: int = 8
     nodes: int = 1
     hops: int = 0
-    fabric: str = ""
+    fabric: str | None = None
     provider: str = ""
     tokens: tuple[int, ...] = (128, 1024, 4096)
     hidden: int = 7168
@@ -153,7 +154,7 @@ class BenchConfig:
         _require(self.ranks % self.nodes == 0, "nodes", self.nodes, f"a divisor of the {self.ranks} ranks")
         _require(self.hops in (0, 1, 2), "hops", self.hops, "1 or 2; 0: the Buffer's default")
         _require(self.hops < 2 or self.nodes > 1, "hops", self.hops, "several nodes with two hops")
-        _require(not self.fabric or self.nodes > 1, "fabric", self.fabric, "several nodes with it")
+        _require(self.fabric is None or self.nodes > 1, "fabric", self.fabric, "several nodes with it")
         _require(not self.provider or self.fabric == "proxy", "provider", self.provider, "--fabric proxy with it")
         _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
         _require(0 <= self.keep <= MAX_KEEP, "keep", self.keep, f"between 0 and {MAX_KEEP}")

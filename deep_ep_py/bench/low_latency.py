@@ -53,7 +53,7 @@ class LowLatencyCalls:
             low_latency_mode=True,
             device="cpu",
             ranks_per_node=config.ranks // config.nodes,
-            fabric=config.fabric or None,
+            fabric=config.fabric,
             nic=deep_ep.NicOptions(blocks=1024, mtu=1 << 20, in_flight=16),
             # Two are alive at once, and what is free is not always in one piece.
             arena_bytes=3 * packed + _ARENA_SLACK,

@@ -53,7 +53,7 @@ class Ours:
             ),
             device="cpu",
             ranks_per_node=config.ranks // config.nodes,
-            fabric=config.fabric or None,
+            fabric=config.fabric,
             hops=config.hops or None,
             nic=deep_ep.NicOptions(blocks=1024, mtu=_MTU, in_flight=_IN_FLIGHT),
             arena_bytes=self._arena_bytes(),

@@ -191,12 +191,9 @@ class Topology:
             name, given = RANKS_PER_NODE, int(text) if text.isdecimal() else text
         if given is not None:
             given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
+        fabric_name = "fabric"
         if fabric is None and (text := os.environ.get(FABRIC)):
-            fabric = text
-            if fabric not in device.fabrics:
-                raise ValueError(
-                    f"{FABRIC}={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}"
-                )
+            fabric_name, fabric = FABRIC, text
         if fabric is None:
             fabric = "peer" if given is None or given >= ranks else "ibgda"
             if fabric == "ibgda" and device.asynchronous:
@@ -205,7 +202,9 @@ class Topology:
                     "host memory: for tests, not fast"
                 )
         if not isinstance(fabric, str) or fabric not in device.fabrics:
-            raise ValueError(f"fabric={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}")
+            raise ValueError(
+                f"{fabric_name}={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}"
+            )
         if nic is not None and not isinstance(nic, NicOptions):
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
         if link is not None and not isinstance(link, Link):

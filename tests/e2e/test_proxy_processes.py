@@ -33,7 +33,7 @@ pytestmark = [
     ],
 )
 def test_round_trip(workers: Path, provider: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Straight to each rank, in two hops, and again when nothing is left to send but memory that is kept."""
+    """Straight to each rank, and in two hops; outputs outlive their Buffer."""
     monkeypatch.setenv(PROVIDER, provider)
     before = shared_memory()
     done = torchrun(workers / "round_trip.py", ranks, "--path=proxy", "--path=proxy_in_two_hops")

@@ -85,9 +85,9 @@ MUTANTS: tuple[Mutant, ...] = (
         (
             (
                 "    link.queue.pop_front();\n",
-                "    rings_.end_message(next.ring, next.position);\n    link.queue.pop_front();\n",
+                "    rings_.end_message(next.of);\n    link.queue.pop_front();\n",
             ),
-            ("    rings_.end_message(ended.ring, ended.position);\n", ""),
+            ("    rings_.end_message(ended.of);\n", ""),
         ),
         "fast",
         PROXY,
@@ -119,8 +119,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "proxy: what a masked rank is sent is never done",
         _SENDER,
-        "rings_.begin(taken, lost ? 1 : 0);",
-        "rings_.begin(taken, 1);",
+        "rings_.begin(taken.place, lost ? 1 : 0);",
+        "rings_.begin(taken.place, 1);",
         "fast",
         *MASKS,
     ),
@@ -136,16 +136,16 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "proxy: a repeat that is ahead of its turn counts",
         _RECEIVER,
-        "if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) {",
-        "if (ahead >= kWindow) {",
+        "if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) return;",
+        "if (ahead >= kWindow) return;",
         "fast",
         *PROXY,
     ),
     one(
         "proxy: a repeat of what has had its turn counts",
         _RECEIVER,
-        "if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) {",
-        "if (ahead < kWindow && (line.beyond >> ahead & 1) != 0) {",
+        "if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) return;",
+        "if (ahead < kWindow && (line.beyond >> ahead & 1) != 0) return;",
         "fast",
         *PROXY,
     ),

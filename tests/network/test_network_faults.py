@@ -7,38 +7,17 @@ from typing import Any
 
 import pytest
 
-import deep_ep_py as deep_ep
-from cases import BY_NAME
-from harness import HARSH_NIC, RETRIES_EXCEEDED, Trial, dispatch_arguments, failing, make_buffer, under_schedules
+from failing_links import TRIAL, errors
+from harness import HARSH_NIC, RETRIES_EXCEEDED, dispatch_arguments, failing, make_buffer, under_schedules
 
-TRIAL = Trial.of(BY_NAME["uniform"])
 REMOTE_ACCESS = 0x13
-
-
-def errors(nic: deep_ep.NicOptions, timeout: float = 100.0) -> tuple[list[str], int]:
-    """What each rank raises in some laps of dispatch and combine, and how often time had to pass for it."""
-
-    def on_each_rank(group: Any) -> str:
-        buffer = make_buffer(group, TRIAL.case, "ibgda", nic=nic, timeout=timeout)
-        rank = buffer.rank
-        with pytest.raises(deep_ep.DeepEPError) as info:
-            for _ in range(60):
-                results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
-                TRIAL.check_dispatch(rank, results)
-                TRIAL.check_combine(rank, TRIAL.combine(buffer, rank, results[4]))
-        with pytest.raises(deep_ep.DeepEPError, match="the Buffer is broken"):
-            buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
-        return f"{type(info.value).__name__}: {info.value}"
-
-    runs = under_schedules(TRIAL.case.ranks, on_each_rank)
-    return [said for run in runs for said in run], sum(run.stats["clock_jumps"] for run in runs)
 
 
 @pytest.mark.parametrize("after", [0, 3, 40, 200])
 @pytest.mark.parametrize("syndrome", [RETRIES_EXCEEDED, REMOTE_ACCESS])
 def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
     """At once: no rank waits for a clock. The rank whose NIC it is names the request, the peer and the syndrome."""
-    said, clock_jumps = errors(failing(1, 2, after, syndrome))
+    said, clock_jumps = errors("ibgda", failing(1, 2, after, syndrome))
     assert clock_jumps == 0
     for rank, message in enumerate(said):
         rank %= TRIAL.case.ranks
@@ -49,9 +28,10 @@ def test_an_error_that_the_nic_reports(syndrome: int, after: int) -> None:
             assert "because rank 1 was told by its NIC that it cannot send to rank 2" in message, message
 
 
-def test_a_link_that_is_silent() -> None:
+@pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
+def test_a_link_that_is_silent(fabric: str) -> None:
     """Then some bounded wait runs out; its error says what it waited for from which rank, and the others are told."""
-    said, _ = errors(failing(1, 2, 3, 0), timeout=2.0)
+    said, _ = errors(fabric, failing(1, 2, 3, 0), timeout=2.0)
     ranks = TRIAL.case.ranks
     for begin in range(0, len(said), ranks):
         run = said[begin : begin + ranks]
@@ -63,7 +43,7 @@ def test_a_link_that_is_silent() -> None:
 
 
 def test_all_links_of_a_rank() -> None:
-    said, clock_jumps = errors(failing(0, -1, 10, RETRIES_EXCEEDED))
+    said, clock_jumps = errors("ibgda", failing(0, -1, 10, RETRIES_EXCEEDED))
     assert clock_jumps == 0
     assert all("NIC" in message for message in said), said
 

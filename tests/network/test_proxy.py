@@ -1,4 +1,4 @@
-"""The proxy over its loopback: links that fail, that take nothing, and one that holds up no other."""
+"""The proxy over its loopback: links that fail, and one that takes nothing and holds up no other."""
 
 from __future__ import annotations
 
@@ -9,48 +9,22 @@ import pytest
 
 import deep_ep_py as deep_ep
 from cases import BY_NAME, Case
+from failing_links import TRIAL, errors
 from harness import Trial, barrier, dispatch_arguments, failing, make_buffer, round_trip_without, under_schedules
 
-TRIAL = Trial.of(BY_NAME["uniform"])
 ERROR = 5
-
-
-def errors(nic: deep_ep.NicOptions, timeout: float = 100.0) -> tuple[list[str], int]:
-    """What each rank raises in some laps of dispatch and combine, and how often time had to pass for it."""
-
-    def on_each_rank(group: Any) -> str:
-        buffer = make_buffer(group, TRIAL.case, "proxy", nic=nic, timeout=timeout)
-        with pytest.raises(deep_ep.DeepEPError) as info:
-            for _ in range(60):
-                round_trip_without(buffer, buffer.rank, TRIAL, TRIAL)
-        barrier(group)
-        return f"{type(info.value).__name__}: {info.value}"
-
-    runs = under_schedules(TRIAL.case.ranks, on_each_rank)
-    return [said for run in runs for said in run], sum(run.stats["clock_jumps"] for run in runs)
 
 
 @pytest.mark.parametrize("after", [0, 3, 40])
 def test_a_link_that_fails(after: int) -> None:
     """At once; the rank whose link it is says where to and what the transport says, the others name that rank."""
-    said, clock_jumps = errors(failing(1, 2, after, ERROR))
+    said, clock_jumps = errors("proxy", failing(1, 2, after, ERROR))
     assert clock_jumps == 0
     for rank, message in enumerate(said):
         if rank % TRIAL.case.ranks == 1:
             assert "the proxy cannot send to rank 2 over the loopback: error 5, as asked for" in message, message
         else:
             assert "because rank 1 was told by its NIC that it cannot send to rank 2" in message, message
-
-
-def test_a_link_that_takes_nothing() -> None:
-    """Nothing says so, so a wait runs out; that rank's other messages arrive all the same (P11)."""
-    said, _ = errors(failing(1, 2, 3, 0), timeout=2.0)
-    ranks = TRIAL.case.ranks
-    for begin in range(0, len(said), ranks):
-        run = said[begin : begin + ranks]
-        timeouts = [message for message in run if message.startswith("DeepEPTimeout")]
-        assert timeouts and all("waited for" in message for message in timeouts), run
-        assert all("ended because rank" in message for message in run if message not in timeouts), run
 
 
 def test_p11_a_peer_that_takes_nothing_holds_up_no_other() -> None:

@@ -1,24 +1,16 @@
 #include "host/network/ibgda/nic_thread.h"
 
 #include <algorithm>
-#include <chrono>
 #include <random>
 
 #include "cpu/executor/executor.h"
+#include "host/network/looks.h"
 
 namespace deep_ep::host {
 namespace {
 
-// After so many looks in vain the thread sleeps between looks, and after more of them for longer.
-constexpr int kIdleLooks = 200, kManyIdleLooks = kIdleLooks + 100;
-constexpr auto kNap = std::chrono::microseconds(20), kLongNap = std::chrono::microseconds(1000);
 // Of a queue pair in one turn: kernels wait meanwhile.
 constexpr int kMostSteps = 64;
-
-uint64_t now_ns() {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-}
 
 nic::SendQueue::Random random_of(int rank) {
     const auto random = std::make_shared<std::mt19937>(static_cast<u32>(rank));
@@ -28,7 +20,7 @@ nic::SendQueue::Random random_of(int rank) {
 }  // namespace
 
 NicThread::NicThread(const NetworkPlace& place)
-    : SoftNic(place, random_of(place.rank), now_ns),
+    : SoftNic(place, random_of(place.rank), cpu::monotonic_ns),
       kernels_on_cpu_(place.kernels_on_cpu),
       thread_([this] { kernels_on_cpu_ ? run_when_left_alone() : run(); }) {
     if (!kernels_on_cpu_) return;
@@ -46,11 +38,8 @@ NicThread::~NicThread() {
 }
 
 void NicThread::run() {
-    int idle_looks = 0;
-    while (!stopping_.load(std::memory_order_relaxed)) {
-        idle_looks = serve() ? 0 : std::min(idle_looks + 1, kManyIdleLooks);
-        if (idle_looks > kIdleLooks) std::this_thread::sleep_for(idle_looks < kManyIdleLooks ? kNap : kLongNap);
-    }
+    Looks looks;
+    while (!stopping_.load(std::memory_order_relaxed)) looks.note(serve());
 }
 
 // Only kernels post, and only while a thread drives them.

@@ -15,8 +15,8 @@ std::unique_ptr<Transport> loopback(const NetworkPlace& place) {
 }  // namespace
 
 Agent::Agent(const NetworkPlace& place)
-    : most_delay_(place.nic.most_delay),
-      progress_(place, loopback(place), {[] { return cpu::Executor::get().now_ns(); }, 0}) {
+    : ProxyNetwork(place, loopback(place), {[] { return cpu::Executor::get().now_ns(); }, 0}),
+      most_delay_(place.nic.most_delay) {
     agent_ = cpu::Executor::get().add_agent(place.rank, "proxy", [this] { serve(); });
 }
 

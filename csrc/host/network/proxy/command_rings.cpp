@@ -42,14 +42,16 @@ bool CommandRings::has_next() const {
 
 bool CommandRings::take(u32 ring, Taken& taken) {
     if (!is_ready(ring, taken.command)) return false;
-    taken.ring = ring;
-    taken.position = rings_[ring].taken++;
+    taken.place = {ring, rings_[ring].taken++};
     return true;
 }
 
-void CommandRings::begin(const Taken& of, u32 messages) { rings_[of.ring].left.push_back(messages); }
+void CommandRings::begin(const CommandPlace& of, u32 messages) { rings_[of.ring].left.push_back(messages); }
 
-void CommandRings::end_message(u32 ring, u64 position) { --rings_[ring].left[position - rings_[ring].retired]; }
+void CommandRings::end_message(const CommandPlace& of) {
+    Ring& ring = rings_[of.ring];
+    --ring.left[of.position - ring.retired];
+}
 
 void CommandRings::publish() {
     for (u32 i = 0; i < count(); ++i) {

@@ -10,11 +10,15 @@
 
 namespace deep_ep::host::proxy {
 
+struct CommandPlace {
+    u32 ring;
+    u64 position;
+};
+
 // A command, and where it was.
 struct Taken {
     wire::proxy::Command command;
-    u32 ring;
-    u64 position;
+    CommandPlace place;
 };
 
 class CommandRings {
@@ -30,8 +34,8 @@ class CommandRings {
     // The next command of a ring. Its slot is given back by publish().
     bool take(u32 ring, Taken& taken);
     // `messages` are what a command has become; it is done when as many have ended.
-    void begin(const Taken& of, u32 messages);
-    void end_message(u32 ring, u64 position);
+    void begin(const CommandPlace& of, u32 messages);
+    void end_message(const CommandPlace& of);
     // Tells kernels which slots are free, and what is done.
     void publish();
     // All that kernels have posted is done. They post no more.

@@ -95,7 +95,6 @@ Info best_offer(const std::string& asked) {
 struct Address {
     u64 base;  // of what may be written from afar, as the provider addresses it
     u64 key;
-    u32 length;
     std::array<u8, 512> name;
     std::array<char, 64> provider;
 };
@@ -251,7 +250,6 @@ class Libfabric final : public Transport {
         own.key = fi_mr_key(written_.get());
         size_t length = own.name.size();
         check(fi_getname(&endpoint_->fid, own.name.data(), &length), name() + ": its address");
-        own.length = static_cast<u32>(length);
         std::strncpy(own.provider.data(), info_->fabric_attr->prov_name, own.provider.size() - 1);
         address_page(place_, static_cast<u32>(place_.rank)).publish(&own, sizeof(own));
     }

@@ -32,7 +32,6 @@ class Progress {
     // What has failed, in words; any thread.
     std::string fault() const;
     std::vector<nic::Counters> counters() const { return sender_.counters(); }
-    u64 dropped() const { return receiver_.dropped(); }
 
   private:
     struct Failed {

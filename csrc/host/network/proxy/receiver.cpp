@@ -11,18 +11,12 @@ void Receiver::arrived(u32 immediate) {
     const Immediate said = unpack(immediate);
     const bool ours = said.source < layout_.ranks && said.word < layout_.regions * wire::kOfRanks &&
                       said.generation == generation_ % 4 && hears_(said.source);
-    if (!ours) {
-        ++dropped_;
-        return;
-    }
+    if (!ours) return;
     std::vector<Line>& lines = lines_[said.source];
     if (lines.empty()) lines.resize(kWords);
     Line& line = lines[said.word];
     const u32 ahead = (said.sequence - static_cast<u32>(line.next)) & (kSequences - 1);
-    if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) {
-        ++dropped_;
-        return;
-    }
+    if (ahead >= kWindow || (line.beyond >> ahead & 1) != 0) return;
     line.beyond |= u64{1} << ahead;
     while ((line.beyond & 1) != 0) {
         line.beyond >>= 1;

@@ -16,12 +16,10 @@ class Receiver {
     // `bank`: this rank's signal words. `hears`: whether a rank's messages count.
     Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, std::function<bool(u32 source)> hears);
 
+    // Repeats do not count, nor do messages of another generation, or from a rank that is not heard.
     void arrived(u32 immediate);
     // Stores what has changed since. The payload of all that has arrived is visible before.
     void publish();
-
-    // Messages that did not count: repeats, and those of another generation or from a rank that is not heard.
-    u64 dropped() const { return dropped_; }
 
   private:
     struct Line {
@@ -41,7 +39,6 @@ class Receiver {
         u32 word;
     };
     std::vector<Place> changed_;
-    u64 dropped_ = 0;
 };
 
 }  // namespace deep_ep::host::proxy

@@ -39,37 +39,36 @@ bool Sender::take(u32 commands) {
 }
 
 // A command becomes as many messages as the transport's limit asks for. The last one of a put says how many there were,
-// so that the receiver knows when it has all (share()); a put without bytes is one message to a place that nobody
-// reads.
+// so that the receiver knows when it has all (share()). A put without bytes is one message, to a place that is never
+// read.
 void Sender::accept(const Taken& taken) {
     const u32 peer = peer_of(taken.command), operation = operation_of(taken.command);
     Link& link = links_[peer];
     if (operation == kNothing || link.dead || closed_(peer)) {
         const bool lost = operation != kNothing && !closed_(peer);
-        if (operation != kPart) put_messages_[taken.ring] = 0;
-        rings_.begin(taken, lost ? 1 : 0);
-        if (lost) link.lost.push_back({taken.ring, taken.position});
+        if (operation != kPart) put_messages_[taken.place.ring] = 0;
+        rings_.begin(taken.place, lost ? 1 : 0);
+        if (lost) link.lost.push_back(taken.place);
         return;
     }
     if (link.windows.empty()) link.windows.resize(kWords);
     const u64 bytes = bytes_of(taken.command), most = transport_.most_bytes();
     const bool ends = operation != kPart, moves = operation != kSignal && bytes != 0;
     const u32 cuts = moves ? static_cast<u32>((bytes + most - 1) / most) : ends ? 1 : 0;
-    u32& of_put = put_messages_[taken.ring];
-    rings_.begin(taken, cuts);
+    u32& of_put = put_messages_[taken.place.ring];
+    rings_.begin(taken.place, cuts);
     for (u32 cut = 0; cut < cuts; ++cut) {
         ++of_put;
         const u64 at = cut * most;
-        const Message message = moves ? Message{peer,
-                                                0,
-                                                source_of(taken.command) + at,
-                                                target_of(taken.command) + at,
-                                                std::min(most, bytes - at),
-                                                0}
-                                      : Message{peer, 0, scratch_, scratch_, wire::kPieceBytes, 0};
+        Message message{peer, 0, scratch_, scratch_, wire::kPieceBytes, 0};
+        if (moves) {
+            message.source = source_of(taken.command) + at;
+            message.target = target_of(taken.command) + at;
+            message.bytes = std::min(most, bytes - at);
+        }
         const u32 pieces = ends && cut + 1 == cuts ? of_put : 0;
         if (link.queue.empty()) ++waiting_;
-        link.queue.push_back({message, word_of(taken.command), pieces, taken.ring, taken.position});
+        link.queue.push_back({message, word_of(taken.command), pieces, taken.place});
     }
     if (ends) of_put = 0;
 }
@@ -77,20 +76,19 @@ void Sender::accept(const Taken& taken) {
 // What waits for a link that has failed does not count as done: kernels that wait for it find the fault (quiet).
 void Sender::lose(Link& link) {
     if (!link.queue.empty()) --waiting_;
-    for (const Waiting& waiting : link.queue) link.lost.push_back({waiting.ring, waiting.position});
+    for (const Waiting& waiting : link.queue) link.lost.push_back(waiting.of);
     link.queue.clear();
 }
 
 // Of a peer that is masked, or has left, nothing is waited for any more.
 void Sender::forget(Link& link) {
     lose(link);
-    for (const auto& [ring, position] : link.lost) rings_.end_message(ring, position);
+    for (const CommandPlace& place : link.lost) rings_.end_message(place);
     link.lost.clear();
 }
 
 bool Sender::may_post(u32 peer, const Link& link) const {
-    if (link.queue.empty() && link.lost.empty()) return false;
-    if (closed_(peer)) return true;
+    if (closed_(peer)) return !link.queue.empty() || !link.lost.empty();
     if (link.queue.empty()) return false;
     const Waiting& next = link.queue.front();
     const bool fits = link.bytes_on_their_way == 0 || link.bytes_on_their_way + next.message.bytes <= kMostBytesToPeer;
@@ -108,7 +106,7 @@ bool Sender::post_next(u32 peer, Link& link) {
     message.context = free_places_.back();
     message.immediate = pack({rank_, next.word, generation_, static_cast<u32>(window.sent), next.pieces});
     if (!transport_.post(message)) return false;
-    on_their_way_[free_places_.back()] = {peer, next.word, window.sent++, message.bytes, next.ring, next.position};
+    on_their_way_[free_places_.back()] = {peer, next.word, window.sent++, message.bytes, next.of};
     free_places_.pop_back();
     link.bytes_on_their_way += message.bytes;
     ++counters_[peer].writes;
@@ -148,11 +146,11 @@ void Sender::completed(const Completion& completion) {
     Link& link = links_[ended.peer];
     link.bytes_on_their_way -= ended.bytes;
     if (completion.error == 0) {
-        rings_.end_message(ended.ring, ended.position);
+        rings_.end_message(ended.of);
         link.windows[ended.word].end(ended.number);
         return;
     }
-    link.lost.push_back({ended.ring, ended.position});
+    link.lost.push_back(ended.of);
     if (!link.dead) ++dead_;
     if (!link.dead && !closed_(ended.peer)) faults_.push_back({ended.peer, completion.error});
     link.dead = true;

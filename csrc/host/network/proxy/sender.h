@@ -21,8 +21,8 @@ class Sender {
         u32 peer;
         u32 error;
     };
-    // `scratch`: the place in every heap for messages without bytes. `closed`: whether a peer is masked, so that
-    // nothing may be sent to it any more.
+    // `scratch`: the place in every heap for messages without bytes. `closed`: whether a peer is masked or
+    // has left, so that nothing is sent to it any more.
     Sender(u32 rank, u32 ranks, u32 generation, u64 scratch, CommandRings& rings, Transport& transport,
            std::function<bool(u32 peer)> closed);
 
@@ -42,13 +42,7 @@ class Sender {
         Message message;
         u32 word;
         u32 pieces;
-        u32 ring;
-        u64 position;
-    };
-    // A command's place in its ring.
-    struct Place {
-        u32 ring;
-        u64 position;
+        CommandPlace of;
     };
     // The messages to one word of a peer: numbers below `delivered`, and those whose bit is set behind it, have been.
     struct Window {
@@ -63,7 +57,7 @@ class Sender {
         std::vector<Window> windows;  // by word
         u64 bytes_on_their_way = 0;
         bool dead = false;
-        std::vector<Place> lost;  // where messages came from that have not arrived and never will
+        std::vector<CommandPlace> lost;  // of messages that have not arrived and never will
     };
     // A message that the transport has: `Message::context` is its place.
     struct OnItsWay {
@@ -71,8 +65,7 @@ class Sender {
         u32 word;
         u64 number;
         u64 bytes;
-        u32 ring;
-        u64 position;
+        CommandPlace of;
     };
 
     void accept(const Taken& taken);

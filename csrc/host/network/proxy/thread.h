@@ -6,29 +6,23 @@
 #include <mutex>
 #include <thread>
 
-#include "host/network/network.h"
-#include "host/network/proxy/progress.h"
+#include "host/network/proxy/proxy_network.h"
 
 namespace deep_ep::host::proxy {
 
-class Thread final : public Network {
+class Thread final : public ProxyNetwork {
   public:
     explicit Thread(const NetworkPlace& place);
     ~Thread() override;
     Thread(const Thread&) = delete;
     Thread& operator=(const Thread&) = delete;
 
-    void* state() override { return progress_.state(); }
-    uint64_t most_put_bytes(uint32_t pieces) const override { return progress_.most_put_bytes(pieces); }
-    bool idle() const override { return progress_.idle(); }
-    std::string fault() const override { return progress_.fault(); }
     std::vector<nic::Counters> counters() const override;
 
   private:
     void run();
     bool step();
 
-    Progress progress_;
     mutable std::mutex stepping_;  // one thread at a time
     std::atomic<uint64_t> helped_{0};
     std::atomic<bool> stopping_{false};

@@ -1,0 +1,24 @@
+// A proxy as a Network: all but what takes its steps.
+#pragma once
+
+#include "host/network/network.h"
+#include "host/network/proxy/progress.h"
+
+namespace deep_ep::host::proxy {
+
+class ProxyNetwork : public Network {
+  public:
+    void* state() override { return progress_.state(); }
+    uint64_t most_put_bytes(uint32_t pieces) const override { return progress_.most_put_bytes(pieces); }
+    bool idle() const override { return progress_.idle(); }
+    std::string fault() const override { return progress_.fault(); }
+    std::vector<nic::Counters> counters() const override { return progress_.counters(); }
+
+  protected:
+    ProxyNetwork(const NetworkPlace& place, std::unique_ptr<Transport> transport, Progress::Clock clock)
+        : progress_(place, std::move(transport), std::move(clock)) {}
+
+    Progress progress_;
+};
+
+}  // namespace deep_ep::host::proxy
