@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.bootstrap.start import connect
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
@@ -170,38 +172,44 @@ class Buffer(V1Surface):
         make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
-        topology = Topology.of(
-            bootstrap.rank,
-            bootstrap.size,
-            where,
-            fabric,
-            ranks_per_node,
-            nic,
-            link=link,
-            hops=hops,
-            low_latency=self.low_latency_mode,
-            once_per_node=once_per_node,
-            forward_sms=forward_sms,
-        )
-        if self.enable_shrink and once_per_node:
-            raise ValueError(
-                "once_per_node=True: expected False with enable_shrink=True, a rank that passes on the "
-                "rows of others cannot be masked"
+        connected = connect(bootstrap)
+        try:
+            topology = Topology.of(
+                bootstrap.rank,
+                bootstrap.size,
+                where,
+                fabric,
+                ranks_per_node,
+                nic,
+                link=link,
+                hops=hops,
+                low_latency=self.low_latency_mode,
+                once_per_node=once_per_node,
+                forward_sms=forward_sms,
+                machines=connected.machines if isinstance(connected, Connections) else None,
             )
-        needs = NORMAL.beside(LOW_LATENCY)
-        # Operations of both modes use the same regions.
-        transient = max(num_nvl_bytes, num_rdma_bytes) if self.low_latency_mode else num_nvl_bytes
-        self._engine = Engine(
-            bootstrap,
-            where,
-            transient,
-            arena_bytes,
-            topology,
-            self.timeout,
-            self.regions,
-            needs,
-            self.enable_shrink,
-        )
+            if self.enable_shrink and once_per_node:
+                raise ValueError(
+                    "once_per_node=True: expected False with enable_shrink=True, a rank that passes on the "
+                    "rows of others cannot be masked"
+                )
+            # Operations of both modes use the same regions.
+            transient = max(num_nvl_bytes, num_rdma_bytes) if self.low_latency_mode else num_nvl_bytes
+            self._engine = Engine(
+                connected,
+                where,
+                transient,
+                arena_bytes,
+                topology,
+                self.timeout,
+                self.regions,
+                NORMAL.beside(LOW_LATENCY),
+                self.enable_shrink,
+            )
+        except BaseException:
+            if isinstance(connected, Connections):
+                connected.close()
+            raise
 
     @property
     def runtime(self) -> Any:

@@ -96,10 +96,11 @@ RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std:
     auto memory = std::make_unique<CudaMemory>(context);
     auto networks = networks_over(options, network_options, heaps, Kernels::kOnGpu);
     // Memory of its own: a stream and a staging word that nothing else waits for.
-    const auto make_teller = [context](const uint64_t* claimed, std::vector<uint64_t*> words) {
-        return std::make_unique<host::TellerThread>(claimed, std::move(words), std::make_unique<CudaMemory>(context));
+    const auto make_teller = [context](const uint64_t* claimed, host::Teller::Others others) {
+        return std::make_unique<host::TellerThread>(claimed, std::move(others), std::make_unique<CudaMemory>(context));
     };
-    auto control = control_over(options, pages_of(heaps), make_teller);
+    auto control = control_over(options, pages_of(heaps), make_teller, network_options.mesh,
+                                [context] { return std::make_unique<CudaMemory>(context); });
     const auto make_warden = [context, control](host::WardenPost post) {
         return std::make_unique<host::WardenThread>(std::move(post), std::make_unique<CudaMemory>(context), control);
     };

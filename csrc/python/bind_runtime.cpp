@@ -30,10 +30,14 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 
 // In processes of their own ranks reach each other's control pages under addresses that nothing else has.
 std::vector<std::shared_ptr<uint8_t>> control_pages(const BufferOptions& options,
-                                                    const std::vector<std::shared_ptr<Heap>>& heaps, bool in_process) {
-    if (in_process) return pages_of(heaps);
-    std::vector<std::shared_ptr<uint8_t>> pages;
-    for (const auto& heap : heaps) pages.push_back(heap->map_again(Runtime::heap_layout(options).control_bytes()));
+                                                    const std::vector<std::shared_ptr<Heap>>& heaps,
+                                                    const NetworkOptions& network) {
+    std::vector<std::shared_ptr<uint8_t>> pages = pages_of(heaps);
+    if (network.in_process) return pages;
+    for (size_t rank = 0; rank < heaps.size(); ++rank) {
+        const bool copied = network.mesh && network.mesh->connects(static_cast<int>(rank));
+        if (!copied) pages[rank] = heaps[rank]->map_again(Runtime::heap_layout(options).control_bytes());
+    }
     return pages;
 }
 
@@ -46,14 +50,15 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
     auto networks = networks_over(options, network_options, heaps, Kernels::kOnCpu);
     const auto make_teller = [rank = options.rank, in_process = network_options.in_process](
                                  const uint64_t* claimed,
-                                 std::vector<uint64_t*> words) -> std::unique_ptr<host::Teller> {
+                                 host::Teller::Others others) -> std::unique_ptr<host::Teller> {
         auto words_memory = std::make_unique<host::CpuMemory>();
         if (!in_process) {
-            return std::make_unique<host::TellerHelper>(claimed, std::move(words), std::move(words_memory));
+            return std::make_unique<host::TellerHelper>(claimed, std::move(others), std::move(words_memory));
         }
-        return std::make_unique<host::TellerAgent>(rank, claimed, std::move(words), std::move(words_memory));
+        return std::make_unique<host::TellerAgent>(rank, claimed, std::move(others), std::move(words_memory));
     };
-    auto control = control_over(options, control_pages(options, heaps, network_options.in_process), make_teller);
+    auto control = control_over(options, control_pages(options, heaps, network_options), make_teller,
+                                network_options.mesh, [] { return std::make_unique<host::CpuMemory>(); });
     const auto make_warden =
         [control, in_process = network_options.in_process](host::WardenPost post) -> std::unique_ptr<host::Warden> {
         auto words_memory = std::make_unique<host::CpuMemory>();
@@ -132,10 +137,11 @@ void bind_network(py::module_& m) {
         .def_readwrite("fault_after", &Options::fault_after)
         .def_readwrite("fault_syndrome", &Options::fault_syndrome);
     py::class_<NetworkOptions>(m, "NetworkOptions")
-        .def(py::init([](const Options& nic, bool in_process, std::string provider) {
-                 return NetworkOptions{nic, in_process, std::move(provider)};
+        .def(py::init([](const Options& nic, bool in_process, std::string provider,
+                         const std::optional<std::shared_ptr<host::Mesh>>& mesh) {
+                 return NetworkOptions{nic, in_process, std::move(provider), mesh.value_or(nullptr)};
              }),
-             py::kw_only(), py::arg("nic"), py::arg("in_process"), py::arg("provider"));
+             py::kw_only(), py::arg("nic"), py::arg("in_process"), py::arg("provider"), py::arg("mesh"));
     py::class_<Counters>(m, "NicCounters")
         .def_readonly("writes", &Counters::writes)
         .def_readonly("atomics", &Counters::atomics)
@@ -272,52 +278,8 @@ void bind_runner(py::module_& m) {
 
 }  // namespace
 
-namespace {
-
-std::vector<uint8_t*> bases_of(const std::vector<std::shared_ptr<Heap>>& heaps) {
-    std::vector<uint8_t*> bases;
-    for (const auto& heap : heaps) bases.push_back(heap->base());
-    return bases;
-}
-
-}  // namespace
-
-std::vector<std::shared_ptr<uint8_t>> pages_of(const std::vector<std::shared_ptr<Heap>>& heaps) {
-    std::vector<std::shared_ptr<uint8_t>> pages;
-    for (const auto& heap : heaps) pages.emplace_back(heap, heap->base());
-    return pages;
-}
-
-host::MakeControl control_over(const BufferOptions& options, std::vector<std::shared_ptr<uint8_t>> pages,
-                               host::SharedControl::MakeTeller make_teller) {
-    return [rank = options.rank, pages = std::move(pages), layout = Runtime::heap_layout(options),
-            make_teller = std::move(make_teller)](host::Memory& memory) {
-        return std::make_unique<host::SharedControl>(rank, pages, layout, memory, make_teller);
-    };
-}
-
-host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOptions& network,
-                                 const std::vector<std::shared_ptr<Heap>>& heaps, Kernels kernels) {
-    host::NetworkPlace place{};
-    place.rank = options.rank;
-    place.heaps = bases_of(heaps);
-    place.layout = Runtime::heap_layout(options);
-    place.kernels_on_cpu = kernels == Kernels::kOnCpu;
-    place.in_process = network.in_process;
-    for (uint8_t* heap : place.heaps) {
-        if (options.masks_ranks) place.masked.push_back(reinterpret_cast<wire::HeapHeader*>(heap)->masked.ranks.words);
-    }
-    place.nic = network.nic;
-    place.provider = network.provider;
-    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation) {
-        host::NetworkPlace here = place;
-        here.memory = &memory;
-        here.generation = generation;
-        return host::Networks(here, routes);
-    };
-}
-
 void bind_runtime(py::module_& m) {
+    bind_mesh(m);
     bind_heap(m);
     bind_call(m);
     bind_network(m);
@@ -326,6 +288,7 @@ void bind_runtime(py::module_& m) {
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
     m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
+    m.attr("SILENT") = static_cast<uint32_t>(wire::kSilent);
     m.attr("MASKED") = static_cast<uint32_t>(wire::kMasked);
     m.attr("ELSEWHERE") = static_cast<uint32_t>(wire::kElsewhere);
     m.attr("OUTDATED") = static_cast<uint32_t>(wire::kOutdated);
@@ -379,6 +342,7 @@ void bind_runtime(py::module_& m) {
     m.def("proxy_providers", &host::proxy::libfabric_providers, NoGil(),
           "Libfabric's providers that the proxy can use here, best first.");
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
+    m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
         .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"))
@@ -462,10 +426,10 @@ void bind_runtime(py::module_& m) {
         .def(
             "set_timeout", [](Runtime& runtime, double seconds) { runtime.set_timeout(nanoseconds(seconds)); },
             py::arg("seconds"))
-        .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1)
+        .def("abort", &Runtime::abort, py::arg("reason"), py::arg("peer") = -1, NoGil())
         .def("aborted", &Runtime::aborted)
-        .def("abort_generation", &Runtime::abort_generation)
-        .def("pass_abort_on", &Runtime::pass_abort_on)
+        .def("abort_generation", &Runtime::abort_generation, NoGil())
+        .def("pass_abort_on", &Runtime::pass_abort_on, NoGil())
         .def("note_told", &Runtime::note_told)
         .def("others_have_failed", &Runtime::others_have_failed)
         .def(

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "host/control/machines/mesh.h"
 #include "host/control/shared_control.h"
 #include "host/launch/runner.h"
 #include "host/session/runtime.h"
@@ -55,22 +56,26 @@ inline uint64_t nanoseconds(double seconds) {
 
 // What the networks of a Buffer are like.
 struct NetworkOptions {
-    nic::Options nic;      // software NICs
-    bool in_process;       // all ranks are threads of this process
-    std::string provider;  // of libfabric, for the proxy; empty: the best there is
+    nic::Options nic;                  // software NICs
+    bool in_process;                   // all ranks are threads of this process
+    std::string provider;              // of libfabric, for the proxy; empty: the best there is
+    std::shared_ptr<host::Mesh> mesh;  // to ranks on other machines; null: there are none
 };
 
 enum class Kernels { kOnCpu, kOnGpu };
 
 // Every rank's control pages as the heaps have them.
 std::vector<std::shared_ptr<uint8_t>> pages_of(const std::vector<std::shared_ptr<host::Heap>>& heaps);
+// `make_memory`: for threads that store into them beside the launching one.
 host::MakeControl control_over(const host::BufferOptions& options, std::vector<std::shared_ptr<uint8_t>> pages,
-                               host::SharedControl::MakeTeller make_teller);
+                               host::SharedControl::MakeTeller make_teller, std::shared_ptr<host::Mesh> mesh,
+                               std::function<std::unique_ptr<host::Memory>()> make_memory);
 host::MakeNetworks networks_over(const host::BufferOptions& options, const NetworkOptions& network,
                                  const std::vector<std::shared_ptr<host::Heap>>& heaps, Kernels kernels);
 
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
+void bind_mesh(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_modes(pybind11::module_& m);
 void bind_low_latency(pybind11::module_& m);

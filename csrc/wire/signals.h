@@ -60,6 +60,7 @@ enum Reason : u32 {
     kElsewhere = 9,  // an operation of another Buffer of the same rank has failed, and this one may work on its results
     kMasked = 10,    // other ranks go on without this one (P17); it alone is told
     kOutdated = 11,  // a call was planned or captured when a rank took part that has been left out since
+    kSilent = 12,    // nothing has come from a peer's machine for some time
 };
 
 // What a rank that failed has done.

@@ -31,6 +31,7 @@ __all__: list[str] = [
     "MOST_REGIONS",
     "MOST_TOKENS",
     "Meeting",
+    "Mesh",
     "NETWORK",
     "NetworkOptions",
     "NicCounters",
@@ -42,9 +43,12 @@ __all__: list[str] = [
     "Runner",
     "Runtime",
     "SIGNAL_UNIT",
+    "SILENT",
+    "SILENT_SECONDS",
     "STREAMING_THRESHOLD",
     "TIMEOUT",
     "WARP_SIZE",
+    "control_bytes",
     "copy_row_to_many",
     "copy_rows",
     "cuda",
@@ -62,9 +66,69 @@ __all__: list[str] = [
     "sum_instructions",
     "sum_row",
     "syndrome_name",
+    "tag",
     "two_hops",
     "widen_to_float",
 ]
+
+class Mesh:
+    """
+    Connections to ranks on other machines, and their thread.
+    """
+    class State:
+        """
+        Members:
+
+          HEARD
+
+          ENDED
+
+          SILENT
+        """
+
+        ENDED: typing.ClassVar[Mesh.State]
+        HEARD: typing.ClassVar[Mesh.State]
+        SILENT: typing.ClassVar[Mesh.State]
+        __members__: typing.ClassVar[dict[str, Mesh.State]]
+        @typing.overload
+        def __eq__(self, other: Mesh.State) -> bool: ...
+        @typing.overload
+        def __eq__(self, other: typing.Any) -> bool: ...
+        def __getstate__(self) -> int: ...
+        def __hash__(self) -> int: ...
+        def __index__(self) -> int: ...
+        def __init__(self, value: int) -> None: ...
+        def __int__(self) -> int: ...
+        @typing.overload
+        def __ne__(self, other: Mesh.State) -> bool: ...
+        @typing.overload
+        def __ne__(self, other: typing.Any) -> bool: ...
+        def __repr__(self) -> str: ...
+        def __setstate__(self, state: int) -> None: ...
+        def __str__(self) -> str: ...
+        @property
+        def name(self) -> str: ...
+        @property
+        def value(self) -> int: ...
+
+    class End:
+        def __init__(self, *, rank: int, socket: int, machine: str, own: bytes, theirs: bytes) -> None: ...
+
+    def __init__(self, ends: collections.abc.Sequence[Mesh.End]) -> None: ...
+    def clear_news(self) -> None: ...
+    def close_in_child(self) -> None: ...
+    def drop(self, rank: int) -> None: ...
+    def has_news(self, rank: int) -> bool: ...
+    def receive(self, rank: int) -> typing.Any: ...
+    def send(self, rank: int, message: bytes) -> None: ...
+    def state(self, rank: int) -> Mesh.State: ...
+    @property
+    def news(self) -> int:
+        """
+        A descriptor: readable when there may be something to ask for.
+        """
+    @property
+    def ranks(self) -> list[int]: ...
 
 class Heap:
     @staticmethod
@@ -173,7 +237,7 @@ class NicOptions:
     def queues_per_peer(self, arg0: int) -> None: ...
 
 class NetworkOptions:
-    def __init__(self, *, nic: NicOptions, in_process: bool, provider: str) -> None: ...
+    def __init__(self, *, nic: NicOptions, in_process: bool, provider: str, mesh: Mesh | None) -> None: ...
 
 class NicCounters:
     @property
@@ -396,6 +460,7 @@ class Runner:
         Have it do one of the runtime's waits, named by its method; return the Run.
         """
 
+def control_bytes(arg0: BufferOptions) -> int: ...
 def copy_row_to_many(dst: collections.abc.Sequence[int], src: int, bytes: int, streaming: bool) -> None:
     """
     Copy one row to every address of the list `dst`.
@@ -456,6 +521,11 @@ def sum_row(
     """
 
 def syndrome_name(syndrome: int) -> str: ...
+def tag(key: bytes, text: str) -> bytes:
+    """
+    SipHash-2-4 of 128 bits.
+    """
+
 def widen_to_float(dst: int, src: int, n: int) -> None:
     """
     Widen n bfloat16 values.
@@ -477,6 +547,8 @@ NETWORK: int = 6
 OUTDATED: int = 11
 OVERFLOW: int = 5
 SIGNAL_UNIT: int = 32768
+SILENT: int = 12
+SILENT_SECONDS: float = 5.0
 STREAMING_THRESHOLD: int = 100663296
 TIMEOUT: int = 1
 WARP_SIZE: int = 1

@@ -1,26 +1,27 @@
-"""Private sockets between the processes of a Buffer: what they exchange once they have met, and how they notice that
-one has ended.
+"""Private connections between the processes of a Buffer: what they exchange once they have met, and how they notice
+that one has ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
 import select
 import socket
 import struct
 import time
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from deep_ep_py.bootstrap.handshake import SECRET_BYTES, Meeting, PeerGone, PeersLate, listen, secret_of
-from deep_ep_py.errors import CudaError, DeepEPError
+from deep_ep_py.bootstrap.far_meeting import FarMeeting, Met, Place
+from deep_ep_py.bootstrap.handshake import Meeting, PeerGone, PeersLate
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import DeepEPError
 
 if TYPE_CHECKING:
-    from deep_ep_py.bootstrap.groups import Bootstrap
+    pass
 
 EXCHANGE_SECONDS = 1800.0
 """How long ranks wait for others that live: as process groups do. That one has died they hear at once."""
@@ -38,9 +39,11 @@ _DYING_MS = 50
 class Connections:
     """Of one rank to all others. It does what a `Bootstrap` does, and hears at once when a process ends.
 
-    Each rank connects to each other, as `handshake` says: it sends on its own connections and receives on the others'.
-    Their addresses are in the abstract namespace and gone once all have met, so a crash leaves nothing behind. Of each
-    process there is also a descriptor (pidfd) that tells of its end even where another one keeps its sockets open.
+    Each rank connects to each other on its machine, as `handshake` says: it sends on its own connections and receives
+    on the others'. Their addresses are in the abstract namespace and gone once all have met, so a crash leaves nothing
+    behind. Of each process there is also a descriptor (pidfd) that tells of its end even where another one keeps its
+    sockets open. Ranks of other machines are connected by TCP, as `far_meeting` says, and a `native.C.Mesh` serves
+    these connections.
 
     Attributes
     ----------
@@ -48,12 +51,19 @@ class Connections:
         This rank, and how many there are.
     pids : list of int
         The ranks' processes.
+    machines : list of int
+        By rank: which machine it is on, counted from 0 in the order of ranks.
+    mesh : native.C.Mesh or None
+        To the ranks of other machines; None where there are none.
     """
 
     in_process = False
 
     def __init__(self, rank: int, size: int, pids: list[int], numbered_alike: Iterable[int] = ()) -> None:
         self.rank, self.size, self.pids = rank, size, pids
+        self.machines = [0] * size
+        self.mesh: C.Mesh | None = None
+        self._addresses: dict[int, str] = {}  # of ranks on other machines
         self._numbered_alike = frozenset(numbered_alike) - {rank}  # ranks whose pids name the same processes here
         self._outgoing: dict[int, socket.socket] = {}
         self._incoming: dict[int, socket.socket] = {}
@@ -66,7 +76,8 @@ class Connections:
     def close(self) -> None:
         """Let go of all of them. The others take it that this rank has left. Closed once, it does nothing more."""
         _all.discard(self)
-        self.drop({*self._outgoing, *self._incoming, *self._processes, *self._pieces})
+        self.drop({*self._outgoing, *self._incoming, *self._processes, *self._pieces, *self._addresses})
+        self.mesh = None
 
     def drop(self, ranks: Iterable[int]) -> None:
         """Let go of some ranks: from now on the others exchange without them."""
@@ -79,10 +90,33 @@ class Connections:
                 os.close(self._processes.pop(rank))
             for _, descriptor in self._pieces.pop(rank, ()):
                 os.close(descriptor)
+            if self.mesh is not None:
+                self.mesh.drop(rank)
+
+    def close_in_child(self) -> None:
+        """Close a forked child's copies."""
+        if self.mesh is not None:
+            self.mesh.close_in_child()
+            self.mesh = None
+        self.close()
+
+    @property
+    def _connected(self) -> C.Mesh:
+        assert self.mesh is not None, "ranks of other machines have been met"
+        return self.mesh
+
+    def is_far(self, rank: int) -> bool:
+        """Tell whether a rank is on another machine."""
+        return self.machines[rank] != self.machines[self.rank]
+
+    def process_of(self, rank: int) -> str:
+        """Name a rank's process."""
+        machine = f" on {self._addresses[rank]}" if rank in self._addresses else ""
+        return f"pid {self.pids[rank]}{machine}"
 
     def watched(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return pairs of a rank and a descriptor: of sockets, which become readable when that rank ends or lets go,
-        and of processes, readable when these have ended.
+        """Return pairs of a rank of this machine and a descriptor: of sockets, which become readable when that rank
+        ends or lets go, and of processes, readable when these have ended.
         """
         sockets = [(rank, connection.fileno()) for rank, connection in self._outgoing.items()]
         return sockets, list(self._processes.items())
@@ -102,8 +136,11 @@ class Connections:
             raise ValueError(f"value: expected at most {_MOST_BYTES} bytes as JSON, not {len(message)}")
         values: list[Any] = [None] * self.size
         values[self.rank] = json.loads(message)
+        far = [rank for rank in self._addresses if rank not in self._dropped]
+        for rank in far:
+            self._connected.send(rank, message)
         self._send(message)
-        for rank, message, _ in self._receive():
+        for rank, message, _ in self._receive(far):
             try:
                 values[rank] = json.loads(message)
             except ValueError:
@@ -111,7 +148,7 @@ class Connections:
         return values
 
     def exchange_descriptors(self, descriptor: int) -> dict[int, int]:
-        """Give every other rank a descriptor; return theirs, the caller's to close."""
+        """Give every other rank of this machine a descriptor; return theirs, the caller's to close."""
         self._send(b"descriptor", [descriptor])
         theirs: dict[int, int] = {}
         try:
@@ -124,9 +161,9 @@ class Connections:
         return theirs
 
     def hand_over(self, piece: Piece, descriptor: int) -> bool:
-        """Give every other rank a descriptor of a piece of this rank's heap, for its `next_piece`; pieces in their
-        order. It never waits: false where it would have to, and then the caller repeats it later, for the ranks that
-        have not got it.
+        """Give every other rank of this machine a descriptor of a piece of this rank's heap, for its `next_piece`;
+        pieces in their order. It never waits: false where it would have to, and then the caller repeats it later, for
+        the ranks that have not got it.
         """
         message, end = struct.pack(_PIECE_FORMAT, _PIECE, *piece), sum(piece)
         missing = [rank for rank in self._outgoing if self._handed[rank] < end]
@@ -185,12 +222,12 @@ class Connections:
             except OSError:
                 self._raise_gone(rank)
 
-    def _receive(self) -> Iterator[tuple[int, bytes, list[int]]]:
-        """One message of each other rank, as they come."""
-        missing = dict(self._incoming)
+    def _receive(self, far: Iterable[int] = ()) -> Iterator[tuple[int, bytes, list[int]]]:
+        """One message of each other rank of this machine, and of some of others, as they come."""
+        missing, far_missing = dict(self._incoming), set(far)
         deadline = time.monotonic() + EXCHANGE_SECONDS
-        while missing:
-            for rank in self._poll(missing, deadline, select.POLLIN):
+        while missing or far_missing:
+            for rank in self._poll(missing, deadline, select.POLLIN, far_missing):
                 try:
                     message, descriptors = _receive_from(missing[rank])
                 except (BlockingIOError, ConnectionError):  # its process has ended, and that was its last message
@@ -201,9 +238,16 @@ class Connections:
                     continue  # the message that is waited for is behind it
                 del missing[rank]
                 yield rank, message, descriptors
+            for rank in sorted(far_missing):
+                ended = self._connected.state(rank) != C.Mesh.State.HEARD  # before its last message is looked for
+                if (told := self._connected.receive(rank)) is not None:
+                    far_missing.discard(rank)
+                    yield rank, told, []
+                elif ended:
+                    self._raise_gone(rank)
 
-    def meet(self, listener: socket.socket, names: list[str], secret: bytes) -> None:
-        """Connect to all others, which listen at these names, and wait until they have.
+    def meet(self, listener: socket.socket, names: dict[int, str], secret: bytes) -> None:
+        """Connect to all others of this machine, which listen at these names, and wait until they have.
 
         Raises
         ------
@@ -220,9 +264,40 @@ class Connections:
         except OSError as error:  # of this machine: too many open files, say
             raise DeepEPError(f"rank {self.rank}: the other ranks cannot be connected to: {error}") from error
 
-    def _poll(self, connections: dict[int, socket.socket], deadline: float, events: int) -> list[int]:
+    def meet_far(self, listener: socket.socket, places: list[Place], secret: bytes) -> None:
+        """Connect to all ranks of other machines, which listen at these places, and wait until they have.
+
+        Raises
+        ------
+        DeepEPError
+            As `all_gather`, or a machine cannot be reached.
+        """
+        self._addresses = {place.rank: place.address for place in places}
+        sockets, processes = self.watched()
+        near: dict[int, list[int]] = defaultdict(list)
+        for rank, descriptor in (*sockets, *processes):
+            near[rank].append(descriptor)
+        try:
+            met = FarMeeting(self.rank, listener, places, secret, near).run(EXCHANGE_SECONDS)
+        except PeerGone as gone:
+            self._raise_gone(gone.rank)
+        except PeersLate as late:
+            self._raise_late(late.ranks)
+        except OSError as error:
+            raise DeepEPError(f"rank {self.rank}: other machines cannot be connected to: {error}") from error
+        self.mesh = C.Mesh([self._end(rank, one) for rank, one in sorted(met.items())])
+
+    def _end(self, rank: int, met: Met) -> C.Mesh.End:
+        descriptor = met.socket.detach()
+        return C.Mesh.End(
+            rank=rank, socket=descriptor, machine=str(self.machines[rank]), own=met.own, theirs=met.theirs
+        )
+
+    def _poll(
+        self, connections: dict[int, socket.socket], deadline: float, events: int, far: Iterable[int] = ()
+    ) -> list[int]:
         """Wait for some ranks' connections, or for the end of their processes, even if another process still holds one
-        of their sockets; -> the ranks with news.
+        of their sockets, or for news of ranks on other machines; -> the ranks of this one with news.
         """
         owners = {connection.fileno(): rank for rank, connection in connections.items()}
         poller = select.poll()
@@ -232,22 +307,32 @@ class Connections:
             if rank in self._processes:
                 owners[self._processes[rank]] = rank
                 poller.register(self._processes[rank], select.POLLIN)
+        if far:
+            self._connected.clear_news()  # before they are asked for what has come
+            if any(self._connected.has_news(rank) for rank in far):
+                return []
+            poller.register(self._connected.news, select.POLLIN)
         left = max(0.0, deadline - time.monotonic())
-        ready = {owners[descriptor] for descriptor, _ in poller.poll(left * 1e3)}
+        ready = {descriptor for descriptor, _ in poller.poll(left * 1e3)}
         if not ready:
-            self._raise_late(connections)
-        return sorted(ready)
+            self._raise_late({*connections, *far})
+        return sorted({owners[descriptor] for descriptor in ready if descriptor in owners})
 
     def _raise_late(self, ranks: Iterable[int]) -> NoReturn:
         raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
 
     def _raise_gone(self, rank: int) -> NoReturn:
         """Say why. A rank that has let go may have done so because another's process has died."""
+        if self.mesh is not None and self.mesh.state(rank) == C.Mesh.State.SILENT:
+            raise DeepEPError(
+                f"rank {self.rank}: nothing has come for {C.SILENT_SECONDS:g} s from the machine of rank {rank} "
+                f"({self.process_of(rank)}): it is cut off, or stopped, or has failed"
+            )
         died, unknown = self._died()
         if died:
-            deaths = (f"rank {one}'s process (pid {self.pids[one]}) has died" for one in died)
+            deaths = (f"rank {one}'s process ({self.process_of(one)}) has died" for one in died)
             raise DeepEPError(f"rank {self.rank}: {'; '.join(deaths)}")
-        perhaps = f", or its process (pid {self.pids[rank]}) has died" if rank in unknown else ""
+        perhaps = f", or its process ({self.process_of(rank)}) has died" if rank in unknown else ""
         raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer{perhaps}")
 
     def _died(self) -> tuple[list[int], set[int]]:
@@ -274,98 +359,6 @@ class Connections:
             for descriptor in opened.values():
                 os.close(descriptor)
         return sorted(died), unknown
-
-
-def connect(bootstrap: Bootstrap) -> Bootstrap:
-    """Let the processes of a Buffer meet, by one exchange of the bootstrap; what they exchange next needs no other.
-
-    Parameters
-    ----------
-    bootstrap : Bootstrap
-        The ranks.
-
-    Returns
-    -------
-    Bootstrap
-        `Connections`; inside one process the bootstrap itself.
-
-    Raises
-    ------
-    ValueError
-        If the ranks are on several machines.
-    DeepEPError
-        If one's process ends meanwhile.
-    """
-    if bootstrap.in_process:
-        return bootstrap
-    listener, name = listen()
-    with listener:
-        # The same machine, whatever its containers call themselves. A socket's name is a network namespace's.
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            machine = (file.read().strip(), os.readlink("/proc/self/ns/net"))
-        # The secret travels here alone: what connects is a rank if it has it.
-        numbers = os.readlink("/proc/self/ns/pid")  # which namespace's a pid is
-        addresses = bootstrap.all_gather((machine, name, os.getpid(), secrets.token_bytes(SECRET_BYTES), numbers))
-        strangers = [rank for rank, (other, *_) in enumerate(addresses) if other != machine]
-        if strangers:
-            raise ValueError(
-                f"group: ranks {strangers} are on other machines than rank {bootstrap.rank}, or in other network "
-                "namespaces; expected one machine"
-            )
-        _, names, pids, parts, namespaces = zip(*addresses, strict=True)
-        alike = [rank for rank, other in enumerate(namespaces) if other == numbers]
-        connections = Connections(bootstrap.rank, bootstrap.size, list(pids), alike)
-        try:
-            connections.meet(listener, list(names), secret_of(parts))
-        except BaseException:
-            connections.close()
-            raise
-    return connections
-
-
-def exchange_heaps(bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int, int], Any]) -> list[Any]:
-    """Give every rank every rank's heap.
-
-    Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
-    nameless memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind.
-
-    Parameters
-    ----------
-    bootstrap : Bootstrap
-        The ranks, as `connect` has returned them.
-    heap : native.C.Heap
-        This rank's heap; the same size on all ranks.
-    map_heap : callable
-        Makes a peer's heap of its descriptor, its size, and how much of it there is.
-
-    Returns
-    -------
-    list of native.C.Heap
-        By rank, this rank's own included.
-
-    Raises
-    ------
-    DeepEPError
-        If a rank's process ends meanwhile.
-    """
-    if not isinstance(bootstrap, Connections):
-        return bootstrap.all_gather(heap)
-    heaps: list[Any] = [heap] * bootstrap.size
-    descriptors = bootstrap.exchange_descriptors(heap.descriptor)
-    try:
-        for rank, descriptor in descriptors.items():
-            try:
-                heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
-            except CudaError:
-                raise
-            except RuntimeError as error:
-                raise DeepEPError(f"rank {bootstrap.rank}: memory of rank {rank} cannot be mapped: {error}") from error
-    finally:
-        for descriptor in descriptors.values():
-            os.close(descriptor)
-    bootstrap.all_gather(None)  # every rank has mapped every heap
-    heap.close_descriptor()
-    return heaps
 
 
 # Sockets of ranks that have met never block: a caller that wants to wait polls. `socket.send_fds` and `socket.recv_fds`
@@ -409,7 +402,7 @@ rank's kernels have ended. A process that just ends is told of by its end."""
 def _let_go_in_child() -> None:
     """Close a forked child's copies, which would keep the others from hearing that its parent has let go."""
     for connections in list(_all):
-        connections.close()
+        connections.close_in_child()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)

@@ -39,11 +39,13 @@ _MOST_ACCEPTED = 32
 """At once: so that a rank among many strangers is heard before it is the oldest."""
 _BACKLOG = 128
 _RETRY_SECONDS = 0.01
-_NONCE_BYTES = 32
-_HELLO = struct.Struct(f"=i{_NONCE_BYTES}s")
-_ANSWER = struct.Struct(f"={_NONCE_BYTES}s32s")
+NONCE_BYTES = 32
+"""Of each end's part of what a proof is of."""
+_HELLO = struct.Struct(f"=i{NONCE_BYTES}s")
+_ANSWER = struct.Struct(f"={NONCE_BYTES}s32s")
 _WELCOME = b"welcome"
-_LISTENER, _CONNECTOR = b"listener", b"connector"
+LISTENER, CONNECTOR = b"listener", b"connector"
+"""Roles of the two ends."""
 
 
 class PeerGone(Exception):
@@ -94,8 +96,8 @@ def secret_of(parts: Iterable[bytes]) -> bytes:
 
 
 @dataclass
-class _Session:
-    """One connection as both of its ends see it: what their proofs are of."""
+class Session:
+    """One connection as both of its ends see it: what their proofs are of, and what else both can work out."""
 
     secret: bytes = field(repr=False)
     connector: int
@@ -103,18 +105,24 @@ class _Session:
     connector_nonce: bytes = b""
     listener_nonce: bytes = b""
 
-    def proof(self, role: bytes) -> bytes:
+    def digest(self, purpose: bytes) -> bytes:
+        """Return 32 bytes that only the two ends know, others for each purpose and connection."""
         ranks = struct.pack("=ii", self.connector, self.listener)
-        return hmac.digest(self.secret, role + ranks + self.connector_nonce + self.listener_nonce, "sha256")
+        return hmac.digest(self.secret, purpose + ranks + self.connector_nonce + self.listener_nonce, "sha256")
+
+    def proof(self, role: bytes) -> bytes:
+        """Return what shows that an end, by its role, knows the secret."""
+        return self.digest(role)
 
     def proves(self, role: bytes, proof: bytes) -> bool:
+        """Tell whether it does."""
         return hmac.compare_digest(self.proof(role), proof)
 
 
 class _Knock:
     """A connection that the caller makes to another rank."""
 
-    def __init__(self, name: str, session: _Session) -> None:
+    def __init__(self, name: str, session: Session) -> None:
         self.rank = session.listener
         self.socket: socket.socket | None = None
         self._name, self._session, self._answered = name, session, False
@@ -128,7 +136,7 @@ class _Knock:
         """Connect if there is room in the listener's backlog; else call it again after a while."""
         self._not_before = time.monotonic() + _RETRY_SECONDS
         self._answered = False
-        self._session.connector_nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._session.connector_nonce = secrets.token_bytes(NONCE_BYTES)
         connection = make_socket()
         connection.setblocking(False)
         try:
@@ -155,11 +163,11 @@ class _Knock:
             return False
         self._session.listener_nonce, proof = _ANSWER.unpack(message)
         # No other process can have bound the name, but a wrong proof is refused all the same.
-        if not self._session.proves(_LISTENER, proof):
+        if not self._session.proves(LISTENER, proof):
             raise PeerGone(self.rank)
         self._answered = True
         try:
-            self.socket.send(self._session.proof(_CONNECTOR))
+            self.socket.send(self._session.proof(CONNECTOR))
         except OSError:
             self.close()
         return False
@@ -175,7 +183,7 @@ class _Guest:
 
     def __init__(self, connection: socket.socket, own: int, secret: bytes) -> None:
         self.socket, self._own, self._secret = connection, own, secret
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self.until = time.monotonic() + PROOF_SECONDS
 
     def advance(self, awaited: Iterable[int]) -> int | None:
@@ -195,11 +203,11 @@ class _Guest:
             rank, nonce = _HELLO.unpack(message)
             if rank not in awaited:
                 raise ValueError("not a rank that is waited for")
-            session = _Session(self._secret, rank, self._own, nonce, secrets.token_bytes(_NONCE_BYTES))
-            self.socket.send(_ANSWER.pack(session.listener_nonce, session.proof(_LISTENER)))
+            session = Session(self._secret, rank, self._own, nonce, secrets.token_bytes(NONCE_BYTES))
+            self.socket.send(_ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
             self._session = session
             return None
-        if self._session.connector not in awaited or not self._session.proves(_CONNECTOR, message):
+        if self._session.connector not in awaited or not self._session.proves(CONNECTOR, message):
             raise ValueError("not the rank that it says it is")
         self.socket.send(_WELCOME)
         return self._session.connector
@@ -214,8 +222,8 @@ class Meeting:
         The caller.
     listener : socket.socket
         As `listen` has returned it.
-    names : list of str
-        At which each rank listens.
+    names : dict
+        By rank, this one included: at which name it listens.
     secret : bytes
         What only they know.
     outgoing, incoming : dict
@@ -228,7 +236,7 @@ class Meeting:
         self,
         rank: int,
         listener: socket.socket,
-        names: list[str],
+        names: dict[int, str],
         secret: bytes,
         outgoing: dict[int, socket.socket],
         incoming: dict[int, socket.socket],
@@ -236,8 +244,8 @@ class Meeting:
     ) -> None:
         self._rank, self._listener, self._secret = rank, listener, secret
         self._outgoing, self._incoming, self._processes = outgoing, incoming, processes
-        self._others = [peer for peer in range(len(names)) if peer != rank]
-        self._knocks = {peer: _Knock(names[peer], _Session(secret, rank, peer)) for peer in self._others}
+        self._others = [peer for peer in names if peer != rank]
+        self._knocks = {peer: _Knock(names[peer], Session(secret, rank, peer)) for peer in self._others}
         self._guests: list[_Guest] = []
 
     def run(self, seconds: float) -> None:

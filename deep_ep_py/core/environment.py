@@ -8,3 +8,8 @@ FABRIC = "DEEP_EP_FABRIC"
 """Of `fabric`."""
 PROVIDER = "DEEP_EP_PROXY_PROVIDER"
 """The provider of libfabric that the proxy takes, the same on all ranks."""
+ADDRESS = "DEEP_EP_ADDRESS"
+"""The IP address at which ranks of other machines find this one."""
+SECRET = "DEEP_EP_SECRET"
+"""A file that the machines of a job have in common: its content is a part of the secret by which their ranks know each
+other."""

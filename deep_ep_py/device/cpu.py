@@ -64,6 +64,10 @@ class CpuDevice:
         del first, by_nics
         return C.Heap.map(descriptor, size)
 
+    def make_copy(self, size: int) -> C.Heap:
+        """Plain memory."""
+        return C.Heap.make_plain(size)
+
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
         """Make one over the executor."""
         return C.Runtime(options, heaps, network)

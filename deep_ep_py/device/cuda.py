@@ -132,6 +132,10 @@ class CudaDevice:
             return self._pinned(C.Heap.map(descriptor, size))
         return C.cuda.map_heap(self._context, descriptor, size, first)
 
+    def make_copy(self, size: int) -> C.Heap:
+        """Memory of the host, pinned."""
+        return self._pinned(C.Heap.make_plain(size))
+
     def _pinned(self, heap: Any) -> Any:
         C.cuda.pin_heap(self._context, heap)
         return heap

@@ -72,6 +72,9 @@ class Device(Protocol):
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
         """Map a peer's heap."""
 
+    def make_copy(self, size: int) -> C.Heap:
+        """Make zeroed memory for a copy of the first bytes of a heap that cannot be mapped."""
+
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
         """Make what launches kernels; `network`: how ranks that are not mapped are reached."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from deep_ep_py.bootstrap.connections import Connections, connect
+from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core import choices
 from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
@@ -56,7 +56,7 @@ class Engine:
     Parameters
     ----------
     bootstrap : Bootstrap
-        The ranks.
+        The ranks, as `connect` has returned them. If this raises, the caller closes it.
     device : Device
         Where they compute.
     num_nvl_bytes, arena_bytes, timeout, regions
@@ -110,17 +110,12 @@ class Engine:
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
         memory = MemoryPlan.of(device, topology, num_nvl_bytes, regions, arena_bytes)
         self.region_bytes = memory.region_bytes
-        name = name_of(bootstrap)
-        self._bootstrap = bootstrap = connect(bootstrap)
-        try:
-            self.membership = Membership.agree(bootstrap, name)
-            runtime, self._regions_offset = make_runtime(
-                bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks
-            )
-            self.growth = Growth(bootstrap, runtime)
-        except BaseException:
-            self._let_go()
-            raise
+        self._bootstrap = bootstrap
+        self.membership = Membership.agree(bootstrap, name_of(bootstrap))
+        runtime, self._regions_offset = make_runtime(
+            bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks
+        )
+        self.growth = Growth(bootstrap, runtime)
         self._runtime: C.Runtime | None = runtime
         self._needs, self.masks_ranks = needs, masks_ranks
         self.stats = dict.fromkeys(("operations", *needs.stats), 0)
@@ -153,9 +148,10 @@ class Engine:
         """Whether there is no runtime any more."""
         return self._runtime is None
 
-    def _pid(self, rank: int) -> int:
-        """Return a rank's process."""
-        return self._bootstrap.pids[rank] if isinstance(self._bootstrap, Connections) else os.getpid()
+    def _process_of(self, rank: int) -> str:
+        """Name a rank's process."""
+        connections = self._bootstrap
+        return connections.process_of(rank) if isinstance(connections, Connections) else f"pid {os.getpid()}"
 
     def _let_go(self) -> None:
         """Close the connections to other processes: they take it that this rank has left."""
@@ -432,7 +428,7 @@ class Engine:
             return
         self.check_whole()
         call = self._where_it_began(call)
-        self._broken = error_of(call, self.rank, self.runtime, self._pid)
+        self._broken = error_of(call, self.rank, self.runtime, self._process_of)
         self.runtime.note_told()
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
@@ -515,7 +511,7 @@ class Engine:
         calls = [launched.call for launched in (*self._on_their_way, *self._captured)]
         for call in calls:
             if call.failure.reason != 0:
-                why = error_of(self._where_it_began(call), self.rank, self.runtime, self._pid)
+                why = error_of(self._where_it_began(call), self.rank, self.runtime, self._process_of)
                 _log.warning("rank %d: recover: results that no check has covered are void: %s", self.rank, why)
                 break
         self._results_told = True

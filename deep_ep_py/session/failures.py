@@ -8,7 +8,7 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 
 
-def error_of(call: C.Call, rank: int, runtime: C.Runtime, pid: Callable[[int], int]) -> DeepEPError:
+def error_of(call: C.Call, rank: int, runtime: C.Runtime, process_of: Callable[[int], str]) -> DeepEPError:
     """Return what a call that failed on this rank is to raise.
 
     Parameters
@@ -19,8 +19,8 @@ def error_of(call: C.Call, rank: int, runtime: C.Runtime, pid: Callable[[int], i
         This rank.
     runtime : native.C.Runtime
         Knows what NICs have refused and which peers are compiling.
-    pid : callable
-        Tells a rank's process.
+    process_of : callable
+        Names a rank's process.
     """
     failure = call.failure
     if failure.reason == C.TIMEOUT:
@@ -29,13 +29,13 @@ def error_of(call: C.Call, rank: int, runtime: C.Runtime, pid: Callable[[int], i
         expected, seen = failure.expected // unit, failure.seen // unit
         compiling = runtime.compiling_peers()
         return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.waited, compiling)
-    error = DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, pid)}")
+    error = DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, process_of)}")
     if failure.reason == C.ABORTED:
         error.told_by = failure.peer
     return error
 
 
-def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: Callable[[int], int]) -> str:
+def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, process_of: Callable[[int], str]) -> str:
     if failure.reason == C.OVERFLOW:
         return (
             f"num_worst_tokens={failure.expected}: expected at least {failure.seen}, the rows that rank {failure.peer} "
@@ -59,7 +59,7 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: 
     if failure.reason == C.ABORTED:
         whose = f" of rank {failure.peer}" if failure.peer >= 0 else ""
         waiting = f"; rank {rank} was waiting for: {failure.phase}{whose}" if failure.phase else ""
-        return f"{call.kind} ended because {_cause(failure, pid)}{waiting}"
+        return f"{call.kind} ended because {_cause(failure, process_of)}{waiting}"
     if failure.phase == C.MASK_PHASE:
         left_out = f"rank {failure.expected} is left out {'there, not here' if failure.seen else 'here, not there'}"
         return f"{call.kind} does not match rank {failure.peer} ({failure.phase}): {left_out}"
@@ -74,10 +74,15 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, pid: 
     )
 
 
-def _cause(failure: C.Failure, pid: Callable[[int], int]) -> str:
+def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
     """What the abort word says: of the rank that wrote it, or of one that cannot write any more."""
     if failure.cause_reason == C.DIED:
-        return f"rank {failure.cause_peer}'s process (pid {pid(failure.cause_peer)}) has died"
+        return f"rank {failure.cause_peer}'s process ({process_of(failure.cause_peer)}) has died"
+    if failure.cause_reason == C.SILENT:
+        return (
+            f"nothing has come for {C.SILENT_SECONDS:g} s from the machine of rank {failure.cause_peer} "
+            f"({process_of(failure.cause_peer)}): it is cut off, or stopped, or has failed"
+        )
     if failure.cause_reason == C.LEFT:
         return f"rank {failure.cause_peer} has destroyed its Buffer, or dropped it"
     blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""

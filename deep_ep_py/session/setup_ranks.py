@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from deep_ep_py._version import __version__
-from deep_ep_py.bootstrap.connections import Connections, exchange_heaps
+from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.core.native import BUILD, C
 from deep_ep_py.device.device import Device
 from deep_ep_py.topology.membership import name_of
@@ -113,13 +114,19 @@ def make_runtime(
         near_audience=topology.near_only,
         bytes_in_flight=topology.link.bytes_in_flight,
     )
-    network = C.NetworkOptions(nic=topology.nic.native(), in_process=bootstrap.in_process, provider=topology.provider)
+    network = C.NetworkOptions(
+        nic=topology.nic.native(),
+        in_process=bootstrap.in_process,
+        provider=topology.provider,
+        mesh=bootstrap.mesh if isinstance(bootstrap, Connections) else None,
+    )
     heap_bytes = C.heap_bytes(options)
     arena_offset = heap_bytes - memory.arena_bytes
     regions_offset = arena_offset - memory.regions * memory.region_bytes
     first = arena_offset + memory.first_arena_bytes
     heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
-    heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics))
+    copies = partial(device.make_copy, C.control_bytes(options))
+    heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics), copies)
     runtime = device.make_runtime(options, heaps, network)
     waits = "rank %d waits in %s: rank %d is still compiling its kernels"
     runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, rank, call.kind, peer))

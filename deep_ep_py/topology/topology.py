@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,17 @@ _BETWEEN_NODES = ("ibgda", "proxy")
 """Fabrics for ranks of different nodes: where nothing says which ranks share one, none do."""
 _JOIN_NODES = (*_BETWEEN_NODES, "weak")
 """Fabrics that leave ranks of a node to loads and stores."""
+
+
+def _ranks_of_machine(machines: Sequence[int]) -> int:
+    """Return how many ranks each machine has; raise unless they are neighbours in number, as many on each."""
+    count = [*machines].count(machines[0])
+    if [*machines] != [rank // count for rank in range(len(machines))]:
+        raise ValueError(
+            f"group: ranks 0, 1, ... are on machines {[*machines]}; expected the ranks of a machine to be neighbours "
+            "in number, as many on each"
+        )
+    return count
 
 
 @dataclass(frozen=True)
@@ -167,6 +179,7 @@ class Topology:
         low_latency: bool = False,
         once_per_node: Any = None,
         forward_sms: Any = 0,
+        machines: Sequence[int] | None = None,
     ) -> Topology:
         """Check what a caller passes, and find what it leaves out.
 
@@ -180,6 +193,8 @@ class Topology:
             As `Buffer` takes them.
         low_latency
             Whether the Buffer has low-latency mode.
+        machines : list of int, optional
+            By rank: which machine it is on. None: all are on one.
 
         Raises
         ------
@@ -194,6 +209,22 @@ class Topology:
         fabric_name = "fabric"
         if fabric is None and (text := os.environ.get(FABRIC)):
             fabric_name, fabric = FABRIC, text
+        several_machines = machines is not None and len(set(machines)) > 1
+        if several_machines:
+            assert machines is not None
+            of_machine = _ranks_of_machine(machines)
+            given = given or of_machine
+            if of_machine % given:
+                raise ValueError(
+                    f"{name}={given}: expected a divisor of {of_machine}, the ranks of each machine; a node is on one"
+                )
+            if fabric is None:
+                fabric = "proxy"
+            if fabric != "proxy":
+                raise ValueError(
+                    f"{fabric_name}={fabric!r}: expected 'proxy' for ranks on {len(set(machines))} machines, which "
+                    "share no memory"
+                )
         if fabric is None:
             fabric = "peer" if given is None or given >= ranks else "ibgda"
             if fabric == "ibgda" and device.asynchronous:

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from deep_ep_py import DeepEPError
-from deep_ep_py.bootstrap.connections import Connections, connect
+from deep_ep_py.bootstrap.connections import Connections
+from deep_ep_py.bootstrap.start import connect
 
 pytestmark = pytest.mark.once
 RANKS = 3

@@ -14,7 +14,8 @@ from test_connections import PIECE, make_connections
 
 from deep_ep_py import DeepEPError
 from deep_ep_py.bootstrap import handshake
-from deep_ep_py.bootstrap.connections import Connections, exchange_heaps
+from deep_ep_py.bootstrap.connections import Connections
+from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.core.native import C
 
 pytestmark = pytest.mark.once
@@ -48,7 +49,7 @@ def meet(secrets: list[bytes], meanwhile: Callable[[list[str]], Any]) -> list[An
 
     def run(rank: int) -> None:
         maps: tuple[dict[int, Any], ...] = ({}, {}, {})
-        meeting = handshake.Meeting(rank, listeners[rank], list(names), secrets[rank], *maps)
+        meeting = handshake.Meeting(rank, listeners[rank], dict(enumerate(names)), secrets[rank], *maps)
         try:
             meeting.run(5.0)
             outcomes[rank] = sorted(maps[0]) + sorted(maps[1])
@@ -108,7 +109,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
     listener, name = handshake.listen()
     other, silent = handshake.listen()
     with listener, other, pytest.raises(handshake.PeersLate) as late:
-        handshake.Meeting(0, listener, [name, silent], b"secret", {}, {}, {}).run(0.3)
+        handshake.Meeting(0, listener, {0: name, 1: silent}, b"secret", {}, {}, {}).run(0.3)
     assert late.value.ranks == [1]
 
 
@@ -129,6 +130,8 @@ def test_memory_that_could_shrink_is_refused(ranks: list[Connections], what: str
         one._send(b"descriptor", [bad])
     expected = "sealed" if what == "unsealed" else f"expected memory of {size} bytes"
     with pytest.raises(DeepEPError, match=rf"rank 0: memory of rank \d cannot be mapped: .*{expected}"):
-        exchange_heaps(ranks[0], C.Heap.make_shared(size), lambda descriptor, size, _: C.Heap.map(descriptor, size))
+        exchange_heaps(
+            ranks[0], C.Heap.make_shared(size), lambda descriptor, size, _: C.Heap.map(descriptor, size), lambda: None
+        )
     if what != "of another size":
         os.close(bad)

@@ -345,7 +345,7 @@ MUTANTS = (
     one(
         "failing: the teller tells no rank",
         "host/control/teller.cpp",
-        "memory_->store_words(words_, told_);",
+        "memory_->store_words(others_.words, told_);",
         "",
         "fast",
         "failing weak",

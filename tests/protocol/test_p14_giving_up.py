@@ -11,7 +11,7 @@ import torch
 import deep_ep_py as deep_ep
 from builds import FABRICS
 from cases import BY_NAME
-from deep_ep_py.bootstrap.connections import exchange_heaps
+from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.session import setup_ranks
 from harness import Trial, barrier, dispatch_arguments, make_buffer, under_schedules
 from native_programs import build_protocol, run

@@ -26,7 +26,7 @@ def shared_memory() -> set[str]:
 def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run a worker script on `ranks` processes of the build under test and return what became of it."""
     command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", str(script), *arguments]
-    return subprocess.run(command, env=_of_ranks(), capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command, env=of_ranks(), capture_output=True, text=True, timeout=timeout)
 
 
 def torchrun_nodes(
@@ -47,7 +47,7 @@ def torchrun_nodes(
             shown = ["--tee=3", f"--log-dir={logs / str(node)}"]
             command = [*TORCHRUN, *size, f"--node-rank={node}", *address, *shown, *arguments]
             output = stack.enter_context((logs / f"launcher_{node}.txt").open("w+"))
-            launcher = subprocess.Popen(command, env=_of_ranks(), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+            launcher = subprocess.Popen(command, env=of_ranks(), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
             stack.enter_context(launcher)
             stack.callback(launcher.kill)
             launchers.append((launcher, output))
@@ -68,7 +68,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _of_ranks() -> dict[str, str]:
+def of_ranks() -> dict[str, str]:
     return {**os.environ, "DEEP_EP_BUILD": BUILD, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
 
 

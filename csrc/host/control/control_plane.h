@@ -1,6 +1,6 @@
 // What the hosts of a Buffer's ranks tell each other, beside what their kernels do: failures, what each is at, its end,
 // and how far it is in a recovery. But for networks, which carry rows, no other part of a host looks into other ranks'
-// memory.
+// memory, or talks to other machines.
 #pragma once
 
 #include <cstdint>
@@ -61,10 +61,16 @@ class ControlPlane {
     virtual bool ended(int rank) const = 0;
     // It is known to store nothing any more.
     virtual bool gone(int rank) const = 0;
+    // Nothing has been heard of its machine for so long that it counts as ended.
+    virtual bool silent(int) const { return false; }
     // Peers live in processes whose end shows there.
     virtual void watch(Lifelines lifelines) = 0;
     // Whether ends of processes show at all.
     virtual bool watches() const = 0;
+
+    // --- its network
+    // What the address page of this rank holds is to be in other ranks' hands.
+    virtual void tell_address() {}
 
     // --- recovery (P16)
     struct Stage {

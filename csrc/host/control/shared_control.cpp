@@ -1,8 +1,18 @@
 #include "host/control/shared_control.h"
 
+#include <algorithm>
+
 #include "host/heap/host_word.h"
 
 namespace deep_ep::host {
+
+SharedControl::SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
+                             Memory& memory, MakeTeller make_teller, const std::vector<int>& far)
+    : rank_(rank), pages_(std::move(pages)), layout_(layout), memory_(memory), make_teller_(std::move(make_teller)) {
+    for (int one = 0; one < static_cast<int>(pages_.size()); ++one) {
+        if (std::find(far.begin(), far.end(), one) == far.end()) near_.push_back(one);
+    }
+}
 
 uint64_t* SharedControl::abort_word(int rank, uint32_t generation) const {
     return host_word(header(rank)->abort_of(generation));
@@ -13,7 +23,7 @@ void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
     // reads what this rank's user writes into published rows from now on, and then looks, finds the word: every rank
     // has it before this one's caller goes on (P12, Operation::look_last).
     std::vector<uint64_t*> words;
-    for (size_t rank = 0; rank < pages_.size(); ++rank) words.push_back(abort_word(static_cast<int>(rank), generation));
+    for (const int rank : near_) words.push_back(abort_word(rank, generation));
     memory_.store_words(words, word);
 }
 
@@ -25,9 +35,15 @@ uint64_t SharedControl::failure(uint32_t generation) const { return memory_.load
 
 std::unique_ptr<Teller> SharedControl::make_teller(const uint64_t* claimed, uint32_t generation,
                                                    const std::vector<int>& ranks) {
+    return new_teller(claimed, generation, ranks, nullptr);
+}
+
+std::unique_ptr<Teller> SharedControl::new_teller(const uint64_t* claimed, uint32_t generation,
+                                                  const std::vector<int>& ranks,
+                                                  std::function<void(uint64_t)> further) const {
     std::vector<uint64_t*> words;
     for (const int rank : ranks) words.push_back(abort_word(rank, generation));
-    return make_teller_(claimed, std::move(words));
+    return make_teller_(claimed, {std::move(words), std::move(further)});
 }
 
 // Stored by that rank's kernels; it stands for itself.
@@ -51,14 +67,12 @@ void SharedControl::tell_masked(int rank, uint64_t word, uint32_t generation) {
 
 void SharedControl::tell_masks(const wire::RankMask& mask, uint32_t generation) {
     std::vector<uint64_t*> mails;
-    for (size_t at = 0; at < pages_.size(); ++at) {
-        if (at != static_cast<size_t>(rank_)) mails.push_back(host_word(header(static_cast<int>(at))->mail));
+    for (const int at : near_) {
+        if (at != rank_) mails.push_back(host_word(header(at)->mail));
     }
     for (u32 word = 0; word < mask_words(); ++word) {
         std::vector<uint64_t*> words;
-        for (size_t at = 0; at < pages_.size(); ++at) {
-            words.push_back(host_word(mask_of(at, rank_, generation).words[word]));
-        }
+        for (const int at : near_) words.push_back(host_word(mask_of(at, rank_, generation).words[word]));
         memory_.store_words(words, mask.words[word]);
     }
     // Released to the hosts that acquire it: the mask is there. Different from every value before, of this rank and of
@@ -82,7 +96,7 @@ uint64_t SharedControl::mail() const { return memory_.acquire_word(host_word(hea
 wire::RankMask SharedControl::told_masks(uint32_t generation) const {
     wire::RankMask all{};
     for (u32 rank = 0; rank < layout_.ranks; ++rank) {
-        wire::RankMask& theirs = mask_of(static_cast<size_t>(rank_), static_cast<int>(rank), generation);
+        wire::RankMask& theirs = mask_of(rank_, static_cast<int>(rank), generation);
         for (u32 word = 0; word < mask_words(); ++word) {
             all.words[word] |= memory_.acquire_word(host_word(theirs.words[word]));
         }
@@ -99,7 +113,7 @@ void SharedControl::clear_masks(uint32_t generation) {
     memory_.store_words({host_word(header(rank_)->waiting), host_word(header(rank_)->mail)}, 0);
     for (u32 rank = 0; rank < layout_.ranks; ++rank) {
         for (u32 word = 0; word < mask_words(); ++word) {
-            wire::RankMask& theirs = mask_of(static_cast<size_t>(rank_), static_cast<int>(rank), generation);
+            wire::RankMask& theirs = mask_of(rank_, static_cast<int>(rank), generation);
             memory_.store_words({host_word(theirs.words[word])}, 0);
         }
     }
@@ -111,24 +125,27 @@ void SharedControl::leave() { memory_.release_words({host_word(header(rank_)->le
 bool SharedControl::left(int rank) const { return memory_.acquire_word(host_word(header(rank)->left)) != 0; }
 
 void SharedControl::tell_stage(const wire::RankMask& mask, uint64_t stage) {
-    for (u32 word = 0; word < wire::RankMask::used(layout_.ranks); ++word) {
+    store_stage(memory_, near_, rank_, mask, stage);
+}
+
+void SharedControl::store_stage(Memory& memory, const std::vector<int>& at, int rank, const wire::RankMask& mask,
+                                uint64_t stage) const {
+    for (u32 word = 0; word < mask_words(); ++word) {
         std::vector<uint64_t*> words;
-        for (size_t at = 0; at < pages_.size(); ++at) {
-            words.push_back(host_word(recovery_word(at, rank_).mask.words[word]));
-        }
-        memory_.store_words(words, mask.words[word]);
+        for (const int one : at) words.push_back(host_word(recovery_word(one, rank).mask.words[word]));
+        memory.store_words(words, mask.words[word]);
     }
     std::vector<uint64_t*> stages;
-    for (size_t at = 0; at < pages_.size(); ++at) stages.push_back(host_word(recovery_word(at, rank_).stage));
-    memory_.release_words(stages, stage);
+    for (const int one : at) stages.push_back(host_word(recovery_word(one, rank).stage));
+    memory.release_words(stages, stage);
 }
 
 // Stored by that rank's host; acquired, so that what it had done before is visible.
 ControlPlane::Stage SharedControl::stage_of(int rank) const {
-    wire::RecoveryWord& theirs = recovery_word(static_cast<size_t>(rank_), rank);
+    wire::RecoveryWord& theirs = recovery_word(rank_, rank);
     Stage found{};
     found.stage = memory_.acquire_word(host_word(theirs.stage));
-    for (u32 word = 0; word < wire::RankMask::used(layout_.ranks); ++word) {
+    for (u32 word = 0; word < mask_words(); ++word) {
         found.mask.words[word] = memory_.acquire_word(host_word(theirs.mask.words[word]));
     }
     found.latest = memory_.acquire_word(host_word(theirs.stage));

@@ -10,18 +10,14 @@
 
 namespace deep_ep::host {
 
-class SharedControl final : public ControlPlane {
+class SharedControl : public ControlPlane {
   public:
-    using MakeTeller = std::function<std::unique_ptr<Teller>(const uint64_t* claimed, std::vector<uint64_t*> words)>;
+    using MakeTeller = std::function<std::unique_ptr<Teller>(const uint64_t* claimed, Teller::Others others)>;
 
-    // `pages`: every rank's control pages, as this process reaches them. `memory` lives longer.
+    // `pages`: every rank's control pages, as this process reaches them. `memory` lives longer. `far`: ranks whose
+    // pages are only read here, as copies of what they have told otherwise.
     SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout, Memory& memory,
-                  MakeTeller make_teller)
-        : rank_(rank),
-          pages_(std::move(pages)),
-          layout_(layout),
-          memory_(memory),
-          make_teller_(std::move(make_teller)) {}
+                  MakeTeller make_teller, const std::vector<int>& far = {});
 
     void tell_failure(uint64_t word, uint32_t generation) override;
     void stop_own(uint64_t word, uint32_t generation) override;
@@ -48,25 +44,37 @@ class SharedControl final : public ControlPlane {
     void tell_stage(const wire::RankMask& mask, uint64_t stage) override;
     Stage stage_of(int rank) const override;
 
-  private:
+  protected:
+    int rank() const { return rank_; }
     wire::HeapHeader* header(int rank) const {
         return reinterpret_cast<wire::HeapHeader*>(pages_[static_cast<size_t>(rank)].get());
     }
+    wire::NetworkAddress& address_of(int rank) const {
+        return *reinterpret_cast<wire::NetworkAddress*>(pages_[static_cast<size_t>(rank)].get() +
+                                                        layout_.address_offset());
+    }
+    std::unique_ptr<Teller> new_teller(const uint64_t* claimed, uint32_t generation, const std::vector<int>& ranks,
+                                       std::function<void(uint64_t)> further) const;
+    // In the pages of some ranks: the stage that a rank has come to. The mask first.
+    void store_stage(Memory& memory, const std::vector<int>& at, int rank, const wire::RankMask& mask,
+                     uint64_t stage) const;
+    uint64_t* abort_word(int rank, uint32_t generation) const;
+
+  private:
     // In the pages of `at`: what `rank` has told.
-    wire::RecoveryWord& recovery_word(size_t at, int rank) const {
-        return *reinterpret_cast<wire::RecoveryWord*>(pages_[at].get() +
+    wire::RecoveryWord& recovery_word(int at, int rank) const {
+        return *reinterpret_cast<wire::RecoveryWord*>(pages_[static_cast<size_t>(at)].get() +
                                                       layout_.recovery_offset(static_cast<u32>(rank)));
     }
     // In the pages of `at`: the ranks that `rank` masks.
-    wire::RankMask& mask_of(size_t at, int rank, uint32_t generation) const {
-        return *reinterpret_cast<wire::RankMask*>(pages_[at].get() +
+    wire::RankMask& mask_of(int at, int rank, uint32_t generation) const {
+        return *reinterpret_cast<wire::RankMask*>(pages_[static_cast<size_t>(at)].get() +
                                                   layout_.mask_offset(generation, static_cast<u32>(rank)));
     }
     u32 mask_words() const { return wire::RankMask::used(layout_.ranks); }
-    uint64_t* abort_word(int rank, uint32_t generation) const;
-
     const int rank_;
     const std::vector<std::shared_ptr<uint8_t>> pages_;
+    std::vector<int> near_;  // ranks, this one included, whose pages it stores into
     const wire::HeapLayout layout_;
     Memory& memory_;
     const MakeTeller make_teller_;

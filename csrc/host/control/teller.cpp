@@ -19,13 +19,14 @@ void Teller::tell() noexcept {
     // The others have masked this rank, and go on.
     if (wire::abort_reason(told_) == wire::kMasked) return;
     try {
-        memory_->store_words(words_, told_);
+        if (others_.further) others_.further(told_);
+        memory_->store_words(others_.words, told_);
     } catch (...) {
     }
 }
 
-TellerThread::TellerThread(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory)
-    : Teller(claimed, std::move(words), std::move(memory)), thread_([this] { serve(); }) {}
+TellerThread::TellerThread(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory)
+    : Teller(claimed, std::move(others), std::move(memory)), thread_([this] { serve(); }) {}
 
 TellerThread::~TellerThread() {
     stopping_.store(true);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -13,15 +14,20 @@ namespace deep_ep::host {
 
 class Teller {
   public:
+    struct Others {
+        std::vector<uint64_t*> words;                // the abort words of ranks on this machine
+        std::function<void(uint64_t word)> further;  // tells ranks on others; null: there are none
+    };
+
     virtual ~Teller() = default;
     Teller(const Teller&) = delete;
     Teller& operator=(const Teller&) = delete;
 
   protected:
-    // `claimed`: Context::claimed. `words`: the abort words of the ranks to tell. `memory`: for this alone, so that
-    // what kernels are being launched or waited for with does not stand in the way.
-    Teller(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory)
-        : claimed_(claimed), words_(std::move(words)), memory_(std::move(memory)) {}
+    // `claimed`: Context::claimed. `memory`: for this alone, so that what kernels are being launched or waited for
+    // with does not stand in the way.
+    Teller(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory)
+        : claimed_(claimed), others_(std::move(others)), memory_(std::move(memory)) {}
 
     // Whether a kernel has claimed something that has not been told.
     bool due() const;
@@ -30,7 +36,7 @@ class Teller {
 
   private:
     const uint64_t* const claimed_;
-    const std::vector<uint64_t*> words_;
+    const Others others_;
     const std::unique_ptr<Memory> memory_;
     uint64_t told_ = 0;
 };
@@ -38,7 +44,7 @@ class Teller {
 // A thread of the host, which looks every few milliseconds.
 class TellerThread final : public Teller {
   public:
-    TellerThread(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory);
+    TellerThread(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory);
     ~TellerThread() override;
 
   private:

@@ -5,9 +5,8 @@
 
 namespace deep_ep::host {
 
-TellerAgent::TellerAgent(int rank, const uint64_t* claimed, std::vector<uint64_t*> words,
-                         std::unique_ptr<Memory> memory)
-    : Teller(claimed, std::move(words), std::move(memory)) {
+TellerAgent::TellerAgent(int rank, const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory)
+    : Teller(claimed, std::move(others), std::move(memory)) {
     agent_ = cpu::Executor::get().add_agent(rank, "teller", [this] {
         for (;;) {
             cpu::wait_until([this] { return due(); }, "teller: a failure");

@@ -7,7 +7,7 @@ namespace deep_ep::host {
 
 class TellerAgent final : public Teller {
   public:
-    TellerAgent(int rank, const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory);
+    TellerAgent(int rank, const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory);
     ~TellerAgent() override;
 
   private:

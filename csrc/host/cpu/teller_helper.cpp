@@ -4,8 +4,8 @@
 
 namespace deep_ep::host {
 
-TellerHelper::TellerHelper(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory)
-    : Teller(claimed, std::move(words), std::move(memory)) {
+TellerHelper::TellerHelper(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory)
+    : Teller(claimed, std::move(others), std::move(memory)) {
     helper_ = cpu::Executor::get().add_helper({[this] {
         if (due()) tell();
         return false;

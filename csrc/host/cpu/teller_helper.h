@@ -8,7 +8,7 @@ namespace deep_ep::host {
 
 class TellerHelper final : public Teller {
   public:
-    TellerHelper(const uint64_t* claimed, std::vector<uint64_t*> words, std::unique_ptr<Memory> memory);
+    TellerHelper(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory);
     ~TellerHelper() override;
 
   private:

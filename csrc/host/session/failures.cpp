@@ -130,7 +130,8 @@ bool Runtime::abort_if_lost() {
     for (const bool left : {false, true}) {
         const int peer = find_lost(left);
         if (peer < 0) continue;
-        if (!aborted()) abort(left ? wire::kLeft : wire::kDied, peer);
+        const uint32_t ended = control_->silent(peer) ? wire::kSilent : wire::kDied;
+        if (!aborted()) abort(left ? wire::kLeft : ended, peer);
         return true;
     }
     return false;

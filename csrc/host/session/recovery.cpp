@@ -31,6 +31,7 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
 void Runtime::connect(const wire::RankMask& mask, uint32_t generation) {
     const std::vector<fabric::Route> reached = routes(mask);
     networks_ = make_networks_(*memory_, reached, generation);
+    control_->tell_address();
     memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
 }
 

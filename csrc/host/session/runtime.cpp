@@ -168,6 +168,7 @@ void Runtime::wait_counts(Call& call) {
 std::vector<std::pair<int, uint64_t>> Runtime::behind(const Call& call) const {
     std::vector<std::pair<int, uint64_t>> ranks;
     for (int rank = 0; rank < options_.ranks; ++rank) {
+        if (options_.routes[static_cast<size_t>(rank)] != fabric::kMapped) continue;  // networks know all of it
         const uint64_t announced = std::min<uint64_t>(call.heap_bytes.get()[rank], heap_layout(options_).bytes());
         if (announced > heaps_[static_cast<size_t>(rank)]->mapped()) ranks.emplace_back(rank, announced);
     }

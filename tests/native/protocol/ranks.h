@@ -163,8 +163,8 @@ class Buffer {
             return host::Networks(here, routes);
         };
         const auto make_teller = [r = static_cast<int>(rank), memory = parts.tellers](const uint64_t* claimed,
-                                                                                      std::vector<uint64_t*> words) {
-            return std::make_unique<host::TellerAgent>(r, claimed, std::move(words), memory());
+                                                                                      host::Teller::Others others) {
+            return std::make_unique<host::TellerAgent>(r, claimed, std::move(others), memory());
         };
         const auto make_control = [r = options.rank, heaps, layout, make_teller](host::Memory& memory) {
             std::vector<std::shared_ptr<uint8_t>> pages;

@@ -1,0 +1,106 @@
+#include "host/control/machines/machines_control.h"
+
+#include "host/heap/address_page.h"
+#include "host/heap/host_word.h"
+
+namespace deep_ep::host {
+
+using namespace wire::control;
+
+namespace {
+
+// A rank that is stopped does not confirm; its kernels do not run either.
+constexpr u64 kConfirmNs = 1'000'000'000;
+
+std::vector<bool> among(const std::vector<int>& ranks, size_t count) {
+    std::vector<bool> found(count);
+    for (const int rank : ranks) found[static_cast<size_t>(rank)] = true;
+    return found;
+}
+
+}  // namespace
+
+MachinesControl::MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
+                                 Memory& own_memory, MakeTeller make_teller, std::shared_ptr<Mesh> mesh,
+                                 std::unique_ptr<Memory> memory)
+    : SharedControl(rank, std::move(pages), layout, own_memory, std::move(make_teller), mesh->ranks()),
+      mesh_(std::move(mesh)),
+      far_(among(mesh_->ranks(), layout.ranks)),
+      memory_(std::move(memory)) {
+    mesh_->listen(this);
+}
+
+void MachinesControl::tell_failure(uint64_t word, uint32_t generation) {
+    mesh_->tell(kAbort, Abort{generation, word});
+    SharedControl::tell_failure(word, generation);
+    mesh_->confirm(kConfirmNs);
+}
+
+std::unique_ptr<Teller> MachinesControl::make_teller(const uint64_t* claimed, uint32_t generation,
+                                                     const std::vector<int>& ranks) {
+    std::vector<int> near;
+    for (const int rank : ranks) {
+        if (!is_far(rank)) near.push_back(rank);
+    }
+    return new_teller(claimed, generation, near,
+                      [mesh = mesh_, generation](uint64_t word) { mesh->tell(kAbort, Abort{generation, word}); });
+}
+
+void MachinesControl::set_compiling(bool compiling) {
+    SharedControl::set_compiling(compiling);
+    mesh_->tell_beat();
+}
+
+// The word in the page first: the beats that follow say so too.
+void MachinesControl::leave() {
+    SharedControl::leave();
+    mesh_->tell(kBeat, own_beat());
+    mesh_->confirm(kConfirmNs);
+}
+
+bool MachinesControl::ended(int rank) const {
+    return is_far(rank) ? mesh_->state(rank) != Mesh::State::kHeard : SharedControl::ended(rank);
+}
+
+bool MachinesControl::gone(int rank) const {
+    return is_far(rank) ? left(rank) || ended(rank) : SharedControl::gone(rank);
+}
+
+void MachinesControl::tell_stage(const wire::RankMask& mask, uint64_t stage) {
+    SharedControl::tell_stage(mask, stage);
+    mesh_->tell(kStage, wire::RecoveryWord{mask, stage});
+}
+
+void MachinesControl::tell_address() { mesh_->tell(kAddress, address_of(rank())); }
+
+// --- in the mesh's thread
+
+Beat MachinesControl::own_beat() {
+    wire::HeapHeader& own = *header(rank());
+    // Each stands for itself; the announcement is the kernels', the others this rank's host's.
+    return {memory_->load_word(host_word(own.announcement)), memory_->load_word(host_word(own.compiling)),
+            memory_->load_word(host_word(own.left))};
+}
+
+// What SharedControl loads of ranks nearby, their hosts or kernels have stored there.
+void MachinesControl::beat(int from, const Beat& beat) {
+    wire::HeapHeader& theirs = *header(from);
+    memory_->store_words({host_word(theirs.announcement)}, beat.announcement);
+    memory_->store_words({host_word(theirs.compiling)}, beat.compiling);
+    memory_->release_words({host_word(theirs.left)}, beat.left);
+}
+
+// As any rank nearby stores it: kernels here poll it.
+void MachinesControl::abort(const Abort& abort) {
+    memory_->store_words({abort_word(rank(), static_cast<uint32_t>(abort.generation))}, abort.word);
+}
+
+void MachinesControl::stage(int from, const wire::RecoveryWord& stage) {
+    store_stage(*memory_, {rank()}, from, stage.mask, stage.stage);
+}
+
+void MachinesControl::address(int from, const wire::NetworkAddress& address) {
+    AddressPage(address_of(from), address.generation).publish(address.bytes, sizeof(address.bytes));
+}
+
+}  // namespace deep_ep::host

@@ -1,0 +1,48 @@
+// The control plane of several machines: as SharedControl among ranks of the own one, by frames to the others.
+//
+// Of a rank on another machine this process has a copy of the control pages, which holds what that rank has told: so
+// it is read like the pages of a rank nearby.
+#pragma once
+
+#include <map>
+
+#include "host/control/machines/mesh.h"
+#include "host/control/shared_control.h"
+
+namespace deep_ep::host {
+
+class MachinesControl final : public SharedControl, private Mesh::Listener {
+  public:
+    // `pages`: of ranks that the mesh connects, copies. `memory` is for the mesh's thread.
+    MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
+                    Memory& own_memory, MakeTeller make_teller, std::shared_ptr<Mesh> mesh,
+                    std::unique_ptr<Memory> memory);
+    ~MachinesControl() override { mesh_->listen(nullptr); }
+
+    void tell_failure(uint64_t word, uint32_t generation) override;
+    std::unique_ptr<Teller> make_teller(const uint64_t* claimed, uint32_t generation,
+                                        const std::vector<int>& ranks) override;
+    void set_compiling(bool compiling) override;
+    void leave() override;
+    bool ended(int rank) const override;
+    bool gone(int rank) const override;
+    bool silent(int rank) const override { return mesh_->state(rank) == Mesh::State::kSilent; }
+    bool watches() const override { return true; }
+    void tell_stage(const wire::RankMask& mask, uint64_t stage) override;
+    void tell_address() override;
+
+  private:
+    wire::control::Beat own_beat() override;
+    void beat(int from, const wire::control::Beat& beat) override;
+    void abort(const wire::control::Abort& abort) override;
+    void stage(int from, const wire::RecoveryWord& stage) override;
+    void address(int from, const wire::NetworkAddress& address) override;
+
+    bool is_far(int rank) const { return far_[static_cast<size_t>(rank)]; }
+
+    const std::shared_ptr<Mesh> mesh_;
+    const std::vector<bool> far_;  // by rank
+    const std::unique_ptr<Memory> memory_;
+};
+
+}  // namespace deep_ep::host

@@ -1,0 +1,286 @@
+"""How ranks on different machines connect, each to each, and know each other from strangers.
+
+Any machine of the network can connect to the port at which a rank listens until all have met. So both ends prove, as
+`handshake` says, that they know a secret, which has travelled in the ranks' own process group alone, and each direction
+of the connection gets a key of its own for what follows. Of two ranks the lower connects.
+
+    connector: magic, rank, nonce   listener: nonce, proof   connector: proof   listener: welcome
+
+A stranger, garbage, or a hello that is sent again is refused, logged, and keeps no rank waiting. Who can see or alter
+what travels between the machines is not kept out: rows, and what networks need to write them, are not encrypted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from deep_ep_py.bootstrap.handshake import (
+    CONNECTOR,
+    LISTENER,
+    NONCE_BYTES,
+    PROOF_SECONDS,
+    PeerGone,
+    PeersLate,
+    Session,
+)
+from deep_ep_py.bootstrap.machines import make_connection
+from deep_ep_py.core.environment import ADDRESS, SECRET
+from deep_ep_py.errors import DeepEPError
+
+_log = logging.getLogger("deep_ep_py")
+
+CONNECT_SECONDS = 60.0
+"""How long a machine may be unreachable: all ranks listen before any connects."""
+
+_MAGIC = b"deep_ep1"
+_HELLO = struct.Struct(f"=8si{NONCE_BYTES}s")
+_ANSWER = struct.Struct(f"={NONCE_BYTES}s32s")
+_PROOF_BYTES = 32
+_WELCOME = b"welcome"
+_MOST_GUESTS = 128
+"""Connections that have proved nothing yet; as many ranks of other machines may come at once."""
+_RETRY_SECONDS = 0.1
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank of another machine listens."""
+
+    rank: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Met:
+    """A connection to a rank that has proved itself, and the keys of what this end sends and receives."""
+
+    socket: socket.socket
+    own: bytes
+    theirs: bytes
+
+
+class _Refused(Exception):
+    """The other end is no rank that is waited for."""
+
+
+class FarMeeting:
+    """Of one rank with all ranks of other machines.
+
+    Parameters
+    ----------
+    rank : int
+        The caller.
+    listener : socket.socket
+        As `listen_at` has returned it.
+    places : list of Place
+        The ranks of other machines.
+    secret : bytes
+        What only the ranks know.
+    near : dict
+        Of ranks that have been met already, descriptors that become readable when they end.
+    """
+
+    def __init__(
+        self, rank: int, listener: socket.socket, places: list[Place], secret: bytes, near: dict[int, list[int]]
+    ) -> None:
+        self._rank, self._listener, self._secret, self._near = rank, listener, secret, near
+        self._places = {place.rank: place for place in places}
+        self._met: dict[int, Met] = {}
+        self._guests: dict[asyncio.Task[None], None] = {}
+
+    def run(self, seconds: float) -> dict[int, Met]:
+        """Return the connections by rank, when all are there.
+
+        Raises
+        ------
+        PeerGone, PeersLate
+            Some are not.
+        DeepEPError
+            A machine cannot be reached.
+        """
+        try:
+            _run(self._meet(seconds))
+        except BaseException:
+            for met in self._met.values():
+                met.socket.close()
+            raise
+        return self._met
+
+    async def _meet(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        for rank, descriptors in self._near.items():
+            for descriptor in descriptors:
+                loop.add_reader(descriptor, self._fail, PeerGone(rank))
+        higher = [place for place in self._places.values() if place.rank > self._rank]
+        tasks = [asyncio.create_task(self._knock(place)) for place in higher]
+        tasks.append(asyncio.create_task(self._accept()))
+        for task in tasks:
+            task.add_done_callback(self._fail_with)
+        try:
+            await asyncio.wait_for(self._ended, seconds)
+        except asyncio.TimeoutError:
+            raise PeersLate(self._places.keys() - self._met.keys()) from None
+        finally:
+            for descriptor in sum(self._near.values(), []):
+                loop.remove_reader(descriptor)
+            for met in self._met.values():
+                loop.remove_reader(met.socket)
+            for task in (*tasks, *self._guests):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._guests, return_exceptions=True)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _fail_with(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _keep(self, rank: int, met: Met) -> None:
+        """Note a rank that has proved itself, and watch its connection until all are there."""
+        self._met[rank] = met
+
+        def look() -> None:
+            try:
+                if not met.socket.recv(1, socket.MSG_PEEK):
+                    self._fail(PeerGone(rank))
+            except BlockingIOError:
+                return
+            except OSError:
+                self._fail(PeerGone(rank))
+            loop.remove_reader(met.socket)  # else it has met all ranks, and goes on
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(met.socket, look)
+        if len(self._met) == len(self._places) and not self._ended.done():
+            self._ended.set_result(None)
+
+    async def _knock(self, place: Place) -> None:
+        """Connect to a rank."""
+        until, loop = asyncio.get_running_loop().time() + CONNECT_SECONDS, asyncio.get_running_loop()
+        while True:
+            connection = make_connection(place.address)
+            try:
+                await asyncio.wait_for(loop.sock_connect(connection, (place.address, place.port)), CONNECT_SECONDS)
+                met = await self._greet(connection, place.rank)
+            except (OSError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
+                connection.close()
+                if isinstance(error, ConnectionRefusedError):
+                    raise PeerGone(place.rank) from None
+                if loop.time() > until:
+                    raise DeepEPError(
+                        f"rank {self._rank}: rank {place.rank} cannot be connected to at {place.address}, port "
+                        f"{place.port} ({error or 'no answer'}): expected the addresses at which machines reach each "
+                        f"other; {ADDRESS} names this machine's"
+                    ) from None
+                await asyncio.sleep(_RETRY_SECONDS)
+            except BaseException:
+                connection.close()
+                raise
+            else:
+                self._keep(place.rank, met)
+                return
+
+    async def _greet(self, connection: socket.socket, peer: int) -> Met:
+        loop = asyncio.get_running_loop()
+        session = Session(self._secret, self._rank, peer, secrets.token_bytes(NONCE_BYTES))
+        await loop.sock_sendall(connection, _HELLO.pack(_MAGIC, self._rank, session.connector_nonce))
+        session.listener_nonce, proof = _ANSWER.unpack(await _receive(connection, _ANSWER.size))
+        if not session.proves(LISTENER, proof):
+            raise DeepEPError(f"rank {self._rank}: rank {peer} does not know the ranks' secret: {_secret_hint()}")
+        await loop.sock_sendall(connection, session.proof(CONNECTOR))
+        await _receive(connection, len(_WELCOME))
+        return Met(connection, _key(session, CONNECTOR), _key(session, LISTENER))
+
+    async def _accept(self) -> None:
+        """Hear all that connect, until the caller has met all ranks."""
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, address = await loop.sock_accept(self._listener)
+            connection.setblocking(False)
+            guest = asyncio.create_task(self._hear(connection, str(address[0])))
+            self._guests[guest] = None
+            guest.add_done_callback(lambda ended: self._guests.pop(ended, None))
+            if len(self._guests) > _MOST_GUESTS:
+                next(iter(self._guests)).cancel()
+
+    async def _hear(self, connection: socket.socket, address: str) -> None:
+        try:
+            rank, met = await asyncio.wait_for(self._answer(connection), PROOF_SECONDS)
+        except (OSError, EOFError, TimeoutError, asyncio.TimeoutError, _Refused) as error:
+            connection.close()
+            why = str(error) or "it has not proved in time that it is a rank"
+            _log.warning("rank %d: a connection from %s is refused: %s", self._rank, address, why)
+        except BaseException:
+            connection.close()
+            raise
+        else:
+            self._keep(rank, met)
+
+    async def _answer(self, connection: socket.socket) -> tuple[int, Met]:
+        loop = asyncio.get_running_loop()
+        magic, rank, nonce = _HELLO.unpack(await _receive(connection, _HELLO.size))
+        if magic != _MAGIC:
+            raise _Refused("it does not begin as a rank does")
+        if rank not in self._places or rank > self._rank or rank in self._met:
+            raise _Refused(f"it says that it is rank {rank}, which is not waited for")
+        session = Session(self._secret, rank, self._rank, nonce, secrets.token_bytes(NONCE_BYTES))
+        await loop.sock_sendall(connection, _ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
+        if not session.proves(CONNECTOR, await _receive(connection, _PROOF_BYTES)):
+            raise _Refused(f"it says that it is rank {rank}, and does not know the ranks' secret: {_secret_hint()}")
+        if rank in self._met:
+            raise _Refused(f"rank {rank} has come already")
+        await loop.sock_sendall(connection, _WELCOME)
+        return rank, Met(connection, _key(session, LISTENER), _key(session, CONNECTOR))
+
+
+def _secret_hint() -> str:
+    return f"expected the same file's content on all ranks where {SECRET} is set"
+
+
+def _key(session: Session, sender: bytes) -> bytes:
+    return session.digest(b"key of " + sender)[:_KEY_BYTES]
+
+
+async def _receive(connection: socket.socket, count: int) -> bytes:
+    received = b""
+    while len(received) < count:
+        more = await asyncio.get_running_loop().sock_recv(connection, count - len(received))
+        if not more:
+            raise EOFError("it has let go")
+        received += more
+    return received
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, in a thread of its own where this one runs a loop already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(work)
+        except BaseException as error:  # for the caller, whatever it is
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="deep_ep_py meets other machines")
+    thread.start()
+    thread.join()
+    for error in errors:
+        raise error

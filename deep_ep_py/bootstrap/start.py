@@ -1,0 +1,132 @@
+"""How the processes of a Buffer start together: they meet, and come by each other's heaps."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deep_ep_py.bootstrap.connections import Connections
+from deep_ep_py.bootstrap.far_meeting import Place
+from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.bootstrap.handshake import SECRET_BYTES, listen, secret_of
+from deep_ep_py.bootstrap.machines import listen_at, machine_name, own_address
+from deep_ep_py.core.environment import SECRET
+from deep_ep_py.errors import CudaError, DeepEPError
+
+
+def connect(bootstrap: Bootstrap) -> Bootstrap:
+    """Let the processes of a Buffer meet, by one exchange of the bootstrap; what they exchange next needs no other.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks.
+
+    Returns
+    -------
+    Bootstrap
+        `Connections`; inside one process the bootstrap itself.
+
+    Raises
+    ------
+    DeepEPError
+        If one's process ends meanwhile, or machines do not reach each other.
+    ValueError
+        Naming an environment variable.
+    """
+    if bootstrap.in_process:
+        return bootstrap
+    listener, name = listen()
+    with listener:
+        # The secret travels here alone: what connects is a rank if it has it.
+        numbers = os.readlink("/proc/self/ns/pid")  # which namespace's a pid is
+        part = secrets.token_bytes(SECRET_BYTES)
+        everyones = bootstrap.all_gather((machine_name(), name, os.getpid(), part, numbers))
+        machines, names, pids, parts, namespaces = zip(*everyones, strict=True)
+        near = [rank for rank, machine in enumerate(machines) if machine == machine_name()]
+        alike = [rank for rank in near if namespaces[rank] == numbers]
+        connections = Connections(bootstrap.rank, bootstrap.size, list(pids), alike)
+        order = list(dict.fromkeys(machines))
+        connections.machines = [order.index(machine) for machine in machines]
+        secret = secret_of(parts)
+        try:
+            if len(order) == 1:
+                connections.meet(listener, dict(enumerate(names)), secret)
+            else:
+                _connect_machines(bootstrap, connections, listener, {rank: names[rank] for rank in near}, secret)
+        except BaseException:
+            connections.close()
+            raise
+    return connections
+
+
+def _connect_machines(
+    bootstrap: Bootstrap, connections: Connections, listener: socket.socket, names: dict[int, str], secret: bytes
+) -> None:
+    """Meet the ranks of this machine, and then those of others. A port is open only as long as that takes."""
+    kept = os.environ.get(SECRET)
+    try:
+        secret_of_file = Path(kept).read_bytes() if kept else b""
+    except OSError as error:
+        raise ValueError(f"{SECRET}={kept!r}: expected a file that can be read ({error})") from None
+    address = own_address()
+    far_listener, port = listen_at(address)
+    with far_listener:
+        places = [Place(rank, *place) for rank, place in enumerate(bootstrap.all_gather((address, port)))]
+        connections.meet(listener, names, secret)
+        far = [place for place in places if connections.is_far(place.rank)]
+        connections.meet_far(far_listener, far, secret_of((secret, secret_of_file)))
+
+
+def exchange_heaps(
+    bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int, int], Any], make_copy: Callable[[], Any]
+) -> list[Any]:
+    """Give every rank every rank's heap, or what it knows of it.
+
+    Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
+    nameless memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind. Of a rank
+    on another machine there is a copy of its control pages, kept by what it tells.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks, as `connect` has returned them.
+    heap : native.C.Heap
+        This rank's heap; the same size on all ranks.
+    map_heap : callable
+        Makes a peer's heap of its descriptor, its size, and how much of it there is.
+    make_copy : callable
+        Makes memory for a copy of a rank's control pages.
+
+    Returns
+    -------
+    list of native.C.Heap
+        By rank, this rank's own included.
+
+    Raises
+    ------
+    DeepEPError
+        If a rank's process ends meanwhile.
+    """
+    if not isinstance(bootstrap, Connections):
+        return bootstrap.all_gather(heap)
+    heaps = [make_copy() if bootstrap.is_far(rank) else heap for rank in range(bootstrap.size)]
+    descriptors = bootstrap.exchange_descriptors(heap.descriptor)
+    try:
+        for rank, descriptor in descriptors.items():
+            try:
+                heaps[rank] = map_heap(descriptor, heap.bytes, heap.mapped)
+            except CudaError:
+                raise
+            except RuntimeError as error:
+                raise DeepEPError(f"rank {bootstrap.rank}: memory of rank {rank} cannot be mapped: {error}") from error
+    finally:
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+    bootstrap.all_gather(None)  # every rank has mapped every heap
+    heap.close_descriptor()
+    return heaps

@@ -1,0 +1,117 @@
+"""Two machines on this one: network namespaces, which see nothing of each other but a virtual cable."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from launches import TORCHRUN, free_port, of_ranks
+from places import ROOT
+
+MACHINES = 2
+
+
+class Machines:
+    """Two of them, joined by a cable.
+
+    Parameters
+    ----------
+    name : str
+        What their namespaces' names begin with.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._namespaces = [f"{name}-{machine}" for machine in range(MACHINES)]
+        self._network = f"10.{64 + os.getpid() % 128}.{os.getpid() // 128 % 256}"
+
+    def address(self, machine: int) -> str:
+        """Return its address on the cable."""
+        return f"{self._network}.{machine + 1}"
+
+    def make(self) -> None:
+        """Make them.
+
+        Raises
+        ------
+        OSError, subprocess.CalledProcessError
+            This machine does not let the user.
+        """
+        for namespace in self._namespaces:
+            _ip("netns", "add", namespace)
+        ends = [["netns", namespace] for namespace in self._namespaces]
+        _ip("link", "add", "cable", *ends[0], "type", "veth", "peer", "name", "cable", *ends[1])
+        for machine in range(MACHINES):
+            self._ip(machine, "address", "add", f"{self.address(machine)}/24", "dev", "cable")
+            self._ip(machine, "link", "set", "lo", "up")
+            self._ip(machine, "link", "set", "cable", "up")
+
+    def remove(self) -> None:
+        """Remove them, and the cable with them."""
+        for namespace in self._namespaces:
+            with suppress(OSError, subprocess.CalledProcessError):
+                _ip("netns", "delete", namespace)
+
+    def cut(self, machine: int) -> None:
+        """Pull the cable out of a machine."""
+        self._ip(machine, "link", "set", "cable", "down")
+
+    def inside(self, machine: int, command: Sequence[str]) -> list[str]:
+        """Return a command that runs another one on a machine."""
+        return ["ip", "netns", "exec", self._namespaces[machine], *command]
+
+    def _ip(self, machine: int, *arguments: str) -> None:
+        _ip("-netns", self._namespaces[machine], *arguments)
+
+    def torchrun(
+        self, ranks_per_machine: int, logs: Path, *arguments: str, timeout: float = 240, **variables: str
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Run a launcher on each, and return what became of them. When the time is over all are ended."""
+        size = [f"--nnodes={MACHINES}", f"--nproc-per-node={ranks_per_machine}"]
+        place = [f"--master-addr={self.address(0)}", f"--master-port={free_port()}"]
+        environment = {**of_ranks(), **variables}
+        until, done = time.monotonic() + timeout, []
+        with ExitStack() as stack:
+            launchers = []
+            for machine in range(MACHINES):
+                shown = ["--tee=3", f"--log-dir={logs / str(machine)}"]
+                command = [*TORCHRUN, *size, f"--node-rank={machine}", *place, *shown, *arguments]
+                output = stack.enter_context((logs / f"launcher_{machine}.txt").open("w+"))
+                inside = self.inside(machine, command)
+                launcher = subprocess.Popen(inside, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
+                stack.enter_context(launcher)
+                stack.callback(launcher.kill)
+                launchers.append((launcher, output))
+            for launcher, output in launchers:
+                try:
+                    launcher.wait(max(0.0, until - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    launcher.kill()
+                    launcher.wait()
+                output.seek(0)
+                done.append(subprocess.CompletedProcess(launcher.args, launcher.returncode, output.read()))
+        return done
+
+
+@contextmanager
+def two_machines() -> Iterator[Machines]:
+    """Make two machines for a test, or skip it where the user may not."""
+    machines = Machines(f"deep-ep-{os.getpid()}")
+    try:
+        try:
+            machines.make()
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = getattr(error, "stderr", None) or error
+            pytest.skip(f"network namespaces cannot be made (as root, with the package iproute2): {said}")
+        yield machines
+    finally:
+        machines.remove()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
