@@ -48,6 +48,7 @@ _WELCOME = b"welcome"
 _MOST_GUESTS = 128
 """Connections that have proved nothing yet; as many ranks of other machines may come at once."""
 _RETRY_SECONDS = 0.1
+_LOOK_SECONDS = 0.5
 _KEY_BYTES = 16
 
 
@@ -71,6 +72,10 @@ class Met:
 
 class _Refused(Exception):
     """The other end is no rank that is waited for."""
+
+
+class _NothingSaid(EOFError):
+    """The other end has let go before it said anything, as ranks do that look whether this one listens."""
 
 
 class FarMeeting:
@@ -122,8 +127,10 @@ class FarMeeting:
         for rank, descriptors in self._near.items():
             for descriptor in descriptors:
                 loop.add_reader(descriptor, self._fail, PeerGone(rank))
-        higher = [place for place in self._places.values() if place.rank > self._rank]
-        tasks = [asyncio.create_task(self._knock(place)) for place in higher]
+        tasks = [
+            asyncio.create_task(self._knock(place) if place.rank > self._rank else self._look_for(place))
+            for place in self._places.values()
+        ]
         tasks.append(asyncio.create_task(self._accept()))
         for task in tasks:
             task.add_done_callback(self._fail_with)
@@ -193,6 +200,20 @@ class FarMeeting:
                 self._keep(place.rank, met)
                 return
 
+    async def _look_for(self, place: Place) -> None:
+        """Find out whether a rank that is to connect to this one has ended: nothing listens at its port then."""
+        loop = asyncio.get_running_loop()
+        while place.rank not in self._met:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with make_connection(place.address) as probe:
+                try:
+                    await asyncio.wait_for(loop.sock_connect(probe, (place.address, place.port)), PROOF_SECONDS)
+                except ConnectionRefusedError:
+                    if place.rank not in self._met:  # else it has met all ranks, and listens no longer
+                        raise PeerGone(place.rank) from None
+                except (OSError, TimeoutError, asyncio.TimeoutError):
+                    pass  # it may be reached later
+
     async def _greet(self, connection: socket.socket, peer: int) -> Met:
         loop = asyncio.get_running_loop()
         session = Session(self._secret, self._rank, peer, secrets.token_bytes(NONCE_BYTES))
@@ -218,18 +239,18 @@ class FarMeeting:
 
     async def _hear(self, connection: socket.socket, address: str) -> None:
         try:
-            rank, met = await asyncio.wait_for(self._answer(connection), PROOF_SECONDS)
+            await asyncio.wait_for(self._answer(connection), PROOF_SECONDS)
         except (OSError, EOFError, TimeoutError, asyncio.TimeoutError, _Refused) as error:
             connection.close()
+            if isinstance(error, _NothingSaid):
+                return
             why = str(error) or "it has not proved in time that it is a rank"
             _log.warning("rank %d: a connection from %s is refused: %s", self._rank, address, why)
         except BaseException:
             connection.close()
             raise
-        else:
-            self._keep(rank, met)
 
-    async def _answer(self, connection: socket.socket) -> tuple[int, Met]:
+    async def _answer(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         magic, rank, nonce = _HELLO.unpack(await _receive(connection, _HELLO.size))
         if magic != _MAGIC:
@@ -242,8 +263,12 @@ class FarMeeting:
             raise _Refused(f"it says that it is rank {rank}, and does not know the ranks' secret: {_secret_hint()}")
         if rank in self._met:
             raise _Refused(f"rank {rank} has come already")
-        await loop.sock_sendall(connection, _WELCOME)
-        return rank, Met(connection, _key(session, LISTENER), _key(session, CONNECTOR))
+        # Before it is told: it may have met all others then, and listen no longer.
+        self._keep(rank, Met(connection, _key(session, LISTENER), _key(session, CONNECTOR)))
+        try:
+            connection.send(_WELCOME)  # there is room: little has been sent
+        except OSError:
+            self._fail(PeerGone(rank))
 
 
 def _secret_hint() -> str:
@@ -259,7 +284,7 @@ async def _receive(connection: socket.socket, count: int) -> bytes:
     while len(received) < count:
         more = await asyncio.get_running_loop().sock_recv(connection, count - len(received))
         if not more:
-            raise EOFError("it has let go")
+            raise EOFError("it has let go") if received else _NothingSaid()
         received += more
     return received
 

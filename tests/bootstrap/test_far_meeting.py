@@ -186,15 +186,17 @@ def test_other_secrets_are_told() -> None:
     """As where the files of DEEP_EP_SECRET differ."""
     failed = meet([b"secret", b"another"], seconds=2.0)
     assert isinstance(failed[0], DeepEPError) and "rank 1 does not know the ranks' secret" in str(failed[0]), failed
-    assert isinstance(failed[1], PeersLate) and failed[1].ranks == [0]
+    assert isinstance(failed[1], PeerGone) and failed[1].rank == 0
 
 
-def test_a_rank_that_has_ended_is_named() -> None:
+@pytest.mark.parametrize("ended", [0, 1], ids=["which_would_connect", "which_is_connected_to"])
+def test_a_rank_that_has_ended_is_named(ended: int) -> None:
     listeners, ports = zip(*(listen_at(HERE) for _ in range(2)), strict=True)
-    listeners[1].close()
-    with listeners[0], pytest.raises(PeerGone) as gone:
-        FarMeeting(0, listeners[0], [Place(1, HERE, ports[1])], b"secret", {}).run(5.0)
-    assert gone.value.rank == 1
+    listeners[ended].close()
+    own = 1 - ended
+    with listeners[own], pytest.raises(PeerGone) as gone:
+        FarMeeting(own, listeners[own], [Place(ended, HERE, ports[ended])], b"secret", {}).run(5.0)
+    assert gone.value.rank == ended
 
 
 def test_a_rank_of_this_machine_that_ends_meanwhile_is_named() -> None:

@@ -49,11 +49,15 @@ def test_low_latency_layers(workers: Path, provider: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("provider", TCP)
-def test_a_process_that_is_killed(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All others say whose process it was, although the link shows it first, and go on without it."""
+@pytest.mark.parametrize(
+    ("provider", "fabric"), [*((provider, "proxy") for provider in TCP), *((one, "machines") for one in TCP[:1])]
+)
+def test_a_process_that_is_killed(provider: str, fabric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others say whose process it was, although the link shows it first, and go on without it: also where each
+    takes the others to be on other machines, and knows of them by TCP alone.
+    """
     monkeypatch.setenv(PROVIDER, provider)
-    monkeypatch.setenv("KILLED_RANKS_FABRICS", "proxy")
+    monkeypatch.setenv("KILLED_RANKS_FABRICS", fabric)
     trials = lines_of("killed_ranks.py", "--trials=4", seconds=120)
     survivors: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (one, trial) for trial in trials for one in trial["survivors"].values()

@@ -13,7 +13,7 @@ import pytest
 
 from deep_ep_py.core.native import C
 
-pytestmark = [pytest.mark.once, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 State = C.Mesh.State
 BEAT, MESSAGE = 1, 5

@@ -33,7 +33,7 @@ def failing(rank: int, peer: int, after: int, syndrome: int) -> deep_ep.NicOptio
     return replace(HARSH_NIC, fault_rank=rank, fault_peer=peer, fault_after=after, fault_syndrome=syndrome)
 
 
-def make_buffer(group: Any, case: Case, fabric: str, **options: Any) -> deep_ep.Buffer:
+def make_buffer(group: Any, case: Case, fabric: str | None, **options: Any) -> deep_ep.Buffer:
     """Make a case's Buffer on the calling rank."""
     if fabric in ("ibgda", "proxy") and "nic" not in options:
         # A message of one row has a few requests.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launches import TORCHRUN, free_port, of_ranks
-from places import ROOT
+from places import ROOT, WORKERS
 
 MACHINES = 2
 
@@ -96,6 +100,48 @@ class Machines:
                 output.seek(0)
                 done.append(subprocess.CompletedProcess(launcher.args, launcher.returncode, output.read()))
         return done
+
+    @contextmanager
+    def ranks(self, ranks_per_machine: int, worker: str, *arguments: str) -> Iterator[Ranks]:
+        """Run a worker of `tests/workers` on each, a process for each rank, without a launcher that ends all when one
+        ends. Those that still run at the end of the body are killed.
+        """
+        size = ranks_per_machine * MACHINES
+        place = {"WORLD_SIZE": str(size), "MASTER_ADDR": self.address(0), "MASTER_PORT": str(free_port())}
+        with ExitStack() as stack:
+            processes = []
+            for rank in range(size):
+                command = self.inside(rank // ranks_per_machine, [sys.executable, str(WORKERS / worker), *arguments])
+                environment = {**of_ranks(), **place, "RANK": str(rank)}
+                process = subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+                )
+                stack.enter_context(process)
+                stack.callback(process.kill)
+                processes.append(process)
+            yield Ranks(processes)
+
+
+class Ranks:
+    """Processes that report by lines of JSON."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self.processes = processes
+
+    def next(self, rank: int, seconds: float = 60.0) -> dict[str, Any]:
+        """Return a rank's next line; it must come in time."""
+        process = self.processes[rank]
+        assert process.stdout is not None and process.stderr is not None
+        ready, _, _ = select.select([process.stdout], [], [], seconds)
+        line = process.stdout.readline() if ready else ""
+        if not line:
+            process.kill()
+            raise AssertionError(f"rank {rank} has said nothing in {seconds:g} s, and: {process.stderr.read()}")
+        return dict(json.loads(line))
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a rank's process a signal."""
+        self.processes[rank].send_signal(number)
 
 
 @contextmanager

@@ -6,26 +6,37 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import deep_ep_py as deep_ep
 from cases import Case
+from deep_ep_py.bootstrap import start
 from forked_ranks import SETTLE_SECONDS, Held, Hub, World, kept_since, print_trials
 from harness import Trial, dispatch_arguments, left_out, make_buffer, round_trip_without
 
 torch.set_num_threads(1)  # before anything is computed: threads do not outlive a fork
 
+MACHINES = "machines"
+"""As a fabric: each half of the ranks, or each rank where their number is odd, takes itself to be on a machine of its
+own, and the Buffer chooses."""
 FABRICS = tuple(os.environ.get("KILLED_RANKS_FABRICS", "peer,weak,ibgda").split(","))
 HUNG_SECONDS = 20.0
 CHILD_SECONDS = 1.5
-TRIALS = {
-    ranks: Trial.of(Case("killed", ranks, 40, hidden=256, topk=2, experts=2 * ranks, arena_bytes=1 << 20))
-    for ranks in (3, 4)
+CASES = {
+    ranks: Case("killed", ranks, 40, hidden=256, topk=2, experts=2 * ranks, arena_bytes=1 << 20) for ranks in (3, 4)
 }
+TRIALS = {ranks: Trial.of(case) for ranks, case in CASES.items()}
+IN_TWO_HOPS = Trial.of(replace(CASES[4], ranks_per_node=2, hops=2))
+
+
+def trial_of(ranks: int, fabric: str) -> Trial:
+    return IN_TWO_HOPS if fabric == MACHINES and ranks == 4 else TRIALS[ranks]
 
 
 def fork_a_child(hub: Hub) -> None:
@@ -49,7 +60,7 @@ def be_a_rank(hub: Hub, fabric: str, with_child: bool) -> None:
         buffer = buffers.pop()
         buffer.recover(buffer.lost_ranks(), timeout=HUNG_SECONDS / 4)
         recovered = time.monotonic()
-        go_on(buffer, hub.rank)
+        go_on(buffer, hub.rank, fabric)
         hub.tell("went on", (recovered, buffer.masked_ranks))
         buffer.destroy()
         del buffer
@@ -57,8 +68,11 @@ def be_a_rank(hub: Hub, fabric: str, with_child: bool) -> None:
 
 
 def work_until_failure(hub: Hub, buffers: list[deep_ep.Buffer], fabric: str, with_child: bool) -> None:
-    trial = TRIALS[hub.size]
-    buffer = make_buffer(None, trial.case, fabric, comm=hub)
+    trial = trial_of(hub.size, fabric)
+    if fabric == MACHINES:
+        machine = hub.rank // (trial.case.ranks_per_node or 1)
+        start.machine_name = lambda: f"machine {machine}"
+    buffer = make_buffer(None, trial.case, None if fabric == MACHINES else fabric, comm=hub)
     buffers.append(buffer)
     if with_child:
         fork_a_child(hub)
@@ -68,8 +82,8 @@ def work_until_failure(hub: Hub, buffers: list[deep_ep.Buffer], fabric: str, wit
         trial.check_combine(hub.rank, trial.combine(buffer, hub.rank, handle))
 
 
-def go_on(buffer: deep_ep.Buffer, rank: int) -> None:
-    trial = TRIALS[buffer.group_size]
+def go_on(buffer: deep_ep.Buffer, rank: int, fabric: str) -> None:
+    trial = trial_of(buffer.group_size, fabric)
     rest = left_out(trial, buffer.masked_ranks)
     for _ in range(5):
         round_trip_without(buffer, rank, trial, rest)
@@ -79,9 +93,10 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
     """Start ranks, kill one, see what the others do."""
     ranks, fabric = random_.choice(list(TRIALS)), FABRICS[number % len(FABRICS)]
     victim = random_.randrange(ranks)
-    # Every fourth while the Buffer is made, which takes some 20 ms.
+    # Every fourth while the Buffer is made, which takes some 20 ms, and between machines more.
     early = number % 4 == 3
-    moment = random_.uniform(0.0, 0.03 if early else 0.4)
+    making = 0.2 if fabric == MACHINES else 0.03
+    moment = random_.uniform(0.0, making if early else 0.4)
     with_child = number % 5 == 1
     before = Held.now()
     began = time.monotonic()
@@ -105,11 +120,11 @@ def run_trial(random_: random.Random, number: int) -> dict[str, Any]:
                 outcomes.setdefault(rank, []).append(value)
     hung = sorted(world.open - {victim})
     statuses = world.end()
-    cause = f"rank {victim}'s process (pid {world.pids[victim]}) has died"
+    cause = re.compile(rf"rank {victim}'s process \(pid {world.pids[victim]}( on [0-9.]+)?\) has died")
     survivors = {
         rank: {
             "seconds": round(raised[0][0] - (killed or began), 3),
-            "named": cause in raised[0][2],
+            "named": cause.search(raised[0][2]) is not None,
             "texts": [f"{kind}: {text}" for _, kind, text in raised],
             "recovered": round(went_on[rank][0] - raised[0][0], 3) if rank in went_on else None,
             "masked": went_on[rank][1] if rank in went_on else None,

@@ -1,0 +1,115 @@
+"""Two machines, which share no memory: by network namespaces of this one, joined by a cable."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deep_ep_py.core.native import C
+from machines import MACHINES, Machines, two_machines
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(not C.proxy_providers(), reason="no libfabric (Debian: libfabric-dev, then `make clean build`)"),
+]
+
+PER_MACHINE = 2
+RANKS = MACHINES * PER_MACHINE
+WORKER = "machine_failures.py"
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "cable")  # no name of a namespace leads to its address
+    with two_machines() as made:
+        yield made
+
+
+def test_the_clusters_tests_pass(machines: Machines, tmp_path: Path) -> None:
+    """In both modes, in two hops and one, with failures and recoveries: by `torchrun` on each machine."""
+    arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/multinode")
+    launchers = machines.torchrun(4, tmp_path, *arguments)
+    output = "\n".join(f"--- machine {machine}:\n{done.stdout}" for machine, done in enumerate(launchers))
+    assert [done.returncode for done in launchers] == [0] * MACHINES, output
+    ranks = [log.read_text() for log in tmp_path.glob("*/*/attempt_0/*/stdout.log")]
+    passed = [re.findall(r"^(\d+) passed in ", rank, re.MULTILINE) for rank in ranks]
+    assert len(passed) == MACHINES * 4 and all(passed) and all(one == passed[0] for one in passed), output
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("victim", [0, RANKS - 1])
+def test_a_process_that_is_killed_is_named_everywhere(machines: Machines, victim: int) -> None:
+    with machines.ranks(PER_MACHINE, WORKER) as ranks:
+        pids = [ranks.next(rank)["made"] for rank in range(RANKS)]
+        time.sleep(0.5)
+        ranks.signal(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        for rank in set(range(RANKS)) - {victim}:
+            said = ranks.next(rank)
+            near = rank // PER_MACHINE == victim // PER_MACHINE
+            where = "" if near else f" on {machines.address(victim // PER_MACHINE)}"
+            assert f"rank {victim}'s process (pid {pids[victim]}{where}) has died" in said["raised"], said
+            assert said["at"] - killed < 2.0, said
+
+
+@pytest.mark.timed
+def test_a_machine_that_is_cut_off_is_named(machines: Machines) -> None:
+    """Each takes the other for silent, and its own ranks for alive."""
+    with machines.ranks(PER_MACHINE, WORKER) as ranks:
+        for rank in range(RANKS):
+            ranks.next(rank)
+        time.sleep(0.5)
+        machines.cut(1)
+        cut = time.monotonic()
+        for rank in range(RANKS):
+            said = ranks.next(rank)
+            far = machines.address(1 - rank // PER_MACHINE)
+            assert re.search(
+                rf"nothing has come for 5 s from the machine of rank \d \(pid \d+ on {re.escape(far)}\)", said["raised"]
+            ), said
+            assert 4.0 < said["at"] - cut < 10.0, said
+
+
+@pytest.mark.timed
+def test_a_machine_whose_only_rank_is_stopped_is_silent(machines: Machines) -> None:
+    """No other rank of it says that it lives."""
+    with machines.ranks(1, WORKER) as ranks:
+        for rank in range(MACHINES):
+            ranks.next(rank)
+        time.sleep(0.5)
+        ranks.signal(1, signal.SIGSTOP)
+        stopped = time.monotonic()
+        said = ranks.next(0)
+        assert "nothing has come for 5 s from the machine of rank 1" in said["raised"], said
+        assert 4.0 < said["at"] - stopped < 10.0, said
+
+
+@pytest.mark.timed
+def test_a_process_that_is_stopped_is_named_when_the_time_is_over(machines: Machines) -> None:
+    """Its machine is heard, so nothing is concluded before; and it fails too, when it goes on."""
+    victim = RANKS - 1
+    with machines.ranks(PER_MACHINE, WORKER, "--timeout=8") as ranks:
+        for rank in range(RANKS):
+            ranks.next(rank)
+        time.sleep(0.5)
+        ranks.signal(victim, signal.SIGSTOP)
+        stopped = time.monotonic()
+        told = [ranks.next(rank) for rank in range(victim)]
+        ranks.signal(victim, signal.SIGCONT)
+        assert all(7.0 < said["at"] - stopped < 12.0 for said in told), told
+        assert any(said["kind"] == "DeepEPTimeout" and f"rank {victim}" in said["raised"] for said in told), told
+        assert ranks.next(victim)["kind"] in ("DeepEPError", "DeepEPTimeout")
+
+
+@pytest.mark.timed
+def test_a_rank_that_ends_well_ends_no_other(machines: Machines) -> None:
+    with machines.ranks(PER_MACHINE, WORKER, "--rounds=20") as ranks:
+        for rank in range(RANKS):
+            ranks.next(rank)
+        told = [ranks.next(rank) for rank in range(RANKS)]
+        assert all(said.get("ended") for said in told), told
