@@ -5,7 +5,7 @@ A change is a pair of texts; the first stands once in the file.
 
 from __future__ import annotations
 
-from mutants import fabrics, low_latency, masks, once_per_node, proxy, two_hops
+from mutants import fabrics, low_latency, machines, masks, once_per_node, proxy, two_hops
 from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
@@ -17,6 +17,7 @@ _SLOWLY = "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kS
 
 MUTANTS = (
     *fabrics.MUTANTS,
+    *machines.MUTANTS,
     *proxy.MUTANTS,
     # --- kernels/common/operation.h
     silent(

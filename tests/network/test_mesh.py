@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from deep_ep_py.core.native import C
+from native_programs import build_protocol, run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -138,6 +139,15 @@ def test_a_machine_is_silent_when_all_its_ranks_are() -> None:
             at = time.monotonic() - began
     assert at is not None and C.SILENT_SECONDS <= at < C.SILENT_SECONDS + 2
     assert [mesh.state(rank) for rank in (1, 2, 3, 4)] == [State.SILENT, State.HEARD, State.HEARD, State.HEARD]
+
+
+def test_what_hosts_tell_each_other() -> None:
+    """Failures are everywhere when their teller goes on; a stage comes after its mask and the address before it; a rank
+    that has left is not taken for one that has died; forged frames count for nothing.
+    """
+    for seed in range(1, 6):
+        result = run(build_protocol(), "machines", str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
 def test_a_rank_is_let_go(rank: Rank) -> None:

@@ -7,6 +7,7 @@
 #include "failing.h"
 #include "fields.h"
 #include "low_latency.h"
+#include "machines.h"
 #include "masks.h"
 #include "meetings.h"
 #include "normal_mode.h"
@@ -110,6 +111,7 @@ int main(int argc, char** argv) {
          }},
         {"fields", fields::run},
         {"meetings", meetings::run},
+        {"machines", machines::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 6, slow); }},
