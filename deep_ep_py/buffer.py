@@ -33,7 +33,7 @@ from deep_ep_py.v1.surface import V1Surface
 
 
 class Buffer(V1Surface):
-    """Expert-parallel communication among the ranks of one machine, which may play several nodes.
+    """Expert-parallel communication among ranks, of one machine, which may play several nodes, or of several machines.
 
     The signature and the returns are DeepEP's `deep_ep.Buffer`. All ranks of the group make the Buffer together and
     issue its operations in the same order. Any thread may call, one at a time; meanwhile others may wait for events of
@@ -65,27 +65,28 @@ class Buffer(V1Surface):
     device : torch.device or str, optional
         Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
     fabric : {"peer", "ibgda", "proxy", "weak", "mixed"}, optional
-        How ranks reach each other. Default: the environment variable DEEP_EP_FABRIC, else "peer" on one node and
-        "ibgda" on several. "peer": loads and stores. "ibgda": loads and stores within a node, between nodes work
-        requests that the kernels write for a NIC, which is a software one. On a GPU that is a thread of the host, and
-        all heaps lie in pinned host memory: a way to test the send path on one GPU, not a fast one. On a CPU alone:
-        "proxy", between nodes a thread of each process sends over libfabric, by the provider that
-        DEEP_EP_PROXY_PROVIDER names or the best there is; "weak", for tests, an agent that delays, cuts and reorders;
-        "mixed", some pairs by loads and stores, some weak.
+        How ranks reach each other. Default: the environment variable DEEP_EP_FABRIC, else "peer" on one node, "ibgda"
+        on several, and "proxy" on several machines, where it is the only one. "peer": loads and stores. "ibgda": loads
+        and stores within a node, between nodes work requests that the kernels write for a NIC, which is a software one.
+        On a GPU that is a thread of the host, and all heaps lie in pinned host memory: a way to test the send path on
+        one GPU, not a fast one. On a CPU alone: "proxy", between nodes a thread of each process sends over libfabric,
+        by the provider that DEEP_EP_PROXY_PROVIDER names or the best there is; "weak", for tests, an agent that delays,
+        cuts and reorders; "mixed", some pairs by loads and stores, some weak.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
-        DEEP_EP_RANKS_PER_NODE, else all ranks are on one node; with "ibgda" or "proxy" each is a node of its own. With
-        "peer" or "mixed" named all are on one node, whatever this says. On a GPU only with "ibgda" named.
+        DEEP_EP_RANKS_PER_NODE, else all ranks of a machine are on one node; with "ibgda" or "proxy" on one machine each
+        is a node of its own. With "peer" or "mixed" named all are on one node, whatever this says. On a GPU only with
+        "ibgda" named.
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
         Shared memory that outputs come from, and copies of what `combine` is given elsewhere, all of it taken at once.
         Where it is full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the
-        machine's memory, shared among the ranks, whose pages cost nothing until they are touched; with software NICs on
-        a GPU 64 MiB of host memory; else on a GPU 64 MiB at first and, as it is needed, at most an eighth of its
-        memory, shared likewise. When a call has found no room there, there is more from the next dispatch on whose
-        counts the host waits for. Calls that wait for none, with a handle or `num_worst_tokens`, use only what
-        is there: if all calls are such, name a size.
+        machine's memory, shared among its ranks, or the least that this is on any machine, whose pages cost nothing
+        until they are touched; with software NICs on a GPU 64 MiB of host memory; else on a GPU 64 MiB at first and, as
+        it is needed, at most an eighth of its memory, shared likewise. When a call has found no room there, there is
+        more from the next dispatch on whose counts the host waits for. Calls that wait for none, with a handle or
+        `num_worst_tokens`, use only what is there: if all calls are such, name a size.
     timeout : float
         Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int

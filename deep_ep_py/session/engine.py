@@ -108,7 +108,7 @@ class Engine:
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
-        memory = MemoryPlan.of(device, topology, num_nvl_bytes, regions, arena_bytes)
+        memory = MemoryPlan.of(bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes)
         self.region_bytes = memory.region_bytes
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))

@@ -31,22 +31,35 @@ class MemoryPlan:
         For rows and counts in transit, shared out among `regions`.
     regions
         How many operations may be open at once.
+    named_arena_bytes
+        What the caller has named for outputs; None: nothing.
     first_arena_bytes, arena_bytes
         For outputs: at first, and at most.
     """
 
     num_nvl_bytes: int
     regions: int
+    named_arena_bytes: int | None
     first_arena_bytes: int
     arena_bytes: int
 
     @staticmethod
-    def of(device: Device, topology: Topology, num_nvl_bytes: int, regions: int, arena_bytes: int | None) -> MemoryPlan:
-        """Plan with whole pages for outputs: what is named, all of it at once, else what suits the device."""
-        first = most = arena_bytes or 0
+    def of(
+        bootstrap: Bootstrap,
+        device: Device,
+        topology: Topology,
+        num_nvl_bytes: int,
+        regions: int,
+        arena_bytes: int | None,
+    ) -> MemoryPlan:
+        """Plan with whole pages for outputs: what is named, all of it at once, else what suits every rank's device.
+        Collective.
+        """
+        sizes = (arena_bytes, arena_bytes)
         if arena_bytes is None:
-            first, most = device.default_arena_bytes(topology.ranks, topology.network is not None)
-        return MemoryPlan(num_nvl_bytes, regions, first // _PAGE * _PAGE, most // _PAGE * _PAGE)
+            sizes = device.default_arena_bytes(topology.ranks // topology.machines, topology.network is not None)
+        first, most = (min(proposed) // _PAGE * _PAGE for proposed in zip(*bootstrap.all_gather(sizes), strict=True))
+        return MemoryPlan(num_nvl_bytes, regions, arena_bytes, first, most)
 
     @property
     def region_bytes(self) -> int:
@@ -155,8 +168,7 @@ def _agree(
         "build": BUILD,
         "device": device.torch_device.type,
         "num_nvl_bytes": memory.num_nvl_bytes,
-        "arena_bytes": memory.arena_bytes,
-        "arena_bytes at first": memory.first_arena_bytes,
+        "arena_bytes": memory.named_arena_bytes,
         "regions": memory.regions,
         "enable_shrink": masks_ranks,
         # What ranks say of their waits changes with parts of it.

@@ -25,7 +25,7 @@ _JOIN_NODES = (*_BETWEEN_NODES, "weak")
 def _ranks_of_machine(machines: Sequence[int]) -> int:
     """Return how many ranks each machine has; raise unless they are neighbours in number, as many on each."""
     count = [*machines].count(machines[0])
-    if [*machines] != [rank // count for rank in range(len(machines))]:
+    if len(machines) % count or [*machines] != [rank // count for rank in range(len(machines))]:
         raise ValueError(
             f"group: ranks 0, 1, ... are on machines {[*machines]}; expected the ranks of a machine to be neighbours "
             "in number, as many on each"
@@ -59,6 +59,8 @@ class Topology:
         Blocks that pass them on while a hook is still to come; 0: with a hook they go to each rank.
     provider : str
         Of libfabric, for the proxy; empty: the best that it has here.
+    machines : int
+        How many there are; as many ranks are on each.
     """
 
     rank: int
@@ -72,6 +74,7 @@ class Topology:
     once_per_node: bool | None = None
     forward_sms: int = 0
     provider: str = ""
+    machines: int = 1
 
     @property
     def nodes(self) -> int:
@@ -209,10 +212,8 @@ class Topology:
         fabric_name = "fabric"
         if fabric is None and (text := os.environ.get(FABRIC)):
             fabric_name, fabric = FABRIC, text
-        several_machines = machines is not None and len(set(machines)) > 1
-        if several_machines:
-            assert machines is not None
-            of_machine = _ranks_of_machine(machines)
+        of_machine = _ranks_of_machine(machines or [0] * ranks)
+        if of_machine < ranks:
             given = given or of_machine
             if of_machine % given:
                 raise ValueError(
@@ -222,7 +223,7 @@ class Topology:
                 fabric = "proxy"
             if fabric != "proxy":
                 raise ValueError(
-                    f"{fabric_name}={fabric!r}: expected 'proxy' for ranks on {len(set(machines))} machines, which "
+                    f"{fabric_name}={fabric!r}: expected 'proxy' for ranks on {ranks // of_machine} machines, which "
                     "share no memory"
                 )
         if fabric is None:
@@ -275,4 +276,5 @@ class Topology:
             once_per_node,
             forward_sms,
             os.environ.get(PROVIDER, "") if fabric == "proxy" else "",
+            ranks // of_machine,
         )

@@ -2,9 +2,8 @@
 
     torchrun --nnodes N --nproc-per-node M --node-rank R --master-addr HOST --master-port PORT -m pytest tests/multinode
 
-A node is the LOCAL_WORLD_SIZE processes of a launcher, so several launchers on one machine play several nodes, joined
-by software NICs. Ranks on machines that share no memory cannot make a Buffer yet: there every test fails with the
-library's own error, `group: ranks [...] are on other machines than rank 0, ...; expected one machine`.
+A node is the LOCAL_WORLD_SIZE processes of a launcher: a machine, and the host proxy joins them; or several launchers
+on one machine play several nodes, joined by software NICs.
 
 A test may fail on some ranks alone, and the next one must not find them out of step. So at the end of each test all
 ranks tell each other how it went; if it has failed on any, it fails on all, and every Buffer recovers. That exchange

@@ -55,3 +55,29 @@ def test_one_node_is_the_default(ranks_per_node: int | None) -> None:
 def test_nodes_of_different_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="ranks_per_node=4: expected a divisor of the 6 ranks"):
         Topology.of(0, 6, DEVICE, None, 4, None)
+
+
+def test_ranks_of_several_machines_are_joined_by_the_proxy() -> None:
+    seen = [Topology.of(rank, 6, DEVICE, None, None, None, machines=[0, 0, 0, 1, 1, 1]) for rank in range(6)]
+    assert {(one.network, one.nodes, one.hops) for one in seen} == {("proxy", 2, 2)}
+    assert seen[4].mapped == (False, False, False, True, True, True)
+    alone = Topology.of(0, 4, DEVICE, None, 1, None, machines=[0, 0, 1, 1])
+    assert (alone.network, alone.nodes, alone.hops) == ("proxy", 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "ranks_per_node", "machines", "said"),
+    [
+        ("ibgda", None, [0, 0, 1, 1], "fabric='ibgda': expected 'proxy' for ranks on 2 machines"),
+        ("peer", None, [0, 1], "fabric='peer': expected 'proxy' for ranks on 2 machines"),
+        (None, 4, [0, 0, 1, 1], "ranks_per_node=4: expected a divisor of 2, the ranks of each machine"),
+        (None, None, [0, 1, 0, 1], r"machines \[0, 1, 0, 1\]; expected the ranks of a machine to be neighbours"),
+        (None, None, [0, 0, 1], "as many on each"),
+        (None, None, [0, 1, 1], "as many on each"),
+    ],
+)
+def test_what_several_machines_cannot_be(
+    fabric: str | None, ranks_per_node: int | None, machines: list[int], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        Topology.of(0, len(machines), DEVICE, fabric, ranks_per_node, None, machines=machines)
