@@ -12,6 +12,7 @@ from .masking import Masking
 from .masks import Masks
 from .orders import Orders, Replays
 from .outputs import Growth, Offers
+from .proxying import Commands, Messages
 from .recovery import Recovery
 from .regions import Regions
 from .signals import Puts, Writers
@@ -109,6 +110,15 @@ CASES = (
     Case("P17", Masking(), "decided_once", 6, "one block of B places C's rows"),
     Case("P17", Masking(), "closes_the_connection", 7, "C's chunk of operation 0 is in B's operation 1"),
     Case("P17", Masking(), "tells_itself_alone", 4, "B fails, which has done without C"),
+    Case("P18", Commands(), "laps_in_both_halves", 3, "the host takes half of command none and half of command 0"),
+    Case("P18", Commands(), "lap_of_each_position", 11, DEADLOCK),
+    Case("P18", Commands(), "taken_when_free", 14, DEADLOCK),
+    Case("P18", Commands(), "room_for_all", 9, DEADLOCK),
+    Case("P18", Messages(), "drops_repeats", 8, "B places rows that have not come"),
+    Case("P18", Messages(), "last_says_how_many", 11, "B places rows that have not come"),
+    Case("P18", Messages(), "bounds_what_flies", 14, DEADLOCK),
+    Case("P18", Messages(fails=0), "retires_when_delivered", 13, "B places rows of the next use for those of use 0"),
+    Case("P18", Messages(), "lost_is_not_done", 4, "A has ended well, and B waits for what never comes"),
 )
 
 # With all rules: also larger ones than those that suffice for the above.
@@ -117,5 +127,7 @@ LARGER = (
     Regions(senders=2, operations=3),
     Regions(regions=2, senders=2, operations=4),
     Meetings(waits=3),
+    Commands(commands=4, puts=((1, 2, 2), (2, 1), (1, 1))),
+    Messages(messages=3),
 )
 MODELS = tuple(dict.fromkeys((*(case.model for case in CASES), *LARGER)))
