@@ -11,6 +11,7 @@ import deep_ep_py as deep_ep
 from cases import BY_NAME, Case
 from failing_links import TRIAL, errors
 from harness import Trial, barrier, dispatch_arguments, failing, make_buffer, round_trip_without, under_schedules
+from native_programs import build_protocol, run
 
 ERROR = 5
 
@@ -39,10 +40,19 @@ def test_p11_a_peer_that_takes_nothing_holds_up_no_other() -> None:
         barrier(group)
         return str(info.value)
 
-    for run in under_schedules(3, on_each_rank):
-        waited = [re.search(r"(?:waited for|was waiting for:) (.*)", said) for said in run]
-        assert waited[1] is not None and "counts (notify) of rank 0" in waited[1][1], list(run)
-        assert waited[2] is not None and "of rank 1" in waited[2][1], list(run)
+    for said in under_schedules(3, on_each_rank):
+        waited = [re.search(r"(?:waited for|was waiting for:) (.*)", one) for one in said]
+        assert waited[1] is not None and "counts (notify) of rank 0" in waited[1][1], list(said)
+        assert waited[2] is not None and "of rank 1" in waited[2][1], list(said)
+
+
+def test_the_sender_alone() -> None:
+    """Over a network that does what it is told: cuts, numbers and bounds of messages, links that end in the middle of a
+    put, peers that take nothing.
+    """
+    for seed in range(1, 6):
+        result = run(build_protocol(), "sender", str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
 def test_the_ring_bounds_what_is_posted() -> None:

@@ -14,6 +14,7 @@
 #include "posters.h"
 #include "quiet.h"
 #include "replays.h"
+#include "sender.h"
 #include "two_buffers.h"
 #include "two_hop_failing.h"
 #include "two_hops.h"
@@ -112,6 +113,7 @@ int main(int argc, char** argv) {
         {"fields", fields::run},
         {"meetings", meetings::run},
         {"machines", machines::run},
+        {"sender", sender::run},
         // More queue pairs than threads, in a block of the exact build too.
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 6, slow); }},

@@ -1,0 +1,199 @@
+#include "sender.h"
+
+#include <map>
+#include <random>
+#include <vector>
+
+#include "../program.h"
+#include "host/cpu/memory.h"
+#include "host/network/proxy/sender.h"
+
+namespace protocol::sender {
+
+using namespace deep_ep;
+using namespace deep_ep::host::proxy;
+using planted::expect;
+
+namespace {
+
+constexpr u32 kRanks = 3, kCommands = 64, kMostBytes = 64, kWord = 5;
+
+// Posts are taken or not, and end, as a test says.
+class ToldNetwork final : public Transport {
+  public:
+    std::vector<Message> taken;
+    std::vector<bool> takes_of = std::vector<bool>(kRanks, true);
+    u64 most = kMostBytes;
+
+    std::string name() const override { return "a network of a test"; }
+    u64 most_bytes() const override { return most; }
+    bool takes(u32 peer) const override { return takes_of[peer]; }
+    bool has_work() const override { return false; }
+    bool post(const Message& message) override {
+        if (!takes(message.peer)) return false;
+        taken.push_back(message);
+        return true;
+    }
+    bool poll(Events&) override { return false; }
+    std::string text(u32) const override { return "told"; }
+};
+
+struct World {
+    host::CpuMemory memory;
+    CommandRings rings{memory, 1, kCommands};
+    ToldNetwork network;
+    std::vector<bool> closed = std::vector<bool>(kRanks);
+    Sender sender{0, kRanks, 1, 0, rings, network, [this](u32 peer) { return closed[peer]; }};
+    u64 posted = 0;
+
+    // What a kernel does, without its waits.
+    void post(u32 peer, const std::vector<u64>& pieces, u32 word = kWord) {
+        for (size_t i = 0; i < pieces.size(); ++i) {
+            const u32 operation = i + 1 < pieces.size() ? wire::proxy::kPart : wire::proxy::kLast;
+            wire::proxy::Command& slot = rings.device_rings()->commands[posted % kCommands];
+            const u64 lap = wire::proxy::lap_at(posted++, kCommands);
+            slot.low = wire::proxy::command_low(lap, operation, pieces[i], 1024);
+            slot.high = wire::proxy::command_high(lap, peer, word, 2048);
+        }
+    }
+    void step(u32 commands = kCommands) {
+        sender.take(commands);
+        while (sender.post()) {
+        }
+        rings.publish();
+    }
+    u64 retired() const { return rings.device_rings()->meeting->retired; }
+    // Ends a message that the network has.
+    void end(size_t at, u32 error = 0) {
+        sender.completed({network.taken[at].context, error});
+        rings.publish();
+    }
+};
+
+wire::proxy::Immediate immediate(const Message& message) { return wire::proxy::unpack(message.immediate); }
+
+// However the pieces of a put are cut, its messages add a unit together, and carry all of its bytes.
+void cuts(std::mt19937_64& random) {
+    World world;
+    u64 bytes = 0;
+    std::vector<u64> pieces;
+    for (u64 i = 1 + random() % 3; i != 0; --i) {
+        pieces.push_back(wire::kPieceBytes * (1 + random() % 12));
+        bytes += pieces.back();
+    }
+    world.post(1, pieces);
+    world.step();
+    u64 added = 0, carried = 0;
+    for (const Message& message : world.network.taken) {
+        added += wire::proxy::share(immediate(message).pieces);
+        carried += message.bytes;
+        expect(message.bytes <= kMostBytes, "a message of more than the network takes");
+    }
+    expect(added == wire::kUnit && carried == bytes, "a put's messages do not add up");
+}
+
+// Of a put whose link ends between two of its commands nothing is left for the next one.
+void broken_put() {
+    World world;
+    world.post(1, {16, 16});
+    world.step(1);  // the first command alone
+    world.end(0, 7);
+    const std::vector<Sender::Fault> faults = world.sender.faults();
+    expect(faults.size() == 1 && faults[0].peer == 1 && faults[0].error == 7, "a failed link is not told");
+    world.step();
+    world.post(2, {16, 16});
+    world.step();
+    expect(world.network.taken.size() == 3, "the next put is not sent");
+    expect(immediate(world.network.taken[2]).pieces == 2, "a put counts the messages of one that was lost");
+}
+
+// What a link has lost is not done, nor what comes behind it, until the peer is known to be gone.
+void lost() {
+    World world;
+    world.post(1, {16});
+    world.post(1, {16});
+    world.post(2, {16});
+    world.step();
+    expect(world.network.taken.size() == 3, "not all are sent");
+    world.end(0, 7);
+    world.end(1);
+    world.end(2);
+    world.post(1, {16});
+    world.step();
+    expect(world.retired() == 0, "what a link has lost counts as done");
+    expect(world.network.taken.size() == 3, "a link that has ended is used");
+    world.closed[1] = true;
+    world.step();
+    expect(world.retired() == world.posted, "what was for a rank that is gone is waited for");
+}
+
+// A peer that takes nothing, and one whose messages do not end, hold up no other (P11).
+void stopped() {
+    World world;
+    world.network.takes_of[1] = false;
+    for (u32 i = 0; i < kCommands / 2; ++i) {
+        world.post(1, {16});
+        world.post(2, {16}, i);
+    }
+    world.step();
+    u32 sent = 0;
+    for (const Message& message : world.network.taken) sent += message.peer == 2;
+    expect(sent == kCommands / 2, "a rank that is stopped holds up another");
+    expect(world.rings.device_rings()->meeting->taken == kCommands, "commands stay in the ring");
+}
+
+// Numbers of messages to a word are told apart in a window; a message is not sent before all that lie as far behind it
+// have been delivered, in whatever order they are.
+void window(std::mt19937_64& random) {
+    World world;
+    constexpr u32 kPuts = 3 * wire::proxy::kSequences;
+    std::map<u64, u32> open;  // number -> place in what was taken
+    u32 next = 0, posted = 0;
+    u64 oldest = 0;
+    while (next < kPuts || !open.empty()) {
+        for (; posted < kPuts && world.posted < world.retired() + kCommands; ++posted) world.post(1, {16});
+        world.step();
+        for (; next < world.network.taken.size(); ++next) open[next] = next;
+        if (!open.empty()) oldest = open.begin()->first;
+        expect(next <= oldest + wire::proxy::kWindow, "a message leaves the window");
+        expect(!open.empty(), "nothing is sent although the window is open");
+        expect(immediate(world.network.taken[next - 1]).sequence == (next - 1) % wire::proxy::kSequences, "its number");
+        auto one = open.begin();
+        std::advance(one, static_cast<long>(random() % open.size()));
+        world.end(one->second);
+        open.erase(one);
+    }
+    expect(world.retired() == kPuts, "a put is not done");
+}
+
+// Bytes on their way to a peer are bounded; one message goes in any case.
+void bounded() {
+    World world;
+    world.network.most = 2 * kMostBytesToPeer;
+    world.post(1, {kMostBytesToPeer + 16});
+    world.post(1, {kMostBytesToPeer / 2});
+    world.post(1, {kMostBytesToPeer / 2});
+    world.post(1, {16});
+    world.step();
+    expect(world.network.taken.size() == 1, "not one message alone, of more than the bound");
+    world.end(0);
+    world.step();
+    expect(world.network.taken.size() == 3, "not as much as the bound allows");
+    world.end(1);
+    world.step();
+    expect(world.network.taken.size() == 4, "what waits for the bound is not sent");
+}
+
+}  // namespace
+
+void run(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (int i = 0; i < 20; ++i) cuts(random);
+    broken_put();
+    lost();
+    stopped();
+    window(random);
+    bounded();
+}
+
+}  // namespace protocol::sender
