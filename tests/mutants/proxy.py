@@ -152,7 +152,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "proxy: a peer that takes nothing holds up the next ones",
         _SENDER,
         "        Link& link = links_[peer];\n        while (may_post(peer, link)) {",
-        "        Link& link = links_[peer];\n        if (!link.queue.empty() && !transport_.takes(peer)) return posted;\n"
+        "        Link& link = links_[peer];\n"
+        "        if (!link.queue.empty() && !transport_.takes(peer)) return posted;\n"
         "        while (may_post(peer, link)) {",
         "fast",
         "sender",

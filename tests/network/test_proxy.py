@@ -102,5 +102,5 @@ def test_what_has_not_arrived_is_not_done() -> None:
         barrier(group)
         return said
 
-    for run in under_schedules(2, on_each_rank):
-        assert "the proxy cannot send to rank 1" in run[0], list(run)
+    for said in under_schedules(2, on_each_rank):
+        assert "the proxy cannot send to rank 1" in said[0], list(said)
