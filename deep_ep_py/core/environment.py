@@ -13,3 +13,5 @@ ADDRESS = "DEEP_EP_ADDRESS"
 SECRET = "DEEP_EP_SECRET"
 """A file that the machines of a job have in common: its content is a part of the secret by which their ranks know each
 other."""
+PROXY_CPUS = "DEEP_EP_PROXY_CPUS"
+"""The CPUs that the proxy's thread may run on, as 0-3,8."""
