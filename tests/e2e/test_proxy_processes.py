@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,19 @@ def test_a_process_that_is_killed(provider: str, fabric: str, monkeypatch: pytes
         assert one["seconds"] < 2.0 and one["kept"] == {}, (one, trial)
         if trial["made"] == trial["ranks"]:
             assert one["named"] and one["masked"] == [trial["victim"]], (one, trial)
+
+
+@pytest.mark.timed
+def test_idle_buffers_sleep(workers: Path) -> None:
+    """Less than 1 % of a core each: a thread that looks every millisecond takes more. Then they work."""
+    providers = [provider for provider in ("net", "tcp;ofi_rxm", "shm") if provider in OFFERED]
+    done = torchrun(workers / "idle_buffers.py", 2, *providers)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [report["provider"] for report in reports] == providers, done.stdout
+    for report in reports:
+        assert max(report["shares"]) < 0.01 and max(report["wakes"]) < 300, reports
+        assert max(report["after"]) < 1.0, reports
 
 
 def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyPatch) -> None:

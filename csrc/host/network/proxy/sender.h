@@ -31,6 +31,8 @@ class Sender {
     // Hands the transport what it takes. -> whether it took anything.
     bool post();
     bool has_work() const;
+    // Whether a message is under way, or waits for its link.
+    bool is_open() const { return waiting_ != 0 || on_their_way_.size() != free_places_.size(); }
     void completed(const Completion& completion);
 
     // Those since the last call: nothing reaches these peers any more.

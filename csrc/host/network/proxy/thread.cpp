@@ -15,11 +15,7 @@ constexpr u64 kPatience = 200'000'000;  // ns
 Thread::Thread(const NetworkPlace& place)
     : ProxyNetwork(place, make_libfabric(place), {cpu::monotonic_ns, kPatience}), thread_([this] { run(); }) {
     if (!place.kernels_on_cpu) return;
-    const auto help = [this] {
-        helped_.fetch_add(1, std::memory_order_relaxed);  // run() looks; it orders nothing
-        return step();
-    };
-    helper_ = cpu::Executor::get().add_helper({help});
+    helper_ = cpu::Executor::get().add_helper({[this] { return help(); }});
 }
 
 Thread::~Thread() {
@@ -39,11 +35,17 @@ void Thread::run() {
             std::this_thread::sleep_for(Looks::kLongNap);
             continue;
         }
-        looks.note(step());
+        bool found = false, may_sleep = false;
+        if (const std::unique_lock<std::mutex> lock(stepping_, std::try_to_lock); lock.owns_lock()) {
+            found = progress_.step();
+            may_sleep = !progress_.is_open();
+        }
+        looks.note(found, may_sleep);
     }
 }
 
-bool Thread::step() {
+bool Thread::help() {
+    helped_.fetch_add(1, std::memory_order_relaxed);  // run() looks; it orders nothing
     const std::unique_lock<std::mutex> lock(stepping_, std::try_to_lock);
     return lock.owns_lock() && progress_.step();
 }

@@ -1,5 +1,6 @@
 // The proxy of a rank that is a process: a thread of its own. Where kernels run on the executor, the thread that drives
-// them takes steps too, between their turns, and this one rests meanwhile.
+// them takes steps too, between their turns, and this one rests meanwhile. A second after the last command, message or
+// completion it sleeps, and only looks now and then (looks.h).
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,7 @@ class Thread final : public ProxyNetwork {
 
   private:
     void run();
-    bool step();
+    bool help();
 
     mutable std::mutex stepping_;  // one thread at a time
     std::atomic<uint64_t> helped_{0};
