@@ -1,0 +1,208 @@
+#if __has_include(<rdma/fabric.h>)
+
+#include "host/network/proxy/libfabric_endpoint.h"
+
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <stdexcept>
+
+#include "host/network/proxy/address_page.h"
+#include "host/network/proxy/libfabric.h"
+
+namespace deep_ep::host::proxy {
+namespace {
+
+// The order in which they are tried. `tcp` moves messages itself since libfabric 1.18; before, `net` does. Left out:
+// `sockets` and `udp`, which starve or crash, and psm, which has no immediates.
+constexpr const char* kProviders[] = {"efa", "verbs;ofi_rxm", "net", "tcp", "tcp;ofi_rxm", "shm"};
+constexpr u64 kMostMessage = 16ull << 20;
+
+Info hints_for(const std::string& provider) {
+    Info hints(LibfabricLibrary::get().dupinfo(nullptr));
+    hints->caps = FI_MSG | FI_RMA;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+    hints->domain_attr->cq_data_size = sizeof(u32);
+    hints->domain_attr->threading = FI_THREAD_DOMAIN;
+    hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+    hints->fabric_attr->prov_name = strdup(provider.c_str());  // freed with the hints
+    return hints;
+}
+
+// What a provider offers; null: nothing that will do.
+Info offer_of(const std::string& provider) {
+    const LibfabricLibrary& library = LibfabricLibrary::get();
+    const Info hints = hints_for(provider);
+    fi_info* found = nullptr;
+    if (library.getinfo(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), nullptr, nullptr, 0, hints.get(), &found) !=
+        0) {
+        return nullptr;
+    }
+    return Info(found);
+}
+
+Info best_offer(const std::string& asked) {
+    std::string tried;
+    for (const char* provider : kProviders) {
+        if (!asked.empty() && asked != provider) continue;
+        if (Info info = offer_of(provider)) return info;
+        tried += std::string(tried.empty() ? "" : ", ") + provider;
+    }
+    if (!asked.empty() && tried.empty()) {
+        std::string known;
+        for (const char* provider : kProviders) known += std::string(known.empty() ? "" : ", ") + provider;
+        throw std::invalid_argument("DEEP_EP_PROXY_PROVIDER='" + asked + "': expected one of " + known);
+    }
+    std::string offered;
+    for (const std::string& provider : libfabric_providers()) offered += (offered.empty() ? "" : ", ") + provider;
+    throw std::invalid_argument("fabric \"proxy\": libfabric does not offer " + tried +
+                                " here (DEEP_EP_PROXY_PROVIDER): it has " +
+                                (offered.empty() ? "none that will do" : offered));
+}
+
+// What a rank tells the others of its endpoint.
+struct Address {
+    u64 base;  // of what may be written from afar, as the provider addresses it
+    u64 key;
+    std::array<u8, 512> name;
+    std::array<char, 64> provider;
+};
+static_assert(sizeof(Address) <= wire::NetworkAddress::kBytes, "a rank's address page");
+
+}  // namespace
+
+void check(long result, const std::string& doing) {
+    if (result < 0) {
+        throw std::invalid_argument(doing + ": " + LibfabricLibrary::get().strerror(static_cast<int>(-result)));
+    }
+}
+
+LibfabricEndpoint::LibfabricEndpoint(const NetworkPlace& place, size_t events)
+    : place_(place), info_(best_offer(place.provider)), peers_(place.heaps.size()) {
+    open(events);
+    register_memory();
+    publish();
+}
+
+u64 LibfabricEndpoint::most_bytes() const {
+    return std::min<u64>(info_->ep_attr->max_msg_size, kMostMessage) / wire::kPieceBytes * wire::kPieceBytes;
+}
+
+void LibfabricEndpoint::open(size_t events) {
+    const LibfabricLibrary& library = LibfabricLibrary::get();
+    fid_fabric* fabric = nullptr;
+    check(library.fabric(info_->fabric_attr, &fabric, nullptr), name() + ": opening it");
+    fabric_.reset(fabric);
+    fid_domain* domain = nullptr;
+    check(fi_domain(fabric, info_.get(), &domain, nullptr), name() + ": opening its domain");
+    domain_.reset(domain);
+    fi_cq_attr queue_attributes{};
+    queue_attributes.format = FI_CQ_FORMAT_DATA;
+    queue_attributes.size = events;
+    queue_attributes.wait_obj = FI_WAIT_NONE;
+    fid_cq* queue = nullptr;
+    check(fi_cq_open(domain, &queue_attributes, &queue, nullptr), name() + ": making a completion queue");
+    queue_.reset(queue);
+    fi_av_attr vector_attributes{};
+    vector_attributes.type = FI_AV_TABLE;
+    fid_av* vector = nullptr;
+    check(fi_av_open(domain, &vector_attributes, &vector, nullptr), name() + ": making an address vector");
+    vector_.reset(vector);
+    fid_ep* endpoint = nullptr;
+    check(fi_endpoint(domain, info_.get(), &endpoint, nullptr), name() + ": making an endpoint");
+    endpoint_.reset(endpoint);
+    check(fi_ep_bind(endpoint, &vector->fid, 0), name() + ": binding its address vector");
+    check(fi_ep_bind(endpoint, &queue->fid, FI_TRANSMIT | FI_RECV), name() + ": binding its completion queue");
+    check(fi_enable(endpoint), name() + ": enabling its endpoint");
+}
+
+// Others may write between the signal words, which the host alone stores, and the outputs.
+void LibfabricEndpoint::register_memory() {
+    const u64 first = place_.layout.scratch_offset(), end = place_.layout.arena_offset();
+    u64 key = 0;
+    // Guessing it is no easier than it has to be: libfabric lets this side choose where the provider does not.
+    if (getrandom(&key, sizeof(key), 0) != sizeof(key)) throw std::invalid_argument("no random numbers");
+    const size_t key_bytes = info_->domain_attr->mr_key_size;
+    if (key_bytes < sizeof(key)) key &= (u64{1} << 8 * key_bytes) - 1;
+    written_ = registered(first, end - first, FI_REMOTE_WRITE, key);
+    if ((info_->domain_attr->mr_mode & FI_MR_LOCAL) == 0) return;
+    // What is sent lies there too: outputs are never sent from where they are.
+    local_ = registered(first, end - first, FI_WRITE, key ^ 1);
+}
+
+Owned<fid_mr> LibfabricEndpoint::registered(u64 offset, u64 bytes, u64 access, u64 key) {
+    fid_mr* region = nullptr;
+    check(fi_mr_reg(domain_.get(), place_.own_heap() + offset, bytes, access, 0, key, 0, &region, nullptr),
+          name() + ": registering " + std::to_string(bytes) + " bytes");
+    Owned<fid_mr> owned(region);
+    if ((info_->domain_attr->mr_mode & FI_MR_ENDPOINT) != 0) {
+        check(fi_mr_bind(region, &endpoint_->fid, 0), name() + ": binding memory");
+        check(fi_mr_enable(region), name() + ": enabling memory");
+    }
+    return owned;
+}
+
+void LibfabricEndpoint::publish() {
+    Address own{};
+    const bool by_address = (info_->domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
+    own.base = by_address ? reinterpret_cast<u64>(place_.own_heap() + place_.layout.scratch_offset()) : 0;
+    own.key = fi_mr_key(written_.get());
+    size_t length = own.name.size();
+    check(fi_getname(&endpoint_->fid, own.name.data(), &length), name() + ": its address");
+    std::strncpy(own.provider.data(), info_->fabric_attr->prov_name, own.provider.size() - 1);
+    address_page(place_, static_cast<u32>(place_.rank)).publish(&own, sizeof(own));
+}
+
+bool LibfabricEndpoint::is_published(u32 peer) const { return address_page(place_, peer).is_published(); }
+
+bool LibfabricEndpoint::knows(u32 peer) {
+    Peer& known = peers_[peer];
+    Address theirs{};
+    if (known.known || !address_page(place_, peer).read(&theirs, sizeof(theirs))) return known.known;
+    // An address that is none, or of another provider: a message to it fails.
+    known.provider.assign(theirs.provider.data(), strnlen(theirs.provider.data(), theirs.provider.size()));
+    if (known.provider != info_->fabric_attr->prov_name ||
+        fi_av_insert(vector_.get(), theirs.name.data(), 1, &known.address, 0, nullptr) != 1) {
+        known.address = FI_ADDR_UNSPEC;
+    }
+    known.base = theirs.base;
+    known.key = theirs.key;
+    return known.known = true;
+}
+
+LibfabricEndpoint::Write::Write(const LibfabricEndpoint& from, u32 peer, u64 source, u64 target, u64 bytes,
+                                u32 immediate, void* context)
+    : endpoint_(from.endpoint_.get()),
+      from_{from.place_.own_heap() + source, bytes},
+      described_(from.local_ ? fi_mr_desc(from.local_.get()) : nullptr),
+      to_{from.peers_[peer].base + (target - from.place_.layout.scratch_offset()), bytes, from.peers_[peer].key} {
+    request_.msg_iov = &from_;
+    request_.desc = &described_;
+    request_.iov_count = 1;
+    request_.addr = from.peers_[peer].address;
+    request_.rma_iov = &to_;
+    request_.rma_iov_count = 1;
+    request_.context = context;
+    request_.data = immediate;
+}
+
+std::vector<std::string> libfabric_providers() {
+    std::vector<std::string> offered;
+    try {
+        for (const char* provider : kProviders) {
+            if (offer_of(provider)) offered.emplace_back(provider);
+        }
+    } catch (const std::invalid_argument&) {  // no library, or another one
+    }
+    return offered;
+}
+
+}  // namespace deep_ep::host::proxy
+
+#endif

@@ -1,0 +1,92 @@
+// A rank's endpoint at a provider of libfabric: opened, its memory registered, its address told to the other ranks and
+// theirs looked up. Only for what is compiled where libfabric's headers are; what it sends is its user's to post.
+#pragma once
+
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_rma.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "host/network/network.h"
+#include "host/network/proxy/libfabric_library.h"
+
+namespace deep_ep::host::proxy {
+
+// Objects of libfabric end by fi_close().
+template <class T>
+struct Closing {
+    void operator()(T* object) const { fi_close(&object->fid); }
+};
+template <class T>
+using Owned = std::unique_ptr<T, Closing<T>>;
+
+struct FreeInfo {
+    void operator()(fi_info* info) const { LibfabricLibrary::get().freeinfo(info); }
+};
+using Info = std::unique_ptr<fi_info, FreeInfo>;
+
+// Throws std::invalid_argument where a call has failed.
+void check(long result, const std::string& doing);
+
+class LibfabricEndpoint {
+  public:
+    struct Peer {
+        bool known = false;
+        fi_addr_t address = FI_ADDR_UNSPEC;  // or it cannot be reached
+        u64 base = 0, key = 0;
+        std::string provider;
+    };
+
+    // The best provider, or `place.provider`. `events`: that its completion queue has to hold.
+    LibfabricEndpoint(const NetworkPlace& place, size_t events);
+
+    std::string name() const { return std::string("libfabric's ") + info_->fabric_attr->prov_name; }
+    u64 most_bytes() const;
+    bool is_published(u32 peer) const;
+    // Whether it is, and what it has published has been read.
+    bool knows(u32 peer);
+    const Peer& peer(u32 peer) const { return peers_[peer]; }
+    fid_ep* endpoint() const { return endpoint_.get(); }
+    fid_cq* queue() const { return queue_.get(); }
+
+    // A write of what lies in this rank's heap into a peer's that it knows. It holds the request's parts, too.
+    class Write {
+      public:
+        Write(const LibfabricEndpoint& from, u32 peer, u64 source, u64 target, u64 bytes, u32 immediate, void* context);
+        Write(const Write&) = delete;
+        Write& operator=(const Write&) = delete;
+        // -> 0, or libfabric's error. The flags: without the last one a completion may come for what is never
+        // delivered.
+        ssize_t post() const {
+            return fi_writemsg(endpoint_, &request_, FI_REMOTE_CQ_DATA | FI_COMPLETION | FI_DELIVERY_COMPLETE);
+        }
+
+      private:
+        fid_ep* const endpoint_;
+        iovec from_;
+        void* described_;
+        fi_rma_iov to_;
+        fi_msg_rma request_{};
+    };
+
+  private:
+    void open(size_t events);
+    void register_memory();
+    Owned<fid_mr> registered(u64 offset, u64 bytes, u64 access, u64 key);
+    void publish();
+
+    const NetworkPlace place_;
+    const Info info_;
+    // In the order in which they are made: they end in the other one.
+    Owned<fid_fabric> fabric_;
+    Owned<fid_domain> domain_;
+    Owned<fid_cq> queue_;
+    Owned<fid_av> vector_;
+    Owned<fid_mr> written_, local_;
+    Owned<fid_ep> endpoint_;
+    std::vector<Peer> peers_;
+};
+
+}  // namespace deep_ep::host::proxy
