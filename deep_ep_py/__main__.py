@@ -13,6 +13,7 @@ from deep_ep_py.device.hardware_queues import restart_with_queues
 _COMMANDS = {
     "bench": "deep_ep_py.bench.cli",
     "bench-posting": "deep_ep_py.bench.posting",
+    "bench-proxy": "deep_ep_py.bench.proxy",
     "canary": "deep_ep_py.cli.canary",
     "compile": "deep_ep_py.cli.compile",
     "rates": "deep_ep_py.bench.rates",

@@ -79,6 +79,7 @@ void bind_mesh(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
 void bind_modes(pybind11::module_& m);
 void bind_low_latency(pybind11::module_& m);
+void bind_proxy(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 
 }  // namespace deep_ep::python

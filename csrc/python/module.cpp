@@ -12,5 +12,6 @@ PYBIND11_MODULE(DEEP_EP_MODULE, m) {
     deep_ep::python::bind_vector(m);
     deep_ep::python::bind_runtime(m);
     deep_ep::python::bind_modes(m);
+    deep_ep::python::bind_proxy(m);
     deep_ep::python::bind_cuda(m);
 }

@@ -11,6 +11,7 @@ from . import normal
 from . import two_hops
 from . import low_latency
 from . import measure
+from . import proxy
 from . import cuda
 
 __all__: list[str] = [
@@ -59,6 +60,7 @@ __all__: list[str] = [
     "measure",
     "normal",
     "pretouch",
+    "proxy",
     "proxy_providers",
     "round_to_bf16",
     "round_to_e4m3",

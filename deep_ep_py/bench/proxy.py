@@ -1,0 +1,165 @@
+"""What the proxy costs: beside bare calls of its libfabric provider, by itself, and after a rest."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from deep_ep_py.bench.launch import launch
+from deep_ep_py.bench.machine import describe_machine
+from deep_ep_py.bench.processes import RankFailed
+from deep_ep_py.bench.proxy_pair import LARGE, SMALL, SMALL_WINDOW, WINDOW, PairOptions, run
+from deep_ep_py.core.native import C
+
+BOUNDARY = (
+    "Two processes on this machine, each bound to a core, with two endpoints of the same provider in each; a loop in "
+    "C++ uses one and then the other by turns. `raw` is libfabric's own calls, the least that moves puts: for each an "
+    "fi_writemsg with an immediate and FI_DELIVERY_COMPLETE, which is the call that the proxy makes, and fi_cq_read. "
+    "`proxy` is a command in the ring, written by a thread of the host in a kernel's place, then the proxy, stepped by "
+    "the thread that waits, as where kernels run on a CPU, and the receiver's signal word. A put's time ends when its "
+    "sender has the completion, a round trip's when the answer's immediate or word is there. A ratio is the median of "
+    "the turns' ratios. The proxy by itself: one thread steps it and another stands for a kernel, over the loopback in "
+    "one process; commands per second with a transport that completes and delivers each at once. First puts are one "
+    "way, by the machine's clock, from before the command until the word or the immediate is there; on the side that "
+    "is named the proxy is a thread, on its process's core like the thread that waits, which yields; asleep, it has "
+    "been left alone until it slept."
+)
+_OWN_PUTS = 20000
+_OWN_COMMANDS = 200000
+
+
+def measure(
+    provider: str = "",
+    iterations: int = 20,
+    asleep: int = 0,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> dict[str, Any]:
+    """Time the proxy.
+
+    Parameters
+    ----------
+    provider
+        Of libfabric; empty: the best there is.
+    iterations
+        Samples, of the proxy and of bare calls by turns.
+    asleep
+        Puts after a rest of 1.5 seconds each, of each kind and size; 0: none.
+    on_event
+        Gets a text, `doing`, for each thing that is done next.
+
+    Returns
+    -------
+    dict
+        The report. `beside_raw`: for `large_puts` (bytes per second), `round_trip` (seconds) and `small_puts` (per
+        second), the spread of `raw`, of `proxy`, and of `ratio`, which is proxy over raw. `own`: spreads in
+        nanoseconds, and `commands_per_s`. `first_puts`: spreads in seconds. A spread has median, min and max.
+        `verified`: what was sent has arrived.
+
+    Raises
+    ------
+    ValueError
+        There is no libfabric here, or not that provider.
+    """
+    offered = C.proxy_providers()
+    if not offered:
+        raise ValueError("libfabric: expected its library here, and its headers when this was built (README.md)")
+    if provider and provider not in offered:
+        raise ValueError(f"provider={provider!r}: expected one that is here: {', '.join(offered)}")
+    pair: dict[str, Any] = launch(run, 2, (PairOptions(provider, iterations, asleep),), on_event)
+    own = C.proxy.own_cost(_OWN_PUTS)
+    return {
+        "machine": describe_machine(),
+        "boundary": BOUNDARY,
+        "provider": pair["provider"],
+        "iterations": iterations,
+        "large_bytes": LARGE,
+        "large_window": WINDOW,
+        "small_bytes": SMALL,
+        "small_window": SMALL_WINDOW,
+        "beside_raw": {what: _beside(by_lane["proxy"], by_lane["raw"]) for what, by_lane in pair["samples"].items()},
+        "own": {
+            "command_to_post_ns": _spread(own.command_to_post),
+            "completion_to_word_ns": _spread(own.completion_to_word),
+            "arrival_to_word_ns": _spread(own.arrival_to_word),
+            "commands_per_s": _spread([C.proxy.command_rate(_OWN_COMMANDS) for _ in range(iterations)]),
+        },
+        "first_puts": {what: _spread(times) for what, times in pair["first_puts"].items()},
+        "verified": pair["verified"],
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _beside(proxy: list[float], raw: list[float]) -> dict[str, dict[str, float]]:
+    ratios = [ours / theirs for ours, theirs in zip(proxy, raw, strict=True)]
+    return {"raw": _spread(raw), "proxy": _spread(proxy), "ratio": _spread(ratios)}
+
+
+def as_tables(report: dict[str, Any]) -> list[Table]:
+    """Return a report for people."""
+    beside = Table(title=f"Beside {report['provider']}", box=box.SIMPLE_HEAD, title_justify="left")
+    for column in ("", "raw", "proxy", "proxy / raw", "min .. max"):
+        beside.add_column(column, justify="right" if column else "left")
+    rows = {
+        "large_puts": (f"{report['large_bytes'] >> 20} MiB puts, GB/s", 1e-9),
+        "round_trip": (f"{report['small_bytes']} B round trip, us", 1e6),
+        "small_puts": (f"{report['small_bytes']} B puts, thousands/s", 1e-3),
+    }
+    for what, (title, scale) in rows.items():
+        figures = report["beside_raw"][what]
+        raw, proxy, ratio = figures["raw"], figures["proxy"], figures["ratio"]
+        spread = f"{ratio['min']:.2f} .. {ratio['max']:.2f}"
+        beside.add_row(
+            title, f"{scale * raw['median']:.3g}", f"{scale * proxy['median']:.3g}", f"{ratio['median']:.2f}", spread
+        )
+    own = _of_spreads("The proxy by itself", report["own"], {"commands_per_s": ("commands, millions/s", 1e-6)})
+    first = _of_spreads("First puts, ms", report["first_puts"], {}, 1e3)
+    return [beside, own, first] if report["first_puts"] else [beside, own]
+
+
+def _of_spreads(title: str, spreads: dict[str, Any], named: dict[str, tuple[str, float]], scale: float = 1.0) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for column in ("", "median", "min .. max"):
+        table.add_column(column, justify="right" if column else "left")
+    for what, spread in spreads.items():
+        name, by = named.get(what, (what.replace("_", " ").replace(" ns", ", ns"), scale))
+        table.add_row(name, f"{by * spread['median']:.3g}", f"{by * spread['min']:.3g} .. {by * spread['max']:.3g}")
+    return table
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option("--provider", default="", help="Of libfabric.  [default: the best there is]")
+@click.option(
+    "--iterations", type=click.IntRange(1), default=20, help="Samples, of the proxy and of bare calls by turns."
+)
+@click.option("--asleep", type=click.IntRange(0), default=0, help="Also so many first puts after a rest, of each kind.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+def command(provider: str, iterations: int, asleep: int, json_file: Path | None) -> None:
+    """Time the proxy between two processes beside bare calls of the same libfabric provider, and by itself."""
+    console = Console()
+    try:
+        with console.status("starting two processes") as status:
+            report = measure(provider, iterations, asleep, lambda event: status.update(event["doing"]))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    except RankFailed as error:
+        raise click.ClickException(str(error)) from error
+    for table in as_tables(report):
+        console.print(table)
+    console.print(report["boundary"], style="dim")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"report: {json_file}")
+    if not report["verified"]:
+        raise click.ClickException("what arrived is not what was sent")
