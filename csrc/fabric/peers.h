@@ -3,6 +3,7 @@
 
 #include "device/device.h"
 #include "wire/heap_layout.h"
+#include "wire/host_words.h"
 
 namespace deep_ep::fabric {
 
@@ -27,6 +28,7 @@ struct Peers {
     // By route: what that fabric keeps in device memory; null where no rank is reached by it.
     void* states[kMostRoutes];
     wire::HeapLayout heap;
+    wire::HostWords host_words;  // this rank's signal words that are not in its heap
 };
 
 // Local completion of the puts of one operation, for fabrics that count them: a put has completed once its pieces have

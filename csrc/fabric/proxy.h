@@ -29,6 +29,7 @@ struct ProxyRing {
 // One per Buffer, in device memory.
 struct Proxy {
     static constexpr const char* kName = "proxy";
+    static constexpr bool kHostStoresWords = true;
     ProxyRing* rings;
     u32 count;         // of rings: blocks take turns
     u32 commands;      // of each ring; a power of two, at least kMaxPieces

@@ -1,7 +1,8 @@
 // The fabrics that carry puts to ranks that are not mapped: an include and a name in the list for each. It has a header
 // here, for kernels, and a folder in host/network/ that makes what kernels post to.
 //
-// A fabric is a type, of what it keeps in device memory, with a name (`kName`), and for it:
+// A fabric is a type, of what it keeps in device memory, with a name (`kName`). Where the receiver's host stores the
+// signal words, as totals, it has a `kHostStoresWords`, and they lie where wire/host_words.h says. For it there are:
 //
 //   post(peers, state, waiter, completion, to, pieces, count, word)
 //       one thread: takes the pieces, of which there may be none, and the signal. False: a bounded wait for room has

@@ -46,10 +46,12 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
     }
     place.nic = network.nic;
     place.provider = network.provider;
-    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation) {
+    return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation,
+                   uint8_t* host_words) {
         host::NetworkPlace here = place;
         here.memory = &memory;
         here.generation = generation;
+        here.host_words = host_words;
         return host::Networks(here, routes);
     };
 }

@@ -9,12 +9,12 @@ FAILING = ("failing", "failing rounds", "failing weak", "failing ibgda", "failin
 # In these, rows are written over while others read them, and what comes of it must not count: a race on purpose.
 RACING = (*FAILING, "failing, watched", "two hops failing")
 ORDERED = ("failing, ordered", "two buffers", "two buffers weak")
-REPLAYS = ("replays", "replays ibgda")
+REPLAYS = ("replays", "replays ibgda", "replays proxy")
 BOUNDS = ("bounds", "bounds rounds", "bounds weak", "bounds ibgda")
 MASKS = ("masks", "masks weak", "masks ibgda", "masks mixed", "masks proxy")
 LOW_LATENCY = ("low latency", "low latency weak", "low latency ibgda", "low latency mixed", "low latency proxy")
 PROXY = ("posters proxy", "proxy", "low latency proxy")
-ONCE_PER_NODE = ("once per node weak", "once per node ibgda")
+ONCE_PER_NODE = ("once per node weak", "once per node ibgda", "once per node proxy")
 TWO_HOPS = (
     "two hops peer",
     "two hops weak",

@@ -4,6 +4,7 @@
 #include "host/control/control_plane.h"
 #include "host/heap/memory.h"
 #include "wire/heap_layout.h"
+#include "wire/host_words.h"
 
 namespace deep_ep::host {
 
@@ -11,6 +12,7 @@ struct Progress {
     int rank;
     wire::HeapLayout heap;
     const uint8_t* base;  // of this rank's heap
+    wire::HostWords host_words;
 
     // How many operations of a generation a peer has finished, as this rank has heard (P4).
     uint64_t finished_by(Memory& memory, uint32_t generation, int peer) const {
@@ -18,7 +20,8 @@ struct Progress {
         for (u32 region = 0; region < heap.regions; ++region) {
             const uint64_t word =
                 heap.bank_offset(generation) + heap.word_in_bank(region, wire::kFree, static_cast<u32>(peer));
-            uses += memory.load_word(reinterpret_cast<const uint64_t*>(base + word));
+            const u64* const place = host_words.place(base + word, wire::kFree, static_cast<u32>(peer));
+            uses += memory.load_word(reinterpret_cast<const uint64_t*>(place));
         }
         return uses / wire::kUnit;
     }

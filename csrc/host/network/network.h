@@ -38,6 +38,7 @@ struct NetworkPlace {
     wire::HeapLayout layout;
     uint32_t generation;        // of the operations that it is for
     std::vector<bool> reached;  // per rank: through this network
+    uint8_t* host_words;        // both banks of wire::HostWords, for networks that store them
     Memory* memory;             // for what it shares with kernels; outlives it
     bool kernels_on_cpu;        // on this process's executor
     bool in_process;            // all ranks are threads of this process

@@ -13,6 +13,8 @@ namespace deep_ep::host {
 
 // The route of a name that callers use: "peer", or a fabric's. Throws std::invalid_argument.
 fabric::Route route_named(const std::string& name);
+// Whether the words of ranks that are reached so are this rank's host's to store: wire/host_words.h.
+bool host_stores_words(fabric::Route route);
 
 class Networks {
   public:
@@ -34,7 +36,8 @@ class Networks {
 };
 
 // `memory`: what it shares with kernels comes from there. `routes`: by rank. `generation`: of the operations that come.
-using MakeNetworks =
-    std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation)>;
+// `host_words`: as in NetworkPlace.
+using MakeNetworks = std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes,
+                                            uint32_t generation, uint8_t* host_words)>;
 
 }  // namespace deep_ep::host

@@ -30,7 +30,7 @@ bool Runtime::stop_all(uint64_t nanoseconds) {
 
 void Runtime::connect(const wire::RankMask& mask, uint32_t generation) {
     const std::vector<fabric::Route> reached = routes(mask);
-    networks_ = make_networks_(*memory_, reached, generation);
+    networks_ = make_networks_(*memory_, reached, generation, host_words_.get());
     control_->tell_address();
     memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
 }
@@ -86,6 +86,11 @@ void Runtime::clear_words(uint32_t generation) {
     u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
     // The abort word stays: it is of an older generation, which is as good as clear, or of this one already.
     memory_->fill(bank, 0, heap.bank_bytes());
+    // No total of the generation before is stored any more: its network is gone, and the new one has heard of nothing.
+    if (host_words_) {
+        u8* const words = host_words_.get() + generation % wire::kBanks * heap.bank_bytes();
+        memory_->fill(words, 0, heap.bank_bytes());
+    }
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
     memory_->fill(slots_read_.get(), 0, slots_read() * sizeof(u32));
     control_->clear_announcement();

@@ -35,6 +35,10 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       routes_(make_private<fabric::Route>(heaps_.size())),
       mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
+      host_words_(std::any_of(options.routes.begin(), options.routes.end(), host_stores_words)
+                      ? std::static_pointer_cast<u8>(
+                            memory_->make_polled(wire::kBanks * heap_layout(options).bank_bytes()))
+                      : nullptr),
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
       remark_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
       claimed_(std::static_pointer_cast<u64>(memory_->make_polled(sizeof(u64)))),
@@ -81,6 +85,20 @@ std::vector<fabric::Route> Runtime::routes(const wire::RankMask& mask) const {
     return routes;
 }
 
+// For good, and not the network's: a graph that another thread replays in the middle of a recovery leaves at once, but
+// loads words before it knows that it must.
+wire::HostWords Runtime::host_words() const {
+    wire::HostWords words{};
+    if (!host_words_) return words;
+    const uint64_t in_heap = heap_base(options_.rank) + heap_layout(options_).bank_offset(0);
+    words.distance = reinterpret_cast<uint64_t>(host_words_.get()) - in_heap;
+    const std::vector<fabric::Route> reached = routes(mask_);
+    for (u32 rank = 0; rank < reached.size(); ++rank) {
+        if (host_stores_words(reached[rank])) words.sources.add(rank);
+    }
+    return words;
+}
+
 void Runtime::write_context(uint64_t sequence) {
     Context context{};
     context.peers.rank = static_cast<u32>(options_.rank);
@@ -91,6 +109,7 @@ void Runtime::write_context(uint64_t sequence) {
     context.peers.route = routes_.get();
     networks_.fill(context.peers);
     context.peers.heap = heap_layout(options_);
+    context.peers.host_words = host_words();
     context.sequence = sequence;
     context.base = base_.get();
     context.farewell = farewell_.get();

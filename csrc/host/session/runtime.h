@@ -200,6 +200,7 @@ class Runtime final : private FailureCount::Member {
     const BufferOptions& options() const { return options_; }
     uint64_t heap_base(int rank) const { return reinterpret_cast<uint64_t>(heaps_[static_cast<size_t>(rank)]->base()); }
     uint32_t generation() const { return generation_; }
+    wire::HostWords host_words() const;
 
   private:
     bool untold() const override;
@@ -225,7 +226,7 @@ class Runtime final : private FailureCount::Member {
     void set_warden(std::shared_ptr<Warden> warden);
     void tell_failure(uint64_t word);
     Progress progress() const {
-        return {options_.rank, heap_layout(options_), heaps_[static_cast<size_t>(options_.rank)]->base()};
+        return {options_.rank, heap_layout(options_), heaps_[static_cast<size_t>(options_.rank)]->base(), host_words()};
     }
     void write_context(uint64_t sequence);
     wire::Audience audience() const { return {options_.near_audience ? static_cast<u32>(options_.ranks_per_node) : 0}; }
@@ -245,6 +246,7 @@ class Runtime final : private FailureCount::Member {
     const std::shared_ptr<fabric::Route> routes_;         // Context::peers.route
     const std::shared_ptr<u64> mapped_bytes_;             // Context::peers.mapped_bytes
     const std::shared_ptr<u64> base_;                     // Context::base
+    const std::shared_ptr<u8> host_words_;                // both banks of host_words()
     const std::shared_ptr<fabric::Completion> farewell_;  // Context::farewell
     const std::shared_ptr<i64> remark_;                   // remark()
     const std::shared_ptr<u64> claimed_;                  // Context::claimed

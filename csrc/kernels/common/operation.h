@@ -130,8 +130,9 @@ class Operation {
     DEEP_EP_DEVICE u32 region() const { return region_; }
     DEEP_EP_DEVICE u64 region_offset() const { return heap().region_offset(region()); }
     DEEP_EP_DEVICE u8* local_region() const { return peers().local + region_offset(); }
+    // Of this rank's own, wherever it lies. All that says where is in the Context: the word's load waits for no other.
     DEEP_EP_DEVICE const u64* word(u32 kind, u32 source) const {
-        return reinterpret_cast<const u64*>(peers().local + word_offset(kind, source));
+        return peers().host_words.place(peers().local + word_offset(kind, source), kind, source);
     }
     // The value of a word once `puts` puts of this operation have arrived (P7).
     DEEP_EP_DEVICE u64 target(u32 kind, u32 source, u64 puts) const {
@@ -428,7 +429,7 @@ class Operation {
 
     DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
 
-    // In this rank's heap.
+    // In any rank's heap.
     DEEP_EP_DEVICE u64 word_offset(u32 kind, u32 source) const {
         return bank_ + heap().word_in_bank(region(), kind, source);
     }

@@ -192,11 +192,10 @@ inline bool due(const Plan& plan, const World& world, const Ends& ends) {
     if (plan.moment == Plan::kEnded) return false;
     // The dispatch was the first operation; of each region's uses one puts one unit.
     const u64 operation = plan.in + 1, regions = world.layout.regions;
-    const u64 word = world.layout.bank_offset(1) +
-                     world.layout.word_in_bank(static_cast<u32>(operation % regions), wire::kRead, plan.reader);
+    const WordPlace place{1, static_cast<u32>(operation % regions), wire::kRead, plan.reader};
+    const u64* const word = place.in(world.layout, world.heaps[1]->base(), world.host_words[1]);
     const u64 combines = operation / regions + (operation % regions != 0);
-    return __atomic_load_n(reinterpret_cast<const u64*>(world.heaps[1]->base() + word), __ATOMIC_RELAXED) >=
-           combines * wire::kUnit;
+    return __atomic_load_n(word, __ATOMIC_RELAXED) >= combines * wire::kUnit;
 }
 
 struct Result {

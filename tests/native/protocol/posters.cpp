@@ -81,6 +81,7 @@ DEEP_EP_KERNEL void send(const void* args) {
 
 struct Check {
     const u8* heap;
+    const u8* bank;  // of its words
     Sizes sizes;
     u64* wrong;
 };
@@ -88,7 +89,7 @@ struct Check {
 DEEP_EP_KERNEL void receive(const void* args) {
     const Check& a = *static_cast<const Check*>(args);
     const u32 poster = blockIdx.x * warps() + warp();
-    const auto* word = reinterpret_cast<const u64*>(a.heap + a.sizes.word(poster));
+    const auto* word = reinterpret_cast<const u64*>(a.bank + a.sizes.layout.word_in_bank(0, poster, 0));
     Waiter waiter;
     if (lane() == 0) waiter.wait_word(wire::Phase::kChunk, 0, word, a.sizes.puts * wire::kUnit);
     __syncwarp();
@@ -124,11 +125,17 @@ void run(uint64_t seed, const char* fabric, u32 blocks, u32 warps, u32 puts, con
         place.memory = &host_memory;
         place.kernels_on_cpu = place.in_process = true;
         place.nic = options;
+        const u64 bank_bytes = sizes.layout.bank_bytes();
+        const auto host_words = host_memory.make_polled(wire::kBanks * bank_bytes);
+        place.host_words = static_cast<u8*>(host_words.get());
+        const u8* const bank = host::host_stores_words(by_network)
+                                   ? place.host_words + kGeneration % wire::kBanks * bank_bytes
+                                   : heaps[rank] + sizes.layout.bank_offset(kGeneration);
         std::vector<fabric::Route> routes(2, by_network);
         routes[static_cast<size_t>(rank)] = fabric::kMapped;
         const host::Networks network(place, routes);
         if (rank == 1) {
-            planted::launch("receive", 1, sizes.blocks, sizes.warps, receive, Check{heaps[1], sizes, &wrong});
+            planted::launch("receive", 1, sizes.blocks, sizes.warps, receive, Check{heaps[1], bank, sizes, &wrong});
             executor.synchronize(1, 0);
             expect(wrong == 0, std::to_string(wrong) + " words are wrong");
             received = true;

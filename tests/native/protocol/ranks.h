@@ -62,10 +62,21 @@ inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
 }
 
 // What the ranks of a Buffer have in common besides memory.
+// Where a rank has a signal word.
+struct WordPlace {
+    u32 generation, region, kind, source;
+
+    const u64* in(const wire::HeapLayout& layout, const u8* heap, const wire::HostWords& host_words) const {
+        const u8* const in_heap = heap + layout.bank_offset(generation) + layout.word_in_bank(region, kind, source);
+        return host_words.place(in_heap, kind, source);
+    }
+};
+
 struct World {
-    explicit World(u32 ranks = kRanks) : heaps(ranks) {}
+    explicit World(u32 ranks = kRanks) : heaps(ranks), host_words(ranks) {}
 
     std::vector<std::shared_ptr<host::Heap>> heaps;
+    std::vector<wire::HostWords> host_words;  // by rank, of the first generation
     wire::HeapLayout layout;
     std::atomic<u32> arrived{0};
 
@@ -156,10 +167,11 @@ class Buffer {
         }
         place.nic = setup.nic;
         const auto make_networks = [place](host::Memory& memory, const std::vector<fabric::Route>& routes,
-                                           u32 generation) {
+                                           u32 generation, u8* host_words) {
             host::NetworkPlace here = place;
             here.memory = &memory;
             here.generation = generation;
+            here.host_words = host_words;
             return host::Networks(here, routes);
         };
         const auto make_teller = [r = static_cast<int>(rank), memory = parts.tellers](const uint64_t* claimed,
@@ -178,10 +190,17 @@ class Buffer {
         };
         runtime_ = std::make_unique<host::Runtime>(options, own, heaps, std::move(parts.memory), parts.launcher(stream),
                                                    make_control, make_warden, make_networks);
+        world.host_words[rank] = runtime_->host_words();
         meet(world);
     }
 
     host::Runtime& runtime() { return *runtime_; }
+    // A signal word of this rank's.
+    const u64* word(u32 region, u32 kind, u32 source) {
+        const auto* const heap = reinterpret_cast<const u8*>(runtime().heap_base(static_cast<int>(rank)));
+        return WordPlace{runtime().generation(), region, kind, source}.in(
+            host::Runtime::heap_layout(runtime().options()), heap, runtime().host_words());
+    }
     // All ranks have come so far.
     void meet(World& world) { world.meet(++phase_); }
 

@@ -24,12 +24,11 @@ struct Seen {
 // (P4, P7). `exactly`: when all ranks are done, nothing else has come either.
 inline void check_words(Buffer& buffer, const Context& context, bool exactly) {
     const wire::HeapLayout heap = host::Runtime::heap_layout(buffer.runtime().options());
-    const auto* const words = reinterpret_cast<const u64*>(buffer.runtime().heap_base(static_cast<int>(buffer.rank)) +
-                                                           heap.bank_offset(buffer.runtime().generation()));
     for (u32 i = 0; i < heap.words(); ++i) {
         const u32 kind = i / heap.ranks % wire::kSignals;
         if (kind == wire::kFree) continue;
-        const u64 word = __atomic_load_n(&words[i], __ATOMIC_ACQUIRE);
+        const u64* const place = buffer.word(i / heap.ranks / wire::kSignals, kind, i % heap.ranks);
+        const u64 word = __atomic_load_n(place, __ATOMIC_ACQUIRE);
         expect(exactly ? word == context.base[i] : word >= context.base[i],
                "rank " + std::to_string(buffer.rank) + ": word of kind " + std::to_string(kind) + " of " +
                    std::to_string(i % heap.ranks));
@@ -144,18 +143,13 @@ class Trip : public Dispatched {
 inline void check_free(Buffer& buffer, u32 operations) {
     const Nodes& nodes = buffer.setup.nodes;
     const auto regions = static_cast<u32>(buffer.setup.regions);
-    const wire::HeapLayout heap = host::Runtime::heap_layout(buffer.runtime().options());
-    const u64 bank = heap.bank_offset(buffer.runtime().generation());
     for (u32 region = 0; region < regions; ++region) {
         const u64 uses = (operations + regions - 1 - region) / regions;
         for (u32 r = 0; r < nodes.ranks; ++r) {
             const wire::RankMask lost{{nodes.lost}};
             const bool near =
                 !lost.has(r) && wire::Audience{nodes.near_audience ? nodes.per_node : 0}.joins(buffer.rank, r, lost);
-            const auto* const word =
-                reinterpret_cast<const u64*>(buffer.runtime().heap_base(static_cast<int>(buffer.rank)) + bank +
-                                             heap.word_in_bank(region, wire::kFree, r));
-            expect(__atomic_load_n(word, __ATOMIC_ACQUIRE) == (near ? uses * wire::kUnit : 0),
+            expect(__atomic_load_n(buffer.word(region, wire::kFree, r), __ATOMIC_ACQUIRE) == (near ? uses * wire::kUnit : 0),
                    "rank " + std::to_string(buffer.rank) + ": what rank " + std::to_string(r) + " has given back");
         }
     }

@@ -9,7 +9,9 @@ namespace {
 constexpr u32 kRings = 1;
 constexpr u32 kCommandsAtOnce = 16;  // of a ring, before what they have become is posted
 
-u8* bank_of(const NetworkPlace& place) { return place.own_heap() + place.layout.bank_offset(place.generation); }
+u8* bank_of(const NetworkPlace& place) {
+    return place.host_words + place.generation % wire::kBanks * place.layout.bank_bytes();
+}
 
 }  // namespace
 
