@@ -48,7 +48,7 @@ class CudaDevice:
     asynchronous = True
     warps: int = C.cuda.BLOCK_WARPS
     calls = 64
-    fabrics: tuple[str, ...] = ("peer", "ibgda")
+    fabrics: tuple[str, ...] = ("peer", "ibgda", "proxy")
     poison = False
     fresh_memory_is_slow = False
     first_arena_bytes = 64 << 20
@@ -120,7 +120,7 @@ class CudaDevice:
 
     def make_heap(self, size: int, first: int, cleared: int, in_process: bool, by_nics: bool) -> C.Heap:
         """Physical memory, mapped, with a descriptor where other processes need one. The host's, pinned, where threads
-        of the host stand for NICs: its new pages are zero.
+        of the host stand for NICs or a proxy hands it to a network: its new pages are zero.
         """
         if by_nics:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))

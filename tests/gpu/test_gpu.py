@@ -22,9 +22,10 @@ from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
 from gpu_ranks import (
     BETWEEN_NODES,
-    check_what_a_failing_nic_says,
+    FABRICS,
+    check_what_a_failing_link_says,
+    link_that_fails,
     make_warm,
-    nic_that_fails,
     on_each_node,
     on_each_rank,
 )
@@ -67,14 +68,17 @@ def test_case_in_one_launch(name: str) -> None:
     run_ranks(case.ranks, on_each_rank, Trial.of(case).on("cuda"), device="cuda", one_launch=True)
 
 
+@pytest.mark.parametrize("fabric", FABRICS)
 @pytest.mark.parametrize("case", BETWEEN_NODES, ids=lambda case: case.name)
-def test_case_between_nodes(case: Case) -> None:
-    run_ranks(case.ranks, on_each_node, Trial.of(case).on("cuda"), device="cuda")
+def test_case_between_nodes(case: Case, fabric: str) -> None:
+    run_ranks(case.ranks, on_each_node, Trial.of(case).on("cuda"), fabric, device="cuda")
 
 
-def test_a_nic_that_fails_is_heard_of_everywhere() -> None:
+@pytest.mark.parametrize("fabric", FABRICS)
+def test_a_link_that_fails_is_heard_of_everywhere(fabric: str) -> None:
     trial = Trial.of(BY_NAME["uniform"])
-    check_what_a_failing_nic_says(run_ranks(trial.case.ranks, nic_that_fails, trial, device="cuda"))
+    said = run_ranks(trial.case.ranks, link_that_fails, trial, fabric, device="cuda")
+    check_what_a_failing_link_says(said, fabric)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -268,12 +272,13 @@ def capture(buffer: deep_ep.Buffer, trials: list[Trial]) -> Captured:
     return Captured(buffer, trials, captured, graph.replay, "cuda")
 
 
-def test_graphs() -> None:
+@pytest.mark.parametrize("fabric", ["peer", "proxy"])
+def test_graphs(fabric: str) -> None:
     """Graphs of two batch sizes, replayed between eager calls in any order, each time with other routings."""
     kinds = [[Trial.of(BY_NAME[name], seed) for seed in (1, 2, 3)] for name in ("uneven_tokens", "uniform")]
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_warm(group, kinds[0][0].case)
+        buffer = make_warm(group, kinds[0][0].case, fabric)
         graphs = []
         for trials in kinds:
             for rank in range(group.size()):  # torch captures one graph at a time

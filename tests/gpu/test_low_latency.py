@@ -62,11 +62,12 @@ def test_case_in_one_launch(name: str) -> None:
     run_ranks(case.ranks, on_each_rank, Works.of(case), device="cuda", one_launch=True)
 
 
+@pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
-def test_case_between_nodes(ranks_per_node: int) -> None:
-    """Rows and results go through software NICs, which are threads of the host."""
+def test_case_between_nodes(ranks_per_node: int, fabric: str) -> None:
+    """Rows and results go through threads of the host: software NICs, or proxies."""
     case = BY_NAME["low_latency_several_units"]
-    run_ranks(case.ranks, on_each_rank, Works.of(case), "ibgda", ranks_per_node=ranks_per_node, device="cuda")
+    run_ranks(case.ranks, on_each_rank, Works.of(case), fabric, ranks_per_node=ranks_per_node, device="cuda")
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deep_ep_py.core.native import C
 from worker_runs import lines_of
 
 pytestmark = [pytest.mark.timed, pytest.mark.once]
@@ -18,7 +19,14 @@ def outcomes() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("way", "fabric"),
-    [("fork", "peer"), ("fork", "ibgda"), ("Process", "peer"), ("DataLoader", "peer"), ("with", "peer")],
+    [
+        ("fork", "peer"),
+        ("fork", "ibgda"),
+        pytest.param("fork", "proxy", marks=pytest.mark.skipif(not C.proxy_providers(), reason="no libfabric")),
+        ("Process", "peer"),
+        ("DataLoader", "peer"),
+        ("with", "peer"),
+    ],
 )
 def test_the_ranks_go_on(outcomes: list[dict[str, Any]], way: str, fabric: str) -> None:
     """P14, P15: with a dispatch on its way while the child ends; the child's own calls are refused."""

@@ -12,7 +12,9 @@ from cases import BY_NAME, Case
 from harness import RETRIES_EXCEEDED, Trial, dispatch_arguments, failing, make_buffer, round_trip
 
 BLOCKS = (1, 2, 5)
-# Run again as several nodes of so many ranks: requests to NICs, which threads of the host carry out in pinned memory.
+# Run again as several nodes of so many ranks: requests to NICs, which threads of the host carry out in pinned memory,
+# and commands to proxies, which are such threads.
+FABRICS = ("ibgda", "proxy")
 BETWEEN_NODES = [
     replace(BY_NAME[name], name=f"{name}-{ranks_per_node}", ranks_per_node=ranks_per_node)
     for name in ("two_ranks", "uniform", "uneven_tokens", "skewed", "rounds_without_arena", "topk_8_of_8_ranks")
@@ -36,9 +38,9 @@ def on_each_rank(group: Any, trial: Trial, **options: Any) -> None:
     buffer.destroy()
 
 
-def on_each_node(group: Any, trial: Trial) -> None:
-    """The same between nodes, and what the NICs have counted."""
-    buffer, per_node = make_warm(group, trial.case, "ibgda"), trial.case.ranks_per_node
+def on_each_node(group: Any, trial: Trial, fabric: str) -> None:
+    """The same between nodes, and what the NICs or proxies have counted."""
+    buffer, per_node = make_warm(group, trial.case, fabric), trial.case.ranks_per_node
     for blocks in BLOCKS:
         round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
     assert buffer.runtime.settle(20.0)
@@ -47,14 +49,15 @@ def on_each_node(group: Any, trial: Trial) -> None:
         # With two hops only ranks of the same place in their nodes send to each other.
         far = peer // per_node != buffer.rank // per_node
         far = far and (peer % per_node == buffer.rank % per_node or not trial.case.two_hops)
-        assert bool(sent["writes"]) == bool(sent["atomics"]) == bool(sent["doorbells"]) == far, (peer, sent)
+        by_nic = far and fabric == "ibgda"
+        assert bool(sent["writes"]) == far and bool(sent["atomics"]) == bool(sent["doorbells"]) == by_nic, (peer, sent)
         assert sent["doorbells"] <= sent["atomics"], (peer, sent)
     buffer.destroy()
 
 
-def nic_that_fails(group: Any, trial: Trial) -> str:
-    """What the rank raises in some laps; its NIC to rank 2 fails on rank 1."""
-    buffer = make_warm(group, trial.case, "ibgda", nic=failing(1, 2, 40, RETRIES_EXCEEDED))
+def link_that_fails(group: Any, trial: Trial, fabric: str) -> str:
+    """What the rank raises in some laps; what sends to rank 2 fails on rank 1."""
+    buffer = make_warm(group, trial.case, fabric, nic=failing(1, 2, 40, RETRIES_EXCEEDED))
     rank = buffer.rank
     given = {name: value.to(buffer.device) for name, value in dispatch_arguments(trial.work, rank).items()}
     expert = (trial.expert.x[rank].to(buffer.device), trial.expert.topk_weights[rank].to(buffer.device))
@@ -76,9 +79,10 @@ def nic_that_fails(group: Any, trial: Trial) -> str:
     return str(info.value)
 
 
-def check_what_a_failing_nic_says(said: list[str]) -> None:
+def check_what_a_failing_link_says(said: list[str], fabric: str) -> None:
+    own = {"ibgda": "the NIC reports an error of work request", "proxy": "the proxy cannot send"}[fabric]
     for rank, message in enumerate(said):
         if rank == 1:
-            assert "the NIC reports an error of work request" in message and "to rank 2" in message, message
+            assert own in message and "to rank 2" in message, message
         else:
             assert "because rank 1 was told by its NIC that it cannot send to rank 2" in message, message

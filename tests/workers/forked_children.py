@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import deep_ep_py as deep_ep
 from cases import Case
+from deep_ep_py.core.native import C
 from forked_ranks import Hub
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
@@ -128,6 +129,7 @@ def by_a_dying_body(child: Child) -> None:
 TRIALS = (
     ("fork", "peer", by_fork),
     ("fork", "ibgda", by_fork),  # with a thread that stands for a NIC
+    *((("fork", "proxy", by_fork),) if C.proxy_providers() else ()),  # with a thread, and sockets of a network's
     ("Process", "peer", by_process),
     ("DataLoader", "peer", by_loader),
     ("with", "peer", by_a_dying_body),

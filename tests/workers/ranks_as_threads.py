@@ -20,7 +20,14 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
-from gpu_ranks import BETWEEN_NODES, check_what_a_failing_nic_says, nic_that_fails, on_each_node, on_each_rank
+from gpu_ranks import (
+    BETWEEN_NODES,
+    FABRICS,
+    check_what_a_failing_link_says,
+    link_that_fails,
+    on_each_node,
+    on_each_rank,
+)
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
@@ -68,10 +75,10 @@ def capture(buffer: Any, trials: list[Trial]) -> Captured:
     return Captured(buffer, trials, graph.capture, graph.replay)
 
 
-def graphs(group: Any) -> None:
+def graphs(group: Any, fabric: str) -> None:
     """Graphs of two batch sizes are replayed between eager calls, in any order, each time with other routings."""
     kinds = [[Trial.of(BY_NAME[name], seed) for seed in (1, 2, 3)] for name in ("uneven_tokens", "uniform")]
-    buffer = make_buffer(group, kinds[0][0].case, "peer", device="cuda")
+    buffer = make_buffer(group, kinds[0][0].case, fabric, device="cuda")
     pending = buffer._begin_dispatch(**dispatch_arguments(kinds[1][0].work, buffer.rank))
     with pytest.raises(DeepEPError, match="in a capture while operation 0, begun outside it, is open"):
         capture(buffer, kinds[0])
@@ -179,9 +186,9 @@ def refused_pool(group: Any) -> None:
 
 
 def weak(group: Any) -> None:
-    with pytest.raises(ValueError, match="fabric='weak': expected one of peer, ibgda on"):
+    with pytest.raises(ValueError, match="fabric='weak': expected one of peer, ibgda, proxy on"):
         make_buffer(group, BY_NAME["two_ranks"], "weak", device="cuda")
-    with pytest.raises(ValueError, match="ranks_per_node=1: expected fabric='ibgda' with it on a GPU"):
+    with pytest.raises(ValueError, match="ranks_per_node=1: expected fabric='proxy' with it on a GPU"):
         Buffer(group, 1 << 20, device="cuda", ranks_per_node=1)
 
 
@@ -211,11 +218,11 @@ def fails_later(group: Any) -> None:
     del kept
 
 
-def recovers(group: Any) -> None:
+def recovers(group: Any, fabric: str) -> None:
     """A replayed graph fails on all ranks, since one does not replay it; what is queued behind it fails with it. They
     recover, and go on with eager calls and the same graph, whose tickets still bear the failure's marks."""
     trials = [Trial.of(BY_NAME["uneven_tokens"], seed) for seed in (1, 2)]
-    buffer = make_buffer(group, trials[0].case, "peer", device="cuda", timeout=1.0)
+    buffer = make_buffer(group, trials[0].case, fabric, device="cuda", timeout=1.0)
     captured = capture(buffer, trials)
     captured.replay(trials[0])
     buffer.check()
@@ -300,9 +307,10 @@ def main() -> None:
         run_ranks(4, fail, device="cuda")
     assert isinstance(info.value.rank_exceptions[0], PeerFailed)
     run_ranks(2, loads_nothing_when_warm, device="cuda")
-    run_ranks(4, graphs, device="cuda")
+    for fabric in ("peer", "proxy"):
+        run_ranks(4, graphs, fabric, device="cuda")
+        run_ranks(4, recovers, fabric, device="cuda")
     run_ranks(2, fails_later, device="cuda")
-    run_ranks(4, recovers, device="cuda")
     run_ranks(2, behind_another_buffer, device="cuda")
     run_ranks(2, dropped_graphs, device="cuda")
     run_ranks(2, pool, device="cuda")
@@ -314,11 +322,13 @@ def main() -> None:
         if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
             run_ranks(case.ranks, on_each_rank, Trial.of(case), device="cuda")
             print(case.name)
-    for case in BETWEEN_NODES:
-        run_ranks(case.ranks, on_each_node, Trial.of(case), device="cuda")
-        print(case.name)
     trial = Trial.of(BY_NAME["uniform"])
-    check_what_a_failing_nic_says(run_ranks(trial.case.ranks, nic_that_fails, trial, device="cuda"))
+    for fabric in FABRICS:
+        for case in BETWEEN_NODES:
+            run_ranks(case.ranks, on_each_node, Trial.of(case), fabric, device="cuda")
+            print(case.name)
+        said = run_ranks(trial.case.ranks, link_that_fails, trial, fabric, device="cuda")
+        check_what_a_failing_link_says(said, fabric)
 
 
 if __name__ == "__main__":

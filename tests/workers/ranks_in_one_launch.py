@@ -13,7 +13,7 @@ import pretend_gpu
 from cases import BY_NAME, CASES
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 from deep_ep_py.testing import run_ranks
-from gpu_ranks import BETWEEN_NODES, on_each_node, on_each_rank
+from gpu_ranks import BETWEEN_NODES, FABRICS, on_each_node, on_each_rank
 from harness import Trial, dispatch_arguments, make_buffer
 
 MOST_RANKS = 8
@@ -104,9 +104,10 @@ def main() -> None:
         if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
             run_ranks(case.ranks, on_each_rank, Trial.of(case), **TOGETHER)
             print(case.name)
-    for case in BETWEEN_NODES:
-        run_ranks(case.ranks, on_each_node, Trial.of(case), **TOGETHER)
-        print(case.name)
+    for fabric in FABRICS:
+        for case in BETWEEN_NODES:
+            run_ranks(case.ranks, on_each_node, Trial.of(case), fabric, **TOGETHER)
+            print(case.name)
 
 
 if __name__ == "__main__":

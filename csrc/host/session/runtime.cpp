@@ -35,10 +35,10 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
       routes_(make_private<fabric::Route>(heaps_.size())),
       mapped_bytes_(make_private<u64>(heaps_.size())),
       base_(make_private<u64>(heap_layout(options).words())),
-      host_words_(std::any_of(options.routes.begin(), options.routes.end(), host_stores_words)
-                      ? std::static_pointer_cast<u8>(
-                            memory_->make_polled(wire::kBanks * heap_layout(options).bank_bytes()))
-                      : nullptr),
+      host_words_(
+          std::any_of(options.routes.begin(), options.routes.end(), host_stores_words)
+              ? std::static_pointer_cast<u8>(memory_->make_polled(wire::kBanks * heap_layout(options).bank_bytes()))
+              : nullptr),
       farewell_(std::static_pointer_cast<fabric::Completion>(memory_->make_shared(sizeof(fabric::Completion)))),
       remark_(std::static_pointer_cast<i64>(memory_->make_shared(sizeof(i64)))),
       claimed_(std::static_pointer_cast<u64>(memory_->make_polled(sizeof(u64)))),

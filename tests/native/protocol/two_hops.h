@@ -149,7 +149,8 @@ inline void check_free(Buffer& buffer, u32 operations) {
             const wire::RankMask lost{{nodes.lost}};
             const bool near =
                 !lost.has(r) && wire::Audience{nodes.near_audience ? nodes.per_node : 0}.joins(buffer.rank, r, lost);
-            expect(__atomic_load_n(buffer.word(region, wire::kFree, r), __ATOMIC_ACQUIRE) == (near ? uses * wire::kUnit : 0),
+            expect(__atomic_load_n(buffer.word(region, wire::kFree, r), __ATOMIC_ACQUIRE) ==
+                       (near ? uses * wire::kUnit : 0),
                    "rank " + std::to_string(buffer.rank) + ": what rank " + std::to_string(r) + " has given back");
         }
     }

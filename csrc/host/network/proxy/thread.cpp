@@ -1,19 +1,29 @@
 #include "host/network/proxy/thread.h"
 
+#include <random>
+
 #include "cpu/executor/executor.h"
 #include "cpu/executor/futex.h"
 #include "host/network/looks.h"
 #include "host/network/proxy/libfabric.h"
+#include "host/network/proxy/loopback.h"
 
 namespace deep_ep::host::proxy {
 namespace {
 
 constexpr u64 kPatience = 200'000'000;  // ns
 
+// Ranks that are threads of one process need no library of a network's to reach each other.
+std::unique_ptr<Transport> transport_of(const NetworkPlace& place) {
+    if (!place.in_process) return make_libfabric(place);
+    const auto random = std::make_shared<std::mt19937>(static_cast<u32>(place.rank));
+    return std::make_unique<Loopback>(place, [random](u32 bound) { return static_cast<u32>((*random)() % bound); });
+}
+
 }  // namespace
 
 Thread::Thread(const NetworkPlace& place)
-    : ProxyNetwork(place, make_libfabric(place), {cpu::monotonic_ns, kPatience}), thread_([this] { run(); }) {
+    : ProxyNetwork(place, transport_of(place), {cpu::monotonic_ns, kPatience}), thread_([this] { run(); }) {
     if (!place.kernels_on_cpu) return;
     helper_ = cpu::Executor::get().add_helper({[this] { return help(); }});
 }

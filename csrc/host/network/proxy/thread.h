@@ -1,6 +1,7 @@
-// The proxy of a rank that is a process: a thread of its own. Where kernels run on the executor, the thread that drives
-// them takes steps too, between their turns, and this one rests meanwhile. A second after the last command, message or
-// completion it sleeps, and only looks now and then (looks.h).
+// The proxy of a rank that is a process, or whose kernels run on a GPU: a thread of its own. It looks for commands by
+// itself, since a graph that is replayed leaves some without a call of the host. Where kernels run on the executor, the
+// thread that drives them takes steps too, between their turns, and this one rests meanwhile. A second after the last
+// command, message or completion it sleeps, and only looks now and then (looks.h).
 #pragma once
 
 #include <atomic>
