@@ -67,26 +67,27 @@ class Buffer(V1Surface):
     fabric : {"peer", "ibgda", "proxy", "weak", "mixed"}, optional
         How ranks reach each other. Default: the environment variable DEEP_EP_FABRIC, else "peer" on one node, "ibgda"
         on several, and "proxy" on several machines, where it is the only one. "peer": loads and stores. "ibgda": loads
-        and stores within a node, between nodes work requests that the kernels write for a NIC, which is a software one.
-        On a GPU that is a thread of the host, and all heaps lie in pinned host memory: a way to test the send path on
-        one GPU, not a fast one. On a CPU alone: "proxy", between nodes a thread of each process sends over libfabric,
-        by the provider that DEEP_EP_PROXY_PROVIDER names or the best there is; "weak", for tests, an agent that delays,
-        cuts and reorders; "mixed", some pairs by loads and stores, some weak.
+        and stores within a node, between nodes work requests that the kernels write for a NIC, which is a software one:
+        on a GPU a thread of the host, a way to test the send path on one GPU. "proxy": between nodes a thread of each
+        process sends over libfabric, by the provider that DEEP_EP_PROXY_PROVIDER names or the best there is. With both
+        of them all heaps of a GPU's ranks lie in pinned host memory (`stats` says `through_host`), which is not fast.
+        On a CPU alone: "weak", for tests, an agent that delays, cuts and reorders; "mixed", some pairs by loads and
+        stores, some weak.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
         DEEP_EP_RANKS_PER_NODE, else all ranks of a machine are on one node; with "ibgda" or "proxy" on one machine each
         is a node of its own. With "peer" or "mixed" named all are on one node, whatever this says. On a GPU only with
-        "ibgda" named.
+        "ibgda" or "proxy" named.
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
         Shared memory that outputs come from, and copies of what `combine` is given elsewhere, all of it taken at once.
         Where it is full, rows go through `num_nvl_bytes` in rounds: same result, slower. Default: on a CPU half the
         machine's memory, shared among its ranks, or the least that this is on any machine, whose pages cost nothing
-        until they are touched; with software NICs on a GPU 64 MiB of host memory; else on a GPU 64 MiB at first and, as
-        it is needed, at most an eighth of its memory, shared likewise. When a call has found no room there, there is
-        more from the next dispatch on whose counts the host waits for. Calls that wait for none, with a handle or
-        `num_worst_tokens`, use only what is there: if all calls are such, name a size.
+        until they are touched; with "ibgda" or "proxy" on a GPU 64 MiB of host memory; else on a GPU 64 MiB at first
+        and, as it is needed, at most an eighth of its memory, shared likewise. When a call has found no room there,
+        there is more from the next dispatch on whose counts the host waits for. Calls that wait for none, with a handle
+        or `num_worst_tokens`, use only what is there: if all calls are such, name a size.
     timeout : float
         Seconds after which a wait inside a kernel gives up; see `timeout_of`.
     regions : int
@@ -481,7 +482,8 @@ class Buffer(V1Surface):
             straight to or from where this rank keeps them, where its peers share its memory; `rounds`: those that could
             not, for want of room there, and went through the Buffer; `copied`: combines whose rows were copied
             into shared memory first; `arena_bytes`: memory for outputs that is there, `arena_growths`: how often there
-            came more of it, `arena_used`.
+            came more of it, `arena_used`; `through_host`: 1 where tensors are a GPU's and rows between nodes go
+            through pinned memory of the host, else 0.
         """
         self._engine.check_usable()
         runtime = self._engine.runtime
@@ -490,7 +492,8 @@ class Buffer(V1Surface):
             "arena_growths": len(runtime.added_pieces()),
             "arena_used": runtime.arena_used,
         }
-        return {**self._engine.stats, **arena}
+        through_host = self._engine.device.asynchronous and self._engine.topology.network is not None
+        return {**self._engine.stats, **arena, "through_host": int(through_host)}
 
     def network_counters(self) -> list[dict[str, int]]:
         """Count what this rank's software NICs have sent.

@@ -14,6 +14,8 @@ from rich.console import Console
 
 from cases import BY_NAME
 from deep_ep_py.bench.tables import print_report
+from deep_ep_py.core.environment import PROVIDER
+from deep_ep_py.core.native import C
 from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, require_nvrtc
 from launches import on_threads, shared_memory, torchrun
 from low_latency_gpu import BY_NAME as LOW_LATENCY_CASES
@@ -44,7 +46,11 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache.folder
 
 
-@pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+# Between processes a proxy has libfabric.
+OVER_LIBFABRIC = pytest.mark.skipif(not C.proxy_providers(), reason="no libfabric (Debian: libfabric-dev)")
+
+
+@pytest.mark.parametrize("fabric", ["peer", "ibgda", pytest.param("proxy", marks=OVER_LIBFABRIC)])
 def test_low_latency_layers(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
 ) -> None:
@@ -55,14 +61,14 @@ def test_low_latency_layers(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [(), ("--path=rounds",), ("--path=ibgda",)], ids=["direct", "rounds", "nodes"])
+@pytest.mark.parametrize("path", ["direct", "rounds", "ibgda", pytest.param("proxy", marks=OVER_LIBFABRIC)])
 def test_round_trip(
     double: Path,
     compiled: Path,
     workers: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
+    path: str,
 ) -> None:
     """Layout, dispatch, cached dispatch and combine of 4 processes, against the oracle, with the kernels' code found by
     shape, in heaps that the driver made."""
@@ -70,17 +76,31 @@ def test_round_trip(
     monkeypatch.setenv("DEEP_EP_CACHE_DIR", str(compiled))
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     before = shared_memory()
-    done = torchrun(workers / "round_trip.py", RANKS, "--pretend-gpu", *arguments)
+    done = torchrun(workers / "round_trip.py", RANKS, "--pretend-gpu", f"--path={path}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert shared_memory() <= before
     calls = (tmp_path / "log").read_text()
-    # Each rank maps its peers' heaps; where a NIC reaches them they are the host's.
-    through_nics = "--path=ibgda" in arguments
-    assert calls.count("cuMemImportFromShareableHandle") == (0 if through_nics else 4 * 3)
-    assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if through_nics else 0)
+    # Each rank maps its peers' heaps; where a NIC or a proxy reaches them they are the host's.
+    on_host = path in ("ibgda", "proxy")
+    assert calls.count("cuMemImportFromShareableHandle") == (0 if on_host else 4 * 3)
+    assert calls.count("cuMemHostRegister") == calls.count("cuMemHostUnregister") == (4 * 4 if on_host else 0)
     # Of a turn with 5 blocks: dispatch and combine, twice, but not notify, in whose blocks a warp serves a rank.
     assert calls.count("launch grid=5,1,1 ") == 4 * 4
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
+
+
+@OVER_LIBFABRIC
+def test_a_provider_that_is_not_there(
+    double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said by the Buffer, before anything is launched."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv(PROVIDER, "carrier pigeons")
+    done = torchrun(workers / "low_latency_layers.py", 2, "--pretend-gpu", "--fabric=proxy")
+    assert done.returncode != 0
+    assert "DEEP_EP_PROXY_PROVIDER='carrier pigeons': expected one of efa" in done.stdout + done.stderr
+    assert "launch grid" not in (tmp_path / "log").read_text()
 
 
 def test_the_named_cases(double: Path, workers: Path, tmp_path: Path) -> None:

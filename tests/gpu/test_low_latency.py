@@ -217,15 +217,15 @@ def capture(buffer: deep_ep.Buffer, work: Work, cast: Cast, hooks: bool) -> Capt
     return CapturedPair(buffer, work, cast, hooks, captured, graph.replay)
 
 
-@pytest.mark.parametrize("cast", ["bf16", "fp8"])
-def test_graphs(cast: str) -> None:
+@pytest.mark.parametrize(("cast", "fabric"), [("bf16", "peer"), ("fp8", "peer"), ("fp8", "proxy")])
+def test_graphs(cast: str, fabric: str) -> None:
     """Graphs of pairs, at once and in halves, replayed between eager calls in any order, each time with other
     routings.
     """
     works = [Work.of(SIZES, seed, twice=0.2) for seed in (1, 2, 3)]
 
     def on_each(group: Any) -> None:
-        with warm_buffer(group, SIZES) as buffer:
+        with warm_buffer(group, SIZES, fabric) as buffer:
             graphs = []
             for hooks in (False, True):
                 for rank in range(group.size()):  # torch captures one graph at a time

@@ -33,6 +33,7 @@ def make_warm(group: Any, case: Case, fabric: str = "peer", **options: Any) -> d
 
 def on_each_rank(group: Any, trial: Trial, **options: Any) -> None:
     buffer = make_warm(group, trial.case, **options)
+    assert buffer.stats()["through_host"] == 0
     for blocks in BLOCKS:
         round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
     buffer.destroy()
@@ -41,6 +42,7 @@ def on_each_rank(group: Any, trial: Trial, **options: Any) -> None:
 def on_each_node(group: Any, trial: Trial, fabric: str) -> None:
     """The same between nodes, and what the NICs or proxies have counted."""
     buffer, per_node = make_warm(group, trial.case, fabric), trial.case.ranks_per_node
+    assert buffer.stats()["through_host"] == 1
     for blocks in BLOCKS:
         round_trip(buffer, buffer.rank, trial, min(blocks, trial.case.max_blocks))
     assert buffer.runtime.settle(20.0)

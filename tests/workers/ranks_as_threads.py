@@ -70,6 +70,21 @@ def loads_nothing_when_warm(group: Any) -> None:
     group.barrier()
 
 
+def shares_with_its_proxy(group: Any) -> None:
+    """What kernels and a proxy share is all in pinned host memory: commands, how far these are, a fault, and words."""
+
+    def pinned(fabric: str) -> int:
+        group.barrier()
+        before = Path(os.environ["DOUBLE_LOG"]).read_text().count("cuMemHostAlloc")
+        group.barrier()
+        kept_alive.append(make_buffer(group, BY_NAME["two_ranks"], fabric, device="cuda"))
+        group.barrier()
+        return Path(os.environ["DOUBLE_LOG"]).read_text().count("cuMemHostAlloc") - before
+
+    kept_alive: list[Buffer] = []
+    assert pinned("proxy") == pinned("peer") + group.size() * 4
+
+
 def capture(buffer: Any, trials: list[Trial]) -> Captured:
     graph = pretend_gpu.Graph()
     return Captured(buffer, trials, graph.capture, graph.replay)
@@ -307,6 +322,7 @@ def main() -> None:
         run_ranks(4, fail, device="cuda")
     assert isinstance(info.value.rank_exceptions[0], PeerFailed)
     run_ranks(2, loads_nothing_when_warm, device="cuda")
+    run_ranks(2, shares_with_its_proxy, device="cuda")
     for fabric in ("peer", "proxy"):
         run_ranks(4, graphs, fabric, device="cuda")
         run_ranks(4, recovers, fabric, device="cuda")
