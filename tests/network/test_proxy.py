@@ -104,3 +104,23 @@ def test_what_has_not_arrived_is_not_done() -> None:
 
     for said in under_schedules(2, on_each_rank):
         assert "the proxy cannot send to rank 1" in said[0], list(said)
+
+
+def test_a_rank_that_is_done_may_go() -> None:
+    """Rank 2's rows never reach rank 0, which blames rank 2: rank 1 has ended the operation too, and has left."""
+    case = Case("gone", 3, 6, hidden=64, topk=3, experts=6)
+    trial = Trial.of(case)
+
+    def on_each_rank(group: Any) -> str:
+        buffer = make_buffer(group, case, "proxy", nic=failing(2, 0, 3, 0), timeout=2.0)
+        what = ""
+        try:
+            trial.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank)))
+        except deep_ep.DeepEPError as error:
+            what = str(error)
+        buffer.destroy()
+        barrier(group)
+        return what
+
+    for said in under_schedules(3, on_each_rank):
+        assert said[1] == "" and "chunk arrived of rank 2" in said[0] and "rank 1" not in said[0], list(said)
