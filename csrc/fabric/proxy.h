@@ -1,6 +1,6 @@
 // Fabric `proxy`: a thread of the host sends what kernels leave for it as commands in a ring. For NICs that a GPU
 // cannot drive itself, and for networks without any. A put's signal is a total that the receiver's host stores once all
-// of the put has arrived.
+// of the put has arrived, in a word of its own memory (wire/host_words.h).
 //
 // Ring and meeting lie where kernels and host both reach them: memory of the host, pinned for a GPU. What kernels alone
 // use, a ring's counts, lies in their own memory and is accessed at device scope. A thread reserves slots only when

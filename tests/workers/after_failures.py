@@ -120,9 +120,9 @@ def a_handle_in_a_graph(group: Any) -> None:
     del others
 
 
-def a_graph_of_two_hops(group: Any) -> None:
+def a_graph_of_two_hops(group: Any, fabric: str) -> None:
     """It was captured when every rank passed on what is its own: it does not run once one has another's place too."""
-    buffer = make_buffer(group, TWO_HOPS.case, "ibgda", device="cuda", timeout=20.0)
+    buffer = make_buffer(group, TWO_HOPS.case, fabric, device="cuda", timeout=20.0)
     rank, lost, graph = buffer.rank, 3, pretend_gpu.Graph()
     arguments = worst(rank, TWO_HOPS)
     with graph.capture():
@@ -156,10 +156,10 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
-def recoveries_that_fail_half_way(group: Any) -> None:
+def recoveries_that_fail_half_way(group: Any, fabric: str) -> None:
     """Two in a row, so that the words of the generation that the second one was for lie in the bank of the one that the
     ranks are still in. A graph that is replayed then leaves at once."""
-    buffer = make_buffer(group, TRIAL.case, "peer", device="cuda", timeout=2.0)
+    buffer = make_buffer(group, TRIAL.case, fabric, device="cuda", timeout=2.0)
     rank, engine = buffer.rank, buffer._engine
     arguments, graph = worst(buffer.rank), pretend_gpu.Graph()
     with graph.capture():
@@ -202,8 +202,10 @@ def main() -> None:
     for between in ("nothing", "recover", "make"):
         run_ranks(2, untold, between, device="cuda")
     run_ranks(2, a_handle_in_a_graph, device="cuda")
-    run_ranks(4, a_graph_of_two_hops, device="cuda")
-    run_ranks(2, recoveries_that_fail_half_way, device="cuda")
+    for fabric in ("ibgda", "proxy"):
+        run_ranks(4, a_graph_of_two_hops, fabric, device="cuda")
+    for fabric in ("peer", "proxy"):
+        run_ranks(2, recoveries_that_fail_half_way, fabric, device="cuda")
     print("ended")
 
 

@@ -24,8 +24,9 @@ CommandRings::CommandRings(Memory& memory, u32 rings, u32 commands)
 bool CommandRings::is_ready(u32 ring, Command& command) const {
     const u64 position = rings_[ring].taken, lap = wire::proxy::lap_at(position, commands_);
     const Command& at = slot(ring, position);
-    // Pairs with the posting thread's release: the lower half, and what its warp has built in the heap, are visible.
-    // Where stores to this memory may be seen in another order the lower half has a lap of its own.
+    // Pairs with the posting thread's release at system scope, on a GPU across the bus: the lower half, and what its
+    // warp has built in the heap, are visible. Where stores to this memory may be seen in another order the lower half
+    // has a lap of its own.
     command.high = __atomic_load_n(&at.high, __ATOMIC_ACQUIRE);
     if (wire::proxy::lap_of(command.high) != lap) return false;
     command.low = __atomic_load_n(&at.low, __ATOMIC_ACQUIRE);
@@ -61,7 +62,8 @@ void CommandRings::publish() {
             ring.left.pop_front();
             ++ring.retired;
         }
-        // Kernels acquire both: a slot may be written again once it has been copied, a source once it has been read.
+        // Kernels acquire both, at system scope: a slot may be written again once it has been copied, a source once it
+        // has been read.
         if (__atomic_load_n(&meeting.taken, __ATOMIC_RELAXED) != ring.taken) {
             __atomic_store_n(&meeting.taken, ring.taken, __ATOMIC_RELEASE);
         }

@@ -32,8 +32,10 @@ void Receiver::publish() {
         Line& line = lines_[place.source][place.word];
         line.changed = false;
         const u32 region = place.word / wire::kOfRanks, kind = place.word % wire::kOfRanks;
-        // A kernel of this rank that acquires the word sees the payload of all messages that the total counts.
-        // Litmus: mp_release_acquire_sys.
+        // A kernel of this rank that acquires the word at system scope sees the payload of all messages that the total
+        // counts. On a GPU too, without a flush of what a NIC has written: payload and word lie in the same memory, the
+        // host's, and what the network says to have arrived there is there for all. Of a GPU's own memory it would not
+        // be so: the NIC's writes go there by another way than its completions. Litmus: mp_release_acquire_sys.
         auto* const word = reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source));
         __atomic_store_n(word, line.total, __ATOMIC_RELEASE);
     }

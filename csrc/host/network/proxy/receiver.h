@@ -13,7 +13,7 @@ namespace deep_ep::host::proxy {
 
 class Receiver {
   public:
-    // `bank`: this rank's signal words. `hears`: whether a rank's messages count.
+    // `bank`: the words that this rank's host stores (wire/host_words.h). `hears`: whether a rank's messages count.
     Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, std::function<bool(u32 source)> hears);
 
     // Repeats do not count, nor do messages of another generation, or from a rank that is not heard.
