@@ -44,5 +44,7 @@ def proxy_cpus() -> tuple[int, ...]:
     allowed = os.sched_getaffinity(0)
     usable = tuple(cpu for cpu in cpus if cpu in allowed)
     if not usable:
-        raise ValueError(f"{PROXY_CPUS}={text!r}: expected some of the CPUs that this process may use, {sorted(allowed)}")
+        raise ValueError(
+            f"{PROXY_CPUS}={text!r}: expected some of the CPUs that this process may use, {sorted(allowed)}"
+        )
     return usable

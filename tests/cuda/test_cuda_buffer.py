@@ -89,6 +89,17 @@ def test_round_trip(
     assert calls.count("cuModuleLoadData") == 4 * sum(len(names) for names in KERNELS_OF.values())
 
 
+@pytest.mark.parametrize("fabric", ["ibgda", pytest.param("proxy", marks=OVER_LIBFABRIC)])
+def test_graphs_between_processes(
+    double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fabric: str
+) -> None:
+    """Replays between recoveries, which no call of this library's host accompanies."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
+    done = torchrun(workers / "replays_between_processes.py", 2, f"--fabric={fabric}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @OVER_LIBFABRIC
 def test_a_provider_that_is_not_there(
     double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
