@@ -230,8 +230,8 @@ class Topology:
             fabric = "peer" if given is None or given >= ranks else "ibgda"
             if fabric == "ibgda" and device.asynchronous:
                 raise ValueError(
-                    f"{name}={given}: expected fabric='proxy' with it on a GPU, or 'ibgda' for software NICs: both move "
-                    "rows through host memory, which is not fast"
+                    f"{name}={given}: expected fabric='proxy' with it on a GPU, or 'ibgda' for software NICs: with "
+                    "both rows go through host memory, which is not fast"
                 )
         if not isinstance(fabric, str) or fabric not in device.fabrics:
             raise ValueError(

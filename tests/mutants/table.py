@@ -232,7 +232,7 @@ MUTANTS = (
         "host/session/recovery.cpp",
         (
             ("    networks_ = {};  // before the next are made: no agent of the old ones is left\n", ""),
-            ("    networks_ = make_networks_(*memory_, reached, generation);\n", ""),
+            ("    networks_ = make_networks_(*memory_, reached, generation, host_words_.get());\n", ""),
         ),
         "exact",
         ("recover ibgda",),
