@@ -20,6 +20,7 @@ from deep_ep_py.jit import KERNELS, KernelCache, NvrtcUnavailableError, Shape, r
 from launches import on_threads, shared_memory, torchrun
 from low_latency_gpu import BY_NAME as LOW_LATENCY_CASES
 from low_latency_gpu import WATCHED
+from machines import two_machines
 from places import TESTS
 
 RANKS, ROW_BYTES, TOPK = 4, 528, 4
@@ -98,6 +99,17 @@ def test_graphs_between_processes(
     monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
     done = torchrun(workers / "replays_between_processes.py", 2, f"--fabric={fabric}")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@OVER_LIBFABRIC
+def test_graphs_between_machines(double: Path, workers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where the two share no memory: by network namespaces, joined by a cable."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.pathsep.join([str(double), os.environ.get("LD_LIBRARY_PATH", "")]))
+    monkeypatch.setenv("DOUBLE_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "cable")
+    with two_machines() as machines:
+        launchers = machines.torchrun(1, tmp_path, str(workers / "replays_between_processes.py"), "--fabric=proxy")
+    assert [done.returncode for done in launchers] == [0, 0], "\n".join(done.stdout for done in launchers)
 
 
 @OVER_LIBFABRIC
