@@ -36,7 +36,8 @@ void bind_mesh(py::module_& m) {
     py::enum_<Mesh::State>(mesh, "State")
         .value("HEARD", Mesh::State::kHeard)
         .value("ENDED", Mesh::State::kEnded)
-        .value("SILENT", Mesh::State::kSilent);
+        .value("SILENT", Mesh::State::kSilent)
+        .value("UNHEARD", Mesh::State::kUnheard);
     py::class_<Mesh::End>(mesh, "End")
         .def(py::init([](int rank, int socket, std::string machine, const py::bytes& own, const py::bytes& theirs) {
                  return Mesh::End{rank, socket, std::move(machine), key_of(own), key_of(theirs)};

@@ -288,6 +288,7 @@ void bind_runtime(py::module_& m) {
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
     m.attr("DIED") = static_cast<uint32_t>(wire::kDied);
+    m.attr("UNHEARD") = static_cast<uint32_t>(wire::kUnheard);
     m.attr("SILENT") = static_cast<uint32_t>(wire::kSilent);
     m.attr("MASKED") = static_cast<uint32_t>(wire::kMasked);
     m.attr("ELSEWHERE") = static_cast<uint32_t>(wire::kElsewhere);

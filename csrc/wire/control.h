@@ -18,6 +18,7 @@ enum Kind : u32 {
     kMessage = 5,  // what ranks exchange while a Buffer is made
     kAsk = 6,      // Question: are all frames before it in place?
     kAnswer = 7,   // Question: yes
+    kUnheard = 8,  // empty: nothing has come from the receiver's machine for too long, the sender goes on without it
 };
 
 struct Frame {
@@ -34,8 +35,9 @@ struct Tag {
 };
 static_assert(sizeof(Tag) == 16, "tag");
 
-// The words of HeapHeader with these names.
+// The words of HeapHeader with these names, and the generation that the announcement is of.
 struct Beat {
+    u64 generation;
     u64 announcement;
     u64 compiling;
     u64 left;
@@ -47,7 +49,7 @@ struct Abort {
 struct Question {
     u64 number;
 };
-static_assert(sizeof(Beat) == 24 && sizeof(Abort) == 16 && sizeof(Question) == 8, "payloads without holes");
+static_assert(sizeof(Beat) == 32 && sizeof(Abort) == 16 && sizeof(Question) == 8, "payloads without holes");
 static_assert(sizeof(RecoveryWord) == sizeof(RankMask) + 8, "payload without holes");
 
 constexpr u32 kMostPayload = 1u << 17;

@@ -61,6 +61,7 @@ enum Reason : u32 {
     kMasked = 10,    // other ranks go on without this one (P17); it alone is told
     kOutdated = 11,  // a call was planned or captured when a rank took part that has been left out since
     kSilent = 12,    // nothing has come from a peer's machine for some time
+    kUnheard = 13,   // a peer has found so of this rank's machine, and goes on without it
 };
 
 // What a rank that failed has done.

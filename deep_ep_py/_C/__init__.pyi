@@ -48,6 +48,7 @@ __all__: list[str] = [
     "SILENT_SECONDS",
     "STREAMING_THRESHOLD",
     "TIMEOUT",
+    "UNHEARD",
     "WARP_SIZE",
     "control_bytes",
     "copy_row_to_many",
@@ -86,11 +87,14 @@ class Mesh:
           ENDED
 
           SILENT
+
+          UNHEARD
         """
 
         ENDED: typing.ClassVar[Mesh.State]
         HEARD: typing.ClassVar[Mesh.State]
         SILENT: typing.ClassVar[Mesh.State]
+        UNHEARD: typing.ClassVar[Mesh.State]
         __members__: typing.ClassVar[dict[str, Mesh.State]]
         @typing.overload
         def __eq__(self, other: Mesh.State) -> bool: ...
@@ -553,4 +557,5 @@ SILENT: int = 12
 SILENT_SECONDS: float = 5.0
 STREAMING_THRESHOLD: int = 100663296
 TIMEOUT: int = 1
+UNHEARD: int = 13
 WARP_SIZE: int = 1

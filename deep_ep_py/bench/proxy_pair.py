@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deep_ep_py.bench.launch import RankContext
-from deep_ep_py.bootstrap.connections import connect, exchange_heaps
 from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.bootstrap.start import connect, exchange_heaps
 from deep_ep_py.core.native import C
 
 SMALL = 16
@@ -55,7 +55,12 @@ class Lane:
         self.sends = context.rank == 0
         heap = C.Heap.make_shared(C.proxy.HEAP_BYTES)
         ranks = connect(make_bootstrap(context.group))
-        self._heaps = exchange_heaps(ranks, heap, lambda descriptor, size, mapped: C.Heap.map(descriptor, size))
+        self._heaps = exchange_heaps(
+            ranks,
+            heap,
+            lambda descriptor, size, mapped: C.Heap.map(descriptor, size),
+            lambda: C.Heap.make_plain(heap.bytes),
+        )
         self._puts = C.proxy.Puts(kind=kind, rank=context.rank, heaps=self._heaps, provider=provider)
         self.name: str = self._puts.name
         if self.sends:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from deep_ep_py.bootstrap.far_meeting import FarMeeting, Met, Place
 from deep_ep_py.bootstrap.handshake import Meeting, PeerGone, PeersLate
+from deep_ep_py.bootstrap.silence import silent_text, unheard_text
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
 
@@ -64,6 +65,7 @@ class Connections:
         self.machines = [0] * size
         self.mesh: C.Mesh | None = None
         self._addresses: dict[int, str] = {}  # of ranks on other machines
+        self._meeting: FarMeeting | None = None
         self._numbered_alike = frozenset(numbered_alike) - {rank}  # ranks whose pids name the same processes here
         self._outgoing: dict[int, socket.socket] = {}
         self._incoming: dict[int, socket.socket] = {}
@@ -95,6 +97,8 @@ class Connections:
 
     def close_in_child(self) -> None:
         """Close a forked child's copies."""
+        if self._meeting is not None:
+            self._meeting.close_in_child()
         if self.mesh is not None:
             self.mesh.close_in_child()
             self.mesh = None
@@ -277,21 +281,25 @@ class Connections:
         near: dict[int, list[int]] = defaultdict(list)
         for rank, descriptor in (*sockets, *processes):
             near[rank].append(descriptor)
+        self._meeting = FarMeeting(self.rank, listener, places, secret, near)
         try:
-            met = FarMeeting(self.rank, listener, places, secret, near).run(EXCHANGE_SECONDS)
+            met = self._meeting.run(EXCHANGE_SECONDS)
         except PeerGone as gone:
-            self._raise_gone(gone.rank)
+            self._raise_gone(gone.rank, gone.why)
         except PeersLate as late:
             self._raise_late(late.ranks)
         except OSError as error:
             raise DeepEPError(f"rank {self.rank}: other machines cannot be connected to: {error}") from error
-        self.mesh = C.Mesh([self._end(rank, one) for rank, one in sorted(met.items())])
+        try:
+            self.mesh = C.Mesh([self._end(rank, one) for rank, one in sorted(met.items())])
+        finally:
+            self._meeting = None
+            for one in met.values():
+                one.socket.close()  # the mesh has copies
 
     def _end(self, rank: int, met: Met) -> C.Mesh.End:
-        descriptor = met.socket.detach()
-        return C.Mesh.End(
-            rank=rank, socket=descriptor, machine=str(self.machines[rank]), own=met.own, theirs=met.theirs
-        )
+        machine = str(self.machines[rank])
+        return C.Mesh.End(rank=rank, socket=met.socket.fileno(), machine=machine, own=met.own, theirs=met.theirs)
 
     def _poll(
         self, connections: dict[int, socket.socket], deadline: float, events: int, far: Iterable[int] = ()
@@ -321,19 +329,19 @@ class Connections:
     def _raise_late(self, ranks: Iterable[int]) -> NoReturn:
         raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
 
-    def _raise_gone(self, rank: int) -> NoReturn:
+    def _raise_gone(self, rank: int, how: str = "has let go of the Buffer") -> NoReturn:
         """Say why. A rank that has let go may have done so because another's process has died."""
-        if self.mesh is not None and self.mesh.state(rank) == C.Mesh.State.SILENT:
-            raise DeepEPError(
-                f"rank {self.rank}: nothing has come for {C.SILENT_SECONDS:g} s from the machine of rank {rank} "
-                f"({self.process_of(rank)}): it is cut off, or stopped, or has failed"
-            )
+        state = C.Mesh.State.HEARD if self.mesh is None else self.mesh.state(rank)
+        if state == C.Mesh.State.SILENT:
+            raise DeepEPError(f"rank {self.rank}: {silent_text(rank, self.process_of(rank))}")
+        if state == C.Mesh.State.UNHEARD:
+            raise DeepEPError(f"rank {self.rank}: {unheard_text(rank, self.process_of(rank), self.rank)}")
         died, unknown = self._died()
         if died:
             deaths = (f"rank {one}'s process ({self.process_of(one)}) has died" for one in died)
             raise DeepEPError(f"rank {self.rank}: {'; '.join(deaths)}")
         perhaps = f", or its process ({self.process_of(rank)}) has died" if rank in unknown else ""
-        raise DeepEPError(f"rank {self.rank}: rank {rank} has let go of the Buffer{perhaps}")
+        raise DeepEPError(f"rank {self.rank}: rank {rank} {how}{perhaps}")
 
     def _died(self) -> tuple[list[int], set[int]]:
         """Return the ranks whose processes have died, and those of which nothing tells whether theirs has."""

@@ -13,13 +13,15 @@ what travels between the machines is not kept out: rows, and what networks need 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from deep_ep_py.bootstrap.handshake import (
@@ -31,7 +33,7 @@ from deep_ep_py.bootstrap.handshake import (
     PeersLate,
     Session,
 )
-from deep_ep_py.bootstrap.machines import make_connection
+from deep_ep_py.bootstrap.machines import bound_silence, make_connection
 from deep_ep_py.core.environment import ADDRESS, SECRET
 from deep_ep_py.errors import DeepEPError
 
@@ -50,6 +52,7 @@ _MOST_GUESTS = 128
 _RETRY_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _KEY_BYTES = 16
+_MOST_LOGGED = 20
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Met:
     """A connection to a rank that has proved itself, and the keys of what this end sends and receives."""
 
     socket: socket.socket
-    own: bytes
-    theirs: bytes
+    own: bytes = field(repr=False)
+    theirs: bytes = field(repr=False)
 
 
 class _Refused(Exception):
@@ -101,7 +104,8 @@ class FarMeeting:
         self._rank, self._listener, self._secret, self._near = rank, listener, secret, near
         self._places = {place.rank: place for place in places}
         self._met: dict[int, Met] = {}
-        self._guests: dict[asyncio.Task[None], None] = {}
+        self._guests: dict[asyncio.Task[None], socket.socket] = {}  # in the order in which they have come
+        self._refused = 0
 
     def run(self, seconds: float) -> dict[int, Met]:
         """Return the connections by rank, when all are there.
@@ -120,6 +124,11 @@ class FarMeeting:
                 met.socket.close()
             raise
         return self._met
+
+    def close_in_child(self) -> None:
+        """Close a forked child's copies, by which this rank would seem to listen, or to hold on, when it has ended."""
+        for one in (self._listener, *(met.socket for met in self._met.values()), *self._guests.values()):
+            one.close()
 
     async def _meet(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -176,16 +185,18 @@ class FarMeeting:
 
     async def _knock(self, place: Place) -> None:
         """Connect to a rank."""
-        until, loop = asyncio.get_running_loop().time() + CONNECT_SECONDS, asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + CONNECT_SECONDS
         while True:
             connection = make_connection(place.address)
             try:
                 await asyncio.wait_for(loop.sock_connect(connection, (place.address, place.port)), CONNECT_SECONDS)
+                until = loop.time() + CONNECT_SECONDS  # it can be reached
                 met = await self._greet(connection, place.rank)
             except (OSError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
                 connection.close()
                 if isinstance(error, ConnectionRefusedError):
-                    raise PeerGone(place.rank) from None
+                    raise PeerGone(place.rank, _refusal(place)) from None
                 if loop.time() > until:
                     raise DeepEPError(
                         f"rank {self._rank}: rank {place.rank} cannot be connected to at {place.address}, port "
@@ -210,7 +221,7 @@ class FarMeeting:
                     await asyncio.wait_for(loop.sock_connect(probe, (place.address, place.port)), PROOF_SECONDS)
                 except ConnectionRefusedError:
                     if place.rank not in self._met:  # else it has met all ranks, and listens no longer
-                        raise PeerGone(place.rank) from None
+                        raise PeerGone(place.rank, _refusal(place)) from None
                 except (OSError, TimeoutError, asyncio.TimeoutError):
                     pass  # it may be reached later
 
@@ -229,26 +240,43 @@ class FarMeeting:
         """Hear all that connect, until the caller has met all ranks."""
         loop = asyncio.get_running_loop()
         while True:
-            connection, address = await loop.sock_accept(self._listener)
+            try:
+                connection, address = await loop.sock_accept(self._listener)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._guests:
+                    raise
+                self._drop_oldest()
+                continue
             connection.setblocking(False)
+            bound_silence(connection)
             guest = asyncio.create_task(self._hear(connection, str(address[0])))
-            self._guests[guest] = None
+            self._guests[guest] = connection
             guest.add_done_callback(lambda ended: self._guests.pop(ended, None))
             if len(self._guests) > _MOST_GUESTS:
-                next(iter(self._guests)).cancel()
+                self._drop_oldest()
+            await asyncio.sleep(0)  # so that those are heard which have come before many more
+
+    def _drop_oldest(self) -> None:
+        guest = next(iter(self._guests))
+        self._guests.pop(guest).close()  # at once, for the next one
+        guest.cancel()
 
     async def _hear(self, connection: socket.socket, address: str) -> None:
         try:
             await asyncio.wait_for(self._answer(connection), PROOF_SECONDS)
         except (OSError, EOFError, TimeoutError, asyncio.TimeoutError, _Refused) as error:
             connection.close()
-            if isinstance(error, _NothingSaid):
-                return
-            why = str(error) or "it has not proved in time that it is a rank"
-            _log.warning("rank %d: a connection from %s is refused: %s", self._rank, address, why)
+            if not isinstance(error, _NothingSaid):
+                self._log_refusal(address, str(error) or "it has not proved in time that it is a rank")
         except BaseException:
             connection.close()
             raise
+
+    def _log_refusal(self, address: str, why: str) -> None:
+        self._refused += 1
+        if self._refused <= _MOST_LOGGED:
+            more = "; more are not logged" if self._refused == _MOST_LOGGED else ""
+            _log.warning("rank %d: a connection from %s is refused: %s%s", self._rank, address, why, more)
 
     async def _answer(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -289,23 +317,39 @@ async def _receive(connection: socket.socket, count: int) -> bytes:
     return received
 
 
+def _refusal(place: Place) -> str:
+    return (
+        f"refuses connections at {place.address}, port {place.port}: it has let go of the Buffer, or that is no "
+        f"address of its machine, which {ADDRESS} names"
+    )
+
+
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end, in a thread of its own where this one runs a loop already."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
+    """Run it to its end in a thread of its own: the caller's may run a loop already, and keeps the one that it has.
+
+    An interrupt of the caller's ends it.
+    """
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            asyncio.run(work)
+            loop.run_until_complete(task)
         except BaseException as error:  # for the caller, whatever it is
             errors.append(error)
+        finally:
+            loop.close()
 
-    thread = threading.Thread(target=run, name="deep_ep_py meets other machines")
+    thread = threading.Thread(target=run, name="deep_ep_py meets other machines", daemon=True)
     thread.start()
-    thread.join()
+    try:
+        while thread.is_alive():
+            thread.join(_LOOK_SECONDS)
+    except BaseException:
+        with suppress(RuntimeError):  # it has just ended
+            loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        raise
     for error in errors:
         raise error

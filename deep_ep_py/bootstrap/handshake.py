@@ -55,11 +55,13 @@ class PeerGone(Exception):
     ----------
     rank : int
         Which.
+    why : str
+        What it has done.
     """
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        super().__init__(rank)
+    def __init__(self, rank: int, why: str = "has let go of the Buffer") -> None:
+        self.rank, self.why = rank, why
+        super().__init__(rank, why)
 
 
 class PeersLate(Exception):

@@ -34,6 +34,8 @@ def own_address() -> str:
     """
     if given := os.environ.get(ADDRESS):
         try:
+            if ipaddress.ip_address(given).is_unspecified:
+                raise ValueError("that stands for all of them")
             with socket.socket(_family(given), socket.SOCK_DGRAM) as probe:
                 probe.bind((given, 0))
         except (OSError, ValueError) as error:
@@ -59,7 +61,15 @@ def make_connection(address: str) -> socket.socket:
     """Return a TCP socket that can be connected to an address."""
     connection = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
+    bound_silence(connection)
     return connection
+
+
+def bound_silence(connection: socket.socket) -> None:
+    """Have a connection end when the other machine's kernel does not answer, however long its process takes."""
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5), ("TCP_USER_TIMEOUT", 10_000)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _family(address: str) -> socket.AddressFamily:

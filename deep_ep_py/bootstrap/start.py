@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,37 @@ def _connect_machines(
     bootstrap: Bootstrap, connections: Connections, listener: socket.socket, names: dict[int, str], secret: bytes
 ) -> None:
     """Meet the ranks of this machine, and then those of others. A port is open only as long as that takes."""
-    kept = os.environ.get(SECRET)
-    try:
-        secret_of_file = Path(kept).read_bytes() if kept else b""
-    except OSError as error:
-        raise ValueError(f"{SECRET}={kept!r}: expected a file that can be read ({error})") from None
-    address = own_address()
-    far_listener, port = listen_at(address)
-    with far_listener:
-        places = [Place(rank, *place) for rank, place in enumerate(bootstrap.all_gather((address, port)))]
+    with ExitStack() as stack:
+        address, port, kept, failed = "", 0, b"", ""
+        try:
+            kept = _kept_secret()
+            address = own_address()
+            far_listener, port = listen_at(address)
+            stack.enter_context(far_listener)
+        except (OSError, ValueError) as error:
+            failed = str(error)
+        # Also where this rank has failed: the others wait for what it says.
+        told = bootstrap.all_gather((address, port, failed))
+        for rank, (_, _, why) in enumerate(told):
+            if why:
+                raise ValueError(why if rank == connections.rank else f"rank {rank}: {why}")
         connections.meet(listener, names, secret)
-        far = [place for place in places if connections.is_far(place.rank)]
-        connections.meet_far(far_listener, far, secret_of((secret, secret_of_file)))
+        far = [Place(rank, where, at) for rank, (where, at, _) in enumerate(told) if connections.is_far(rank)]
+        connections.meet_far(far_listener, far, secret_of((secret, kept)))
+
+
+def _kept_secret() -> bytes:
+    """Return what DEEP_EP_SECRET holds; nothing where it is not set."""
+    name = os.environ.get(SECRET)
+    if not name:
+        return b""
+    try:
+        kept = Path(name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{SECRET}={name!r}: expected a file that can be read ({error})") from None
+    if not kept:
+        raise ValueError(f"{SECRET}={name!r}: expected a file that is not empty")
+    return kept
 
 
 def exchange_heaps(

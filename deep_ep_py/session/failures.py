@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from deep_ep_py.bootstrap.silence import silent_text, unheard_text
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 
@@ -79,10 +80,9 @@ def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
     if failure.cause_reason == C.DIED:
         return f"rank {failure.cause_peer}'s process ({process_of(failure.cause_peer)}) has died"
     if failure.cause_reason == C.SILENT:
-        return (
-            f"nothing has come for {C.SILENT_SECONDS:g} s from the machine of rank {failure.cause_peer} "
-            f"({process_of(failure.cause_peer)}): it is cut off, or stopped, or has failed"
-        )
+        return silent_text(failure.cause_peer, process_of(failure.cause_peer))
+    if failure.cause_reason == C.UNHEARD:
+        return unheard_text(failure.cause_peer, process_of(failure.cause_peer), failure.cause_rank)
     if failure.cause_reason == C.LEFT:
         return f"rank {failure.cause_peer} has destroyed its Buffer, or dropped it"
     blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""

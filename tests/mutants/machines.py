@@ -31,8 +31,10 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "machines: an end is shown before what the rank has told",
         _MESH,
-        "        pass_on();\n        show_ends();\n",
-        "        show_ends();\n        pass_on();\n",
+        "        for (const Told& told : all) pass_on(rank, told);\n"
+        "        const std::lock_guard<std::mutex> lock(mutex_);\n        show_end(*find(rank));\n",
+        "        {\n            const std::lock_guard<std::mutex> lock(mutex_);\n            show_end(*find(rank));\n        }\n"
+        "        for (const Told& told : all) pass_on(rank, told);\n",
         "fast",
         "machines",
     ),
@@ -57,6 +59,30 @@ MUTANTS: tuple[Mutant, ...] = (
         _CONTROL,
         "void MachinesControl::tell_address() { mesh_->tell(kAddress, address_of(rank())); }",
         "void MachinesControl::tell_address() {}",
+        "fast",
+        "machines",
+    ),
+    one(
+        "machines: an announcement counts in the next generation",
+        _CONTROL,
+        "const u64 announcement = beat.generation == generation_ ? beat.announcement : 0;",
+        "const u64 announcement = beat.announcement;",
+        "fast",
+        "machines",
+    ),
+    one(
+        "machines: what was announced before stays",
+        _CONTROL,
+        "    for (const int rank : mesh_->ranks()) memory_->store_words({host_word(header(rank)->announcement)}, 0);\n",
+        "",
+        "fast",
+        "machines",
+    ),
+    one(
+        "machines: a beat that was made before takes back that the rank has left",
+        _CONTROL,
+        "    if (beat.left != 0) memory_->release_words",
+        "    memory_->release_words",
         "fast",
         "machines",
     ),

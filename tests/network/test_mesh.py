@@ -22,12 +22,15 @@ KEYS = (bytes(range(16)), bytes(range(16, 32)))
 
 
 def mesh_of(*ends: tuple[int, socket.socket, str], keys: tuple[bytes, bytes] = KEYS) -> C.Mesh:
-    return C.Mesh(
+    mesh = C.Mesh(
         [
-            C.Mesh.End(rank=rank, socket=end.detach(), machine=machine, own=keys[0], theirs=keys[1])
+            C.Mesh.End(rank=rank, socket=end.fileno(), machine=machine, own=keys[0], theirs=keys[1])
             for rank, end, machine in ends
         ]
     )
+    for _, end, _ in ends:
+        end.close()
+    return mesh
 
 
 class Rank:

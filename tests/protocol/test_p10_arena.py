@@ -136,7 +136,7 @@ def test_an_interrupted_operation_keeps_its_outputs(arena_bytes: int | None) -> 
 
 # What each of them does says tests/workers/growing_arena.py.
 GROWING = ["grows", "announced_by_the_next", "dropped", "no_more_memory", "little_more_memory", "no_host_waits"]
-BETWEEN_PROCESSES = ["all_at_once", "cannot_be_handed_over", "cannot_be_mapped"]
+BETWEEN_PROCESSES = ["all_at_once", "what_suits_all", "cannot_be_handed_over", "cannot_be_mapped"]
 
 
 @pytest.mark.slow

@@ -183,10 +183,19 @@ def all_at_once(ranks: Ranks) -> None:
     buffer = ranks.make_buffer(arena_bytes=1 << 20)
     assert buffer.stats()["arena_bytes"] == 1 << 20 and how(buffer, lambda: dispatch(buffer, TRIALS[0])) == "direct"
     ranks.barrier()
+    with pytest.raises(ValueError, match="arena_bytes=.*expected the same on all ranks"):
+        ranks.make_buffer(arena_bytes=1 << (20 if ranks.rank == 0 else 21))
+    with pytest.raises(ValueError, match="arena_bytes=.*expected the same on all ranks"):
+        ranks.make_buffer(arena_bytes=1 << 20 if ranks.rank == 0 else None)
+    ranks.barrier()
+
+
+def what_suits_all(ranks: Ranks) -> None:
+    """Where no size is named, the least that suits a rank's device."""
+    first = PretendGpu.first_arena_bytes
     if ranks.rank == 0:
         PretendGpu.first_arena_bytes //= 2
-    with pytest.raises(ValueError, match="arena_bytes at first=.*expected the same on all ranks"):
-        ranks.make_buffer()
+    assert ranks.make_buffer().stats()["arena_bytes"] == first // 2
     if ranks.rank == 0:
         PretendGpu.first_arena_bytes *= 2
 
@@ -288,7 +297,7 @@ def cannot_be_mapped(ranks: Ranks) -> None:
 
 
 SCENARIOS = (grows, announced_by_the_next, dropped, no_more_memory, little_more_memory, no_host_waits)
-BETWEEN_PROCESSES = (all_at_once, cannot_be_handed_over, cannot_be_mapped)
+BETWEEN_PROCESSES = (all_at_once, what_suits_all, cannot_be_handed_over, cannot_be_mapped)
 
 
 def on_threads(group: Any, scenario: Callable[[Ranks], None]) -> None:

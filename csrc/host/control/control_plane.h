@@ -11,6 +11,7 @@
 #include "host/control/lifelines.h"
 #include "host/control/teller.h"
 #include "wire/rank_mask.h"
+#include "wire/signals.h"
 
 namespace deep_ep::host {
 
@@ -33,7 +34,7 @@ class ControlPlane {
     // As its kernels have announced it; 0: nothing yet.
     virtual uint64_t announcement(int rank) const = 0;
     // Before a generation begins; no kernel runs.
-    virtual void clear_announcement() = 0;
+    virtual void clear_announcement(uint32_t generation) = 0;
     virtual void set_compiling(bool compiling) = 0;
     virtual bool compiling(int rank) const = 0;
 
@@ -61,8 +62,8 @@ class ControlPlane {
     virtual bool ended(int rank) const = 0;
     // It is known to store nothing any more.
     virtual bool gone(int rank) const = 0;
-    // Nothing has been heard of its machine for so long that it counts as ended.
-    virtual bool silent(int) const { return false; }
+    // Of one that has ended or is gone: in what way, as a wire::Reason.
+    virtual uint32_t how_ended(int) const { return wire::kDied; }
     // Peers live in processes whose end shows there.
     virtual void watch(Lifelines lifelines) = 0;
     // Whether ends of processes show at all.

@@ -51,7 +51,7 @@ uint64_t SharedControl::announcement(int rank) const {
     return memory_.load_word(host_word(header(rank)->announcement));
 }
 
-void SharedControl::clear_announcement() { memory_.store_words({host_word(header(rank_)->announcement)}, 0); }
+void SharedControl::clear_announcement(uint32_t) { memory_.store_words({host_word(header(rank_)->announcement)}, 0); }
 
 void SharedControl::set_compiling(bool compiling) {
     memory_.store_words({host_word(header(rank_)->compiling)}, compiling);

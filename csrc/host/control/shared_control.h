@@ -25,7 +25,7 @@ class SharedControl : public ControlPlane {
     std::unique_ptr<Teller> make_teller(const uint64_t* claimed, uint32_t generation,
                                         const std::vector<int>& ranks) override;
     uint64_t announcement(int rank) const override;
-    void clear_announcement() override;
+    void clear_announcement(uint32_t generation) override;
     void set_compiling(bool compiling) override;
     bool compiling(int rank) const override;
     void tell_masked(int rank, uint64_t word, uint32_t generation) override;

@@ -130,8 +130,12 @@ bool Runtime::abort_if_lost() {
     for (const bool left : {false, true}) {
         const int peer = find_lost(left);
         if (peer < 0) continue;
-        const uint32_t ended = control_->silent(peer) ? wire::kSilent : wire::kDied;
-        if (!aborted()) abort(left ? wire::kLeft : ended, peer);
+        // What its network has brought here last may not be stored yet, by a thread that serves it: then the second
+        // look finds it.
+        const std::pair<int, bool> lost{peer, left};
+        const bool mapped = options_.routes[static_cast<size_t>(peer)] == fabric::kMapped;
+        if (!mapped && std::exchange(seen_lost_, lost) != lost) return false;
+        if (!aborted()) abort(left ? wire::kLeft : control_->how_ended(peer), peer);
         return true;
     }
     return false;

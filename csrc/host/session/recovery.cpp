@@ -93,7 +93,7 @@ void Runtime::clear_words(uint32_t generation) {
     }
     memory_->fill(base_.get(), 0, heap.words() * sizeof(u64));
     memory_->fill(slots_read_.get(), 0, slots_read() * sizeof(u32));
-    control_->clear_announcement();
+    control_->clear_announcement(generation);
     if (options_.masks_ranks) {
         control_->clear_masks(generation);
         memory_->fill(decisions_.get(), 0, heaps_.size() * static_cast<size_t>(options_.regions) * sizeof(u64));

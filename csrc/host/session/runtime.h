@@ -271,7 +271,9 @@ class Runtime final : private FailureCount::Member {
     std::vector<Spare> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
     std::atomic<bool> told_{false};  // its caller knows that this generation has failed
-    uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
+    std::pair<int, bool> seen_lost_{-1,
+                                    false};  // by the latest look: a rank that is not mapped, and whether it has left
+    uint64_t forgiven_ = 0;                  // FailureCount::told() when this Buffer last left failures behind
     Lifelines lifelines_;
     const MakeWarden make_warden_;
     const MakeNetworks make_networks_;

@@ -14,6 +14,7 @@
 #include "host/control/machines/machines_control.h"
 #include "host/cpu/memory.h"
 #include "host/heap/address_page.h"
+#include "host/heap/host_word.h"
 
 namespace protocol::machines {
 
@@ -88,6 +89,7 @@ struct World {
                 if (far(a, b)) ends.push_back({b, sockets[a][b], b == kAlone ? "b" : "a", key_of(a, b), key_of(b, a)});
             }
             meshes[a] = std::make_shared<Mesh>(ends);
+            for (const Mesh::End& end : ends) close(end.socket);
         }
         for (int rank = 0; rank < kRanks; ++rank) {
             const auto make_teller = [](const uint64_t* claimed, Teller::Others others) {
@@ -142,9 +144,34 @@ void recoveries(World& world, std::mt19937_64& random) {
     }
 }
 
+// What a rank has announced in the generation before is no announcement of this one, whenever it comes.
+void announcements(World& world) {
+    auto& announced = reinterpret_cast<wire::HeapHeader*>(world.own[kAlone].get())->announcement;
+    MachinesControl& here = *world.controls[0];
+    const auto say = [&](u64 word) {
+        world.memory.store_words({host_word(announced)}, word);
+        world.meshes[kAlone]->tell_beat();
+    };
+    say(7);
+    expect(within([&] { return here.announcement(kAlone) == 7; }), "an announcement does not come");
+    here.clear_announcement(2);
+    expect(here.announcement(kAlone) == 0, "an announcement of the generation before");
+    say(8);
+    world.controls[kAlone]->tell_failure(1, 1);  // which comes behind it
+    expect(here.announcement(kAlone) == 0, "an announcement of the generation before");
+    world.controls[kAlone]->clear_announcement(2);
+    say(9);
+    expect(within([&] { return here.announcement(kAlone) == 9; }), "an announcement does not come");
+}
+
 void states(World& world) {
     world.controls[kAlone]->set_compiling(true);
     expect(within([&] { return world.controls[0]->compiling(kAlone); }), "a rank that compiles does not say so");
+    world.meshes[0]->tell(kBeat, Beat{1, 0, 0, 1});
+    world.meshes[0]->tell(kBeat, Beat{1, 0, 0, 0});  // made before it left
+    expect(within([&] { return world.controls[kAlone]->left(0); }), "a rank that has left does not say so");
+    world.controls[0]->tell_failure(1, 1);
+    expect(world.controls[kAlone]->left(0), "a rank that has left is back");
     expect(!world.controls[0]->left(kAlone) && !world.controls[0]->ended(kAlone), "a rank that is there has left");
 }
 
@@ -154,7 +181,7 @@ void leaves(World& world, Leaving how) {
     const bool well = how != kNotAtAll;
     std::thread leaving([&] {
         if (how == kWell) world.controls[kAlone]->leave();
-        if (how == kInHaste) world.meshes[kAlone]->tell(kBeat, Beat{0, 0, 1});  // and waits for no answer
+        if (how == kInHaste) world.meshes[kAlone]->tell(kBeat, Beat{1, 0, 0, 1});  // and waits for no answer
         world.end(kAlone);
     });
     const bool ended = within([&] { return world.controls[0]->ended(kAlone); });
@@ -174,6 +201,7 @@ void forgeries(bool repeated) {
     int pair[2];
     expect(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0, "no sockets");
     const auto mesh = std::make_shared<Mesh>(std::vector<Mesh::End>{{1, pair[0], "b", key_of(0, 1), key_of(1, 0)}});
+    close(pair[0]);
     MachinesControl control(0, pages, kLayout, memory, nullptr, mesh, std::make_unique<CpuMemory>());
     const auto send = [&](u64 number, const Abort& abort, const TagKey& key) {
         const Frame frame{sizeof(abort), kAbort, number};
@@ -202,6 +230,10 @@ void run(uint64_t seed) {
         failures(world, random);
         recoveries(world, random);
         states(world);
+    }
+    {
+        World world;
+        announcements(world);
     }
     for (int i = 0; i < kMeshes; ++i) {
         World world;

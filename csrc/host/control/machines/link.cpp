@@ -7,15 +7,27 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <system_error>
 
 namespace deep_ep::host {
 
 using namespace wire::control;
 
-Link::Link(int socket, const TagKey& own, const TagKey& theirs) : socket_(socket), own_(own), theirs_(theirs) {
+Link::Link(int socket, const TagKey& own, const TagKey& theirs)
+    : socket_(fcntl(socket, F_DUPFD_CLOEXEC, 0)), own_(own), theirs_(theirs) {
+    if (socket_ < 0) throw std::system_error(errno, std::generic_category(), "a connection to another machine");
     fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
-    const int on = 1;
+    const int on = 1, off = 0;
     setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    // What the meeting has bounded: a rank that is stopped takes nothing for long, and lives.
+    setsockopt(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof(off));
+}
+
+u64 Link::unacknowledged_ns() const {
+    tcp_info info{};
+    socklen_t bytes = sizeof(info);
+    if (getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return 0;
+    return u64{info.tcpi_last_ack_recv} * 1'000'000;
 }
 
 void Link::close() {

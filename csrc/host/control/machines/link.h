@@ -12,7 +12,8 @@ namespace deep_ep::host {
 
 class Link {
   public:
-    // The socket is connected, and becomes this link's. Keys: of the frames that it sends, and of those that come.
+    // Takes a copy of the socket, which is connected. Keys: of the frames that it sends, and of those that come. Throws
+    // std::system_error.
     Link(int socket, const TagKey& own, const TagKey& theirs);
     ~Link() { close(); }
     Link(const Link&) = delete;
@@ -23,6 +24,8 @@ class Link {
     void close();
 
     void add(wire::control::Kind kind, const void* payload, size_t bytes);
+    // Nanoseconds since the other end's kernel has last acknowledged something; 0 where that is not known.
+    u64 unacknowledged_ns() const;
     bool has_unsent() const { return sent_ < unsent_.size(); }
     // Sends what the connection takes without a wait. An end that it meets is left for take() to find.
     void send();

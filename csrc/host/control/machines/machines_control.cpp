@@ -46,6 +46,14 @@ std::unique_ptr<Teller> MachinesControl::make_teller(const uint64_t* claimed, ui
                       [mesh = mesh_, generation](uint64_t word) { mesh->tell(kAbort, Abort{generation, word}); });
 }
 
+// What others have announced in the generation before says nothing of this one, and may still be on its way.
+void MachinesControl::clear_announcement(uint32_t generation) {
+    const std::lock_guard<std::mutex> lock(announcing_);
+    SharedControl::clear_announcement(generation);
+    for (const int rank : mesh_->ranks()) memory_->store_words({host_word(header(rank)->announcement)}, 0);
+    generation_ = generation;
+}
+
 void MachinesControl::set_compiling(bool compiling) {
     SharedControl::set_compiling(compiling);
     mesh_->tell_beat();
@@ -60,6 +68,13 @@ void MachinesControl::leave() {
 
 bool MachinesControl::ended(int rank) const {
     return is_far(rank) ? mesh_->state(rank) != Mesh::State::kHeard : SharedControl::ended(rank);
+}
+
+uint32_t MachinesControl::how_ended(int rank) const {
+    const Mesh::State state = mesh_->state(rank);
+    return state == Mesh::State::kSilent    ? wire::kSilent
+           : state == Mesh::State::kUnheard ? wire::kUnheard
+                                            : wire::kDied;
 }
 
 bool MachinesControl::gone(int rank) const {
@@ -77,17 +92,23 @@ void MachinesControl::tell_address() { mesh_->tell(kAddress, address_of(rank()))
 
 Beat MachinesControl::own_beat() {
     wire::HeapHeader& own = *header(rank());
+    const std::lock_guard<std::mutex> lock(announcing_);
     // Each stands for itself; the announcement is the kernels', the others this rank's host's.
-    return {memory_->load_word(host_word(own.announcement)), memory_->load_word(host_word(own.compiling)),
+    return {generation_, memory_->load_word(host_word(own.announcement)), memory_->load_word(host_word(own.compiling)),
             memory_->load_word(host_word(own.left))};
 }
 
 // What SharedControl loads of ranks nearby, their hosts or kernels have stored there.
 void MachinesControl::beat(int from, const Beat& beat) {
     wire::HeapHeader& theirs = *header(from);
-    memory_->store_words({host_word(theirs.announcement)}, beat.announcement);
+    {
+        const std::lock_guard<std::mutex> lock(announcing_);
+        const u64 announcement = beat.generation == generation_ ? beat.announcement : 0;
+        memory_->store_words({host_word(theirs.announcement)}, announcement);
+    }
     memory_->store_words({host_word(theirs.compiling)}, beat.compiling);
-    memory_->release_words({host_word(theirs.left)}, beat.left);
+    // A beat that was made before the rank left may come behind the one that says so.
+    if (beat.left != 0) memory_->release_words({host_word(theirs.left)}, beat.left);
 }
 
 // As any rank nearby stores it: kernels here poll it.

@@ -4,7 +4,7 @@
 // it is read like the pages of a rank nearby.
 #pragma once
 
-#include <map>
+#include <mutex>
 
 #include "host/control/machines/mesh.h"
 #include "host/control/shared_control.h"
@@ -22,11 +22,12 @@ class MachinesControl final : public SharedControl, private Mesh::Listener {
     void tell_failure(uint64_t word, uint32_t generation) override;
     std::unique_ptr<Teller> make_teller(const uint64_t* claimed, uint32_t generation,
                                         const std::vector<int>& ranks) override;
+    void clear_announcement(uint32_t generation) override;
     void set_compiling(bool compiling) override;
     void leave() override;
     bool ended(int rank) const override;
     bool gone(int rank) const override;
-    bool silent(int rank) const override { return mesh_->state(rank) == Mesh::State::kSilent; }
+    uint32_t how_ended(int rank) const override;
     bool watches() const override { return true; }
     void tell_stage(const wire::RankMask& mask, uint64_t stage) override;
     void tell_address() override;
@@ -43,6 +44,8 @@ class MachinesControl final : public SharedControl, private Mesh::Listener {
     const std::shared_ptr<Mesh> mesh_;
     const std::vector<bool> far_;  // by rank
     const std::unique_ptr<Memory> memory_;
+    std::mutex announcing_;    // of the next, and with it of the copies' announcements
+    uint32_t generation_ = 1;  // of the announcements
 };
 
 }  // namespace deep_ep::host

@@ -1,11 +1,13 @@
 #include "host/control/machines/mesh.h"
 
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <system_error>
 
 namespace deep_ep::host {
 
@@ -13,12 +15,12 @@ using namespace wire::control;
 
 namespace {
 
+constexpr int kWake = -1;  // among ranks
+
 u64 now_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();
     return static_cast<u64>(std::chrono::nanoseconds(now).count());
 }
-
-int new_event() { return eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); }
 
 void clear(int event) {
     u64 count;
@@ -34,8 +36,27 @@ bool as(std::string_view bytes, Payload& payload) {
 
 }  // namespace
 
-Mesh::Mesh(const std::vector<End>& ends) : wake_(new_event()), news_(new_event()) {
-    for (const End& end : ends) peers_.emplace(end.rank, std::make_unique<Peer>(end));
+Mesh::Descriptor::Descriptor(int descriptor, const char* what) : descriptor_(descriptor) {
+    if (descriptor_ < 0) throw std::system_error(errno, std::generic_category(), what);
+}
+
+Mesh::Descriptor::~Descriptor() { ::close(descriptor_); }
+
+Mesh::Mesh(const std::vector<End>& ends)
+    : wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "an eventfd"),
+      news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "an eventfd"),
+      ready_(epoll_create1(EPOLL_CLOEXEC), "an epoll descriptor") {
+    std::map<std::string, size_t> machines;
+    for (const End& end : ends) {
+        const size_t machine = machines.emplace(end.machine, machines.size()).first->second;
+        Peer& peer = *peers_.emplace(end.rank, std::make_unique<Peer>(end, machine)).first->second;
+        watch(end.rank, peer, EPOLL_CTL_ADD);
+    }
+    machines_ = machines.size();
+    epoll_event woken{EPOLLIN, {.fd = kWake}};
+    if (epoll_ctl(ready_, EPOLL_CTL_ADD, wake_, &woken) != 0) {
+        throw std::system_error(errno, std::generic_category(), "watching an eventfd");
+    }
     thread_ = std::thread([this] { serve(); });
 }
 
@@ -43,13 +64,18 @@ Mesh::~Mesh() {
     stopping_.store(true);
     signal(wake_);
     thread_.join();
-    ::close(wake_);
-    ::close(news_);
 }
 
 void Mesh::signal(int descriptor) {
     const u64 one = 1;
     [[maybe_unused]] const ssize_t bytes = write(descriptor, &one, sizeof(one));
+}
+
+void Mesh::watch(int rank, Peer& peer, int operation) {
+    epoll_event event{peer.waits_for_room ? EPOLLIN | EPOLLOUT : EPOLLIN, {.fd = rank}};
+    if (epoll_ctl(ready_, operation, peer.link.socket(), &event) != 0) {
+        throw std::system_error(errno, std::generic_category(), "watching a connection to another machine");
+    }
 }
 
 std::vector<int> Mesh::ranks() const {
@@ -82,7 +108,9 @@ void Mesh::tell(Kind kind, const void* payload, size_t bytes) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& [rank, peer] : peers_) {
-            if (peer->link.open()) peer->link.add(kind, payload, bytes);
+            if (!peer->link.open()) continue;
+            peer->link.add(kind, payload, bytes);
+            unsent_.push_back(rank);
         }
     }
     signal(wake_);
@@ -112,7 +140,9 @@ void Mesh::send(int rank, const std::string& message) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         Peer* const peer = find(rank);
-        if (peer != nullptr && peer->link.open()) peer->link.add(kMessage, message.data(), message.size());
+        if (peer == nullptr || !peer->link.open()) return;
+        peer->link.add(kMessage, message.data(), message.size());
+        unsent_.push_back(rank);
     }
     signal(wake_);
 }
@@ -135,14 +165,12 @@ bool Mesh::has_news(int rank) const {
 void Mesh::clear_news() { clear(news_); }
 
 void Mesh::drop(int rank) {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        Peer* const peer = find(rank);
-        if (peer == nullptr || !peer->link.open()) return;
-        peer->link.send();
-        end(*peer, State::kEnded);
-    }
-    signal(wake_);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Peer* const peer = find(rank);
+    if (peer == nullptr || !peer->link.open()) return;
+    peer->link.send();
+    end(*peer, State::kEnded);
+    show_end(*peer);
 }
 
 void Mesh::close_in_child() {
@@ -153,16 +181,23 @@ void Mesh::close_in_child() {
 
 void Mesh::serve() {
     u64 beaten = 0;
-    while (!stopping_.load()) {
-        const u64 due = beaten + kBeatNs, before = now_ns();
-        wait(due > before ? due - before : 0);
-        // What has come is read before silence is judged: it may be this process that was stopped.
-        take_all();
+    for (u64 looked = now_ns(); !stopping_.load();) {
+        const u64 due = beaten + kBeatNs;
+        const std::vector<int> ready = wait(due > looked ? due - looked : 0);
+        // What has come is read before silence is judged, and a time in which this thread did not run is no silence: it
+        // may be this process that was stopped, and the others with it.
         const u64 now = now_ns();
-        judge(now);
-        pass_on();
-        show_ends();
-        if (beat_due_.exchange(false) || now >= beaten + kBeatNs) {
+        if (now - looked > 2 * kBeatNs) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            for (const auto& [rank, peer] : peers_) {
+                if (peer->heard_ns != 0) peer->heard_ns = now;
+            }
+        }
+        looked = now;
+        for (const int rank : ready) take(rank);
+        pass_on(ready);
+        if (beat_due_.exchange(false) || now >= due) {
+            judge(now);
             add_beats();
             beaten = now;
         }
@@ -171,27 +206,28 @@ void Mesh::serve() {
     send_all();
 }
 
-void Mesh::wait(u64 nanoseconds) {
-    std::vector<pollfd> polled{{wake_, POLLIN, 0}};
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        for (const auto& [rank, peer] : peers_) {
-            const short events = peer->link.has_unsent() ? POLLIN | POLLOUT : POLLIN;
-            if (peer->link.open()) polled.push_back({peer->link.socket(), events, 0});
+// -> the ranks from which something has come, or to which something may be sent again.
+std::vector<int> Mesh::wait(u64 nanoseconds) {
+    epoll_event events[64];
+    const int count = epoll_wait(ready_, events, std::size(events), static_cast<int>(nanoseconds / 1'000'000 + 1));
+    std::vector<int> ranks;
+    for (int i = 0; i < count; ++i) {
+        if (events[i].data.fd == kWake) {
+            clear(wake_);
+        } else {
+            ranks.push_back(events[i].data.fd);
         }
     }
-    poll(polled.data(), polled.size(), static_cast<int>(nanoseconds / 1'000'000 + 1));
-    clear(wake_);
+    return ranks;
 }
 
-void Mesh::take_all() {
+void Mesh::take(int rank) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [rank, peer] : peers_) {
-        if (!peer->link.open()) continue;
-        Peer& from = *peer;
-        const auto one = [&](Kind kind, std::string_view payload) { take(from, kind, payload); };
-        if (!from.link.take(one)) end(from, State::kEnded);
-    }
+    Peer& peer = *find(rank);
+    if (!peer.link.open()) return;
+    if (peer.waits_for_room) unsent_.push_back(rank);
+    const auto one = [&](Kind kind, std::string_view payload) { take(peer, kind, payload); };
+    if (!peer.link.take(one)) end(peer, peer.comes_to == State::kHeard ? State::kEnded : peer.comes_to);
 }
 
 void Mesh::take(Peer& peer, Kind kind, std::string_view payload) {
@@ -203,31 +239,43 @@ void Mesh::take(Peer& peer, Kind kind, std::string_view payload) {
     } else if (kind == kAnswer && as(payload, question)) {
         peer.answered = std::max(peer.answered, question.number);
         answered_.notify_all();
+    } else if (kind == kUnheard) {
+        peer.comes_to = State::kUnheard;  // its end follows
     } else if (kind != kBeat || !payload.empty()) {
         peer.told.push_back({kind, std::string(payload)});
     }
 }
 
 // In order, and without the lock, so that this rank may tell something meanwhile. What comes before anything listens
-// waits for that.
-void Mesh::pass_on() {
+// waits for that. An end is shown after all that its rank has told: one that has left is not taken for one that has
+// died.
+void Mesh::pass_on(const std::vector<int>& from) {
     const std::lock_guard<std::mutex> listening(listening_);
-    pass_on_all();
+    for (const int rank : from) {
+        std::deque<Told> all;
+        if (listener_ != nullptr) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            all.swap(find(rank)->told);
+        }
+        for (const Told& told : all) pass_on(rank, told);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        show_end(*find(rank));
+    }
 }
 
 void Mesh::pass_on_all() {
     if (listener_ == nullptr) return;
     for (const auto& [rank, peer] : peers_) {
-        std::deque<Peer::Told> all;
+        std::deque<Told> all;
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             all.swap(peer->told);
         }
-        for (const Peer::Told& told : all) pass_on(rank, told);
+        for (const Told& told : all) pass_on(rank, told);
     }
 }
 
-void Mesh::pass_on(int from, const Peer::Told& told) {
+void Mesh::pass_on(int from, const Told& told) {
     Beat beat{};
     Abort abort{};
     wire::RecoveryWord stage{};
@@ -240,7 +288,9 @@ void Mesh::pass_on(int from, const Peer::Told& told) {
     if (told.kind == kAsk && as(told.payload, question)) {
         const std::lock_guard<std::mutex> lock(mutex_);
         Peer* const peer = find(from);
-        if (peer->link.open()) peer->link.add(kAnswer, &question, sizeof(question));
+        if (!peer->link.open()) return;
+        peer->link.add(kAnswer, &question, sizeof(question));
+        unsent_.push_back(from);
     }
 }
 
@@ -252,45 +302,58 @@ void Mesh::add_beats() {
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [rank, peer] : peers_) {
-        if (peer->link.open()) peer->link.add(kBeat, beat ? &*beat : nullptr, beat ? sizeof(*beat) : 0);
+        if (!peer->link.open()) continue;
+        peer->link.add(kBeat, beat ? &*beat : nullptr, beat ? sizeof(*beat) : 0);
+        unsent_.push_back(rank);
     }
 }
 
 void Mesh::send_all() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [rank, peer] : peers_) {
-        if (peer->link.open()) peer->link.send();
+    for (const int rank : unsent_) {
+        Peer& peer = *find(rank);
+        if (!peer.link.open()) continue;
+        peer.link.send();
+        if (peer.waits_for_room == peer.link.has_unsent()) continue;
+        peer.waits_for_room = peer.link.has_unsent();
+        watch(rank, peer, EPOLL_CTL_MOD);
     }
+    unsent_.clear();
+}
+
+// A rank that has not spoken yet may still be meeting others: then its machine's kernel says whether it is there.
+bool Mesh::is_quiet(const Peer& peer, u64 now) const {
+    if (peer.heard_ns == 0) return peer.link.unacknowledged_ns() > kSilentNs;
+    return now > peer.heard_ns + kSilentNs;
 }
 
 void Mesh::judge(u64 now) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::map<std::string, bool> silent;
+    std::vector<bool> heard(machines_);
     for (const auto& [rank, peer] : peers_) {
-        if (!peer->link.open()) continue;
-        const bool quiet = peer->heard_ns != 0 && now - peer->heard_ns > kSilentNs;
-        const auto [found, first] = silent.emplace(peer->machine, quiet);
-        if (!first) found->second = found->second && quiet;
+        if (peer->link.open() && !is_quiet(*peer, now)) heard[peer->machine] = true;
     }
     for (const auto& [rank, peer] : peers_) {
-        if (peer->link.open() && silent[peer->machine]) end(*peer, State::kSilent);
+        if (!peer->link.open() || heard[peer->machine]) continue;
+        peer->link.add(kUnheard, nullptr, 0);
+        peer->link.send();
+        end(*peer, State::kSilent);
+        show_end(*peer);
     }
 }
 
 void Mesh::end(Peer& peer, State state) {
+    // A forked child may have a copy of the socket, so that closing it does not end the watch.
+    epoll_ctl(ready_, EPOLL_CTL_DEL, peer.link.socket(), nullptr);
     peer.link.close();
     peer.comes_to = state;
 }
 
-// After all that these ranks have told has been passed on: one that has left is not taken for one that has died.
-void Mesh::show_ends() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [rank, peer] : peers_) {
-        if (peer->state == peer->comes_to) continue;
-        peer->state = peer->comes_to;
-        answered_.notify_all();
-        signal(news_);
-    }
+void Mesh::show_end(Peer& peer) {
+    if (peer.link.open() || peer.state == peer.comes_to) return;
+    peer.state = peer.comes_to;
+    answered_.notify_all();
+    signal(news_);
 }
 
 }  // namespace deep_ep::host

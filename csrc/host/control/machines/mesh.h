@@ -3,7 +3,8 @@
 //
 // A rank whose connection ends has ended: its process's death closes it. A machine of which nothing comes for
 // kSilentNs, while its connections stay open, is cut off, or has failed, or all its ranks are stopped; then they are
-// closed here. Of a rank that alone is stopped nothing is concluded: waits for it have their own bounds.
+// closed here. Of a rank that alone is stopped nothing is concluded: waits for it have their own bounds. Time in which
+// this process itself did not run does not count.
 #pragma once
 
 #include <atomic>
@@ -25,11 +26,11 @@ class Mesh {
   public:
     struct End {
         int rank;
-        int socket;           // connected; the mesh's from now on
+        int socket;           // see Link
         std::string machine;  // the same for ranks of the same one
         TagKey own, theirs;   // see Link
     };
-    enum class State { kHeard, kEnded, kSilent };
+    enum class State { kHeard, kEnded, kSilent, kUnheard };  // kUnheard: it is the one that heard nothing from here
 
     // What takes what other ranks tell, in the mesh's thread.
     class Listener {
@@ -80,46 +81,63 @@ class Mesh {
     void close_in_child();
 
   private:
+    struct Told {
+        wire::control::Kind kind;
+        std::string payload;
+    };
     struct Peer {
-        explicit Peer(const End& end) : machine(end.machine), link(end.socket, end.own, end.theirs) {}
+        Peer(const End& end, size_t machine) : machine(machine), link(end.socket, end.own, end.theirs) {}
 
-        const std::string machine;
+        const size_t machine;
         Link link;
-        State state = State::kHeard, comes_to = State::kHeard;
-        u64 heard_ns = 0;  // 0: it may still be meeting others
+        State state = State::kHeard, comes_to = State::kHeard;  // as it is shown, and will be
+        u64 heard_ns = 0;                                       // 0: it may still be meeting others
         u64 answered = 0;
+        bool waits_for_room = false;  // in the connection, to send
         std::deque<std::string> messages;
-        struct Told {
-            wire::control::Kind kind;
-            std::string payload;
-        };
         std::deque<Told> told;  // not passed on yet
+    };
+    // A descriptor that is closed with this. Throws std::system_error if it could not be made.
+    class Descriptor {
+      public:
+        Descriptor(int descriptor, const char* what);
+        ~Descriptor();
+        Descriptor(const Descriptor&) = delete;
+        Descriptor& operator=(const Descriptor&) = delete;
+        operator int() const { return descriptor_; }
+
+      private:
+        const int descriptor_;
     };
 
     void tell(wire::control::Kind kind, const void* payload, size_t bytes);
     Peer* find(int rank) const;  // null: it connects none such
     void serve();
-    void wait(u64 nanoseconds);
-    void take_all();
+    std::vector<int> wait(u64 nanoseconds);
+    void watch(int rank, Peer& peer, int operation);
+    void take(int rank);
     void take(Peer& peer, wire::control::Kind kind, std::string_view payload);
-    void pass_on();
+    void pass_on(const std::vector<int>& from);
     void pass_on_all();
-    void pass_on(int from, const Peer::Told& told);
+    void pass_on(int from, const Told& told);
     void add_beats();
     void send_all();
     void judge(u64 now);
+    bool is_quiet(const Peer& peer, u64 now) const;
     void end(Peer& peer, State state);
-    void show_ends();
+    void show_end(Peer& peer);
     static void signal(int descriptor);
 
     std::map<int, std::unique_ptr<Peer>> peers_;  // by rank; the map stays as it is
-    mutable std::mutex mutex_;                    // of what it holds
+    size_t machines_ = 0;
+    mutable std::mutex mutex_;  // of what they hold
     std::condition_variable answered_;
     u64 asked_ = 0;
+    std::vector<int> unsent_;  // ranks, to which something has been told since it was last sent
     std::atomic<bool> beat_due_{true};
-    std::mutex listening_;  // held while the listener is called
+    std::mutex listening_;  // held while the listener is called; taken before the other
     Listener* listener_ = nullptr;
-    const int wake_, news_;
+    const Descriptor wake_, news_, ready_;
     std::atomic<bool> stopping_{false};
     std::thread thread_;
 };
