@@ -137,11 +137,13 @@ void bind_network(py::module_& m) {
         .def_readwrite("fault_after", &Options::fault_after)
         .def_readwrite("fault_syndrome", &Options::fault_syndrome);
     py::class_<NetworkOptions>(m, "NetworkOptions")
-        .def(py::init([](const Options& nic, bool in_process, std::string provider,
-                         const std::optional<std::shared_ptr<host::Mesh>>& mesh) {
-                 return NetworkOptions{nic, in_process, std::move(provider), mesh.value_or(nullptr)};
+        .def(py::init([](const Options& nic, bool in_process, std::string provider, std::string address,
+                         std::vector<int> cpus, const std::optional<std::shared_ptr<host::Mesh>>& mesh) {
+                 return NetworkOptions{
+                     nic, in_process, std::move(provider), std::move(address), std::move(cpus), mesh.value_or(nullptr)};
              }),
-             py::kw_only(), py::arg("nic"), py::arg("in_process"), py::arg("provider"), py::arg("mesh"));
+             py::kw_only(), py::arg("nic"), py::arg("in_process"), py::arg("provider"), py::arg("address"),
+             py::arg("cpus"), py::arg("mesh"));
     py::class_<Counters>(m, "NicCounters")
         .def_readonly("writes", &Counters::writes)
         .def_readonly("atomics", &Counters::atomics)
@@ -405,6 +407,9 @@ void bind_runtime(py::module_& m) {
                 runtime.connect(mask_of(left_out), generation);
             },
             py::arg("left_out"), py::arg("generation"), NoGil())
+        .def(
+            "know_peers", [](Runtime& runtime, double seconds) { return runtime.know_peers(nanoseconds(seconds)); },
+            py::arg("seconds"), NoGil())
         .def(
             "wait_gone",
             [](Runtime& runtime, const std::vector<u32>& left_out, double seconds) {

@@ -59,6 +59,8 @@ struct NetworkOptions {
     nic::Options nic;                  // software NICs
     bool in_process;                   // all ranks are threads of this process
     std::string provider;              // of libfabric, for the proxy; empty: the best there is
+    std::string address;               // see host::NetworkPlace
+    std::vector<int> cpus;             // likewise
     std::shared_ptr<host::Mesh> mesh;  // to ranks on other machines; null: there are none
 };
 

@@ -46,6 +46,11 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
     }
     place.nic = network.nic;
     place.provider = network.provider;
+    place.address = network.address;
+    place.cpus = network.cpus;
+    if (const auto mesh = network.mesh) {
+        place.ended = [mesh](u32 rank) { return mesh->state(static_cast<int>(rank)) != host::Mesh::State::kHeard; };
+    }
     return [place](host::Memory& memory, const std::vector<fabric::Route>& routes, uint32_t generation,
                    uint8_t* host_words) {
         host::NetworkPlace here = place;

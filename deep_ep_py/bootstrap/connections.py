@@ -56,6 +56,8 @@ class Connections:
         By rank: which machine it is on, counted from 0 in the order of ranks.
     mesh : native.C.Mesh or None
         To the ranks of other machines; None where there are none.
+    address : str
+        At which these reach this machine; empty where there are none.
     """
 
     in_process = False
@@ -64,6 +66,7 @@ class Connections:
         self.rank, self.size, self.pids = rank, size, pids
         self.machines = [0] * size
         self.mesh: C.Mesh | None = None
+        self.address = ""
         self._addresses: dict[int, str] = {}  # of ranks on other machines
         self._meeting: FarMeeting | None = None
         self._numbered_alike = frozenset(numbered_alike) - {rank}  # ranks whose pids name the same processes here

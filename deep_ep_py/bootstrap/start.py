@@ -83,6 +83,7 @@ def _connect_machines(
         for rank, (_, _, why) in enumerate(told):
             if why:
                 raise ValueError(why if rank == connections.rank else f"rank {rank}: {why}")
+        connections.address = address
         connections.meet(listener, names, secret)
         far = [Place(rank, where, at) for rank, (where, at, _) in enumerate(told) if connections.is_far(rank)]
         connections.meet_far(far_listener, far, secret_of((secret, kept)))

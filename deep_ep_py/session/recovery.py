@@ -71,6 +71,8 @@ def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: flo
             "process to have ended, or its Buffer to be destroyed"
         )
     _check(runtime.meet(left_out, attempt, False, seconds), left_out, prefix, seconds)
+    if not runtime.know_peers(seconds):
+        raise DeepEPError(f"{prefix}: a rank has not told within {seconds:g} s where its network is")
     runtime.clear_words(attempt + 1)
     try:
         _check(runtime.meet(left_out, attempt, True, seconds), left_out, prefix, seconds)

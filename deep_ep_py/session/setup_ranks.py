@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from deep_ep_py._version import __version__
-from deep_ep_py.bootstrap.connections import Connections
+from deep_ep_py.bootstrap.connections import EXCHANGE_SECONDS, Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.bootstrap.start import exchange_heaps
+from deep_ep_py.core.cpus import proxy_cpus
 from deep_ep_py.core.native import BUILD, C
 from deep_ep_py.device.device import Device
+from deep_ep_py.errors import DeepEPError
 from deep_ep_py.topology.membership import name_of
 from deep_ep_py.topology.topology import Topology
 
@@ -131,6 +133,8 @@ def make_runtime(
         nic=topology.nic.native(),
         in_process=bootstrap.in_process,
         provider=topology.provider,
+        address=bootstrap.address if isinstance(bootstrap, Connections) else "",
+        cpus=proxy_cpus(),
         mesh=bootstrap.mesh if isinstance(bootstrap, Connections) else None,
     )
     heap_bytes = C.heap_bytes(options)
@@ -145,6 +149,9 @@ def make_runtime(
     runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, rank, call.kind, peer))
     if isinstance(bootstrap, Connections):
         runtime.watch(*bootstrap.watched())
+    bootstrap.all_gather(None)  # each rank's network is there to be looked up
+    if not runtime.know_peers(EXCHANGE_SECONDS):
+        raise DeepEPError(f"rank {rank}: a rank has not told where its network is")
     bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
     return runtime, regions_offset
 

@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _MESH,
         "        for (const Told& told : all) pass_on(rank, told);\n"
         "        const std::lock_guard<std::mutex> lock(mutex_);\n        show_end(*find(rank));\n",
-        "        {\n            const std::lock_guard<std::mutex> lock(mutex_);\n            show_end(*find(rank));\n        }\n"
+        "        mutex_.lock();\n        show_end(*find(rank));\n        mutex_.unlock();\n"
         "        for (const Told& told : all) pass_on(rank, told);\n",
         "fast",
         "machines",

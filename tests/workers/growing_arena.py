@@ -192,12 +192,12 @@ def all_at_once(ranks: Ranks) -> None:
 
 def what_suits_all(ranks: Ranks) -> None:
     """Where no size is named, the least that suits a rank's device."""
-    first = PretendGpu.first_arena_bytes
-    if ranks.rank == 0:
-        PretendGpu.first_arena_bytes //= 2
-    assert ranks.make_buffer().stats()["arena_bytes"] == first // 2
-    if ranks.rank == 0:
-        PretendGpu.first_arena_bytes *= 2
+    usual = ranks.make_buffer().stats()["arena_bytes"]
+    if ranks.rank != 0:
+        PretendGpu.first_arena_bytes += GRANULARITY
+    assert ranks.make_buffer().stats()["arena_bytes"] == usual
+    if ranks.rank != 0:
+        PretendGpu.first_arena_bytes -= GRANULARITY
 
 
 def no_more_memory(ranks: Ranks) -> None:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,9 @@ class Network {
     virtual void* state() = 0;
     // The most bytes that one put of so many pieces may have.
     virtual uint64_t most_put_bytes(uint32_t) const { return UINT64_MAX; }
+    // Has looked up the ranks that it reaches, which can reach this one then; false: some have not told yet where they
+    // are. Before any rank sends.
+    virtual bool know_peers() { return true; }
     // All that kernels have posted, and that is not an operation's to wait for, has left.
     virtual bool idle() const { return true; }
     // What kernels have written that a NIC would refuse; empty where all is well.
@@ -45,12 +49,17 @@ struct NetworkPlace {
     std::vector<u64*> masked;   // in every rank's heap, the ranks that it has masked; empty: it never does
     nic::Options nic;           // of software NICs
     std::string provider;       // of libfabric; empty: the best there is
+    std::string address;        // IP, at which other machines reach this one; empty: all ranks are on one
+    std::vector<int> cpus;      // that a thread of the network may run on; empty: any
+    // Whether a rank has ended, without a word perhaps; null: nothing here tells.
+    std::function<bool(u32 rank)> ended;
 
     uint8_t* own_heap() const { return heaps[static_cast<size_t>(rank)]; }
-    // Whether a rank's host has said that it stores nothing any more. Acquire: what it has stored is visible then.
-    bool has_left(u32 peer) const {
+    // Whether a rank's host has said that it stores nothing any more, or it has ended. Acquire: what it has stored is
+    // visible then.
+    bool is_gone(u32 peer) const {
         const auto* const header = reinterpret_cast<const wire::HeapHeader*>(heaps[peer]);
-        return __atomic_load_n(&header->left, __ATOMIC_ACQUIRE) != 0;
+        return __atomic_load_n(&header->left, __ATOMIC_ACQUIRE) != 0 || (ended && ended(peer));
     }
     nic::Closing closing(u32 peer) const {
         if (masked.empty()) return {};

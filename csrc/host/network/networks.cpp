@@ -67,6 +67,11 @@ uint64_t Networks::most_put_bytes(uint32_t pieces) const {
     return most;
 }
 
+bool Networks::know_peers() {
+    return std::all_of(by_route_.begin(), by_route_.end(),
+                       [](const auto& network) { return !network || network->know_peers(); });
+}
+
 bool Networks::idle() const {
     return std::all_of(by_route_.begin(), by_route_.end(),
                        [](const auto& network) { return !network || network->idle(); });

@@ -35,6 +35,11 @@ void Runtime::connect(const wire::RankMask& mask, uint32_t generation) {
     memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
 }
 
+bool Runtime::know_peers(uint64_t nanoseconds) {
+    const auto known = [this] { return networks_.know_peers(); };
+    return known() || launcher_->wait_for(known, "other ranks' networks", nanoseconds);
+}
+
 bool Runtime::gone(int rank) const {
     // A rank that was left out was known to be gone, and stays so: what told of it is closed since, and its
     // descriptors' numbers may be other files' by now.

@@ -174,6 +174,9 @@ class Runtime final : private FailureCount::Member {
     // Recovery, in this order (P16); the ranks' attempts are numbered alike. First: what this rank has launched or
     // posted in this generation is over, or never will be.
     bool stop_all(uint64_t nanoseconds);
+    // The networks of this rank know those of the ranks that they reach: false if some rank has not told in time where
+    // its own are. All ranks have made theirs, and none has sent anything.
+    bool know_peers(uint64_t nanoseconds);
     // The network made anew for a generation, to the ranks that this one talks to without those of `mask`.
     void connect(const wire::RankMask& mask, uint32_t generation);
     // The ranks of `mask` are known to store nothing any more: -> one that may after so long, or -1.

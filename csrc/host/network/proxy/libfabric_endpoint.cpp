@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 #include "host/network/proxy/address_page.h"
@@ -21,6 +22,9 @@ namespace {
 // `sockets` and `udp`, which starve or crash, and psm, which has no immediates.
 constexpr const char* kProviders[] = {"efa", "verbs;ofi_rxm", "net", "tcp", "tcp;ofi_rxm", "shm"};
 constexpr u64 kMostMessage = 16ull << 20;
+
+// Providers whose endpoints are at an IP address, and the one that reaches its own machine alone.
+constexpr std::string_view kByAddress[] = {"net", "tcp", "tcp;ofi_rxm"}, kNear = "shm";
 
 Info hints_for(const std::string& provider) {
     Info hints(LibfabricLibrary::get().dupinfo(nullptr));
@@ -35,23 +39,32 @@ Info hints_for(const std::string& provider) {
     return hints;
 }
 
-// What a provider offers; null: nothing that will do.
-Info offer_of(const std::string& provider) {
+// What a provider offers; null: nothing that will do. `address`: this machine's, where others are to reach it.
+Info offer_of(const std::string& provider, const std::string& address) {
     const LibfabricLibrary& library = LibfabricLibrary::get();
     const Info hints = hints_for(provider);
+    if (!address.empty() && provider == kNear) return nullptr;
+    const bool at =
+        !address.empty() && std::find(std::begin(kByAddress), std::end(kByAddress), provider) != std::end(kByAddress);
     fi_info* found = nullptr;
-    if (library.getinfo(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), nullptr, nullptr, 0, hints.get(), &found) !=
-        0) {
-        return nullptr;
-    }
-    return Info(found);
+    const int result = library.getinfo(FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), at ? address.c_str() : nullptr,
+                                       nullptr, at ? FI_SOURCE | FI_NUMERICHOST : 0, hints.get(), &found);
+    return result == 0 ? Info(found) : nullptr;
 }
 
-Info best_offer(const std::string& asked) {
+std::string offered_at(const std::string& address) {
+    std::string offered;
+    for (const char* provider : kProviders) {
+        if (offer_of(provider, address)) offered += (offered.empty() ? "" : ", ") + std::string(provider);
+    }
+    return offered;
+}
+
+Info best_offer(const std::string& asked, const std::string& address) {
     std::string tried;
     for (const char* provider : kProviders) {
         if (!asked.empty() && asked != provider) continue;
-        if (Info info = offer_of(provider)) return info;
+        if (Info info = offer_of(provider, address)) return info;
         tried += std::string(tried.empty() ? "" : ", ") + provider;
     }
     if (!asked.empty() && tried.empty()) {
@@ -59,10 +72,10 @@ Info best_offer(const std::string& asked) {
         for (const char* provider : kProviders) known += std::string(known.empty() ? "" : ", ") + provider;
         throw std::invalid_argument("DEEP_EP_PROXY_PROVIDER='" + asked + "': expected one of " + known);
     }
-    std::string offered;
-    for (const std::string& provider : libfabric_providers()) offered += (offered.empty() ? "" : ", ") + provider;
-    throw std::invalid_argument("fabric \"proxy\": libfabric does not offer " + tried +
-                                " here (DEEP_EP_PROXY_PROVIDER): it has " +
+    const std::string offered = offered_at(address);
+    throw std::invalid_argument("fabric \"proxy\": libfabric does not offer " + tried + " " +
+                                (address.empty() ? "here" : "to other machines, at " + address) +
+                                " (DEEP_EP_PROXY_PROVIDER): it has " +
                                 (offered.empty() ? "none that will do" : offered));
 }
 
@@ -84,7 +97,7 @@ void check(long result, const std::string& doing) {
 }
 
 LibfabricEndpoint::LibfabricEndpoint(const NetworkPlace& place, size_t events)
-    : place_(place), info_(best_offer(place.provider)), peers_(place.heaps.size()) {
+    : place_(place), info_(best_offer(place.provider, place.address)), peers_(place.heaps.size()) {
     open(events);
     register_memory();
     publish();
@@ -176,6 +189,14 @@ bool LibfabricEndpoint::knows(u32 peer) {
     return known.known = true;
 }
 
+bool LibfabricEndpoint::know_all() {
+    bool all = true;
+    for (u32 peer = 0; peer < peers_.size(); ++peer) {
+        if (place_.reached[peer] && !place_.is_gone(peer)) all = knows(peer) && all;
+    }
+    return all;
+}
+
 LibfabricEndpoint::Write::Write(const LibfabricEndpoint& from, u32 peer, u64 source, u64 target, u64 bytes,
                                 u32 immediate, void* context)
     : endpoint_(from.endpoint_.get()),
@@ -196,7 +217,7 @@ std::vector<std::string> libfabric_providers() {
     std::vector<std::string> offered;
     try {
         for (const char* provider : kProviders) {
-            if (offer_of(provider)) offered.emplace_back(provider);
+            if (offer_of(provider, "")) offered.emplace_back(provider);
         }
     } catch (const std::invalid_argument&) {  // no library, or another one
     }

@@ -26,6 +26,7 @@ class Progress {
     // One thread at a time. -> whether there was anything to do.
     bool step();
     bool has_work() const;
+    bool know_peers() { return transport_->know_peers(); }
     // Whether a message is under way, or waits for its link. For the thread that steps.
     bool is_open() const { return sender_.is_open(); }
     // A link that has failed is waited for no longer.

@@ -1,5 +1,7 @@
 #include "host/network/proxy/thread.h"
 
+#include <sched.h>
+
 #include <random>
 
 #include "cpu/executor/executor.h"
@@ -11,7 +13,19 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-constexpr u64 kPatience = 200'000'000;  // ns
+// Until a link's end is told, after which its rank's own may have been heard of: by a descriptor of this machine, or by
+// a connection to another, whose packets may be lost once.
+constexpr u64 kPatience = 200'000'000, kPatienceAfar = 1'000'000'000;  // ns
+u64 patience(const NetworkPlace& place) { return place.address.empty() ? kPatience : kPatienceAfar; }
+
+// As well as it can: the process may have been given other CPUs since they were named.
+void run_on(const std::vector<int>& cpus) {
+    if (cpus.empty()) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus) CPU_SET(static_cast<size_t>(cpu), &set);
+    sched_setaffinity(0, sizeof(set), &set);
+}
 
 // Ranks that are threads of one process need no library of a network's to reach each other.
 std::unique_ptr<Transport> transport_of(const NetworkPlace& place) {
@@ -23,7 +37,8 @@ std::unique_ptr<Transport> transport_of(const NetworkPlace& place) {
 }  // namespace
 
 Thread::Thread(const NetworkPlace& place)
-    : ProxyNetwork(place, transport_of(place), {cpu::monotonic_ns, kPatience}), thread_([this] { run(); }) {
+    : ProxyNetwork(place, transport_of(place), {cpu::monotonic_ns, patience(place)}),
+      thread_([this, cpus = place.cpus] { run(cpus); }) {
     if (!place.kernels_on_cpu) return;
     helper_ = cpu::Executor::get().add_helper({[this] { return help(); }});
 }
@@ -34,7 +49,8 @@ Thread::~Thread() {
     thread_.join();
 }
 
-void Thread::run() {
+void Thread::run(const std::vector<int>& cpus) {
+    run_on(cpus);
     Looks looks;
     uint64_t helped = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
@@ -58,6 +74,11 @@ bool Thread::help() {
     helped_.fetch_add(1, std::memory_order_relaxed);  // run() looks; it orders nothing
     const std::unique_lock<std::mutex> lock(stepping_, std::try_to_lock);
     return lock.owns_lock() && progress_.step();
+}
+
+bool Thread::know_peers() {
+    const std::lock_guard<std::mutex> lock(stepping_);
+    return progress_.know_peers();
 }
 
 std::vector<nic::Counters> Thread::counters() const {

@@ -19,10 +19,11 @@ class Thread final : public ProxyNetwork {
     Thread(const Thread&) = delete;
     Thread& operator=(const Thread&) = delete;
 
+    bool know_peers() override;
     std::vector<nic::Counters> counters() const override;
 
   private:
-    void run();
+    void run(const std::vector<int>& cpus);
     bool help();
 
     mutable std::mutex stepping_;  // one thread at a time

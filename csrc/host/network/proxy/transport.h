@@ -39,6 +39,8 @@ class Transport {
     virtual std::string name() const = 0;
     // The most bytes of one message.
     virtual u64 most_bytes() const = 0;
+    // Network::know_peers().
+    virtual bool know_peers() { return true; }
     // False: it takes no message to that peer now.
     virtual bool post(const Message& message) = 0;
     // Whether post() might take one, and whether poll() might find or do anything: where other things are to be done,
