@@ -113,3 +113,15 @@ def test_a_rank_that_ends_well_ends_no_other(machines: Machines) -> None:
             ranks.next(rank)
         told = [ranks.next(rank) for rank in range(RANKS)]
         assert all(said.get("ended") for said in told), told
+
+
+@pytest.mark.timed
+def test_the_end_of_a_buffer_waits_for_no_machine_that_is_cut_off(machines: Machines) -> None:
+    """What is left for it would have gone after the last call."""
+    with machines.ranks(1, WORKER, "--rounds=20", "--rests=8", "--timeout=30") as ranks:
+        for rank in range(MACHINES):
+            ranks.next(rank)
+        time.sleep(1.0)
+        machines.cut(1)
+        told = [ranks.next(rank) for rank in range(MACHINES)]
+        assert all(said["took"] < 5.0 for said in told), told

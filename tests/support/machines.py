@@ -48,6 +48,11 @@ class Machines:
         """
         for namespace in self._namespaces:
             _ip("netns", "add", namespace)
+            # A network of the machine's own comes first, and leads nowhere: the same address on both.
+            _ip("-netns", namespace, "link", "add", "inner", "type", "veth", "peer", "name", "other")
+            _ip("-netns", namespace, "address", "add", "10.63.0.1/24", "dev", "inner")
+            for end in ("inner", "other"):
+                _ip("-netns", namespace, "link", "set", end, "up")
         ends = [["netns", namespace] for namespace in self._namespaces]
         _ip("link", "add", "cable", *ends[0], "type", "veth", "peer", "name", "cable", *ends[1])
         for machine in range(MACHINES):

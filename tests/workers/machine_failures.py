@@ -19,6 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--timeout", type=float, default=30.0, help="of the Buffer's waits")
     parser.add_argument("--rounds", type=int, default=0, help="end well after so many; 0: when something fails")
+    parser.add_argument("--rests", type=float, default=0.0, help="seconds between the last round and the end")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -41,8 +42,10 @@ def main() -> None:
             handle = buffer.dispatch(**dispatch_arguments(trial.work, rank))[4]
             trial.check_combine(rank, trial.combine(buffer, rank, handle))
             done += 1
+        time.sleep(options.rests)
+        began = time.monotonic()
         buffer.destroy()
-        tell(rank, ended=True, at=time.monotonic())
+        tell(rank, ended=True, took=time.monotonic() - began)
     except deep_ep.DeepEPError as error:
         tell(rank, raised=str(error), kind=type(error).__name__, at=time.monotonic())
     # Not by way of the process group, which would wait for those that are cut off.
