@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from builds import LONG
 from deep_ep_py.core.native import C
 from machines import MACHINES, Machines, two_machines
 
@@ -17,6 +18,8 @@ pytestmark = [
     pytest.mark.once,
     pytest.mark.skipif(not C.proxy_providers(), reason="no libfabric (Debian: libfabric-dev, then `make clean build`)"),
 ]
+
+IN_LONG = pytest.mark.skipif(not LONG, reason="waits for seconds: in `make test-long`")
 
 PER_MACHINE = 2
 RANKS = MACHINES * PER_MACHINE
@@ -42,7 +45,7 @@ def test_the_clusters_tests_pass(machines: Machines, tmp_path: Path) -> None:
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("victim", [0, RANKS - 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(RANKS - 1, marks=[pytest.mark.long, IN_LONG])])
 def test_a_process_that_is_killed_is_named_everywhere(machines: Machines, victim: int) -> None:
     with machines.ranks(PER_MACHINE, WORKER) as ranks:
         pids = [ranks.next(rank)["made"] for rank in range(RANKS)]
@@ -75,6 +78,8 @@ def test_a_machine_that_is_cut_off_is_named(machines: Machines) -> None:
             assert 4.0 < said["at"] - cut < 10.0, said
 
 
+@pytest.mark.long
+@IN_LONG
 @pytest.mark.timed
 def test_a_machine_whose_only_rank_is_stopped_is_silent(machines: Machines) -> None:
     """No other rank of it says that it lives."""
@@ -87,8 +92,35 @@ def test_a_machine_whose_only_rank_is_stopped_is_silent(machines: Machines) -> N
         said = ranks.next(0)
         assert "nothing has come for 5 s from the machine of rank 1" in said["raised"], said
         assert 4.0 < said["at"] - stopped < 10.0, said
+        ranks.signal(1, signal.SIGCONT)
+        said = ranks.next(1)
+        where = re.escape(machines.address(0))
+        assert re.search(
+            rf"rank 0 \(pid \d+ on {where}\) goes on without rank 1, from whose machine", said["raised"]
+        ), said
 
 
+@pytest.mark.long
+@IN_LONG
+@pytest.mark.timed
+def test_a_job_that_is_stopped_goes_on(machines: Machines) -> None:
+    """Its ranks one after the other, long after each would have taken the others for silent."""
+    with machines.ranks(1, WORKER, "--rounds=3000") as ranks:
+        for rank in range(MACHINES):
+            ranks.next(rank)
+        time.sleep(0.5)
+        for rank in range(MACHINES):
+            ranks.signal(rank, signal.SIGSTOP)
+        time.sleep(6.5)
+        for rank in range(MACHINES):
+            ranks.signal(rank, signal.SIGCONT)
+            time.sleep(0.5)
+        told = [ranks.next(rank) for rank in range(MACHINES)]
+        assert all(said.get("ended") for said in told), told
+
+
+@pytest.mark.long
+@IN_LONG
 @pytest.mark.timed
 def test_a_process_that_is_stopped_is_named_when_the_time_is_over(machines: Machines) -> None:
     """Its machine is heard, so nothing is concluded before; and it fails too, when it goes on."""
@@ -115,6 +147,8 @@ def test_a_rank_that_ends_well_ends_no_other(machines: Machines) -> None:
         assert all(said.get("ended") for said in told), told
 
 
+@pytest.mark.long
+@IN_LONG
 @pytest.mark.timed
 def test_the_end_of_a_buffer_waits_for_no_machine_that_is_cut_off(machines: Machines) -> None:
     """What is left for it would have gone after the last call."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from builds import LONG
 from deep_ep_py.core.native import C
 from native_programs import build_protocol, run
 
@@ -127,6 +128,8 @@ def test_beats_come_and_an_end_is_seen_at_once(rank: Rank) -> None:
     assert mesh.receive(1) == b"last"
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not LONG, reason="waits for seconds: in `make test-long`")
 @pytest.mark.timed
 def test_a_machine_is_silent_when_all_its_ranks_are() -> None:
     """A rank that is stopped while others of its machine are heard is not; nor one that has not spoken yet."""

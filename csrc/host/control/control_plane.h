@@ -60,7 +60,7 @@ class ControlPlane {
     virtual bool left(int rank) const = 0;
     // Its process has ended, or is ending: what it has stored before is visible then.
     virtual bool ended(int rank) const = 0;
-    // It is known to store nothing any more.
+    // It is known that nothing which it stores from now on arrives here (P16, P19).
     virtual bool gone(int rank) const = 0;
     // Of one that has ended or is gone: in what way, as a wire::Reason.
     virtual uint32_t how_ended(int) const { return wire::kDied; }
