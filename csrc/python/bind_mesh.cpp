@@ -9,7 +9,6 @@ namespace deep_ep::python {
 namespace {
 
 using host::Mesh, host::TagKey;
-using NoGil = py::call_guard<py::gil_scoped_release>;
 
 TagKey key_of(const py::bytes& bytes) {
     const std::string_view text = bytes;

@@ -408,7 +408,8 @@ void bind_runtime(py::module_& m) {
             },
             py::arg("left_out"), py::arg("generation"), NoGil())
         .def(
-            "know_peers", [](Runtime& runtime, double seconds) { return runtime.know_peers(nanoseconds(seconds)); },
+            "look_up_peers",
+            [](Runtime& runtime, double seconds) { return runtime.look_up_peers(nanoseconds(seconds)); },
             py::arg("seconds"), NoGil())
         .def(
             "wait_gone",

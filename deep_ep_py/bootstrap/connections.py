@@ -13,16 +13,13 @@ import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from deep_ep_py.bootstrap.far_meeting import FarMeeting, Met, Place
 from deep_ep_py.bootstrap.handshake import Meeting, PeerGone, PeersLate
 from deep_ep_py.bootstrap.silence import silent_text, unheard_text
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
-
-if TYPE_CHECKING:
-    pass
 
 EXCHANGE_SECONDS = 1800.0
 """How long ranks wait for others that live: as process groups do. That one has died they hear at once."""
@@ -295,6 +292,8 @@ class Connections:
             raise DeepEPError(f"rank {self.rank}: other machines cannot be connected to: {error}") from error
         try:
             self.mesh = C.Mesh([self._end(rank, one) for rank, one in sorted(met.items())])
+        except RuntimeError as error:  # too many open files, say
+            raise DeepEPError(f"rank {self.rank}: connections to other machines cannot be kept: {error}") from error
         finally:
             self._meeting = None
             for one in met.values():

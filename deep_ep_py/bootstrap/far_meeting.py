@@ -22,6 +22,7 @@ import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from deep_ep_py.bootstrap.handshake import (
@@ -52,6 +53,8 @@ _MOST_GUESTS = 128
 _RETRY_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _KEY_BYTES = 16
+_OF_A_GUEST = (errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
+"""What `accept` says of a connection that has failed before it was taken."""
 _MOST_LOGGED = 20
 
 
@@ -104,7 +107,8 @@ class FarMeeting:
         self._rank, self._listener, self._secret, self._near = rank, listener, secret, near
         self._places = {place.rank: place for place in places}
         self._met: dict[int, Met] = {}
-        self._guests: dict[asyncio.Task[None], socket.socket] = {}  # in the order in which they have come
+        self._guests: dict[socket.socket, asyncio.Task[None]] = {}  # in the order in which they have come
+        self._knocking: set[socket.socket] = set()
         self._refused = 0
 
     def run(self, seconds: float) -> dict[int, Met]:
@@ -127,7 +131,8 @@ class FarMeeting:
 
     def close_in_child(self) -> None:
         """Close a forked child's copies, by which this rank would seem to listen, or to hold on, when it has ended."""
-        for one in (self._listener, *(met.socket for met in self._met.values()), *self._guests.values()):
+        met = [met.socket for met in self._met.values()]
+        for one in (self._listener, *met, *self._guests, *self._knocking):
             one.close()
 
     async def _meet(self, seconds: float) -> None:
@@ -152,9 +157,9 @@ class FarMeeting:
                 loop.remove_reader(descriptor)
             for met in self._met.values():
                 loop.remove_reader(met.socket)
-            for task in (*tasks, *self._guests):
+            for task in (*tasks, *self._guests.values()):
                 task.cancel()
-            await asyncio.gather(*tasks, *self._guests, return_exceptions=True)
+            await asyncio.gather(*tasks, *self._guests.values(), return_exceptions=True)
 
     def _fail(self, error: BaseException) -> None:
         if not self._ended.done():
@@ -167,6 +172,7 @@ class FarMeeting:
     def _keep(self, rank: int, met: Met) -> None:
         """Note a rank that has proved itself, and watch its connection until all are there."""
         self._met[rank] = met
+        self._guests.pop(met.socket, None)
 
         def look() -> None:
             try:
@@ -189,6 +195,7 @@ class FarMeeting:
         until = loop.time() + CONNECT_SECONDS
         while True:
             connection = make_connection(place.address)
+            self._knocking.add(connection)
             try:
                 await asyncio.wait_for(loop.sock_connect(connection, (place.address, place.port)), CONNECT_SECONDS)
                 until = loop.time() + CONNECT_SECONDS  # it can be reached
@@ -200,8 +207,8 @@ class FarMeeting:
                 if loop.time() > until:
                     raise DeepEPError(
                         f"rank {self._rank}: rank {place.rank} cannot be connected to at {place.address}, port "
-                        f"{place.port} ({error or 'no answer'}): expected the addresses at which machines reach each "
-                        f"other; {ADDRESS} names this machine's"
+                        f"{place.port} ({str(error) or 'no answer'}): expected the addresses at which machines reach "
+                        f"each other; {ADDRESS} names this machine's"
                     ) from None
                 await asyncio.sleep(_RETRY_SECONDS)
             except BaseException:
@@ -210,6 +217,8 @@ class FarMeeting:
             else:
                 self._keep(place.rank, met)
                 return
+            finally:
+                self._knocking.discard(connection)
 
     async def _look_for(self, place: Place) -> None:
         """Find out whether a rank that is to connect to this one has ended: nothing listens at its port then."""
@@ -243,26 +252,32 @@ class FarMeeting:
             try:
                 connection, address = await loop.sock_accept(self._listener)
             except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._guests:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    if not self._guests:
+                        raise
+                    self._drop_oldest()
+                elif error.errno not in _OF_A_GUEST:
                     raise
-                self._drop_oldest()
                 continue
             connection.setblocking(False)
-            bound_silence(connection)
             guest = asyncio.create_task(self._hear(connection, str(address[0])))
-            self._guests[guest] = connection
-            guest.add_done_callback(lambda ended: self._guests.pop(ended, None))
+            self._guests[connection] = guest
+            guest.add_done_callback(partial(self._forget, connection))
             if len(self._guests) > _MOST_GUESTS:
                 self._drop_oldest()
             await asyncio.sleep(0)  # so that those are heard which have come before many more
 
+    def _forget(self, connection: socket.socket, _: asyncio.Task[None]) -> None:
+        self._guests.pop(connection, None)
+
     def _drop_oldest(self) -> None:
-        guest = next(iter(self._guests))
-        self._guests.pop(guest).close()  # at once, for the next one
-        guest.cancel()
+        connection = next(iter(self._guests))
+        self._guests.pop(connection).cancel()
+        connection.close()  # at once, for the next one
 
     async def _hear(self, connection: socket.socket, address: str) -> None:
         try:
+            bound_silence(connection)
             await asyncio.wait_for(self._answer(connection), PROOF_SECONDS)
         except (OSError, EOFError, TimeoutError, asyncio.TimeoutError, _Refused) as error:
             connection.close()
@@ -319,8 +334,8 @@ async def _receive(connection: socket.socket, count: int) -> bytes:
 
 def _refusal(place: Place) -> str:
     return (
-        f"refuses connections at {place.address}, port {place.port}: it has let go of the Buffer, or that is no "
-        f"address of its machine, which {ADDRESS} names"
+        f"does not listen at {place.address}, port {place.port}: it has given up, or that is not its machine's address "
+        f"(set {ADDRESS} there)"
     )
 
 

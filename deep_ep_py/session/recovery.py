@@ -71,8 +71,8 @@ def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: flo
             "process to have ended, or its Buffer to be destroyed"
         )
     _check(runtime.meet(left_out, attempt, False, seconds), left_out, prefix, seconds)
-    if not runtime.know_peers(seconds):
-        raise DeepEPError(f"{prefix}: a rank has not told within {seconds:g} s where its network is")
+    if (missing := runtime.look_up_peers(seconds)) >= 0:
+        raise DeepEPError(f"{prefix}: rank {missing} has not told within {seconds:g} s where its network's endpoint is")
     runtime.clear_words(attempt + 1)
     try:
         _check(runtime.meet(left_out, attempt, True, seconds), left_out, prefix, seconds)

@@ -10,7 +10,6 @@ from deep_ep_py._version import __version__
 from deep_ep_py.bootstrap.connections import EXCHANGE_SECONDS, Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.bootstrap.start import exchange_heaps
-from deep_ep_py.core.cpus import proxy_cpus
 from deep_ep_py.core.native import BUILD, C
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError
@@ -134,7 +133,7 @@ def make_runtime(
         in_process=bootstrap.in_process,
         provider=topology.provider,
         address=bootstrap.address if isinstance(bootstrap, Connections) else "",
-        cpus=proxy_cpus(),
+        cpus=list(topology.proxy_cpus),
         mesh=bootstrap.mesh if isinstance(bootstrap, Connections) else None,
     )
     heap_bytes = C.heap_bytes(options)
@@ -150,8 +149,10 @@ def make_runtime(
     if isinstance(bootstrap, Connections):
         runtime.watch(*bootstrap.watched())
     bootstrap.all_gather(None)  # each rank's network is there to be looked up
-    if not runtime.know_peers(EXCHANGE_SECONDS):
-        raise DeepEPError(f"rank {rank}: a rank has not told where its network is")
+    if (missing := runtime.look_up_peers(EXCHANGE_SECONDS)) >= 0:
+        raise DeepEPError(
+            f"rank {rank}: rank {missing} has not told within {EXCHANGE_SECONDS:g} s where its network's endpoint is"
+        )
     bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
     return runtime, regions_offset
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.core import arguments
+from deep_ep_py.core.cpus import proxy_cpus
 from deep_ep_py.core.environment import FABRIC, PROVIDER, RANKS_PER_NODE
 from deep_ep_py.core.native import C
 from deep_ep_py.topology.link import SOFTWARE, Link
@@ -61,6 +62,8 @@ class Topology:
         Of libfabric, for the proxy; empty: the best that it has here.
     machines : int
         How many there are; as many ranks are on each.
+    proxy_cpus : tuple of int
+        Where this rank's proxy may run; none: anywhere.
     """
 
     rank: int
@@ -75,6 +78,7 @@ class Topology:
     forward_sms: int = 0
     provider: str = ""
     machines: int = 1
+    proxy_cpus: tuple[int, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -277,4 +281,5 @@ class Topology:
             forward_sms,
             os.environ.get(PROVIDER, "") if fabric == "proxy" else "",
             ranks // of_machine,
+            proxy_cpus() if fabric == "proxy" else (),
         )

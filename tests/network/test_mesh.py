@@ -147,6 +147,7 @@ def test_a_machine_is_silent_when_all_its_ranks_are() -> None:
     assert [mesh.state(rank) for rank in (1, 2, 3, 4)] == [State.SILENT, State.HEARD, State.HEARD, State.HEARD]
 
 
+@pytest.mark.timeout(600)  # it may be the first to compile the scenarios
 def test_what_hosts_tell_each_other() -> None:
     """Failures are everywhere when their teller goes on; a stage comes after its mask and the address before it; a rank
     that has left is not taken for one that has died; forged frames count for nothing.

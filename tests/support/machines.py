@@ -7,11 +7,12 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -118,35 +119,41 @@ class Machines:
             for rank in range(size):
                 command = self.inside(rank // ranks_per_machine, [sys.executable, str(WORKERS / worker), *arguments])
                 environment = {**of_ranks(), **place, "RANK": str(rank)}
+                errors = stack.enter_context(tempfile.TemporaryFile())
                 process = subprocess.Popen(
-                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+                    command, env=environment, stdout=subprocess.PIPE, stderr=errors, bufsize=0, cwd=ROOT
                 )
                 stack.enter_context(process)
                 stack.callback(process.kill)
-                processes.append(process)
+                processes.append((process, errors))
             yield Ranks(processes)
 
 
 class Ranks:
-    """Processes that report by lines of JSON."""
+    """Processes that report by lines of JSON, each with a file of what it says of errors."""
 
-    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+    def __init__(self, processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]]) -> None:
         self.processes = processes
+        self._read = [b""] * len(processes)
 
     def next(self, rank: int, seconds: float = 60.0) -> dict[str, Any]:
         """Return a rank's next line; it must come in time."""
-        process = self.processes[rank]
-        assert process.stdout is not None and process.stderr is not None
-        ready, _, _ = select.select([process.stdout], [], [], seconds)
-        line = process.stdout.readline() if ready else ""
-        if not line:
-            process.kill()
-            raise AssertionError(f"rank {rank} has said nothing in {seconds:g} s, and: {process.stderr.read()}")
+        process, errors = self.processes[rank]
+        assert process.stdout is not None
+        until = time.monotonic() + seconds
+        while b"\n" not in self._read[rank]:
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))
+            more = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+            if not more:
+                errors.seek(0)
+                raise AssertionError(f"rank {rank} has said nothing in {seconds:g} s, and: {errors.read().decode()}")
+            self._read[rank] += more
+        line, _, self._read[rank] = self._read[rank].partition(b"\n")
         return dict(json.loads(line))
 
     def signal(self, rank: int, number: int) -> None:
         """Send a rank's process a signal."""
-        self.processes[rank].send_signal(number)
+        self.processes[rank][0].send_signal(number)
 
 
 @contextmanager

@@ -26,12 +26,17 @@ def test_what_is_no_list(text: str) -> None:
         cpus_of(text)
 
 
+def test_no_more_than_a_set_holds() -> None:
+    with pytest.raises(ValueError, match="expected CPUs below 1024, not '0-9999999999'"):
+        cpus_of("0-9999999999")
+
+
 def test_what_the_process_may_not_use_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = min(os.sched_getaffinity(0))
-    monkeypatch.setenv(PROXY_CPUS, f"{allowed},4095")
+    monkeypatch.setenv(PROXY_CPUS, f"{allowed},1023")
     assert proxy_cpus() == (allowed,)
-    monkeypatch.setenv(PROXY_CPUS, "4095")
-    with pytest.raises(ValueError, match=f"{PROXY_CPUS}='4095': expected some of the CPUs that this process may use"):
+    monkeypatch.setenv(PROXY_CPUS, "1023")
+    with pytest.raises(ValueError, match=f"{PROXY_CPUS}='1023': expected some of the CPUs that this process may use"):
         proxy_cpus()
     monkeypatch.setenv(PROXY_CPUS, "many")
     with pytest.raises(ValueError, match=f"{PROXY_CPUS}='many': expected CPUs as 0-3,8"):

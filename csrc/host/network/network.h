@@ -21,9 +21,9 @@ class Network {
     virtual void* state() = 0;
     // The most bytes that one put of so many pieces may have.
     virtual uint64_t most_put_bytes(uint32_t) const { return UINT64_MAX; }
-    // Has looked up the ranks that it reaches, which can reach this one then; false: some have not told yet where they
-    // are. Before any rank sends.
-    virtual bool know_peers() { return true; }
+    // Looks up the endpoints of all ranks that it reaches, before any rank sends: a provider may refuse what comes from
+    // one that is not known. -> a rank whose endpoint is not to be found yet; -1: all are known.
+    virtual int look_up_peers() { return -1; }
     // All that kernels have posted, and that is not an operation's to wait for, has left.
     virtual bool idle() const { return true; }
     // What kernels have written that a NIC would refuse; empty where all is well.
@@ -55,12 +55,13 @@ struct NetworkPlace {
     std::function<bool(u32 rank)> ended;
 
     uint8_t* own_heap() const { return heaps[static_cast<size_t>(rank)]; }
-    // Whether a rank's host has said that it stores nothing any more, or it has ended. Acquire: what it has stored is
-    // visible then.
-    bool is_gone(u32 peer) const {
+    // Whether a rank's host has said that it stores nothing any more. Acquire: what it has stored is visible then.
+    bool has_left(u32 peer) const {
         const auto* const header = reinterpret_cast<const wire::HeapHeader*>(heaps[peer]);
-        return __atomic_load_n(&header->left, __ATOMIC_ACQUIRE) != 0 || (ended && ended(peer));
+        return __atomic_load_n(&header->left, __ATOMIC_ACQUIRE) != 0;
     }
+    // The same, or it has ended without a word.
+    bool is_gone(u32 peer) const { return has_left(peer) || (ended && ended(peer)); }
     nic::Closing closing(u32 peer) const {
         if (masked.empty()) return {};
         const u32 self = static_cast<u32>(rank), bits = wire::RankMask::kBits;

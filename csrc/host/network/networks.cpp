@@ -67,9 +67,12 @@ uint64_t Networks::most_put_bytes(uint32_t pieces) const {
     return most;
 }
 
-bool Networks::know_peers() {
-    return std::all_of(by_route_.begin(), by_route_.end(),
-                       [](const auto& network) { return !network || network->know_peers(); });
+int Networks::look_up_peers() {
+    int missing = -1;
+    for (const auto& network : by_route_) {
+        if (network && missing < 0) missing = network->look_up_peers();
+    }
+    return missing;
 }
 
 bool Networks::idle() const {

@@ -25,7 +25,7 @@ class Networks {
     // Tells kernels what to post to.
     void fill(fabric::Peers& peers) const;
     uint64_t most_put_bytes(uint32_t pieces) const;
-    bool know_peers();
+    int look_up_peers();
     bool idle() const;
     std::string refusal() const;
     std::string fault() const;

@@ -124,7 +124,7 @@ int Runtime::find_lost(bool left) const {
     return -1;
 }
 
-bool Runtime::abort_if_lost() {
+bool Runtime::abort_if_lost(Lost& seen) {
     if (options_.masks_ranks) return false;  // the warden masks it
     // One that has left may have done so for a reason that it has told, or because a process has died.
     for (const bool left : {false, true}) {
@@ -132,9 +132,9 @@ bool Runtime::abort_if_lost() {
         if (peer < 0) continue;
         // What its network has brought here last may not be stored yet, by a thread that serves it: then the second
         // look finds it.
-        const std::pair<int, bool> lost{peer, left};
+        const Lost lost{peer, left};
         const bool mapped = options_.routes[static_cast<size_t>(peer)] == fabric::kMapped;
-        if (!mapped && std::exchange(seen_lost_, lost) != lost) return false;
+        if (!mapped && std::exchange(seen, lost) != lost) return false;
         if (!aborted()) abort(left ? wire::kLeft : control_->how_ended(peer), peer);
         return true;
     }

@@ -35,9 +35,11 @@ void Runtime::connect(const wire::RankMask& mask, uint32_t generation) {
     memory_->write(routes_.get(), reached.data(), reached.size() * sizeof(fabric::Route));
 }
 
-bool Runtime::know_peers(uint64_t nanoseconds) {
-    const auto known = [this] { return networks_.know_peers(); };
-    return known() || launcher_->wait_for(known, "other ranks' networks", nanoseconds);
+int Runtime::look_up_peers(uint64_t nanoseconds) {
+    int missing = networks_.look_up_peers();
+    const auto known = [&] { return (missing = networks_.look_up_peers()) < 0; };
+    if (missing >= 0) launcher_->wait_for(known, "other ranks' networks", nanoseconds);
+    return missing;
 }
 
 bool Runtime::gone(int rank) const {

@@ -216,13 +216,14 @@ void Runtime::wait_launch(uint64_t serial) {
 void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     const char* what = wire::kind_name(call.kind);
     std::vector<int> told;
+    Lost seen;
     uint64_t waited = 0, suspicious = kSuspicious;
     // Not forever: it is left to the executor to find a wait without end.
     while (waited < 2 * call.timeout_ns) {
         const uint64_t time = control_->watches() ? kLook : suspicious - waited;
         if (launcher_->wait_for(ready, what, time)) return;
         waited += time;
-        if (abort_if_lost()) break;
+        if (abort_if_lost(seen)) break;
         if (waited < suspicious) continue;
         suspicious *= 2;
         if (compare_with_peers(call)) break;

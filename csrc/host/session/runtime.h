@@ -174,9 +174,9 @@ class Runtime final : private FailureCount::Member {
     // Recovery, in this order (P16); the ranks' attempts are numbered alike. First: what this rank has launched or
     // posted in this generation is over, or never will be.
     bool stop_all(uint64_t nanoseconds);
-    // The networks of this rank know those of the ranks that they reach: false if some rank has not told in time where
-    // its own are. All ranks have made theirs, and none has sent anything.
-    bool know_peers(uint64_t nanoseconds);
+    // Has this rank's networks look up the endpoints of the ranks that they reach, which have all made theirs: -> one
+    // whose endpoint is not to be found after so long, or -1.
+    int look_up_peers(uint64_t nanoseconds);
     // The network made anew for a generation, to the ranks that this one talks to without those of `mask`.
     void connect(const wire::RankMask& mask, uint32_t generation);
     // The ranks of `mask` are known to store nothing any more: -> one that may after so long, or -1.
@@ -219,7 +219,13 @@ class Runtime final : private FailureCount::Member {
     void make_spare(size_t count);
     void wait_until(Call& call, const std::function<bool()>& ready);
     bool compare_with_peers(Call& call);
-    bool abort_if_lost();
+    // A rank that is not mapped, as a look of a wait has found it lost.
+    struct Lost {
+        int peer = -1;
+        bool left = false;
+        bool operator==(const Lost&) const = default;
+    };
+    bool abort_if_lost(Lost& seen);
     int find_lost(bool left) const;
     bool present(int rank) const { return !mask_.has(static_cast<u32>(rank)); }
     std::vector<fabric::Route> routes(const wire::RankMask& mask) const;
@@ -274,9 +280,7 @@ class Runtime final : private FailureCount::Member {
     std::vector<Spare> spare_;  // of retired calls, or new
     std::function<void(const Call&, int)> tell_;
     std::atomic<bool> told_{false};  // its caller knows that this generation has failed
-    std::pair<int, bool> seen_lost_{-1,
-                                    false};  // by the latest look: a rank that is not mapped, and whether it has left
-    uint64_t forgiven_ = 0;                  // FailureCount::told() when this Buffer last left failures behind
+    uint64_t forgiven_ = 0;          // FailureCount::told() when this Buffer last left failures behind
     Lifelines lifelines_;
     const MakeWarden make_warden_;
     const MakeNetworks make_networks_;

@@ -61,7 +61,6 @@ inline bool goes(u32 lap, u32 rank, u32 token, u32 to) {
     return false;
 }
 
-// What the ranks of a Buffer have in common besides memory.
 // Where a rank has a signal word.
 struct WordPlace {
     u32 generation, region, kind, source;
@@ -72,6 +71,7 @@ struct WordPlace {
     }
 };
 
+// What the ranks of a Buffer have in common besides memory.
 struct World {
     explicit World(u32 ranks = kRanks) : heaps(ranks), host_words(ranks) {}
 

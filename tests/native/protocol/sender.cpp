@@ -16,7 +16,7 @@ using planted::expect;
 
 namespace {
 
-constexpr u32 kRanks = 3, kCommands = 64, kMostBytes = 64, kWord = 5;
+constexpr u32 kRanks = 3, kRings = 2, kCommands = 64, kMostBytes = 64, kWord = 5;
 
 // Posts are taken or not, and end, as a test says.
 class ToldNetwork final : public Transport {
@@ -40,18 +40,19 @@ class ToldNetwork final : public Transport {
 
 struct World {
     host::CpuMemory memory;
-    CommandRings rings{memory, 1, kCommands};
+    CommandRings rings{memory, kRings, kCommands};
     ToldNetwork network;
     std::vector<bool> closed = std::vector<bool>(kRanks);
     Sender sender{0, kRanks, 1, 0, rings, network, [this](u32 peer) { return closed[peer]; }};
-    u64 posted = 0;
+    u64 posted = 0, posted_to_other = 0;  // to the first ring, and to the other one
 
     // What a kernel does, without its waits.
-    void post(u32 peer, const std::vector<u64>& pieces, u32 word = kWord) {
+    void post(u32 peer, const std::vector<u64>& pieces, u32 word = kWord, u32 ring = 0) {
+        u64& position = ring == 0 ? posted : posted_to_other;
         for (size_t i = 0; i < pieces.size(); ++i) {
             const u32 operation = i + 1 < pieces.size() ? wire::proxy::kPart : wire::proxy::kLast;
-            wire::proxy::Command& slot = rings.device_rings()->commands[posted % kCommands];
-            const u64 lap = wire::proxy::lap_at(posted++, kCommands);
+            wire::proxy::Command& slot = rings.device_rings()[ring].commands[position % kCommands];
+            const u64 lap = wire::proxy::lap_at(position++, kCommands);
             slot.low = wire::proxy::command_low(lap, operation, pieces[i], 1024);
             slot.high = wire::proxy::command_high(lap, peer, word, 2048);
         }
@@ -62,7 +63,7 @@ struct World {
         }
         rings.publish();
     }
-    u64 retired() const { return rings.device_rings()->meeting->retired; }
+    u64 retired(u32 ring = 0) const { return rings.device_rings()[ring].meeting->retired; }
     // Ends a message that the network has.
     void end(size_t at, u32 error = 0) {
         sender.completed({network.taken[at].context, error});
@@ -125,6 +126,48 @@ void lost() {
     world.closed[1] = true;
     world.step();
     expect(world.retired() == world.posted, "what was for a rank that is gone is waited for");
+}
+
+// Each ring's commands are done in their own order: what another one's have lost holds up none of them, and what waits
+// for a link that ends, or comes for it later, is not done in either.
+void rings_apart() {
+    World world;
+    world.post(1, {16});
+    world.step();
+    world.network.takes_of[1] = false;
+    world.post(2, {16}, kWord, 1);
+    world.post(1, {16}, kWord, 1);
+    world.step();
+    world.end(1);
+    expect(world.retired(0) == 0 && world.retired(1) == 1, "rings hold each other up");
+    world.end(0, 7);
+    world.step();
+    expect(world.retired(1) == 1, "what waits for a link that has ended counts as done");
+    world.closed[1] = true;
+    world.step();
+    expect(world.retired(0) == 1 && world.retired(1) == 2, "what was for a rank that is gone is waited for");
+}
+
+// The same for a command that comes when the link has ended.
+void late_command() {
+    World world;
+    world.post(1, {16});
+    world.step();
+    world.end(0, 7);
+    world.post(1, {16}, kWord, 1);
+    world.step();
+    expect(world.retired(1) == 0, "a command for a link that has ended counts as done");
+}
+
+// Commands of two puts that are taken by turns, from two rings, are told apart.
+void puts_by_turns() {
+    World world;
+    world.post(1, {16, 16});
+    world.post(2, {16, 16, 16}, kWord, 1);
+    for (int i = 0; i < 3; ++i) world.step(1);
+    u32 counted[kRanks] = {};
+    for (const Message& message : world.network.taken) counted[message.peer] += immediate(message).pieces;
+    expect(counted[1] == 2 && counted[2] == 3, "puts of two rings are counted together");
 }
 
 // A peer that takes nothing, and one whose messages do not end, hold up no other (P11).
@@ -191,6 +234,9 @@ void run(uint64_t seed) {
     for (int i = 0; i < 20; ++i) cuts(random);
     broken_put();
     lost();
+    rings_apart();
+    late_command();
+    puts_by_turns();
     stopped();
     window(random);
     bounded();

@@ -13,7 +13,8 @@ namespace deep_ep::host {
 
 class MachinesControl final : public SharedControl, private Mesh::Listener {
   public:
-    // `pages`: of ranks that the mesh connects, copies. `memory` is for the mesh's thread.
+    // `pages`: of ranks that the mesh connects, copies. `memory`: for the mesh's thread, and for
+    // what others do beside the launching one.
     MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
                     Memory& own_memory, MakeTeller make_teller, std::shared_ptr<Mesh> mesh,
                     std::unique_ptr<Memory> memory);

@@ -99,7 +99,12 @@ void Mesh::listen(Listener* listener) {
     {
         const std::lock_guard<std::mutex> lock(listening_);
         listener_ = listener;
-        pass_on_all();  // before this rank asks how others are
+        try {
+            pass_on_all();  // before this rank asks how others are
+        } catch (...) {
+            listener_ = nullptr;
+            throw;
+        }
     }
     tell_beat();
 }
@@ -180,6 +185,20 @@ void Mesh::close_in_child() {
 // --- the thread
 
 void Mesh::serve() {
+    try {
+        serve_until_stopped();
+    } catch (...) {
+        // What this rank is told has no place to go: it has lost the others, and its calls say so.
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto& [rank, peer] : peers_) {
+            if (!peer->link.open()) continue;
+            end(*peer, State::kEnded);
+            show_end(*peer);
+        }
+    }
+}
+
+void Mesh::serve_until_stopped() {
     u64 beaten = 0;
     for (u64 looked = now_ns(); !stopping_.load();) {
         const u64 due = beaten + kBeatNs;
@@ -192,6 +211,7 @@ void Mesh::serve() {
             for (const auto& [rank, peer] : peers_) {
                 if (peer->heard_ns != 0) peer->heard_ns = now;
             }
+            resumed_ns_ = now;
         }
         looked = now;
         for (const int rank : ready) take(rank);
@@ -323,7 +343,7 @@ void Mesh::send_all() {
 
 // A rank that has not spoken yet may still be meeting others: then its machine's kernel says whether it is there.
 bool Mesh::is_quiet(const Peer& peer, u64 now) const {
-    if (peer.heard_ns == 0) return peer.link.unacknowledged_ns() > kSilentNs;
+    if (peer.heard_ns == 0) return now > resumed_ns_ + kSilentNs && peer.link.unacknowledged_ns() > kSilentNs;
     return now > peer.heard_ns + kSilentNs;
 }
 

@@ -113,6 +113,7 @@ class Mesh {
     void tell(wire::control::Kind kind, const void* payload, size_t bytes);
     Peer* find(int rank) const;  // null: it connects none such
     void serve();
+    void serve_until_stopped();
     std::vector<int> wait(u64 nanoseconds);
     void watch(int rank, Peer& peer, int operation);
     void take(int rank);
@@ -137,6 +138,7 @@ class Mesh {
     std::atomic<bool> beat_due_{true};
     std::mutex listening_;  // held while the listener is called; taken before the other
     Listener* listener_ = nullptr;
+    u64 resumed_ns_ = 0;  // when the thread last ran again after it had not; its own
     const Descriptor wake_, news_, ready_;
     std::atomic<bool> stopping_{false};
     std::thread thread_;

@@ -23,7 +23,7 @@ class Libfabric final : public Transport {
 
     std::string name() const override { return endpoint_.name(); }
     u64 most_bytes() const override { return endpoint_.most_bytes(); }
-    bool know_peers() override { return endpoint_.know_all(); }
+    int look_up_peers() override { return endpoint_.look_up_all(); }
     bool takes(u32 peer) const override {
         return !free_.empty() && (endpoint_.peer(peer).known || endpoint_.is_published(peer));
     }

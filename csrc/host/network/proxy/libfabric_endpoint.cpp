@@ -189,12 +189,12 @@ bool LibfabricEndpoint::knows(u32 peer) {
     return known.known = true;
 }
 
-bool LibfabricEndpoint::know_all() {
-    bool all = true;
+int LibfabricEndpoint::look_up_all() {
+    int missing = -1;
     for (u32 peer = 0; peer < peers_.size(); ++peer) {
-        if (place_.reached[peer] && !place_.is_gone(peer)) all = knows(peer) && all;
+        if (place_.reached[peer] && !place_.is_gone(peer) && !knows(peer)) missing = static_cast<int>(peer);
     }
-    return all;
+    return missing;
 }
 
 LibfabricEndpoint::Write::Write(const LibfabricEndpoint& from, u32 peer, u64 source, u64 target, u64 bytes,

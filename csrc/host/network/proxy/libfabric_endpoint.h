@@ -47,8 +47,8 @@ class LibfabricEndpoint {
     bool is_published(u32 peer) const;
     // Whether it is, and what it has published has been read.
     bool knows(u32 peer);
-    // Whether all that this rank reaches are known: a provider may refuse what comes from one that is not.
-    bool know_all();
+    // Network::look_up_peers().
+    int look_up_all();
     const Peer& peer(u32 peer) const { return peers_[peer]; }
     fid_ep* endpoint() const { return endpoint_.get(); }
     fid_cq* queue() const { return queue_.get(); }

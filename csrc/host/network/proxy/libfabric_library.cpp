@@ -43,6 +43,9 @@ LibfabricLibrary::LibfabricLibrary() {
     // Copies between processes by the kernel's cross-memory attach hang now and then in this provider's versions
     // to 1.17.
     setenv("FI_SHM_DISABLE_CMA", "1", 0);
+    // A library of PSM's, which providers bring along, would write the backtrace of any crash into the caller's folder.
+    setenv("IPATH_NO_BACKTRACE", "1", 0);
+    setenv("HFI_NO_BACKTRACE", "1", 0);
     // A child that forks keeps its hands off registered memory.
     setenv("RDMAV_FORK_SAFE", "1", 0);
     setenv("FI_EFA_FORK_SAFE", "1", 0);

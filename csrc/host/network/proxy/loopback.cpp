@@ -79,7 +79,7 @@ bool Loopback::moves(const Flight& flight) const {
     // One that was there and is gone recovers, perhaps without this network, or has left: nothing waits for the
     // message.
     met_[peer] = met_[peer] || inbox_of(peer) != nullptr;
-    return met_[peer] || place_.is_gone(peer);
+    return met_[peer] || place_.has_left(peer);
 }
 
 bool Loopback::has_work() const {

@@ -6,7 +6,7 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-constexpr u32 kRings = 1;
+constexpr u32 kRings = 4;            // so that a GPU's blocks do not all reserve slots by one word
 constexpr u32 kCommandsAtOnce = 16;  // of a ring, before what they have become is posted
 
 u8* bank_of(const NetworkPlace& place) {
@@ -22,7 +22,7 @@ Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transpo
       rings_(*place.memory, kRings, place.nic.blocks),
       sender_(static_cast<u32>(place.rank), static_cast<u32>(place.heaps.size()), place.generation,
               place.layout.scratch_of(static_cast<u32>(place.rank)), rings_, *transport_,
-              [place](u32 peer) { return place.closing(peer).closed() || place.is_gone(peer); }),
+              [place](u32 peer) { return place.closing(peer).closed() || place.has_left(peer); }),
       receiver_(bank_of(place), place.layout, place.generation,
                 [place](u32 source) { return place.reached[source] && !place.closing(source).closed(); }),
       fault_(std::static_pointer_cast<u64>(place.memory->make_polled(sizeof(u64)))),
@@ -61,7 +61,7 @@ bool Progress::work() {
     events_.arrivals.clear();
     receiver_.publish();
     for (const Sender::Fault& fault : sender_.faults()) faults_.push_back({fault, clock_.now_ns()});
-    std::erase_if(faults_, [this](const Failed& failed) { return place_.is_gone(failed.fault.peer); });
+    std::erase_if(faults_, [this](const Failed& failed) { return place_.has_left(failed.fault.peer); });
     while (!faults_.empty() && !told_later(faults_.front())) {
         const auto [peer, error] = faults_.front().fault;
         faults_.erase(faults_.begin());
@@ -71,6 +71,11 @@ bool Progress::work() {
     }
     rings_.publish();
     return took || posted || polled;
+}
+
+bool Progress::idle() const {
+    if (rings_.idle() || !fault().empty()) return true;
+    return !rings_.has_next() && !sender_.is_open_to([this](u32 peer) { return !place_.is_gone(peer); });
 }
 
 bool Progress::has_work() const { return !failed_ && (sender_.has_work() || transport_->has_work()); }

@@ -26,11 +26,11 @@ class Progress {
     // One thread at a time. -> whether there was anything to do.
     bool step();
     bool has_work() const;
-    bool know_peers() { return transport_->know_peers(); }
+    int look_up_peers() { return transport_->look_up_peers(); }
     // Whether a message is under way, or waits for its link. For the thread that steps.
     bool is_open() const { return sender_.is_open(); }
-    // A link that has failed is waited for no longer.
-    bool idle() const { return rings_.idle() || !fault().empty(); }
+    // A link that has failed is waited for no longer, nor a rank that is gone.
+    bool idle() const;
 
     // What has failed, in words; any thread.
     std::string fault() const;

@@ -10,7 +10,7 @@ class ProxyNetwork : public Network {
   public:
     void* state() override { return progress_.state(); }
     uint64_t most_put_bytes(uint32_t pieces) const override { return progress_.most_put_bytes(pieces); }
-    bool know_peers() override { return progress_.know_peers(); }
+    int look_up_peers() override { return progress_.look_up_peers(); }
     bool idle() const override { return progress_.idle(); }
     std::string fault() const override { return progress_.fault(); }
     std::vector<nic::Counters> counters() const override { return progress_.counters(); }

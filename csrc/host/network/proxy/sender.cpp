@@ -140,6 +140,14 @@ bool Sender::has_work() const {
     return false;
 }
 
+bool Sender::is_open_to(const std::function<bool(u32)>& counts) const {
+    for (u32 peer = 0; peer < links_.size(); ++peer) {
+        const bool open = !links_[peer].queue.empty() || links_[peer].bytes_on_their_way != 0;
+        if (open && counts(peer)) return true;
+    }
+    return false;
+}
+
 void Sender::completed(const Completion& completion) {
     const OnItsWay ended = on_their_way_[completion.context];
     free_places_.push_back(static_cast<u32>(completion.context));

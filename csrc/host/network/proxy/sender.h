@@ -33,6 +33,8 @@ class Sender {
     bool has_work() const;
     // Whether a message is under way, or waits for its link.
     bool is_open() const { return waiting_ != 0 || on_their_way_.size() != free_places_.size(); }
+    // The same, for some of the peers.
+    bool is_open_to(const std::function<bool(u32 peer)>& counts) const;
     void completed(const Completion& completion);
 
     // Those since the last call: nothing reaches these peers any more.

@@ -76,9 +76,14 @@ bool Thread::help() {
     return lock.owns_lock() && progress_.step();
 }
 
-bool Thread::know_peers() {
+int Thread::look_up_peers() {
     const std::lock_guard<std::mutex> lock(stepping_);
-    return progress_.know_peers();
+    return progress_.look_up_peers();
+}
+
+bool Thread::idle() const {
+    const std::lock_guard<std::mutex> lock(stepping_);
+    return progress_.idle();
 }
 
 std::vector<nic::Counters> Thread::counters() const {

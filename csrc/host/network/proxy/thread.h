@@ -19,7 +19,8 @@ class Thread final : public ProxyNetwork {
     Thread(const Thread&) = delete;
     Thread& operator=(const Thread&) = delete;
 
-    bool know_peers() override;
+    int look_up_peers() override;
+    bool idle() const override;
     std::vector<nic::Counters> counters() const override;
 
   private:

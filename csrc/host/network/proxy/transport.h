@@ -39,8 +39,8 @@ class Transport {
     virtual std::string name() const = 0;
     // The most bytes of one message.
     virtual u64 most_bytes() const = 0;
-    // Network::know_peers().
-    virtual bool know_peers() { return true; }
+    // Network::look_up_peers().
+    virtual int look_up_peers() { return -1; }
     // False: it takes no message to that peer now.
     virtual bool post(const Message& message) = 0;
     // Whether post() might take one, and whether poll() might find or do anything: where other things are to be done,
