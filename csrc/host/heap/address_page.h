@@ -2,6 +2,7 @@
 // have a copy of.
 #pragma once
 
+#include <cstddef>
 #include <cstring>
 
 #include "wire/heap_layout.h"
@@ -13,24 +14,33 @@ class AddressPage {
     AddressPage(wire::NetworkAddress& page, u64 generation) : page_(page), generation_(generation) {}
 
     void publish(const void* address, size_t bytes) {
+        u64 words[kWords]{};
+        std::memcpy(words, address, bytes);
         // Not half of the new one under the old one's number.
         __atomic_store_n(&page_.generation, 0, __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_RELEASE);
-        std::memcpy(page_.bytes, address, bytes);
-        // Other ranks' hosts acquire it, and read the bytes only then.
+        // Each by itself: a rank that is late may be reading the ones before.
+        for (size_t i = 0; i < kWords; ++i) __atomic_store_n(word(i), words[i], __ATOMIC_RELAXED);
+        // Other ranks' hosts acquire it, and read the words only then.
         __atomic_store_n(&page_.generation, generation_, __ATOMIC_RELEASE);
     }
     // Whether the rank has made its endpoint for this generation.
     bool is_published() const { return __atomic_load_n(&page_.generation, __ATOMIC_ACQUIRE) == generation_; }
     bool read(void* address, size_t bytes) const {
         if (!is_published()) return false;
-        std::memcpy(address, page_.bytes, bytes);
+        u64 words[kWords];
+        for (size_t i = 0; i < kWords; ++i) words[i] = __atomic_load_n(word(i), __ATOMIC_RELAXED);
+        std::memcpy(address, words, bytes);
         // The rank may have gone on to another generation meanwhile.
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         return __atomic_load_n(&page_.generation, __ATOMIC_RELAXED) == generation_;
     }
 
   private:
+    static constexpr size_t kWords = wire::NetworkAddress::kBytes / sizeof(u64);
+    static_assert(offsetof(wire::NetworkAddress, bytes) % sizeof(u64) == 0, "words of their own");
+    u64* word(size_t i) const { return reinterpret_cast<u64*>(page_.bytes) + i; }
+
     wire::NetworkAddress& page_;
     const u64 generation_;
 };
