@@ -73,8 +73,7 @@ bool Progress::work() {
     return took || posted || polled;
 }
 
-bool Progress::idle() const {
-    if (rings_.idle() || !fault().empty()) return true;
+bool Progress::waits_for_gone_alone() const {
     return !rings_.has_next() && !sender_.is_open_to([this](u32 peer) { return !place_.is_gone(peer); });
 }
 

@@ -29,8 +29,10 @@ class Progress {
     int look_up_peers() { return transport_->look_up_peers(); }
     // Whether a message is under way, or waits for its link. For the thread that steps.
     bool is_open() const { return sender_.is_open(); }
-    // A link that has failed is waited for no longer, nor a rank that is gone.
-    bool idle() const;
+    // A link that has failed is waited for no longer. Any thread.
+    bool idle() const { return rings_.idle() || !fault().empty(); }
+    // What is not done is for ranks that are gone. As step(): one thread at a time.
+    bool waits_for_gone_alone() const;
 
     // What has failed, in words; any thread.
     std::string fault() const;

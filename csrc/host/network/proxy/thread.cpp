@@ -82,8 +82,9 @@ int Thread::look_up_peers() {
 }
 
 bool Thread::idle() const {
+    if (progress_.idle()) return true;
     const std::lock_guard<std::mutex> lock(stepping_);
-    return progress_.idle();
+    return progress_.waits_for_gone_alone();
 }
 
 std::vector<nic::Counters> Thread::counters() const {
