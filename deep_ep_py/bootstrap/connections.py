@@ -282,14 +282,17 @@ class Connections:
         for rank, descriptor in (*sockets, *processes):
             near[rank].append(descriptor)
         self._meeting = FarMeeting(self.rank, listener, places, secret, near)
+        failed: PeerGone | PeersLate | None = None
         try:
             met = self._meeting.run(EXCHANGE_SECONDS)
-        except PeerGone as gone:
-            self._raise_gone(gone.rank, gone.why)
-        except PeersLate as late:
-            self._raise_late(late.ranks)
+        except (PeerGone, PeersLate) as error:
+            failed = error
         except OSError as error:
             raise DeepEPError(f"rank {self.rank}: other machines cannot be connected to: {error}") from error
+        if isinstance(failed, PeerGone):
+            self._raise_gone(failed.rank, failed.why)
+        if failed is not None:
+            self._raise_late(failed.ranks)
         try:
             self.mesh = C.Mesh([self._end(rank, one) for rank, one in sorted(met.items())])
         except RuntimeError as error:  # too many open files, say

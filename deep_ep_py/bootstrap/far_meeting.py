@@ -334,8 +334,8 @@ async def _receive(connection: socket.socket, count: int) -> bytes:
 
 def _refusal(place: Place) -> str:
     return (
-        f"does not listen at {place.address}, port {place.port}: it has given up, or that is not its machine's address "
-        f"(set {ADDRESS} there)"
+        f"does not listen at {place.address}, port {place.port}: it has given up, and says why, or that is not the "
+        f"address of its machine (set {ADDRESS} there)"
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from builds import LONG
 from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
-from launches import shared_memory, torchrun
+from launches import of_ranks, shared_memory, torchrun
 from worker_runs import lines_of
 
 OFFERED = C.proxy_providers()
@@ -82,6 +84,18 @@ def test_idle_buffers_sleep(workers: Path) -> None:
     for report in reports:
         assert max(report["shares"]) < 0.01 and max(report["wakes"]) < 300, reports
         assert max(report["after"]) < 1.0, reports
+
+
+def test_signals_stay_the_callers() -> None:
+    """A library that libfabric loads would take SIGTERM and others over."""
+    program = (
+        "import re; from deep_ep_py.core.native import C\n"
+        "caught = lambda: re.search('SigCgt:.*', open('/proc/self/status').read()).group()\n"
+        "before = caught(); assert C.proxy_providers(); assert caught() == before, (before, caught())"
+    )
+    environment = {name: value for name, value in of_ranks().items() if "BACKTRACE" not in name}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyPatch) -> None:

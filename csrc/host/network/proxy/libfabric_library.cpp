@@ -43,7 +43,8 @@ LibfabricLibrary::LibfabricLibrary() {
     // Copies between processes by the kernel's cross-memory attach hang now and then in this provider's versions
     // to 1.17.
     setenv("FI_SHM_DISABLE_CMA", "1", 0);
-    // A library of PSM's, which providers bring along, would write the backtrace of any crash into the caller's folder.
+    // A library of PSM's, which a provider brings along, would take over the process's signals, SIGTERM too, and write
+    // a backtrace of any crash into the caller's folder.
     setenv("IPATH_NO_BACKTRACE", "1", 0);
     setenv("HFI_NO_BACKTRACE", "1", 0);
     // A child that forks keeps its hands off registered memory.
