@@ -1,6 +1,6 @@
 // Where a rank's signal words lie: in its heap, where their writers reach them, by loads and stores or through a NIC
 // that adds. Words of ranks whose puts this rank's host tells of, by totals (P18), lie in the host's memory instead: a
-// host cannot store into a GPU's cheaply, and no one else writes these.
+// host cannot store into a GPU's cheaply, and it alone writes these.
 #pragma once
 
 #include "wire/rank_mask.h"

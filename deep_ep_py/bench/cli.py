@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.results import report as make_report
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.bench.worker import run_bench
+from deep_ep_py.core.files import write_json
 
 _DEFAULTS = BenchConfig()
 _DEFAULT_PLOT = Path("out/bench.png")
@@ -160,8 +160,7 @@ def _measure(bench_config: BenchConfig, console: Console) -> dict[str, Any]:
 
 def _write(report: dict[str, Any], json_file: Path | None, plot_file: Path | None, console: Console) -> None:
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(json_file, report)
         console.print(f"report: {json_file}")
     if plot_file is None:
         return

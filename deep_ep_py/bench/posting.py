@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from deep_ep_py.bench.gpu_timing import EventTimer
 from deep_ep_py.bench.machine import describe_machine
+from deep_ep_py.core.files import write_json
 from deep_ep_py.core.native import C
 
 BOUNDARY = (
@@ -215,8 +215,7 @@ def command(iterations: int, requests: int, json_file: Path | None) -> None:
     console.print(as_table(report))
     console.print(report["boundary"], style="dim")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(json_file, report)
         console.print(f"report: {json_file}")
     if not report["verified"]:
         raise click.ClickException("what arrived is not what was posted")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from deep_ep_py.bench.launch import launch
 from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.proxy_pair import LARGE, SMALL, SMALL_WINDOW, WINDOW, PairOptions, run
+from deep_ep_py.core.files import write_json
 from deep_ep_py.core.native import C
 
 BOUNDARY = (
@@ -158,8 +158,7 @@ def command(provider: str, iterations: int, asleep: int, json_file: Path | None)
         console.print(table)
     console.print(report["boundary"], style="dim")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(json_file, report)
         console.print(f"report: {json_file}")
     if not report["verified"]:
         raise click.ClickException("what arrived is not what was sent")

@@ -6,8 +6,9 @@ of the connection gets a key of its own for what follows. Of two ranks the lower
 
     connector: magic, rank, nonce   listener: nonce, proof   connector: proof   listener: welcome
 
-A stranger, garbage, or a hello that is sent again is refused, logged, and keeps no rank waiting. Who can see or alter
-what travels between the machines is not kept out: rows, and what networks need to write them, are not encrypted.
+A stranger, garbage, or a hello that is sent again is refused, logged, and keeps no rank waiting. An attacker
+who can see or alter what travels between the machines is not kept out: rows, and what networks need to write them, are
+not encrypted.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from functools import partial
 from typing import Any
 
 from deep_ep_py.bootstrap.handshake import (
+    ANSWER,
     CONNECTOR,
     LISTENER,
+    MOST_GUESTS,
     NONCE_BYTES,
     PROOF_SECONDS,
+    WELCOME,
     PeerGone,
     PeersLate,
     Session,
@@ -45,11 +49,7 @@ CONNECT_SECONDS = 60.0
 
 _MAGIC = b"deep_ep1"
 _HELLO = struct.Struct(f"=8si{NONCE_BYTES}s")
-_ANSWER = struct.Struct(f"={NONCE_BYTES}s32s")
-_PROOF_BYTES = 32
-_WELCOME = b"welcome"
-_MOST_GUESTS = 128
-"""Connections that have proved nothing yet; as many ranks of other machines may come at once."""
+_PROOF_BYTES = ANSWER.size - NONCE_BYTES
 _RETRY_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _KEY_BYTES = 16
@@ -238,11 +238,11 @@ class FarMeeting:
         loop = asyncio.get_running_loop()
         session = Session(self._secret, self._rank, peer, secrets.token_bytes(NONCE_BYTES))
         await loop.sock_sendall(connection, _HELLO.pack(_MAGIC, self._rank, session.connector_nonce))
-        session.listener_nonce, proof = _ANSWER.unpack(await _receive(connection, _ANSWER.size))
+        session.listener_nonce, proof = ANSWER.unpack(await _receive(connection, ANSWER.size))
         if not session.proves(LISTENER, proof):
             raise DeepEPError(f"rank {self._rank}: rank {peer} does not know the ranks' secret: {_secret_hint()}")
         await loop.sock_sendall(connection, session.proof(CONNECTOR))
-        await _receive(connection, len(_WELCOME))
+        await _receive(connection, len(WELCOME))
         return Met(connection, _key(session, CONNECTOR), _key(session, LISTENER))
 
     async def _accept(self) -> None:
@@ -263,7 +263,7 @@ class FarMeeting:
             guest = asyncio.create_task(self._hear(connection, str(address[0])))
             self._guests[connection] = guest
             guest.add_done_callback(partial(self._forget, connection))
-            if len(self._guests) > _MOST_GUESTS:
+            if len(self._guests) > MOST_GUESTS:
                 self._drop_oldest()
             await asyncio.sleep(0)  # so that those are heard which have come before many more
 
@@ -301,7 +301,7 @@ class FarMeeting:
         if rank not in self._places or rank > self._rank or rank in self._met:
             raise _Refused(f"it says that it is rank {rank}, which is not waited for")
         session = Session(self._secret, rank, self._rank, nonce, secrets.token_bytes(NONCE_BYTES))
-        await loop.sock_sendall(connection, _ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
+        await loop.sock_sendall(connection, ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
         if not session.proves(CONNECTOR, await _receive(connection, _PROOF_BYTES)):
             raise _Refused(f"it says that it is rank {rank}, and does not know the ranks' secret: {_secret_hint()}")
         if rank in self._met:
@@ -309,7 +309,7 @@ class FarMeeting:
         # Before it is told: it may have met all others then, and listen no longer.
         self._keep(rank, Met(connection, _key(session, LISTENER), _key(session, CONNECTOR)))
         try:
-            connection.send(_WELCOME)  # there is room: little has been sent
+            connection.send(WELCOME)  # there is room: little has been sent
         except OSError:
             self._fail(PeerGone(rank))
 

@@ -33,8 +33,8 @@ SECRET_BYTES = 32
 PROOF_SECONDS = 5.0
 """How long a connection may take to prove itself."""
 
-_MOST_GUESTS = 128
-"""Connections that have proved nothing yet; more than there are ranks."""
+MOST_GUESTS = 128
+"""Connections that have proved nothing yet and are kept at once."""
 _MOST_ACCEPTED = 32
 """At once: so that a rank among many strangers is heard before it is the oldest."""
 _BACKLOG = 128
@@ -42,8 +42,10 @@ _RETRY_SECONDS = 0.01
 NONCE_BYTES = 32
 """Of each end's part of what a proof is of."""
 _HELLO = struct.Struct(f"=i{NONCE_BYTES}s")
-_ANSWER = struct.Struct(f"={NONCE_BYTES}s32s")
-_WELCOME = b"welcome"
+ANSWER = struct.Struct(f"={NONCE_BYTES}s32s")
+"""The listener's nonce, and its proof."""
+WELCOME = b"welcome"
+"""What the listener says last."""
 LISTENER, CONNECTOR = b"listener", b"connector"
 """Roles of the two ends."""
 
@@ -158,12 +160,12 @@ class _Knock:
         message = _receive(self.socket)
         if message is None:
             return False
-        if self._answered and message == _WELCOME:
+        if self._answered and message == WELCOME:
             return True
-        if self._answered or len(message) != _ANSWER.size:
+        if self._answered or len(message) != ANSWER.size:
             self.close()  # dropped, as if it were a stranger
             return False
-        self._session.listener_nonce, proof = _ANSWER.unpack(message)
+        self._session.listener_nonce, proof = ANSWER.unpack(message)
         # No other process can have bound the name, but a wrong proof is refused all the same.
         if not self._session.proves(LISTENER, proof):
             raise PeerGone(self.rank)
@@ -206,12 +208,12 @@ class _Guest:
             if rank not in awaited:
                 raise ValueError("not a rank that is waited for")
             session = Session(self._secret, rank, self._own, nonce, secrets.token_bytes(NONCE_BYTES))
-            self.socket.send(_ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
+            self.socket.send(ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
             self._session = session
             return None
         if self._session.connector not in awaited or not self._session.proves(CONNECTOR, message):
             raise ValueError("not the rank that it says it is")
-        self.socket.send(_WELCOME)
+        self.socket.send(WELCOME)
         return self._session.connector
 
 
@@ -337,7 +339,7 @@ class Meeting:
                 continue
             connection.setblocking(False)
             self._guests.append(_Guest(connection, self._rank, self._secret))
-            if len(self._guests) > _MOST_GUESTS:
+            if len(self._guests) > MOST_GUESTS:
                 self._drop_guests(lambda one: one is self._guests[0])
 
     def _drop_guests(self, which: Callable[[_Guest], bool]) -> None:
@@ -366,7 +368,7 @@ def credentials(connection: socket.socket) -> tuple[int, ...]:
 def _receive(connection: socket.socket) -> bytes | None:
     """Return a message, empty where the other end has let go; None if there is none. Descriptors are not taken."""
     try:
-        return connection.recv(_ANSWER.size + 1)
+        return connection.recv(ANSWER.size + 1)
     except BlockingIOError:
         return None
     except ConnectionError:

@@ -20,7 +20,8 @@ from deep_ep_py.errors import CudaError, DeepEPError
 
 
 def connect(bootstrap: Bootstrap) -> Bootstrap:
-    """Let the processes of a Buffer meet, by one exchange of the bootstrap; what they exchange next needs no other.
+    """Let the processes of a Buffer meet, by one exchange of the bootstrap, or two where they are on several machines;
+    what they exchange next needs no other.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
         part = secrets.token_bytes(SECRET_BYTES)
         everyones = bootstrap.all_gather((machine_name(), name, os.getpid(), part, numbers))
         machines, names, pids, parts, namespaces = zip(*everyones, strict=True)
-        near = [rank for rank, machine in enumerate(machines) if machine == machine_name()]
+        near = [rank for rank, machine in enumerate(machines) if machine == machines[bootstrap.rank]]
         alike = [rank for rank in near if namespaces[rank] == numbers]
         connections = Connections(bootstrap.rank, bootstrap.size, list(pids), alike)
         order = list(dict.fromkeys(machines))

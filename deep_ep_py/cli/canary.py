@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from deep_ep_py.core.choices import LAUNCH
+from deep_ep_py.core.files import write_json
 from deep_ep_py.device.canary import observe
 
 
@@ -26,8 +26,7 @@ def command(json_file: Path | None) -> None:
     for error in found["errors"]:
         click.echo(f"error: {error}")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(found, indent=2) + "\n")
+        write_json(json_file, found)
     if found.keys() == {"errors"}:
         raise click.ClickException("nothing was found out: no GPU could be used")
     if found.get("launch") is None:

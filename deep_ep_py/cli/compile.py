@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deep_ep_py.core.arguments import MAX_RANKS
+from deep_ep_py.core.files import write_json
 from deep_ep_py.jit import GATHERED, KERNELS, KernelCache, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
 from deep_ep_py.jit.cache import FOLDER_VARIABLE, Compile
 from deep_ep_py.jit.report import Outcome, as_json, as_table, compile_each
@@ -93,8 +93,7 @@ def command(
     for failure in failures:
         console.print(f"[red]{escape(failure.error)}")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(as_json(outcomes, shape), indent=2) + "\n")
+        write_json(json_file, as_json(outcomes, shape))
         console.print(f"Report: {json_file}")
     if not fresh:
         console.print(f"Cache: {cache.folder}")

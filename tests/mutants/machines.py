@@ -31,10 +31,10 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "machines: an end is shown before what the rank has told",
         _MESH,
-        "        for (const Told& told : all) pass_on(rank, told);\n"
-        "        const std::lock_guard<std::mutex> lock(mutex_);\n        show_end(*find(rank));\n",
-        "        mutex_.lock();\n        show_end(*find(rank));\n        mutex_.unlock();\n"
-        "        for (const Told& told : all) pass_on(rank, told);\n",
+        "    for (const Told& told : all) pass_on(from, told);\n"
+        "    const std::lock_guard<std::mutex> lock(mutex_);\n    show_end(peer);\n",
+        "    mutex_.lock();\n    show_end(peer);\n    mutex_.unlock();\n"
+        "    for (const Told& told : all) pass_on(from, told);\n",
         "fast",
         "machines",
     ),

@@ -168,4 +168,4 @@ def test_a_rank_is_let_go(rank: Rank) -> None:
         received += more
     assert b"the last" in received, "what was told before did not leave"
     mesh.drop(1)
-    mesh.send(1, b"to no one")
+    mesh.send(1, b"too late")

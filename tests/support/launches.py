@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,22 +31,29 @@ def torchrun(script: Path, ranks: int, *arguments: str, timeout: float = 240) ->
 
 
 def torchrun_nodes(
-    nodes: int, ranks_per_node: int, logs: Path, *arguments: str, timeout: float = 240
+    nodes: int,
+    ranks_per_node: int,
+    logs: Path,
+    *arguments: str,
+    timeout: float = 240,
+    master: str = "localhost",
+    on_node: Callable[[int, list[str]], list[str]] = lambda node, command: command,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a launcher for each node, all on this machine, and return what became of each.
+    """Run a launcher for each node, and return what became of each.
 
     What their processes print goes to files in `logs`, too. When the time is over all launchers are ended, and their
-    output until then is returned.
+    output until then is returned. `on_node` makes a command into one that runs it on a node: here they are all on this
+    machine.
     """
     size = [f"--nnodes={nodes}", f"--nproc-per-node={ranks_per_node}"]
-    address = ["--master-addr=localhost", f"--master-port={free_port()}"]
+    address = [f"--master-addr={master}", f"--master-port={free_port()}"]
     until = time.monotonic() + timeout
     done = []
     with ExitStack() as stack:
         launchers = []
         for node in range(nodes):
             shown = ["--tee=3", f"--log-dir={logs / str(node)}"]
-            command = [*TORCHRUN, *size, f"--node-rank={node}", *address, *shown, *arguments]
+            command = on_node(node, [*TORCHRUN, *size, f"--node-rank={node}", *address, *shown, *arguments])
             output = stack.enter_context((logs / f"launcher_{node}.txt").open("w+"))
             launcher = subprocess.Popen(command, env=of_ranks(), stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
             stack.enter_context(launcher)

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pytest
 
-from launches import TORCHRUN, free_port, of_ranks
+from launches import free_port, of_ranks, torchrun_nodes
 from places import ROOT, WORKERS
 
 MACHINES = 2
@@ -78,34 +78,11 @@ class Machines:
     def _ip(self, machine: int, *arguments: str) -> None:
         _ip("-netns", self._namespaces[machine], *arguments)
 
-    def torchrun(
-        self, ranks_per_machine: int, logs: Path, *arguments: str, timeout: float = 240, **variables: str
-    ) -> list[subprocess.CompletedProcess[str]]:
-        """Run a launcher on each, and return what became of them. When the time is over all are ended."""
-        size = [f"--nnodes={MACHINES}", f"--nproc-per-node={ranks_per_machine}"]
-        place = [f"--master-addr={self.address(0)}", f"--master-port={free_port()}"]
-        environment = {**of_ranks(), **variables}
-        until, done = time.monotonic() + timeout, []
-        with ExitStack() as stack:
-            launchers = []
-            for machine in range(MACHINES):
-                shown = ["--tee=3", f"--log-dir={logs / str(machine)}"]
-                command = [*TORCHRUN, *size, f"--node-rank={machine}", *place, *shown, *arguments]
-                output = stack.enter_context((logs / f"launcher_{machine}.txt").open("w+"))
-                inside = self.inside(machine, command)
-                launcher = subprocess.Popen(inside, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
-                stack.enter_context(launcher)
-                stack.callback(launcher.kill)
-                launchers.append((launcher, output))
-            for launcher, output in launchers:
-                try:
-                    launcher.wait(max(0.0, until - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    launcher.kill()
-                    launcher.wait()
-                output.seek(0)
-                done.append(subprocess.CompletedProcess(launcher.args, launcher.returncode, output.read()))
-        return done
+    def torchrun(self, ranks_per_machine: int, logs: Path, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
+        """Run a launcher on each, and return what became of them."""
+        return torchrun_nodes(
+            MACHINES, ranks_per_machine, logs, *arguments, master=self.address(0), on_node=self.inside
+        )
 
     @contextmanager
     def ranks(self, ranks_per_machine: int, worker: str, *arguments: str) -> Iterator[Ranks]:

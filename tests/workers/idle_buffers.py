@@ -1,4 +1,4 @@
-"""Runs under torchrun: what a Buffer that nobody uses costs its process, for each of libfabric's providers named.
+"""Runs under torchrun: what an idle Buffer costs its process, for each of libfabric's providers named.
 
 Rank 0 prints a line of JSON for each, with figures by rank: `shares` of a core, `wakes` per second, and the seconds of
 a dispatch and combine, the first `after` the rest and those that follow it, `hot`.

@@ -191,7 +191,7 @@ void leaves(World& world, Leaving how) {
     expect(left == well, well ? "a rank that has left is taken for one that has died" : "a rank that died has left");
 }
 
-// Whoever puts frames into a connection on their way knows no key.
+// An attacker who puts frames into a connection on its way knows no key.
 void forgeries(bool repeated) {
     CpuMemory memory;
     std::vector<std::shared_ptr<u8>> pages;

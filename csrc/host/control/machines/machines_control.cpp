@@ -12,12 +12,6 @@ namespace {
 // A rank that is stopped does not confirm; its kernels do not run either.
 constexpr u64 kConfirmNs = 1'000'000'000;
 
-std::vector<bool> among(const std::vector<int>& ranks, size_t count) {
-    std::vector<bool> found(count);
-    for (const int rank : ranks) found[static_cast<size_t>(rank)] = true;
-    return found;
-}
-
 }  // namespace
 
 MachinesControl::MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
@@ -25,7 +19,6 @@ MachinesControl::MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>>
                                  std::unique_ptr<Memory> memory)
     : SharedControl(rank, std::move(pages), layout, own_memory, std::move(make_teller), mesh->ranks()),
       mesh_(std::move(mesh)),
-      far_(among(mesh_->ranks(), layout.ranks)),
       memory_(std::move(memory)) {
     mesh_->listen(this);
 }

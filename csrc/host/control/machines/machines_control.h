@@ -13,8 +13,8 @@ namespace deep_ep::host {
 
 class MachinesControl final : public SharedControl, private Mesh::Listener {
   public:
-    // `pages`: of ranks that the mesh connects, copies. `memory`: for the mesh's thread, and for
-    // what others do beside the launching one.
+    // `pages`: of ranks that the mesh connects, copies. `memory`: for the mesh's thread, and for what others do beside
+    // the launching one.
     MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
                     Memory& own_memory, MakeTeller make_teller, std::shared_ptr<Mesh> mesh,
                     std::unique_ptr<Memory> memory);
@@ -40,10 +40,9 @@ class MachinesControl final : public SharedControl, private Mesh::Listener {
     void stage(int from, const wire::RecoveryWord& stage) override;
     void address(int from, const wire::NetworkAddress& address) override;
 
-    bool is_far(int rank) const { return far_[static_cast<size_t>(rank)]; }
+    bool is_far(int rank) const { return mesh_->connects(rank); }
 
     const std::shared_ptr<Mesh> mesh_;
-    const std::vector<bool> far_;  // by rank
     const std::unique_ptr<Memory> memory_;
     std::mutex announcing_;    // of the next, and with it of the copies' announcements
     uint32_t generation_ = 1;  // of the announcements

@@ -62,13 +62,13 @@ Mesh::Mesh(const std::vector<End>& ends)
 
 Mesh::~Mesh() {
     stopping_.store(true);
-    signal(wake_);
+    set(wake_);
     thread_.join();
 }
 
-void Mesh::signal(int descriptor) {
+void Mesh::set(int event) {
     const u64 one = 1;
-    [[maybe_unused]] const ssize_t bytes = write(descriptor, &one, sizeof(one));
+    [[maybe_unused]] const ssize_t bytes = write(event, &one, sizeof(one));
 }
 
 void Mesh::watch(int rank, Peer& peer, int operation) {
@@ -100,7 +100,7 @@ void Mesh::listen(Listener* listener) {
         const std::lock_guard<std::mutex> lock(listening_);
         listener_ = listener;
         try {
-            pass_on_all();  // before this rank asks how others are
+            for (const int rank : ranks()) pass_on(rank);  // before this rank asks how others are
         } catch (...) {
             listener_ = nullptr;
             throw;
@@ -118,12 +118,12 @@ void Mesh::tell(Kind kind, const void* payload, size_t bytes) {
             unsent_.push_back(rank);
         }
     }
-    signal(wake_);
+    set(wake_);
 }
 
 void Mesh::tell_beat() {
     beat_due_.store(true);
-    signal(wake_);
+    set(wake_);
 }
 
 void Mesh::confirm(u64 nanoseconds) {
@@ -149,7 +149,7 @@ void Mesh::send(int rank, const std::string& message) {
         peer->link.add(kMessage, message.data(), message.size());
         unsent_.push_back(rank);
     }
-    signal(wake_);
+    set(wake_);
 }
 
 std::optional<std::string> Mesh::receive(int rank) {
@@ -215,7 +215,10 @@ void Mesh::serve_until_stopped() {
         }
         looked = now;
         for (const int rank : ready) take(rank);
-        pass_on(ready);
+        {
+            const std::lock_guard<std::mutex> listening(listening_);
+            for (const int rank : ready) pass_on(rank);
+        }
         if (beat_due_.exchange(false) || now >= due) {
             judge(now);
             add_beats();
@@ -255,7 +258,7 @@ void Mesh::take(Peer& peer, Kind kind, std::string_view payload) {
     Question question{};
     if (kind == kMessage) {
         peer.messages.emplace_back(payload);
-        signal(news_);
+        set(news_);
     } else if (kind == kAnswer && as(payload, question)) {
         peer.answered = std::max(peer.answered, question.number);
         answered_.notify_all();
@@ -269,30 +272,16 @@ void Mesh::take(Peer& peer, Kind kind, std::string_view payload) {
 // In order, and without the lock, so that this rank may tell something meanwhile. What comes before anything listens
 // waits for that. An end is shown after all that its rank has told: one that has left is not taken for one that has
 // died.
-void Mesh::pass_on(const std::vector<int>& from) {
-    const std::lock_guard<std::mutex> listening(listening_);
-    for (const int rank : from) {
-        std::deque<Told> all;
-        if (listener_ != nullptr) {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            all.swap(find(rank)->told);
-        }
-        for (const Told& told : all) pass_on(rank, told);
+void Mesh::pass_on(int from) {
+    Peer& peer = *find(from);
+    std::deque<Told> all;
+    if (listener_ != nullptr) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        show_end(*find(rank));
+        all.swap(peer.told);
     }
-}
-
-void Mesh::pass_on_all() {
-    if (listener_ == nullptr) return;
-    for (const auto& [rank, peer] : peers_) {
-        std::deque<Told> all;
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            all.swap(peer->told);
-        }
-        for (const Told& told : all) pass_on(rank, told);
-    }
+    for (const Told& told : all) pass_on(from, told);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    show_end(peer);
 }
 
 void Mesh::pass_on(int from, const Told& told) {
@@ -373,7 +362,7 @@ void Mesh::show_end(Peer& peer) {
     if (peer.link.open() || peer.state == peer.comes_to) return;
     peer.state = peer.comes_to;
     answered_.notify_all();
-    signal(news_);
+    set(news_);
 }
 
 }  // namespace deep_ep::host

@@ -53,7 +53,7 @@ class Mesh {
     // kHeard also for ranks that it does not connect.
     State state(int rank) const;
 
-    // Until it is taken away: then when this returns it is called no more. What was told before is kept for the first.
+    // Null takes it away: it is not called after this has returned. What was told before is kept for the first one.
     void listen(Listener* listener);
     // To all ranks that are heard, in this order for each.
     template <class Payload>
@@ -118,8 +118,7 @@ class Mesh {
     void watch(int rank, Peer& peer, int operation);
     void take(int rank);
     void take(Peer& peer, wire::control::Kind kind, std::string_view payload);
-    void pass_on(const std::vector<int>& from);
-    void pass_on_all();
+    void pass_on(int from);  // with `listening_` held
     void pass_on(int from, const Told& told);
     void add_beats();
     void send_all();
@@ -127,7 +126,7 @@ class Mesh {
     bool is_quiet(const Peer& peer, u64 now) const;
     void end(Peer& peer, State state);
     void show_end(Peer& peer);
-    static void signal(int descriptor);
+    static void set(int event);
 
     std::map<int, std::unique_ptr<Peer>> peers_;  // by rank; the map stays as it is
     size_t machines_ = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fabric/proxy.h"
+#include "host/network/network.h"
 #include "wire/proxy.h"
 
 namespace deep_ep::host::proxy {
@@ -33,8 +34,13 @@ class CommandWriter {
     u64 posted_ = 0;
 };
 
-// Puts of a source that the total in its word counts, in this rank's bank. Pairs with the proxy's release: all that
-// they have brought is visible.
+// The word of the first region that measured puts of a source are for, in this rank's bank.
+constexpr u32 kMeasuredWord = 0;
+inline const u64* measured_word(const NetworkPlace& place, u32 source) {
+    return reinterpret_cast<const u64*>(place.host_words + place.generation % wire::kBanks * place.layout.bank_bytes() +
+                                        place.layout.word_in_bank(0, kMeasuredWord, source));
+}
+// Puts that the total in a word counts. Pairs with the proxy's release: all that they have brought is visible.
 inline u64 puts_in_word(const u64* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE) / wire::kUnit; }
 
 }  // namespace deep_ep::host::proxy

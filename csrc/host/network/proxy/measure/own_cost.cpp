@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <random>
+#include <stdexcept>
 #include <thread>
 
 #include "cpu/executor/futex.h"
@@ -16,7 +17,7 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-constexpr u32 kSelf = 0, kWord = 0;
+constexpr u32 kSelf = 0;
 constexpr u64 kBytes = wire::kPieceBytes;
 
 // The times of one put, as the proxy's thread sees them; 0: not yet. The other thread reads and clears them when it has
@@ -125,10 +126,20 @@ class Stepping {
     std::thread thread_;
 };
 
-const u64* word_of(const NetworkPlace& place) {
-    return reinterpret_cast<u64*>(place.own_heap() + place.layout.bank_offset(place.generation) +
-                                  place.layout.word_in_bank(0, kWord, kSelf));
-}
+// A proxy that has failed would be waited for without end.
+class Patience {
+  public:
+    void check() {
+        if (++looks_ % kLooks == 0 && cpu::monotonic_ns() > until_) {
+            throw std::runtime_error("the proxy: nothing has come of a command for 60 seconds");
+        }
+    }
+
+  private:
+    static constexpr u32 kLooks = 1 << 16;
+    const u64 until_ = cpu::monotonic_ns() + 60'000'000'000;
+    u32 looks_ = 0;
+};
 
 // The time at which a condition is first seen to hold.
 template <class Condition>
@@ -146,13 +157,16 @@ OwnCost own_cost(const NetworkPlace& place, u32 puts) {
     const Stepping stepping(progress);
     CommandWriter commands(progress.state());
     const u64 at = place.layout.region_offset(0);
+    const u64* const word = measured_word(place, kSelf);
+    Patience patience;
     for (u64 put = 1; put <= puts; ++put) {
         const u64 begin = cpu::monotonic_ns();
-        commands.put(kSelf, kWord, at, at + kBytes, kBytes);
+        commands.put(kSelf, kMeasuredWord, at, at + kBytes, kBytes);
         u64 signalled = 0, retired = 0;
         while (signalled == 0 || retired == 0) {
-            note(signalled, [&] { return puts_in_word(word_of(place)) == put; });
+            note(signalled, [&] { return puts_in_word(word) == put; });
             note(retired, [&] { return commands.retired() == put; });
+            patience.check();
         }
         const auto since = [](u64 end, u64 begin) { return static_cast<double>(end) - static_cast<double>(begin); };
         cost.command_to_post.push_back(since(Stamps::take(stamps.posted), begin));
@@ -166,12 +180,13 @@ double command_rate(const NetworkPlace& place, u32 count) {
     Progress progress(place, std::make_unique<AtOnce>(), {cpu::monotonic_ns, 0});
     const Stepping stepping(progress);
     CommandWriter commands(progress.state());
+    const u64* const word = measured_word(place, kSelf);
+    Patience patience;
     const u64 at = place.layout.region_offset(0), begin = cpu::monotonic_ns();
-    for (u32 posted = 0; posted < count;) {
-        if (commands.put(kSelf, kWord, at, at + kBytes, kBytes)) ++posted;
+    for (u32 posted = 0; posted < count; patience.check()) {
+        if (commands.put(kSelf, kMeasuredWord, at, at + kBytes, kBytes)) ++posted;
     }
-    while (commands.retired() != count || puts_in_word(word_of(place)) != count) {
-    }
+    while (commands.retired() != count || puts_in_word(word) != count) patience.check();
     return count / (static_cast<double>(cpu::monotonic_ns() - begin) / 1e9);
 }
 

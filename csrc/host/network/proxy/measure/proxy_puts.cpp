@@ -10,9 +10,7 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-constexpr u32 kWord = 0;  // of the first region
-
-// A proxy that is stepped by who waits for it.
+// A proxy that the waiting thread steps.
 class Stepped {
   public:
     explicit Stepped(const NetworkPlace& place) : progress_(place, make_libfabric(place), {cpu::monotonic_ns, 0}) {}
@@ -38,13 +36,14 @@ class ProxyPuts final : public Puts {
   public:
     explicit ProxyPuts(const NetworkPlace& place)
         : peer_(1 - static_cast<u32>(place.rank)),
-          word_(reinterpret_cast<u64*>(place.own_heap() + place.layout.bank_offset(place.generation) +
-                                       place.layout.word_in_bank(0, kWord, peer_))),
+          word_(measured_word(place, peer_)),
           proxy_(place),
           commands_(proxy_.state()) {}
 
     std::string name() const override { return "the proxy"; }
-    bool post(u64 source, u64 target, u64 bytes) override { return commands_.put(peer_, kWord, source, target, bytes); }
+    bool post(u64 source, u64 target, u64 bytes) override {
+        return commands_.put(peer_, kMeasuredWord, source, target, bytes);
+    }
     void step() override { proxy_.step(); }
     u64 completed() const override { return commands_.retired(); }
     u64 arrived() const override { return puts_in_word(word_); }
