@@ -116,8 +116,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: expert named twice gets two rows",
         "kernels/low_latency/unit.h",
-        "return id(token, k) - begin < count && first(token, k) == k;",
-        "return id(token, k) - begin < count;",
+        "if (id(token, before) - begin == expert) return wire::kNoExpert;",
+        "if (before == ~0u) return wire::kNoExpert;",
         "fast",
         "low latency",
     ),

@@ -30,6 +30,11 @@ T fetch_add(T* address, T value, int order) {
 
 #define DEEP_EP_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
+inline u32 read_once(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 template <Scope S, class T>
 T load_relaxed(const T* address, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);

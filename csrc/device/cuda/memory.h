@@ -33,6 +33,11 @@ using Same = typename SameType<T>::Type;
         asm volatile(name ".sys." tail __VA_ARGS__); \
     }
 
+DEEP_EP_DEVICE u32 read_once(u32 value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 template <Scope S, class T>
 DEEP_EP_DEVICE T load_relaxed(const T* address) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");

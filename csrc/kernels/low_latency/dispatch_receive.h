@@ -107,9 +107,10 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
         for (u32 bit = device::lane(); bit < wire::kUnitTokens; bit += device::kWarpSize) {
             const u32 token = u * wire::kUnitTokens + bit;
             for (u32 k = 0; token < tokens && k < routed.topk; ++k) {
-                if (!routed.chooses(token, k, begin, experts)) continue;
+                const u32 expert = routed.chosen(token, k, begin, experts);
+                if (expert == wire::kNoExpert) continue;
                 // A bit each, so they add up to the set.
-                device::add_relaxed<Scope::kBlock>(&scratch.marks[routed.id(token, k) - begin], 1u << bit);
+                device::add_relaxed<Scope::kBlock>(&scratch.marks[expert], 1u << bit);
             }
         }
         plan.tokens = tokens_of_unit(u, tokens, [&](u32 token) { return routed.chooses_any(token, begin, experts); });
@@ -196,12 +197,12 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
         u32 count = 0;
         for (u32 base = 0; base < topk; base += device::kWarpSize) {
             const u32 k = base + device::lane();
-            const bool goes = k < topk && routed.chooses(token, k, begin, experts);
+            const u32 expert = k < topk ? routed.chosen(token, k, begin, experts) : wire::kNoExpert;
+            const bool goes = expert != wire::kNoExpert;
             const u32 mask = __ballot_sync(device::kFullMask, goes);
             const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
             count += static_cast<u32>(__popc(mask));
             if (!goes || !mine) continue;
-            const u32 expert = routed.id(token, k) - begin;
             u32 at = scratch.offsets[expert] + static_cast<u32>(__popc(scratch.marks[expert] & bits_below(bit)));
             if (at >= capacity) {  // counts and ids that do not fit each other
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, at);

@@ -29,9 +29,15 @@ struct Choices {
         while (first < k && id(token, first) != wanted) ++first;
         return first;
     }
-    // Whether the k-th choice is the first of its expert, which is one of [begin, begin + count).
-    DEEP_EP_DEVICE bool chooses(u32 token, u32 k, u32 begin, u32 count) const {
-        return id(token, k) - begin < count && first(token, k) == k;
+    // The k-th choice's expert, counted from `begin`, if it is one of `count` and no choice before names it; else
+    // kNoExpert. The expert that is returned is the one that was checked.
+    DEEP_EP_DEVICE u32 chosen(u32 token, u32 k, u32 begin, u32 count) const {
+        const u32 expert = id(token, k) - begin;
+        if (expert >= count) return wire::kNoExpert;
+        for (u32 before = 0; before < k; ++before) {
+            if (id(token, before) - begin == expert) return wire::kNoExpert;
+        }
+        return expert;
     }
     DEEP_EP_DEVICE bool chooses_any(u32 token, u32 begin, u32 count) const {
         bool any = false;
@@ -54,11 +60,12 @@ DEEP_EP_DEVICE bool lacks_forwarders(Operation& op, const wire::LowLatencyLayout
     return false;
 }
 
-// As a routing carries them.
+// As a routing carries them. They may change between two reads: if calls do not match, a rank's next message may come
+// while the one before it is read (P15).
 struct RoutedIds {
     const wire::RoutedId* ids;
 
-    DEEP_EP_DEVICE u32 operator()(u64 choice) const { return ids[choice]; }
+    DEEP_EP_DEVICE u32 operator()(u64 choice) const { return device::read_once(ids[choice]); }
 };
 using Routed = Choices<RoutedIds>;
 
