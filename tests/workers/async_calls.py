@@ -183,6 +183,31 @@ def a_buffer_beside_one_that_was_broken_off(trial: Trial) -> None:
         round_trip(make_buffer(dist.group.WORLD, trial.case, "peer"), rank, trial, 2)
 
 
+def buffers_that_go(buffer: deep_ep.Buffer, trial: Trial) -> None:
+    """They hold up no call of another one: a Buffer that has served well, and one that has failed and told so."""
+    rank = buffer.rank
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    well, failed = (make_buffer(dist.group.WORLD, trial.case, "peer", timeout=4 * SLEEP) for _ in range(2))
+    well.dispatch(**arguments)
+    dist.barrier()
+    if rank == 0:
+        failed.abort()
+    with pytest.raises(deep_ep.DeepEPError):
+        failed.dispatch(**arguments)
+    if rank == 0:
+        dist.barrier()
+    began, results = time.monotonic(), [buffer.dispatch(**arguments, async_finish=True)]
+    for going in (well, failed):
+        going.destroy()
+        results.append(buffer.dispatch(**arguments, async_finish=True))
+    if rank != 0:
+        assert time.monotonic() - began < SLEEP, "calls have waited for rank 0, which begins its own later"
+        dist.barrier()
+    for one in results:
+        one[5].current_stream_wait()
+        trial.check_worst(rank, one, trial.most_rows)
+
+
 def what_fails_later(trial: Trial) -> None:
     """Told by the wait, or by the next call; the first time it is told, and by the Buffer from then on."""
     for by in ("wait", "call", "destroy"):
@@ -252,6 +277,7 @@ def main() -> None:
     other_threads_wait_and_watch(buffer, trial)
     an_event_of_another_buffer(buffer, trial)
     a_buffer_beside_one_that_was_broken_off(trial)
+    buffers_that_go(buffer, trial)
     what_fails_later(trial)
     what_a_recovery_leaves_behind(trial)
     dist.barrier()

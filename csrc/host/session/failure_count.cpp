@@ -25,7 +25,7 @@ void FailureCount::join(Member& member) {
 void FailureCount::leave(Member& member) {
     const std::lock_guard<std::mutex> guard(mutex_);
     members_.erase(std::remove(members_.begin(), members_.end(), &member), members_.end());
-    ++told_;
+    if (member.untold()) ++told_;
 }
 
 void FailureCount::note_told() {

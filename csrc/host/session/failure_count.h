@@ -32,8 +32,10 @@ class FailureCount {
 
     u64* address() const { return count_.get(); }
     void join(Member& member);
+    // Its kernels have left. Of one that has not failed, or whose caller knows, the others need not take note: they
+    // would wait for their own kernels (Engine's _leave_behind).
     void leave(Member& member);
-    // A caller has been told of a failure, or a Buffer is gone: the others may leave it behind.
+    // A caller has been told of a failure, or a Buffer is gone that had one to tell: the others may leave it behind.
     void note_told();
     uint64_t told() const;
     // How many failures there are. Nothing where kernels that have been told to leave have not left after so long: each
