@@ -16,6 +16,7 @@ _COMMANDS = {
     "bench-proxy": "deep_ep_py.bench.proxy",
     "canary": "deep_ep_py.cli.canary",
     "compile": "deep_ep_py.cli.compile",
+    "doctor": "deep_ep_py.cli.doctor",
     "rates": "deep_ep_py.bench.rates",
     "shim": "deep_ep_py.cli.shim",
 }

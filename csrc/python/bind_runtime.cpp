@@ -342,8 +342,22 @@ void bind_runtime(py::module_& m) {
              py::arg("arena_bytes"), py::arg("timeout"), py::arg("calls"), py::arg("call_words"),
              py::arg("masks_ranks"), py::arg("poison"), py::arg("has_remote"), py::arg("routes"), py::arg("rank_key"),
              py::arg("ranks_per_node"), py::arg("near_audience"), py::arg("bytes_in_flight"));
-    m.def("proxy_providers", &host::proxy::libfabric_providers, NoGil(),
-          "Libfabric's providers that the proxy can use here, best first.");
+    py::class_<host::proxy::LibfabricProvider>(m, "LibfabricProvider")
+        .def_readonly("name", &host::proxy::LibfabricProvider::name)
+        .def_readonly("version", &host::proxy::LibfabricProvider::version);
+    py::class_<host::proxy::LibfabricHere>(m, "LibfabricHere")
+        .def_readonly("version", &host::proxy::LibfabricHere::version, "Empty: it cannot be used.")
+        .def_readonly("refusal", &host::proxy::LibfabricHere::refusal, "Why not.")
+        .def_readonly("providers", &host::proxy::LibfabricHere::providers, "Those that the proxy can use, best first.");
+    m.def("libfabric_here", &host::proxy::libfabric_here, NoGil(), "What of libfabric can be used here.");
+    m.def(
+        "proxy_providers",
+        [] {
+            std::vector<std::string> names;
+            for (const auto& provider : host::proxy::libfabric_here().providers) names.push_back(provider.name);
+            return names;
+        },
+        NoGil(), "Libfabric's providers that the proxy can use here, best first.");
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
     m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
 

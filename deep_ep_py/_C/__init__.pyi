@@ -26,6 +26,8 @@ __all__: list[str] = [
     "Failure",
     "Heap",
     "LEFT",
+    "LibfabricHere",
+    "LibfabricProvider",
     "MASKED",
     "MASK_PHASE",
     "MOST_RANKS",
@@ -57,6 +59,7 @@ __all__: list[str] = [
     "executor",
     "heap_bytes",
     "ids_fit",
+    "libfabric_here",
     "low_latency",
     "measure",
     "normal",
@@ -354,6 +357,29 @@ class BufferOptions:
         bytes_in_flight: int,
     ) -> None: ...
 
+class LibfabricProvider:
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+class LibfabricHere:
+    @property
+    def providers(self) -> list[LibfabricProvider]:
+        """
+        Those that the proxy can use, best first.
+        """
+    @property
+    def refusal(self) -> str:
+        """
+        Why not.
+        """
+    @property
+    def version(self) -> str:
+        """
+        Empty: it cannot be used.
+        """
+
 class Runtime:
     def __init__(
         self, options: BufferOptions, heaps: collections.abc.Sequence[Heap], network: NetworkOptions
@@ -491,6 +517,11 @@ def heap_bytes(arg0: BufferOptions) -> int: ...
 def ids_fit(ids: int, n: int, id_bytes: int, experts: int) -> bool:
     """
     Return whether each of n expert ids is -1 or less than `experts`.
+    """
+
+def libfabric_here() -> LibfabricHere:
+    """
+    What of libfabric can be used here.
     """
 
 def pretouch(address: int, bytes: int) -> None:

@@ -13,7 +13,16 @@ namespace deep_ep::host::proxy {
 
 // `place.provider`: libfabric's name of one; empty: the best there is. Throws std::invalid_argument.
 std::unique_ptr<Transport> make_libfabric(const NetworkPlace& place);
-// Those that libfabric offers here and that will do, best first; none where there is no libfabric.
-std::vector<std::string> libfabric_providers();
+
+struct LibfabricProvider {
+    std::string name;
+    std::string version;  // as fi_info writes it
+};
+struct LibfabricHere {
+    std::string version;                       // of the library; empty: it cannot be used,
+    std::string refusal;                       // and this says why
+    std::vector<LibfabricProvider> providers;  // that it offers here and that will do, best first
+};
+LibfabricHere libfabric_here();
 
 }  // namespace deep_ep::host::proxy

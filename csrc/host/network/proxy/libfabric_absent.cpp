@@ -5,15 +5,17 @@
 #include "host/network/proxy/libfabric.h"
 
 namespace deep_ep::host::proxy {
+namespace {
 
-std::unique_ptr<Transport> make_libfabric(const NetworkPlace&) {
-    throw std::invalid_argument(
-        "fabric \"proxy\": this build has no libfabric, whose headers were not there: expected the package "
-        "libfabric-dev "
-        "(Debian, Ubuntu) or libfabric-devel (Fedora), then the library installed again");
-}
+constexpr const char* kRefusal =
+    "fabric \"proxy\": this build has no libfabric, whose headers were not there: expected the package libfabric-dev "
+    "(Debian, Ubuntu) or libfabric-devel (Fedora), then the library installed again";
 
-std::vector<std::string> libfabric_providers() { return {}; }
+}  // namespace
+
+std::unique_ptr<Transport> make_libfabric(const NetworkPlace&) { throw std::invalid_argument(kRefusal); }
+
+LibfabricHere libfabric_here() { return {{}, kRefusal, {}}; }
 
 }  // namespace deep_ep::host::proxy
 

@@ -213,15 +213,20 @@ LibfabricEndpoint::Write::Write(const LibfabricEndpoint& from, u32 peer, u64 sou
     request_.data = immediate;
 }
 
-std::vector<std::string> libfabric_providers() {
-    std::vector<std::string> offered;
+LibfabricHere libfabric_here() {
+    LibfabricHere here;
     try {
-        for (const char* provider : kProviders) {
-            if (offer_of(provider, "")) offered.emplace_back(provider);
-        }
-    } catch (const std::invalid_argument&) {  // no library, or another one
+        here.version = version_text(LibfabricLibrary::get().version());
+    } catch (const std::invalid_argument& error) {  // no library, or another one
+        here.refusal = error.what();
+        return here;
     }
-    return offered;
+    for (const char* provider : kProviders) {
+        if (const Info info = offer_of(provider, "")) {
+            here.providers.push_back({provider, version_text(info->fabric_attr->prov_version)});
+        }
+    }
+    return here;
 }
 
 }  // namespace deep_ep::host::proxy

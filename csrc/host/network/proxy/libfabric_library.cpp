@@ -25,10 +25,6 @@ constexpr const char *kInfo = nullptr, *kFabric = nullptr, *kOld = nullptr;
 constexpr bool kOnlyThisVersion = true;
 #endif
 
-std::string text_of(uint32_t version) {
-    return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
-}
-
 template <class F>
 void find(void* library, const Symbol& symbol, F& function) {
     void* const found =
@@ -38,6 +34,10 @@ void find(void* library, const Symbol& symbol, F& function) {
 }
 
 }  // namespace
+
+std::string version_text(uint32_t version) {
+    return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
+}
 
 LibfabricLibrary::LibfabricLibrary() {
     // Copies between processes by the kernel's cross-memory attach hang now and then in this provider's versions
@@ -64,8 +64,8 @@ LibfabricLibrary::LibfabricLibrary() {
     find(library, {"fi_version", kOld}, version);
     const uint32_t built = FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), here = version();
     if (here < built || (kOnlyThisVersion && here != built)) {
-        throw std::invalid_argument("fabric \"proxy\": libfabric " + text_of(here) +
-                                    " is here, and this was built for " + text_of(built) +
+        throw std::invalid_argument("fabric \"proxy\": libfabric " + version_text(here) +
+                                    " is here, and this was built for " + version_text(built) +
                                     ": install the library again where that one is");
     }
 }

@@ -8,6 +8,8 @@
 
 namespace deep_ep::host::proxy {
 
+std::string version_text(uint32_t version);
+
 struct LibfabricLibrary {
     decltype(&::fi_getinfo) getinfo;
     decltype(&::fi_freeinfo) freeinfo;

@@ -1,0 +1,70 @@
+"""The files in which Linux describes a machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Files:
+    """Reads /proc, /sys and the like, or a copy of another machine's.
+
+    Parameters
+    ----------
+    root : Path
+        The folder that holds them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def live(self) -> bool:
+        """Whether they are this machine's own."""
+        return self.root == Path("/")
+
+    def path(self, path: str) -> Path:
+        """Return where a file lies that the machine knows by an absolute path."""
+        return self.root / path.lstrip("/")
+
+    def text(self, path: str) -> str | None:
+        """Return a file's text without blanks around it; None where it cannot be read."""
+        try:
+            return self.path(path).read_text(errors="replace").strip().strip("\0")
+        except OSError:
+            return None
+
+    def number(self, path: str) -> int | None:
+        """Return the number that a file holds; None where it cannot be read or holds none."""
+        try:
+            return int(self.text(path) or "", 0)
+        except ValueError:
+            return None
+
+    def data(self, path: str) -> bytes:
+        """Return a file's bytes; none where it cannot be read."""
+        try:
+            return self.path(path).read_bytes()
+        except OSError:
+            return b""
+
+    def names(self, path: str) -> list[str]:
+        """Return what a folder holds, in order; nothing where it cannot be read."""
+        try:
+            return sorted((entry.name for entry in self.path(path).iterdir()), key=_by_number)
+        except OSError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """Tell whether there is such a file or folder."""
+        return self.path(path).exists()
+
+    def resolved(self, path: str) -> str:
+        """Return the path that a link leads to, within the root."""
+        resolved = self.path(path).resolve()
+        root = self.root.resolve()
+        return "/" + str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    digits = len(name) - len(name.rstrip("0123456789"))
+    return (name[:-digits], int(name[-digits:])) if digits else (name, -1)

@@ -1,0 +1,82 @@
+"""What is said of a machine: findings with a verdict each, in sections."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+class Verdict(enum.Enum):
+    """What a finding means for the library."""
+
+    GOOD = "good"
+    """As it should be."""
+    INFO = "info"
+    """Neither good nor bad by itself."""
+    ABSENT = "absent"
+    """Not on this machine; what needs it cannot be used, and nothing is wrong."""
+    WARNING = "warning"
+    """It works, worse than it could; or whether it does cannot be read here."""
+    ERROR = "error"
+    """Something that is here does not work as it is set."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Parameters
+    ----------
+    name : str
+        Of what.
+    verdict : Verdict
+        What it means.
+    value : str
+        What was read.
+    reason : str
+        Why it matters; empty where the value says it all.
+    advice : str
+        What to type to change it, or to find out; empty where nothing has to be changed.
+    """
+
+    name: str
+    verdict: Verdict
+    value: str
+    reason: str = ""
+    advice: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return it as the report's file has it."""
+        return {
+            "name": self.name,
+            "verdict": self.verdict.value,
+            "value": self.value,
+            "reason": self.reason,
+            "advice": self.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Section:
+    """Findings that belong together."""
+
+    title: str
+    findings: tuple[Finding, ...]
+
+    @staticmethod
+    def of(title: str, findings: Iterable[Finding]) -> Section:
+        """Collect findings, in their order."""
+        return Section(title, tuple(findings))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as the report's file has it."""
+        return {"title": self.title, "findings": [finding.as_json() for finding in self.findings]}
+
+
+def worst(sections: Iterable[Section]) -> Verdict:
+    """Return the gravest verdict of all; `Verdict.GOOD` where there is none."""
+    order = list(Verdict)
+    verdicts = [finding.verdict for section in sections for finding in section.findings]
+    return max(verdicts, key=order.index, default=Verdict.GOOD)

@@ -1,0 +1,140 @@
+"""How fast rows travel between each two ranks of a job."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from deep_ep_py.buffer import Buffer
+
+_HIDDEN = 7168
+_ROW_BYTES = 2 * _HIDDEN
+_ROWS = 1024
+_ITERATIONS = 5
+
+HOW_MEASURED = (
+    "medians over pairs, of dispatches in which each rank sends 14.7 MB, or one row, to one other, all at the same time"
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one rank has received from another, while all ranks sent to one each.
+
+    Attributes
+    ----------
+    source, destination : int
+        The ranks.
+    path : str
+        As the destination reaches the source.
+    gb_per_s : float
+        Of a dispatch of 14.7 MB.
+    us : float
+        Of a dispatch of one row.
+    """
+
+    source: int
+    destination: int
+    path: str
+    gb_per_s: float
+    us: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as the report's file has it."""
+        return asdict(self)
+
+
+def buffer_bytes(ranks: int) -> int:
+    """Return the `num_nvl_bytes` that measuring needs."""
+    return Buffer.get_dispatch_config(ranks).get_nvl_buffer_size_hint(_ROW_BYTES, ranks)
+
+
+def measure(buffer: Buffer, routes: list[str], device: torch.device) -> list[Pair]:
+    """Have each rank send to the next but k, for all k, and time it at the receiver.
+
+    Parameters
+    ----------
+    buffer
+        Of all ranks.
+    routes
+        By rank: the path to it.
+    device
+        Where tensors are.
+
+    Returns
+    -------
+    list of Pair
+        In which this rank is the destination: means of 5 dispatches, one after the other.
+    """
+    rank, ranks, found = buffer.rank, buffer.group_size, []
+    for step in range(1, ranks):
+        source = (rank - step) % ranks
+        many, one = (_seconds(buffer, (rank + step) % ranks, rows, device) for rows in (_ROWS, 1))
+        found.append(Pair(source, rank, routes[source], _ROWS * _ROW_BYTES / many / 1e9, one * 1e6))
+    return found
+
+
+def _seconds(buffer: Buffer, target: int, rows: int, device: torch.device) -> float:
+    x = torch.zeros(rows, _HIDDEN, dtype=torch.bfloat16, device=device)
+    topk_idx = torch.full((rows, 1), target, dtype=torch.int64, device=device)
+    weights = torch.ones(rows, 1, device=device)
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, buffer.group_size)
+
+    def once() -> None:
+        received = buffer.dispatch(
+            x,
+            topk_idx=topk_idx,
+            topk_weights=weights,
+            num_tokens_per_rank=per_rank,
+            num_tokens_per_rdma_rank=per_node,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+        )
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if received[0].shape[0] != rows:
+            raise RuntimeError(f"{received[0].shape[0]} rows have come, and {rows} were sent")
+
+    once()
+    # One after the other: each waits for what its source sends, so ranks keep in step without a meeting between them,
+    # in which one that fails would leave the others.
+    began = time.perf_counter()
+    for _ in range(_ITERATIONS):
+        once()
+    return (time.perf_counter() - began) / _ITERATIONS
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All pairs of a path.
+
+    Attributes
+    ----------
+    path : str
+        Which.
+    gb_per_s, us : float
+        Medians.
+    slowest, latest : Pair
+        Those with the lowest rate, and with the longest time for a row.
+    """
+
+    path: str
+    gb_per_s: float
+    us: float
+    slowest: Pair
+    latest: Pair
+
+
+def summarize(pairs: list[Pair]) -> list[Summary]:
+    """Return what was measured of each path."""
+    summaries = []
+    for path in sorted({pair.path for pair in pairs}):
+        those = [pair for pair in pairs if pair.path == path]
+        rate, delay = (statistics.median(getattr(pair, name) for pair in those) for name in ("gb_per_s", "us"))
+        slowest, latest = min(those, key=lambda pair: pair.gb_per_s), max(those, key=lambda pair: pair.us)
+        summaries.append(Summary(path, rate, delay, slowest, latest))
+    return summaries

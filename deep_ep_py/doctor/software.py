@@ -1,0 +1,100 @@
+"""The packages and libraries that the library uses where they are."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterator
+
+from deep_ep_py.compat import shim
+from deep_ep_py.core.native import C
+from deep_ep_py.doctor.findings import Finding, Section, Verdict
+
+
+def software() -> Section:
+    """Describe what is installed for this Python."""
+    return Section.of("Software", _software())
+
+
+def version_of(pattern: str) -> str | None:
+    """Return "name version" of the installed packages whose names match; None where there is none."""
+    found = {
+        f"{one.name} {one.version}" for one in importlib.metadata.distributions() if re.fullmatch(pattern, one.name)
+    }
+    return ", ".join(sorted(found)) or None
+
+
+def _software() -> Iterator[Finding]:
+    import torch
+
+    from deep_ep_py._version import __version__
+
+    yield Finding("deep_ep_py", Verdict.GOOD, __version__)
+    yield _torch(torch.__version__, torch.version.cuda)
+    yield _nvrtc()
+    triton = version_of("triton")
+    yield Finding(
+        "Triton",
+        Verdict.GOOD if triton else Verdict.ABSENT,
+        triton or "not installed",
+        "" if triton else "grouped GEMMs of the MoE layers run on torch",
+        "" if triton else "pip install triton",
+    )
+    yield _nvshmem()
+    yield from _libfabric()
+    yield _shim()
+
+
+def _torch(version: str, cuda: str | None) -> Finding:
+    if cuda:
+        return Finding("torch", Verdict.GOOD, f"{version}, for CUDA {cuda}")
+    return Finding("torch", Verdict.INFO, f"{version}, for CPUs alone", "GPUs need a build of torch for CUDA")
+
+
+def _nvrtc() -> Finding:
+    from deep_ep_py.jit.compiler import NvrtcUnavailableError, nvrtc_version
+
+    try:
+        return Finding("NVRTC", Verdict.GOOD, nvrtc_version())
+    except NvrtcUnavailableError as error:
+        return Finding(
+            "NVRTC",
+            Verdict.ABSENT,
+            "cannot be used",
+            f"it compiles the kernels for a GPU; {error}",
+            "pip install cuda-core nvidia-cuda-nvrtc",
+        )
+
+
+def _nvshmem() -> Finding:
+    host, python = version_of(r"nvidia[-_]nvshmem[-_]cu\d+"), version_of(r"nvshmem4py[-_]cu\d+")
+    value = ", ".join(one for one in (host, python) if one) or "not installed"
+    return Finding("NVSHMEM", Verdict.INFO if host else Verdict.ABSENT, value, "not used yet")
+
+
+def _libfabric() -> Iterator[Finding]:
+    here = C.libfabric_here()
+    if not here.version:
+        yield Finding(
+            "libfabric",
+            Verdict.ABSENT,
+            "cannot be used",
+            here.refusal,
+            "sudo apt-get install libfabric-dev, then install this library again from its sources",
+        )
+        return
+    yield Finding("libfabric", Verdict.GOOD, here.version)
+    offered = ", ".join(f"{provider.name} {provider.version}" for provider in here.providers)
+    yield Finding(
+        "providers, best first",
+        Verdict.GOOD if offered else Verdict.WARNING,
+        offered or "none that the proxy can use",
+        "" if offered else "it needs writes with data for the receiver, and reliable messages",
+        "" if offered else "fi_info -t FI_EP_RDM -c FI_RMA",
+    )
+
+
+def _shim() -> Finding:
+    found = shim.status(shim.site_folder())
+    return Finding("import deep_ep", Verdict.INFO, found)

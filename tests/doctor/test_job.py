@@ -1,0 +1,80 @@
+"""`doctor` under torchrun: the machines of a job and the paths between its ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deep_ep_py.doctor.findings import Section
+from deep_ep_py.doctor.job import Job, Machine, legend, matrix
+from deep_ep_py.doctor.measured import Pair, summarize
+from launches import TORCHRUN, of_ranks
+
+pytestmark = pytest.mark.once
+
+
+def doctor(ranks: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [*TORCHRUN, "--standalone", f"--nproc-per-node={ranks}", "-m", "deep_ep_py", "doctor", *arguments]
+    environment = of_ranks() | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def test_two_nodes_of_software_nics(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    done = doctor(4, "--measure", "--json", str(file), DEEP_EP_RANKS_PER_NODE="2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("0  .PII", "1  P.II", "2  II.P", "3  IIP."):
+        assert line in done.stdout
+    assert done.stdout.count("Host\n") == 1, "one machine, and more than one report of it"
+    report: dict[str, Any] = json.loads(file.read_text())
+    assert [one["ranks"] for one in report["machines"]] == [[0, 1, 2, 3]]
+    assert report["routes"][0] == ["peer", "peer", "ibgda", "ibgda"] and not report["failure"]
+    pairs = {(pair["source"], pair["destination"]): pair for pair in report["pairs"]}
+    assert pairs.keys() == {(one, other) for one in range(4) for other in range(4) if one != other}
+    assert all(pair["gb_per_s"] > 0 and pair["us"] > 0 for pair in pairs.values())
+    assert pairs[0, 2]["path"] == "ibgda" and pairs[0, 1]["path"] == "peer"
+
+
+def test_a_job_that_cannot_make_a_buffer(tmp_path: Path) -> None:
+    done = doctor(2, DEEP_EP_FABRIC="copper")
+    assert done.returncode != 0
+    assert "No Buffer could be made" in done.stdout and "DEEP_EP_FABRIC='copper'" in done.stdout
+
+
+def test_measuring_needs_several_ranks() -> None:
+    done = doctor(1, "--measure")
+    assert done.returncode != 0 and "expected several ranks" in done.stderr
+
+
+def job(machines: int, of_each: int) -> Job:
+    places = [
+        Machine(f"node{m}", [m * of_each + i for i in range(of_each)], [Section("x", ())]) for m in range(machines)
+    ]
+    ranks = machines * of_each
+    routes = [["peer" if a // of_each == b // of_each else "proxy" for b in range(ranks)] for a in range(ranks)]
+    return Job(places, routes, [], "")
+
+
+def test_many_ranks_are_shown_by_machine() -> None:
+    assert matrix(job(9, 8)) == [
+        f"node{m}  " + "".join("P" if m == other else "X" for other in range(9)) for m in range(9)
+    ]
+    assert matrix(job(2, 2)) == ["0  .PXX", "1  P.XX", "2  XX.P", "3  XXP."]
+    assert "W:" not in legend(job(2, 2)) and "X:" in legend(job(2, 2))
+
+
+def test_paths_that_differ_within_a_pair_of_machines() -> None:
+    one = job(9, 8)
+    one.routes[0][8] = "ibgda"
+    assert matrix(one)[0] == "node0  P*XXXXXXX"
+
+
+def test_the_slowest_pair_is_named() -> None:
+    pairs = [Pair(0, 1, "peer", 10.0, 3.0), Pair(1, 0, "peer", 4.0, 9.0), Pair(2, 0, "proxy", 1.0, 50.0)]
+    peer, proxy = summarize(pairs)
+    assert (peer.gb_per_s, peer.us, peer.slowest, peer.latest) == (7.0, 6.0, pairs[1], pairs[1])
+    assert proxy.path == "proxy"

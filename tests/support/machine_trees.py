@@ -1,0 +1,99 @@
+"""Folders that look like a machine's /proc, /sys and /dev."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CONTROLLER, NETWORK = "0x030200", "0x020700"
+_OPEN_DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build"
+_CLOSED_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023"
+
+
+class Tree:
+    """A machine, built up file by file."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def file(self, path: str, content: str | bytes = "") -> None:
+        place = self.root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def link(self, path: str, target: str) -> None:
+        place, to = self.root / path.lstrip("/"), self.root / target.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        to.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(os.path.relpath(to, place.parent))
+
+    def device(self, above: str, address: str, vendor: str, kind: str, numa: int = 0, config: bytes = b"") -> str:
+        """A PCI device below some others, as "pci0000:15/0000:15:01.0"; -> its folder."""
+        folder = f"/sys/devices/{above}/{address}"
+        files = {"vendor": vendor, "class": kind, "numa_node": str(numa)}
+        for name, text in files.items():
+            self.file(f"{folder}/{name}", text + "\n")
+        self.file(f"{folder}/config", config or bytes(64))
+        self.link(f"/sys/bus/pci/devices/{address}", folder)
+        return folder
+
+    def gpu(self, above: str, address: str, model: str = "NVIDIA H100 80GB HBM3", numa: int = 0) -> None:
+        self.device(above, address, "0x10de", CONTROLLER, numa)
+        self.file(f"/proc/driver/nvidia/gpus/{address}/information", f"Model: \t\t {model}\nIRQ:   \t\t 31\n")
+
+    def driver(self, opened: bool = True, override: bool = True) -> None:
+        self.file("/proc/driver/nvidia/version", _OPEN_DRIVER if opened else _CLOSED_DRIVER)
+        words = "PeerMappingOverride=1;" if override else ""
+        self.file("/proc/driver/nvidia/params", f'EnableStreamMemOPs: 1\nRegistryDwords: "{words}"\n')
+
+    def nic(self, name: str, folder: str, layer: str, driver: str = "mlx5_core", state: str = "4: ACTIVE") -> str:
+        """A NIC with one port; -> the port's folder."""
+        place = f"/sys/class/infiniband/{name}"
+        self.link(f"{place}/device", folder)
+        self.link(f"{folder}/driver", f"/sys/bus/pci/drivers/{driver}")
+        self.file(f"{place}/fw_ver", "28.42.1000\n")
+        self.file(f"{place}/hca_type", "MT4129\n")
+        port = f"{place}/ports/1"
+        for what, text in {"state": state, "rate": "400 Gb/sec (4X NDR)", "link_layer": layer}.items():
+            self.file(f"{port}/{what}", text + "\n")
+        return port
+
+    def gid(self, port: str, index: int, value: str, kind: str, interface: str) -> None:
+        self.file(f"{port}/gids/{index}", value + "\n")
+        if kind:
+            self.file(f"{port}/gid_attrs/types/{index}", kind + "\n")
+            self.file(f"{port}/gid_attrs/ndevs/{index}", interface + "\n")
+
+    def host(self, locked: str = "unlimited", files: int = 1048576) -> None:
+        (self.root / "dev/shm").mkdir(parents=True)
+        self.file("/proc/sys/kernel/osrelease", "6.8.0-45-generic\n")
+        self.file("/proc/meminfo", "MemTotal:       2113411284 kB\nMemFree: 1 kB\n")
+        self.file("/proc/self/status", "Name:\tpython\nCpus_allowed_list:\t0-111\n")
+        limits = f"Limit  Soft Limit  Hard Limit  Units\nMax locked memory  {locked}  {locked}  bytes\n"
+        self.file("/proc/self/limits", limits + f"Max open files  {files}  {files}  files\n")
+
+
+def two_gpus_and_nics(root: Path, layer: str = "InfiniBand") -> tuple[Tree, list[str]]:
+    """A GPU and a NIC on each of two PCIe switches, of two sockets; -> the ports' folders."""
+    tree, ports = Tree(root), []
+    tree.host()
+    tree.driver()
+    for socket, bus in enumerate(("15", "a5")):
+        switch = f"pci0000:{bus}/0000:{bus}:01.0/0000:{bus[0]}6:00.0"
+        tree.gpu(f"{switch}/0000:{bus[0]}7:00.0", f"0000:{bus[0]}8:00.0", numa=socket)
+        config = express_config(relaxed=socket == 0)
+        folder = tree.device(f"{switch}/0000:{bus[0]}7:01.0", f"0000:{bus[0]}9:00.0", "0x15b3", NETWORK, socket, config)
+        ports.append(tree.nic(f"mlx5_{socket}", folder, layer))
+    tree.file("/sys/module/nvidia_peermem/version", "570.86.15")
+    return tree, ports
+
+
+def express_config(relaxed: bool) -> bytes:
+    """A configuration space with power management's capability at 0x40, and PCI Express's at 0x60."""
+    config = bytearray(256)
+    config[6] = 0x10
+    config[0x34] = 0x40
+    config[0x40:0x42] = bytes([0x01, 0x60])
+    config[0x60:0x62] = bytes([0x10, 0x00])
+    config[0x68] = 0x10 if relaxed else 0x00
+    return bytes(config)
