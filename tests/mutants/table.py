@@ -399,7 +399,7 @@ MUTANTS = (
     one(
         "bounds: a plan's rows",
         "kernels/normal/bounds.h",
-        "if (begin >= 0 && end >= begin && range.rows <= most) return true;",
+        "if (begin >= 0 && end >= begin && end - begin <= most) return true;",
         "return true;",
         "fast",
         "bounds rounds",
@@ -439,9 +439,18 @@ MUTANTS = (
         "bounds",
     ),
     one(
+        "bounds: own tokens",
+        "kernels/normal/combine.h",
+        " || (r == op.rank() && tokens != args.tokens)",
+        "",
+        "fast",
+        "bounds rounds",
+        "bounds",
+    ),
+    one(
         "bounds: a source's tokens",
         "kernels/normal/combine.h",
-        "if (tokens > wire::kMostTokens) {",
+        "if (tokens > wire::kMostTokens || (r == op.rank() && tokens != args.tokens)) {",
         "if (false) {",
         "fast",
         "bounds rounds",

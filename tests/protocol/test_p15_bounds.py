@@ -45,17 +45,23 @@ def _source_tokens(handle: Any) -> None:
     handle.plan.source_tokens[PEER] = HUGE
 
 
+def _own_tokens(handle: Any) -> None:
+    handle.plan.source_tokens[TAMPERED] = 1
+
+
 # Name, what is done to one rank's handle, and where that is used: in a cached dispatch, in combine; where rows go
 # straight to their places, where they go in chunks.
 DIRECT, ROUNDS = "direct", "rounds"
 BOTH = (DIRECT, ROUNDS)
 TAMPERINGS = [
     ("negative prefix", _prefix(-1), BOTH, BOTH),
+    ("lowest prefix", _prefix(-HUGE - 1), BOTH, BOTH),
     ("huge prefix", _prefix(HUGE), BOTH, BOTH),
     ("decreasing prefix", _decreasing, BOTH, BOTH),
     ("row of a token", _token_row, (DIRECT,), BOTH),
     ("token of a row", _row_token, (ROUNDS,), ()),
     ("tokens of a source", _source_tokens, (), BOTH),
+    ("tokens of its own", _own_tokens, (), BOTH),
 ]
 
 

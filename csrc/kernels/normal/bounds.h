@@ -26,13 +26,18 @@ struct RowRange {
 // than `most`, or none that can be.
 DEEP_EP_DEVICE bool planned_rows(Operation& op, const Plan& plan, u32 from, u32 to, u32 most, RowRange& range) {
     const volatile i32* prefix = plan.rank_prefix;
-    const i32 begin = from == 0 ? 0 : prefix[(from - 1) * op.ranks() + to], end = prefix[from * op.ranks() + to];
+    const i64 begin = from == 0 ? 0 : prefix[(from - 1) * op.ranks() + to], end = prefix[from * op.ranks() + to];
     range = {static_cast<u32>(begin), static_cast<u32>(end - begin)};
-    if (begin >= 0 && end >= begin && range.rows <= most) return true;
+    if (begin >= 0 && end >= begin && end - begin <= most) return true;
     range = {0, 0};
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from == op.rank() ? to : from), most,
-            static_cast<u64>(static_cast<i64>(end) - begin));
+            static_cast<u64>(end - begin));
     return false;
+}
+
+// Where a token's row lies among this rank's at rank `r`; negative: it does not go there.
+DEEP_EP_DEVICE i32 planned_row(const i32* token_row, u32 r) {
+    return static_cast<i32>(device::read_once(static_cast<u32>(token_row[r])));
 }
 
 }  // namespace deep_ep

@@ -142,9 +142,10 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
             source.there = {0, mine.rows};
         }
         source.staged = source.pulled == 0 && op.present(r);
-        const u32 tokens = static_cast<u32>(args.plan.source_tokens[r]);
-        if (tokens > wire::kMostTokens) {
-            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), wire::kMostTokens, tokens);
+        const u32 tokens = device::read_once(static_cast<u32>(args.plan.source_tokens[r]));
+        if (tokens > wire::kMostTokens || (r == op.rank() && tokens != args.tokens)) {
+            op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r),
+                    r == op.rank() ? args.tokens : wire::kMostTokens, tokens);
         }
         source.rounds = tokens == 0 ? 1 : wire::ceil_div(tokens, args.layout.chunk_rows);
         if (source.here.first + u64{source.here.rows} > args.rows) {
@@ -192,7 +193,7 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shap
     u32 count = 0;
     for (u32 base = 0; base < ranks; base += device::kWarpSize) {
         const u32 r = base + device::lane();
-        const i32 row = r < ranks ? token_row[r] : -1;
+        const i32 row = r < ranks ? planned_row(token_row, r) : -1;
         const bool there = row >= 0 && static_cast<u32>(row) - sources[r].there.first < sources[r].there.rows;
         if (row >= 0 && !there) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows, static_cast<u32>(row));

@@ -127,7 +127,7 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
         u32 count = 0;
         for (u32 base = 0; base < ranks; base += device::kWarpSize) {
             const u32 r = base + device::lane();
-            const i32 row = r < ranks && targets[r].x != nullptr ? token_row[r] : -1;
+            const i32 row = r < ranks && targets[r].x != nullptr ? planned_row(token_row, r) : -1;
             const bool goes = row >= 0 && static_cast<u32>(row) < targets[r].sent_rows;
             if (row >= 0 && !goes) {
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), targets[r].sent_rows,
@@ -165,9 +165,9 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
 
 // All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
 template <class Shape>
-DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Operation& op, const Shape& shape) {
+DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Shape& shape, const RowRange& last) {
     if (args.recv_topk_idx.data == nullptr) return;
-    const u64 used = static_cast<u64>(args.plan.rank_prefix[(shape.ranks() - 1) * shape.ranks() + op.rank()]);
+    const u64 used = u64{last.first} + last.rows;
     const u64 end = static_cast<u64>(args.rows) * shape.topk(), step = static_cast<u64>(gridDim.x) * blockDim.x;
     for (u64 i = used * shape.topk() + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
         args.recv_topk_idx.set(i, -1);
@@ -282,7 +282,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
-    blank_unused_rows(args, op, shape);
+    blank_unused_rows(args, shape, targets[ranks - 1].received);
     store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
                  at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
 

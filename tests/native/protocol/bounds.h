@@ -69,6 +69,8 @@ inline const std::map<std::string, Tampering>& tamperings() {
          {[](Batch& b) { b.source_tokens[kPeer] = 0x7fffffff; }, kNot, kNot, kByItself, kByItself}},
         {"negative tokens of a source",
          {[](Batch& b) { b.source_tokens[kPeer] = -5; }, kNot, kNot, kByItself, kByItself}},
+        {"fewer tokens of its own",
+         {[](Batch& b) { b.source_tokens[kTampered] = 1; }, kNot, kNot, kByItself, kByItself}},
     };
     return all;
 }
