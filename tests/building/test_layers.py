@@ -85,7 +85,8 @@ IMPORTS = {
     "moe": GROUND | {"ops"},
     "compat": GROUND | {"", "absent", "v1", "moe"},
     "bench": GROUND | {"", "jit", "bootstrap", "device", "testing", "moe"},
-    "cli": GROUND | {"jit", "device", "compat"},
+    "doctor": GROUND | {"jit", "bootstrap", "buffer", "compat"},
+    "cli": GROUND | {"jit", "device", "compat", "doctor"},
     "examples": GROUND | {"", "ops", "moe", "bench"},
     "__main__": GROUND | {"device"},
 }
