@@ -59,9 +59,11 @@ class Files:
         return self.path(path).exists()
 
     def resolved(self, path: str) -> str:
-        """Return the path that a link leads to, within the root."""
-        resolved = self.path(path).resolve()
-        root = self.root.resolve()
+        """Return the path that a link leads to, within the root; the link's own where it leads in a circle."""
+        try:
+            resolved, root = self.path(path).resolve(), self.root.resolve()
+        except (OSError, RuntimeError):
+            return path
         return "/" + str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
 
 

@@ -74,9 +74,10 @@ def _cpus(files: Files) -> Finding:
     online = files.text("/sys/devices/system/cpu/online")
     nodes = [name for name in files.names("/sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
     text = allowed[1] if allowed else online
-    if not text:
+    try:
+        count = len(cpus_of(text or ""))
+    except ValueError:
         return Finding("CPUs", Verdict.INFO, "unknown")
-    count = len(cpus_of(text))
     value = f"{count} for this process, NUMA nodes: {max(1, len(nodes))}"
     if count < 2:
         return Finding("CPUs", Verdict.WARNING, value, "the proxy's thread takes turns with the program's")
@@ -131,9 +132,9 @@ def _limits(files: Files) -> Iterator[Finding]:
 
     def soft(name: str) -> int | None:
         found = re.search(rf"^{name}\s+(\S+)", text, re.MULTILINE)
-        if not found:
-            return None
-        return -1 if found[1] == "unlimited" else int(found[1])
+        if found and found[1] == "unlimited":
+            return -1
+        return int(found[1]) if found and found[1].isdecimal() else None
 
     locked = soft("Max locked memory")
     if locked is not None:

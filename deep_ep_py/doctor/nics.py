@@ -146,13 +146,21 @@ def _read_port(files: Files, name: str, number: int) -> Port:
 def _read_gids(files: Files, folder: str) -> list[Gid]:
     gids = []
     for index in files.names(f"{folder}/gids"):
-        value = files.text(f"{folder}/gids/{index}")
-        if not value or value == _NO_GID:
+        value = files.text(f"{folder}/gids/{index}") or ""
+        if not index.isdecimal() or value == _NO_GID or not _is_address(value):
             continue
         # These files cannot be read where the entry is of no network.
         kind = files.text(f"{folder}/gid_attrs/types/{index}") or ""
         gids.append(Gid(int(index), value, kind, files.text(f"{folder}/gid_attrs/ndevs/{index}") or ""))
     return gids
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_traffic_class(files: Files, name: str, port: int) -> int | None:

@@ -200,6 +200,22 @@ def test_nothing_at_all(tmp_path: Path) -> None:
     assert "none of NVIDIA's" in done.output and "Software" not in done.output
 
 
+def test_what_makes_no_sense_is_not_believed(tmp_path: Path) -> None:
+    tree, ports = roce(tmp_path)
+    tree.gid(ports[0], 5, "not an address", "RoCE v2", "eth2")
+    tree.file(f"{ports[0]}/gids/odd", "fe80::1")
+    tree.file(f"{ports[0]}/rate", b"\xff\xfe")
+    tree.file("/sys/class/infiniband/mlx5_0/ports/x/state", "4: ACTIVE")
+    tree.file("/proc/self/status", "Cpus_allowed_list:\t7-3\n")
+    tree.file("/proc/self/limits", "Max locked memory  many  many  bytes\n")
+    circle = tmp_path / "sys/class/infiniband/mlx5_9"
+    circle.mkdir()
+    (circle / "device").symlink_to("device")
+    done = CliRunner().invoke(command, ["--root", str(tmp_path)])
+    assert done.exit_code in (0, 1) and (done.exception is None or isinstance(done.exception, SystemExit)), done.output
+    assert "RoCEv2 at 10.0.1.2 of eth2 (GID 3)" in " ".join(done.output.split())
+
+
 def test_every_finding_that_is_no_good_says_why(tmp_path: Path) -> None:
     trees = {"ib": two_gpus_and_nics, "roce": roce, "none": lambda root: Tree(root)}
     for name, make in trees.items():
