@@ -56,7 +56,10 @@ class Files:
 
     def exists(self, path: str) -> bool:
         """Tell whether there is such a file or folder."""
-        return self.path(path).exists()
+        try:
+            return self.path(path).exists()
+        except OSError:  # in a folder that this user may not enter
+            return False
 
     def resolved(self, path: str) -> str:
         """Return the path that a link leads to, within the root; the link's own where it leads in a circle."""

@@ -11,7 +11,6 @@ from deep_ep_py.doctor.nics import read_nics
 from deep_ep_py.doctor.pci import PciDevice, read_gpus
 
 _DRIVER = "/proc/driver/nvidia"
-_MODPROBE = "/etc/modprobe.d/nvidia-ibgda.conf"
 _IBGDA_OPTIONS = 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="PeerMappingOverride=1;"'
 
 
@@ -75,7 +74,7 @@ def _nvlink_domain(files: Files) -> Finding:
             Verdict.WARNING,
             "IMEX is configured, and has no channel here",
             "GPUs of other nodes of the domain cannot be mapped",
-            "sudo systemctl start nvidia-imex; sudo nvidia-modprobe -c 0",
+            "systemctl status nvidia-imex; its guide says how to make /dev/nvidia-caps-imex-channels/channel0",
         )
     return Finding(name, Verdict.ABSENT, "no IMEX channels", "NVLink, where there is any, ends at this node")
 
@@ -88,10 +87,10 @@ def _rdma_to_gpus(files: Files) -> Finding:
         return Finding(name, Verdict.GOOD, "dma-buf, by the open kernel modules")
     return Finding(
         name,
-        Verdict.ERROR,
-        "neither nvidia_peermem nor dma-buf",
-        "NICs cannot be given memory of GPUs",
-        "sudo modprobe nvidia_peermem; or install the driver's open kernel modules",
+        Verdict.INFO,
+        "neither nvidia_peermem nor the open kernel modules",
+        "ConnectX NICs cannot register GPU memory; the proxy does not need that, since its rows go through host memory",
+        "sudo modprobe nvidia_peermem",
     )
 
 
@@ -115,7 +114,7 @@ def _doorbells(files: Files) -> Finding:
         Verdict.WARNING,
         "PeerMappingOverride is not set",
         "NVSHMEM cannot map the NICs' doorbells for GPUs, and has a thread of the CPU ring them instead",
-        f"echo '{_IBGDA_OPTIONS}' | sudo tee {_MODPROBE}; sudo update-initramfs -u; sudo reboot",
+        f"add to a file in /etc/modprobe.d, keeping other RegistryDwords, and load the driver anew: {_IBGDA_OPTIONS}",
     )
 
 

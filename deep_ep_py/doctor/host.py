@@ -123,7 +123,7 @@ def _shared_memory(files: Files) -> Finding:
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     value = f"{size_text(size)}, {size_text(free)} free"
     if free < _ENOUGH_SHM:
-        return Finding(name, Verdict.WARNING, value, why, "docker run --shm-size=8g ...; rm what others left there")
+        return Finding(name, Verdict.WARNING, value, why, "docker run --shm-size=8g ...")
     return Finding(name, Verdict.GOOD, value)
 
 
@@ -163,9 +163,9 @@ def _locked_memory(locked: int, files: Files) -> Finding:
         return Finding(name, Verdict.INFO, value, "RDMA NICs would need more")
     return Finding(
         name,
-        Verdict.ERROR,
+        Verdict.WARNING,
         value,
-        "what RDMA NICs use is locked: registering a heap fails",
+        "RDMA registration pins memory: unless the process may lock any (CAP_IPC_LOCK), larger heaps are refused",
         "docker run --ulimit memlock=-1 ...; or '* - memlock unlimited' in /etc/security/limits.conf",
     )
 

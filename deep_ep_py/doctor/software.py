@@ -20,7 +20,9 @@ def software() -> Section:
 def version_of(pattern: str) -> str | None:
     """Return "name version" of the installed packages whose names match; None where there is none."""
     found = {
-        f"{one.name} {one.version}" for one in importlib.metadata.distributions() if re.fullmatch(pattern, one.name)
+        f"{one.name} {one.version}"
+        for one in importlib.metadata.distributions()
+        if re.fullmatch(pattern, one.name or "")  # what is left of a broken package has no name
     }
     return ", ".join(sorted(found)) or None
 
