@@ -23,6 +23,7 @@
 //     load_relaxed<S>(p)  load_acquire<S>(p)  store_relaxed<S>(p, v)  store_release<S>(p, v)
 //                                  of u32, u64, i32, i64
 //     read_once(value)             the value, which the compiler cannot load again from where it came
+//                                  of u32
 //     add_relaxed<S>(p, v)  add_release<S>(p, v)  add_acq_rel<S>(p, v)   -> old value
 //                                  of u32, u64, i32
 //     cas_acq_rel<S>(p, expected, desired)   -> old value

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
 from deep_ep_py.core.files import write_json
+from deep_ep_py.doctor.examine import examine
 from deep_ep_py.doctor.files import Files
-from deep_ep_py.doctor.findings import Section, Verdict, worst
-from deep_ep_py.doctor.gpus import gpus
-from deep_ep_py.doctor.host import host
+from deep_ep_py.doctor.findings import Verdict, worst
 from deep_ep_py.doctor.job import Job, examine_job, is_one_of_several
-from deep_ep_py.doctor.network import network
-from deep_ep_py.doctor.paths import paths
 from deep_ep_py.doctor.printed import print_job, print_sections
-from deep_ep_py.doctor.software import software
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,7 +31,7 @@ from deep_ep_py.doctor.software import software
 def command(json_file: Path | None, root: Path, measure: bool) -> None:
     """Say what this machine can do for dispatch and combine, and why not more.
 
-    Each line has a verdict, what was read, why it matters, and behind > what to type to change it. Verdicts: good;
+    Each line has a verdict, what was read, why it matters, and behind > what to do about it. Verdicts: good;
     info, neither good nor bad; absent, not on this machine, and nothing is wrong; warning; error. The exit code is 1
     if there is an error. Of a copy, software and paths are left out.
 
@@ -48,8 +45,7 @@ def command(json_file: Path | None, root: Path, measure: bool) -> None:
         _report_job(examine_job(sections, measure), json_file, console)
         return
     print_sections(sections, console)
-    if json_file is not None:
-        write_json(json_file, {"sections": [section.as_json() for section in sections]})
+    _write(json_file, {"sections": [section.as_json() for section in sections]})
     if worst(sections) is Verdict.ERROR:
         raise SystemExit(1)
 
@@ -59,13 +55,15 @@ def _report_job(job: Job | None, json_file: Path | None, console: Console) -> No
     if job is None:
         return
     print_job(job, console)
-    if json_file is not None:
-        write_json(json_file, job.as_json())
+    _write(json_file, job.as_json())
     if job.failure or any(worst(machine.sections) is Verdict.ERROR for machine in job.machines):
         raise SystemExit(1)
 
 
-def examine(files: Files) -> list[Section]:
-    """Return all that can be said of the machine that the files describe."""
-    sections = [host(files), gpus(files), network(files)]
-    return [*sections, software(), paths()] if files.live else sections
+def _write(json_file: Path | None, report: dict[str, Any]) -> None:
+    if json_file is None:
+        return
+    try:
+        write_json(json_file, report)
+    except OSError as error:
+        raise click.ClickException(f"--json {json_file}: {error.strerror}") from None

@@ -20,7 +20,7 @@ class Files:
     @property
     def live(self) -> bool:
         """Whether they are this machine's own."""
-        return self.root == Path("/")
+        return self.root.resolve() == Path("/")
 
     def path(self, path: str) -> Path:
         """Return where a file lies that the machine knows by an absolute path."""
@@ -28,10 +28,8 @@ class Files:
 
     def text(self, path: str) -> str | None:
         """Return a file's text without blanks around it; None where it cannot be read."""
-        try:
-            return self.path(path).read_text(errors="replace").strip().strip("\0")
-        except OSError:
-            return None
+        data = self._read(path)
+        return None if data is None else data.decode(errors="replace").strip().strip("\0")
 
     def number(self, path: str) -> int | None:
         """Return the number that a file holds; None where it cannot be read or holds none."""
@@ -42,10 +40,14 @@ class Files:
 
     def data(self, path: str) -> bytes:
         """Return a file's bytes; none where it cannot be read."""
+        return self._read(path) or b""
+
+    def _read(self, path: str) -> bytes | None:
         try:
-            return self.path(path).read_bytes()
+            place = self.path(path)
+            return place.read_bytes() if place.is_file() else None  # a pipe would wait for its writer
         except OSError:
-            return b""
+            return None
 
     def names(self, path: str) -> list[str]:
         """Return what a folder holds, in order; nothing where it cannot be read."""

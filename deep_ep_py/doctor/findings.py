@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -38,7 +38,7 @@ class Finding:
     reason : str
         Why it matters; empty where the value says it all.
     advice : str
-        What to type to change it, or to find out; empty where nothing has to be changed.
+        How to change it, or to find out more: a command where there is one. Empty where nothing has to be changed.
     """
 
     name: str
@@ -49,13 +49,7 @@ class Finding:
 
     def as_json(self) -> dict[str, str]:
         """Return it as the report's file has it."""
-        return {
-            "name": self.name,
-            "verdict": self.verdict.value,
-            "value": self.value,
-            "reason": self.reason,
-            "advice": self.advice,
-        }
+        return {**asdict(self), "verdict": self.verdict.value}
 
 
 @dataclass(frozen=True)

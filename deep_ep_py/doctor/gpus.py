@@ -19,19 +19,19 @@ def gpus(files: Files) -> Section:
     return Section.of("GPUs", _gpus(files))
 
 
-def driver_version(files: Files) -> str | None:
+def _driver_version(files: Files) -> str | None:
     """Return the version of NVIDIA's kernel driver, as "570.86.15"; None where it is not loaded."""
     found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", files.text(f"{_DRIVER}/version") or "")
     return found[1] if found else None
 
 
-def has_open_driver(files: Files) -> bool:
+def _has_open_driver(files: Files) -> bool:
     """Tell whether NVIDIA's kernel driver is the open one, which gives memory away as dma-buf."""
     return "Open Kernel Module" in (files.text(f"{_DRIVER}/version") or "")
 
 
 def _gpus(files: Files) -> Iterator[Finding]:
-    found, version = read_gpus(files), driver_version(files)
+    found, version = read_gpus(files), _driver_version(files)
     if not found:
         reason = "kernels run on the CPU, in the same protocol"
         yield Finding("GPUs", Verdict.ABSENT, "none of NVIDIA's", reason)
@@ -45,7 +45,7 @@ def _gpus(files: Files) -> Iterator[Finding]:
             "sudo modprobe nvidia; nvidia-smi",
         )
     else:
-        kind = "open kernel modules" if has_open_driver(files) else "proprietary kernel modules"
+        kind = "open kernel modules" if _has_open_driver(files) else "proprietary kernel modules"
         yield Finding("driver", Verdict.GOOD, f"{version}, {kind}")
     for index, gpu in enumerate(found):
         yield Finding(f"GPU {index}", Verdict.INFO, _describe(files, gpu))
@@ -64,7 +64,7 @@ def _describe(files: Files, gpu: PciDevice) -> str:
 
 
 def _nvlink_domain(files: Files) -> Finding:
-    name = "NVLink domain over nodes"
+    name = "multi-node NVLink"
     channels = [one for one in files.names("/dev/nvidia-caps-imex-channels") if one.startswith("channel")]
     if channels:
         return Finding(name, Verdict.GOOD, f"IMEX has {len(channels)} channels here")
@@ -83,13 +83,13 @@ def _rdma_to_gpus(files: Files) -> Finding:
     name = "NICs to GPU memory"
     if files.exists("/sys/module/nvidia_peermem"):
         return Finding(name, Verdict.GOOD, "nvidia_peermem is loaded")
-    if has_open_driver(files):
+    if _has_open_driver(files):
         return Finding(name, Verdict.GOOD, "dma-buf, by the open kernel modules")
     return Finding(
         name,
         Verdict.INFO,
         "neither nvidia_peermem nor the open kernel modules",
-        "ConnectX NICs cannot register GPU memory; the proxy does not need that, since its rows go through host memory",
+        "ConnectX NICs cannot register GPU memory; the proxy does not need that, its rows go through host memory",
         "sudo modprobe nvidia_peermem",
     )
 
@@ -113,7 +113,7 @@ def _doorbells(files: Files) -> Finding:
         name,
         Verdict.WARNING,
         "PeerMappingOverride is not set",
-        "NVSHMEM cannot map the NICs' doorbells for GPUs, and has a thread of the CPU ring them instead",
+        "NVSHMEM cannot map the doorbells of NICs for GPUs, and falls back to a CPU thread that rings them",
         f"add to a file in /etc/modprobe.d, keeping other RegistryDwords, and load the driver anew: {_IBGDA_OPTIONS}",
     )
 

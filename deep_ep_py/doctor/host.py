@@ -11,10 +11,10 @@ from deep_ep_py.core.cpus import cpus_of
 from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
 
-GIB = 2**30
+_GIB = 1 << 30
 _ENOUGH_FILES = 4096
 """A rank holds a socket and a few descriptors for each other rank of its machine, and a socket for each of others."""
-_ENOUGH_SHM = GIB
+_ENOUGH_SHM = _GIB
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class MemoryLimit:
     of_cgroup: bool
 
 
-def size_text(count: int) -> str:
+def _size_text(count: int) -> str:
     """Return a number of bytes as people write it."""
-    for unit, name in ((1 << 40, "TiB"), (GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+    for unit, name in ((1 << 40, "TiB"), (_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit:
             return f"{count / unit:.1f} {name}"
     return f"{count} bytes"
@@ -107,8 +107,8 @@ def _memory(files: Files) -> Finding:
     limit = memory_limit(files)
     if limit is None:
         return Finding("memory", Verdict.INFO, "unknown")
-    of = "the limit of this process's cgroup" if limit.of_cgroup else "all that the machine has"
-    return Finding("memory", Verdict.INFO, f"{size_text(limit.bytes)}, {of}")
+    of = "the limit of this process's cgroup" if limit.of_cgroup else "all of the machine's memory"
+    return Finding("memory", Verdict.INFO, f"{_size_text(limit.bytes)}, {of}")
 
 
 def _shared_memory(files: Files) -> Finding:
@@ -121,7 +121,7 @@ def _shared_memory(files: Files) -> Finding:
     if not files.live:  # a copy lies on some other file system
         return Finding(name, Verdict.INFO, "there, of unknown size", why)
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    value = f"{size_text(size)}, {size_text(free)} free"
+    value = f"{_size_text(size)}, {_size_text(free)} free"
     if free < _ENOUGH_SHM:
         return Finding(name, Verdict.WARNING, value, why, "docker run --shm-size=8g ...")
     return Finding(name, Verdict.GOOD, value)
@@ -146,7 +146,7 @@ def _limits(files: Files) -> Iterator[Finding]:
             "open files (ulimit -n)",
             Verdict.WARNING if few else Verdict.GOOD,
             "unlimited" if descriptors < 0 else str(descriptors),
-            "each rank holds some for every other one" if few else "",
+            "each rank needs several descriptors for every other rank" if few else "",
             "ulimit -n 65536" if few else "",
         )
 
@@ -155,7 +155,7 @@ def _locked_memory(locked: int, files: Files) -> Finding:
     name = "locked memory (ulimit -l)"
     if locked < 0:
         return Finding(name, Verdict.GOOD, "unlimited")
-    value = size_text(locked)
+    value = _size_text(locked)
     limit = memory_limit(files)
     if limit and locked >= limit.bytes:
         return Finding(name, Verdict.GOOD, value)

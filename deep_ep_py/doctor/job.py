@@ -85,7 +85,7 @@ class _Tried:
 def is_one_of_several() -> bool:
     """Tell whether torchrun, or what sets the same variables, has started this process beside others."""
     size = os.environ.get("WORLD_SIZE", "1")
-    return "RANK" in os.environ and size.isdecimal() and int(size) > 1
+    return {"RANK", "MASTER_ADDR"} <= os.environ.keys() and size.isdecimal() and int(size) > 1
 
 
 def examine_job(sections: list[Section], measured: bool) -> Job | None:
@@ -128,14 +128,14 @@ def examine_job(sections: list[Section], measured: bool) -> Job | None:
         machines=[*machines.values()],
         routes=[] if failures else [one.routes for one in of_all],
         pairs=[pair for one in of_all for pair in one.pairs],
-        failure="\n".join(failures[:1]),
+        failure="\n".join(failures),
     )
 
 
 def _try(tried: _Tried, measured: bool) -> Buffer:
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     buffer = Buffer(dist.group.WORLD, num_nvl_bytes=buffer_bytes(dist.get_world_size()), device=device)
     tried.routes = [*buffer._engine.topology.routes]
     if measured:

@@ -56,7 +56,7 @@ def _nic(nic: Nic) -> Finding:
         )
     provider = _PROXY_DRIVERS.get(nic.driver)
     by = f"by the proxy, over libfabric's provider {provider!r}" if provider else "by the proxy, if libfabric knows it"
-    return Finding(nic.name, Verdict.INFO, value, f"kernels do not post on it themselves: it is used {by}")
+    return Finding(nic.name, Verdict.INFO, value, f"kernels cannot post on this NIC: it is driven {by}")
 
 
 def _port(nic: Nic, port: Port) -> Finding:
@@ -111,12 +111,14 @@ def _relaxed_ordering(nic: Nic) -> Finding:
             f"sudo lspci -vvs {nic.device.address} | grep RlxdOrd",
         )
     if nic.device.relaxed_ordering:
-        return Finding(name, Verdict.GOOD, "allowed", "writes to memory may overtake each other; totals are atomics")
+        return Finding(
+            name, Verdict.GOOD, "allowed", "the NIC may reorder writes; signals are atomics, which overtake none"
+        )
     return Finding(
         name,
         Verdict.INFO,
         "not allowed",
-        "on some platforms writes are slower then",
+        "on some platforms this makes writes slower",
         "look at the BIOS's setting of PCIe relaxed ordering",
     )
 

@@ -56,8 +56,6 @@ class Port:
         From 1.
     state : str
         As "ACTIVE".
-    gigabits : float
-        Its rate per second.
     rate : str
         As the kernel writes it.
     link_layer : str
@@ -70,7 +68,6 @@ class Port:
 
     number: int
     state: str
-    gigabits: float
     rate: str
     link_layer: str
     gids: tuple[Gid, ...]
@@ -131,11 +128,9 @@ def _read_port(files: Files, name: str, number: int) -> Port:
     folder = f"{_CLASS}/{name}/ports/{number}"
     rate = files.text(f"{folder}/rate") or "unknown"
     state = files.text(f"{folder}/state") or "unknown"
-    gigabits = re.match(r"([\d.]+)\s*Gb/sec", rate)
     return Port(
         number=number,
         state=state.split(":")[-1].strip(),
-        gigabits=float(gigabits[1]) if gigabits else 0.0,
         rate=rate,
         link_layer=files.text(f"{folder}/link_layer") or "unknown",
         gids=tuple(_read_gids(files, folder)),

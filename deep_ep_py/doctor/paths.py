@@ -55,7 +55,7 @@ def _proxy(environment: Mapping[str, str]) -> Finding:
             "proxy",
             Verdict.ERROR,
             f"{PROVIDER}={asked}, which is not here",
-            f"here are: {', '.join(offered) or 'none'}",
+            f"available: {', '.join(offered) or 'none'}",
             f"unset {PROVIDER}",
         )
     if not offered:

@@ -30,7 +30,7 @@ def print_job(job: Job, console: Console) -> None:
         console.print()
     console.rule(Text("Paths between ranks"), align="left")
     if job.failure:
-        console.print(Text("No Buffer could be made.", style=_STYLES[Verdict.ERROR]))
+        console.print(Text("No Buffer could be made, or measured.", style=_STYLES[Verdict.ERROR]))
         console.print(Text(job.failure))
         return
     for line in matrix(job):
@@ -58,7 +58,7 @@ def _names(pair: Pair) -> str:
 
 
 def print_sections(sections: Sequence[Section], console: Console) -> None:
-    """Print all findings, and what is to be done at the end of each that asks for something."""
+    """Print all findings: verdict, name, and what was read with the reason and the advice below it."""
     for section in sections:
         console.print(Text(section.title, style="bold"))
         names = max((len(finding.name) for finding in section.findings), default=0)

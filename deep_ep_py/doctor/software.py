@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ def software() -> Section:
     return Section.of("Software", _software())
 
 
-def version_of(pattern: str) -> str | None:
+def _version_of(pattern: str) -> str | None:
     """Return "name version" of the installed packages whose names match; None where there is none."""
     found = {
         f"{one.name} {one.version}"
@@ -35,7 +34,7 @@ def _software() -> Iterator[Finding]:
     yield Finding("deep_ep_py", Verdict.GOOD, __version__)
     yield _torch(torch.__version__, torch.version.cuda)
     yield _nvrtc()
-    triton = version_of("triton")
+    triton = _version_of("triton")
     yield Finding(
         "Triton",
         Verdict.GOOD if triton else Verdict.ABSENT,
@@ -51,7 +50,7 @@ def _software() -> Iterator[Finding]:
 def _torch(version: str, cuda: str | None) -> Finding:
     if cuda:
         return Finding("torch", Verdict.GOOD, f"{version}, for CUDA {cuda}")
-    return Finding("torch", Verdict.INFO, f"{version}, for CPUs alone", "GPUs need a build of torch for CUDA")
+    return Finding("torch", Verdict.INFO, f"{version}, a build for CPUs only", "GPUs need a build of torch for CUDA")
 
 
 def _nvrtc() -> Finding:
@@ -70,7 +69,7 @@ def _nvrtc() -> Finding:
 
 
 def _nvshmem() -> Finding:
-    host, python = version_of(r"nvidia[-_]nvshmem[-_]cu\d+"), version_of(r"nvshmem4py[-_]cu\d+")
+    host, python = _version_of(r"nvidia[-_]nvshmem[-_]cu\d+"), _version_of(r"nvshmem4py[-_]cu\d+")
     value = ", ".join(one for one in (host, python) if one) or "not installed"
     return Finding("NVSHMEM", Verdict.INFO if host else Verdict.ABSENT, value, "not used yet")
 

@@ -116,8 +116,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: expert named twice gets two rows",
         "kernels/low_latency/unit.h",
-        "if (id(token, before) - begin == expert) return wire::kNoExpert;",
-        "if (before == ~0u) return wire::kNoExpert;",
+        "wanted - begin < count && first_of(token, k, wanted) == k ?",
+        "wanted - begin < count ?",
         "fast",
         "low latency",
     ),

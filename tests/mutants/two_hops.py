@@ -246,8 +246,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     one(
         "two hops: rows of the output that no rank sends are left as they are",
-        _DISPATCH,
-        "        args.output.topk_idx.set(i, -1);\n",
+        "kernels/normal/rows.h",
+        "        idx.set(i, -1);\n",
         "",
         "fast",
         *TWO_HOPS,

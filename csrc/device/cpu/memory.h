@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/executor/device_calls.h"
+#include "device/read_once.h"
 #include "wire/types.h"
 
 namespace deep_ep::device {
@@ -29,11 +30,6 @@ T fetch_add(T* address, T value, int order) {
 }  // namespace detail
 
 #define DEEP_EP_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-
-inline u32 read_once(u32 value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
 
 template <Scope S, class T>
 T load_relaxed(const T* address, DEEP_EP_HERE) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "device/cuda/qualifiers.h"
+#include "device/read_once.h"
 #include "wire/types.h"
 
 namespace deep_ep::device {
@@ -32,11 +33,6 @@ using Same = typename SameType<T>::Type;
     } else {                                         \
         asm volatile(name ".sys." tail __VA_ARGS__); \
     }
-
-DEEP_EP_DEVICE u32 read_once(u32 value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
 
 template <Scope S, class T>
 DEEP_EP_DEVICE T load_relaxed(const T* address) {

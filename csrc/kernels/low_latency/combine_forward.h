@@ -83,9 +83,7 @@ DEEP_EP_DEVICE bool await_node(const CombineArgs& args, Operation& op) {
 DEEP_EP_DEVICE u32 before_choice(const Forwarded& choices, const NodeExperts& experts, u32 token, u32 k) {
     const u32 first = experts.local(choices.id(token, k)) * experts.of_rank + experts.begin;
     u32 before = 0;
-    for (u32 other = 0; other < k; ++other) {
-        before += choices.chosen(token, other, first, experts.of_rank) != wire::kNoExpert;
-    }
+    for (u32 other = 0; other < k; ++other) before += choices.chooses(token, other, first, experts.of_rank);
     return before;
 }
 

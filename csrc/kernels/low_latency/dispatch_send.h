@@ -143,13 +143,12 @@ DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& gi
     const u32 choices = args.tokens * topk;
     u32 before = 0;
     for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
-        before += given.chosen(choice / topk, choice % topk, 0, begin) != wire::kNoExpert;
+        before += given.chooses(choice / topk, choice % topk, 0, begin);
     }
     u32 slot = static_cast<u32>(args.layout.most_results()) + warp_total(before);
     for (u32 base = 0; base < choices; base += device::kWarpSize) {
         const u32 choice = base + device::lane();
-        const bool here =
-            choice < choices && given.chosen(choice / topk, choice % topk, begin, experts) != wire::kNoExpert;
+        const bool here = choice < choices && given.chooses(choice / topk, choice % topk, begin, experts);
         const u32 mask = __ballot_sync(device::kFullMask, here);
         const u32 own = slot + static_cast<u32>(__popc(mask & bits_below(device::lane())));
         if (here) args.origins.own_slots[choice] = wire::position(from, own);

@@ -23,26 +23,28 @@ struct Choices {
 
     DEEP_EP_DEVICE u32 id(u32 token, u32 k) const { return ids(static_cast<u64>(token) * topk + k); }
     // The first of a token's choices that names the same expert. Its row, and its result, serve them all.
-    DEEP_EP_DEVICE u32 first(u32 token, u32 k) const {
-        const u32 wanted = id(token, k);
-        u32 first = 0;
-        while (first < k && id(token, first) != wanted) ++first;
-        return first;
-    }
+    DEEP_EP_DEVICE u32 first(u32 token, u32 k) const { return first_of(token, k, id(token, k)); }
     // The k-th choice's expert, counted from `begin`, if it is one of `count` and no choice before names it; else
     // kNoExpert. The expert that is returned is the one that was checked.
     DEEP_EP_DEVICE u32 chosen(u32 token, u32 k, u32 begin, u32 count) const {
-        const u32 expert = id(token, k) - begin;
-        if (expert >= count) return wire::kNoExpert;
-        for (u32 before = 0; before < k; ++before) {
-            if (id(token, before) - begin == expert) return wire::kNoExpert;
-        }
-        return expert;
+        const u32 wanted = id(token, k);
+        return wanted - begin < count && first_of(token, k, wanted) == k ? wanted - begin : wire::kNoExpert;
+    }
+    DEEP_EP_DEVICE bool chooses(u32 token, u32 k, u32 begin, u32 count) const {
+        return chosen(token, k, begin, count) != wire::kNoExpert;
     }
     DEEP_EP_DEVICE bool chooses_any(u32 token, u32 begin, u32 count) const {
         bool any = false;
         for (u32 k = 0; k < topk; ++k) any = any || id(token, k) - begin < count;
         return any;
+    }
+
+  private:
+    // The first choice before the k-th that names an expert; none: k.
+    DEEP_EP_DEVICE u32 first_of(u32 token, u32 k, u32 wanted) const {
+        u32 first = 0;
+        while (first < k && id(token, first) != wanted) ++first;
+        return first;
     }
 };
 

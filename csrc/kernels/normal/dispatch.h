@@ -163,18 +163,6 @@ DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const 
     copies.finish();
 }
 
-// All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
-template <class Shape>
-DEEP_EP_DEVICE void blank_unused_rows(const DispatchArgs& args, const Shape& shape, const RowRange& last) {
-    if (args.recv_topk_idx.data == nullptr) return;
-    const u64 used = u64{last.first} + last.rows;
-    const u64 end = static_cast<u64>(args.rows) * shape.topk(), step = static_cast<u64>(gridDim.x) * blockDim.x;
-    for (u64 i = used * shape.topk() + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
-        args.recv_topk_idx.set(i, -1);
-        args.recv_topk_weights[i] = 0.0f;
-    }
-}
-
 // Fills and places the chunks of dispatch. See staging.h for the traffic.
 template <class Shape>
 struct DispatchChunks {
@@ -282,7 +270,8 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
     if (!find_targets(args, op, shape, targets)) return;
-    blank_unused_rows(args, shape, targets[ranks - 1].received);
+    const RowRange last = targets[ranks - 1].received;
+    blank_unused_rows(args.recv_topk_idx, args.recv_topk_weights, u64{last.first} + last.rows, args.rows, shape.topk());
     store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
                  at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
 

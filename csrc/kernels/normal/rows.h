@@ -47,4 +47,15 @@ DEEP_EP_DEVICE void store_topk(const Rows& rows, u32 experts_per_rank, u32 topk,
     }
 }
 
+// All blocks: in the rows of an output that no rank sends, those from `used` on, no expert is chosen. A cached dispatch
+// has no top-k.
+DEEP_EP_DEVICE_CALL void blank_unused_rows(const ExpertIds& idx, float* weights, u64 used, u64 rows, u32 topk) {
+    if (idx.data == nullptr) return;
+    const u64 step = static_cast<u64>(gridDim.x) * blockDim.x;
+    for (u64 i = used * topk + blockIdx.x * blockDim.x + threadIdx.x; i < rows * topk; i += step) {
+        idx.set(i, -1);
+        weights[i] = 0.0f;
+    }
+}
+
 }  // namespace deep_ep

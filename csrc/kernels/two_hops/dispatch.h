@@ -304,17 +304,6 @@ DEEP_EP_DEVICE_CALL void send_all(const DispatchArgs& args, Operation& op, const
     serve(op, work, Share{done, blockIdx.x * senders + device::warp() - forwarders, gridDim.x * senders});
 }
 
-// All blocks: in rows of the output that no rank sends, no expert is chosen. A cached dispatch has no top-k.
-DEEP_EP_DEVICE_CALL void blank_unused_rows(const DispatchArgs& args, const Received& last, u32 topk) {
-    if (args.output.topk_idx.data == nullptr) return;
-    const u64 used = u64{last.first} + last.rows;
-    const u64 end = static_cast<u64>(args.rows) * topk, step = static_cast<u64>(gridDim.x) * blockDim.x;
-    for (u64 i = used * topk + blockIdx.x * blockDim.x + threadIdx.x; i < end; i += step) {
-        args.output.topk_idx.set(i, -1);
-        args.output.topk_weights[i] = 0.0f;
-    }
-}
-
 // One block, when all have done their parts: ends this operation's use of its words.
 DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, const Place& me,
                                      const DispatchTables& tables) {
@@ -382,7 +371,9 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     find_streams(op, args.plan, args.layout, me, args.tokens, tables.streams);
     if (!op.meet()) return;
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, tables.received, op, me);
-    blank_unused_rows(args, tables.received[ranks - 1], shape.topk());
+    const Received last = tables.received[ranks - 1];
+    blank_unused_rows(args.output.topk_idx, args.output.topk_weights, u64{last.first} + last.rows, args.rows,
+                      shape.topk());
 
     const u32 forwarders = warps - max(1u, warps / 4);
     if (device::warp() < forwarders) {
