@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import os
+
 from deep_ep_py.doctor.files import Files
-from deep_ep_py.doctor.findings import Section
+from deep_ep_py.doctor.findings import Section, not_read
 from deep_ep_py.doctor.gpus import gpus
 from deep_ep_py.doctor.host import host
+from deep_ep_py.doctor.limits import limits
 from deep_ep_py.doctor.network import network
+from deep_ep_py.doctor.nvshmem import Process
 from deep_ep_py.doctor.paths import paths
-from deep_ep_py.doctor.software import software
+from deep_ep_py.doctor.pci import read_gpus
+from deep_ep_py.doctor.software import nvshmem_version, software
+from deep_ep_py.doctor.variables import variables
+from deep_ep_py.doctor.visible import visible
+
+_OF_A_PROCESS = ("GPUs of this process", "Software", "Environment", "Paths")
 
 
 def examine(files: Files) -> list[Section]:
-    """Return all that can be said of the machine that the files describe; software and paths of this one alone."""
-    sections = [host(files), gpus(files), network(files)]
-    return [*sections, software(), paths()] if files.live else sections
+    """Return all that can be said of the machine that the files describe.
+
+    What belongs to this process and this machine judges no other: of a copy it is not read.
+    """
+    process = Process(os.environ, nvshmem_version()) if files.live else None
+    sections = [host(files), limits(files), gpus(files, process), network(files, process)]
+    if not files.live:
+        return [*sections, Section.of("This process", (not_read(title) for title in _OF_A_PROCESS))]
+    sections.insert(3, visible(len(read_gpus(files))))
+    return [*sections, software(), variables(), paths()]

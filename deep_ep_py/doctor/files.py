@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+_MOST_LINKS = 40
+"""On the way to one file, as Linux allows: more lead in a circle."""
 
 
 class Files:
     """Reads /proc, /sys and the like, or a copy of another machine's.
 
+    Links are followed within the root, wherever they point: an absolute link in a copy never leads to this machine.
+
     Parameters
     ----------
     root : Path
         The folder that holds them.
+    live : bool
+        Whether they are those of this process's machine, so that /proc/self is this process.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, live: bool = False) -> None:
         self.root = root
+        self.live = live
 
-    @property
-    def live(self) -> bool:
-        """Whether they are this machine's own."""
-        return self.root.resolve() == Path("/")
-
-    def path(self, path: str) -> Path:
-        """Return where a file lies that the machine knows by an absolute path."""
-        return self.root / path.lstrip("/")
+    def path(self, path: str) -> Path | None:
+        """Return where a file lies that the machine knows by an absolute path; None where links lead in a circle."""
+        parts = self._follow(path)
+        return None if parts is None else self.root.joinpath(*parts)
 
     def text(self, path: str) -> str | None:
         """Return a file's text without blanks around it; None where it cannot be read."""
@@ -45,31 +50,55 @@ class Files:
     def _read(self, path: str) -> bytes | None:
         try:
             place = self.path(path)
-            return place.read_bytes() if place.is_file() else None  # a pipe would wait for its writer
+            if place is None or not place.is_file():  # a pipe would wait for its writer
+                return None
+            return place.read_bytes()
         except OSError:
             return None
 
     def names(self, path: str) -> list[str]:
         """Return what a folder holds, in order; nothing where it cannot be read."""
         try:
-            return sorted((entry.name for entry in self.path(path).iterdir()), key=_by_number)
+            place = self.path(path)
+            return [] if place is None else sorted((entry.name for entry in place.iterdir()), key=_by_number)
         except OSError:
             return []
 
     def exists(self, path: str) -> bool:
         """Tell whether there is such a file or folder."""
         try:
-            return self.path(path).exists()
+            place = self.path(path)
+            return place is not None and place.exists()
         except OSError:  # in a folder that this user may not enter
             return False
 
     def resolved(self, path: str) -> str:
-        """Return the path that a link leads to, within the root; the link's own where it leads in a circle."""
-        try:
-            resolved, root = self.path(path).resolve(), self.root.resolve()
-        except (OSError, RuntimeError):
-            return path
-        return "/" + str(resolved.relative_to(root)) if resolved.is_relative_to(root) else str(resolved)
+        """Return the path that a link leads to, as the machine knows it; the link's own where it leads in a circle."""
+        parts = self._follow(path)
+        return path if parts is None else "/" + "/".join(parts)
+
+    def _follow(self, path: str) -> list[str] | None:
+        """Return the names from the root down to a file, none of which is a link."""
+        ahead, done, links = path.split("/")[::-1], list[str](), 0
+        while ahead:
+            name = ahead.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                del done[-1:]
+                continue
+            try:
+                target = os.readlink(self.root.joinpath(*done, name))
+            except (OSError, ValueError):  # no link, or nothing at all
+                done.append(name)
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                return None
+            if target.startswith("/"):
+                done.clear()
+            ahead += target.split("/")[::-1]
+        return done
 
 
 def _by_number(name: str) -> tuple[str, int]:

@@ -37,15 +37,18 @@ class Finding:
         What was read.
     reason : str
         Why it matters; empty where the value says it all.
-    advice : str
-        How to change it, or to find out more: a command where there is one. Empty where nothing has to be changed.
+    note : str
+        What to do about it, in words; empty where nothing has to be done.
+    command : str
+        What to type for that, as a shell takes it; empty where there is no such command.
     """
 
     name: str
     verdict: Verdict
     value: str
     reason: str = ""
-    advice: str = ""
+    note: str = ""
+    command: str = ""
 
     def as_json(self) -> dict[str, str]:
         """Return it as the report's file has it."""
@@ -67,6 +70,16 @@ class Section:
     def as_json(self) -> dict[str, Any]:
         """Return it as the report's file has it."""
         return {"title": self.title, "findings": [finding.as_json() for finding in self.findings]}
+
+
+def not_read(name: str) -> Finding:
+    """Return the finding on what only a process on the machine itself can know, for a copy of its files."""
+    return Finding(name, Verdict.INFO, "not read: --root")
+
+
+def count(number: int, of: str) -> str:
+    """Return a number of things as people write it: "1 GPU", "2 GPUs", "no GPUs"."""
+    return f"{number or 'no'} {of}{'' if number == 1 else 's'}"
 
 
 def worst(sections: Iterable[Section]) -> Verdict:

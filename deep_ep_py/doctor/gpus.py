@@ -1,4 +1,4 @@
-"""The GPUs of this machine, their driver, and what lets NICs reach their memory."""
+"""The GPUs of this machine and their kernel driver, and what lets NICs and GPUs reach each other."""
 
 from __future__ import annotations
 
@@ -6,17 +6,29 @@ import re
 from collections.abc import Iterator
 
 from deep_ep_py.doctor.files import Files
-from deep_ep_py.doctor.findings import Finding, Section, Verdict
-from deep_ep_py.doctor.nics import read_nics
+from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
+from deep_ep_py.doctor.host import kernel_version
+from deep_ep_py.doctor.nics import Nic, read_nics
+from deep_ep_py.doctor.nvshmem import Process
 from deep_ep_py.doctor.pci import PciDevice, read_gpus
 
 _DRIVER = "/proc/driver/nvidia"
-_IBGDA_OPTIONS = 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="PeerMappingOverride=1;"'
+_DMA_BUF_KERNEL = (5, 12)
+"""Since when a NIC's driver may take memory by dma-buf."""
+_OVERRIDE = "PeerMappingOverride"
 
 
-def gpus(files: Files) -> Section:
-    """Describe GPUs, driver and the ways to their memory."""
-    return Section.of("GPUs", _gpus(files))
+def gpus(files: Files, process: Process | None) -> Section:
+    """Describe GPUs, driver and the ways to their memory.
+
+    Parameters
+    ----------
+    files
+        Of the machine.
+    process
+        This one; None where the files are another machine's.
+    """
+    return Section.of("GPUs", _gpus(files, process))
 
 
 def _driver_version(files: Files) -> str | None:
@@ -30,29 +42,32 @@ def _has_open_driver(files: Files) -> bool:
     return "Open Kernel Module" in (files.text(f"{_DRIVER}/version") or "")
 
 
-def _gpus(files: Files) -> Iterator[Finding]:
+def _gpus(files: Files, process: Process | None) -> Iterator[Finding]:
     found, version = read_gpus(files), _driver_version(files)
     if not found:
-        reason = "kernels run on the CPU, in the same protocol"
-        yield Finding("GPUs", Verdict.ABSENT, "none of NVIDIA's", reason)
+        yield Finding("GPUs", Verdict.ABSENT, "none by NVIDIA", "kernels run on the CPU, in the same protocol")
         return
     if version is None:
         yield Finding(
-            "driver",
+            "kernel driver",
             Verdict.ERROR,
-            f"{len(found)} GPUs, and NVIDIA's kernel driver is not loaded",
+            f"not loaded, and there {'is' if len(found) == 1 else 'are'} {count(len(found), 'GPU')}",
             "no GPU can be used without it",
-            "sudo modprobe nvidia; nvidia-smi",
+            "load it, and look whether it finds them:",
+            "sudo modprobe nvidia && nvidia-smi",
         )
     else:
         kind = "open kernel modules" if _has_open_driver(files) else "proprietary kernel modules"
-        yield Finding("driver", Verdict.GOOD, f"{version}, {kind}")
-    for index, gpu in enumerate(found):
-        yield Finding(f"GPU {index}", Verdict.INFO, _describe(files, gpu))
+        yield Finding("kernel driver", Verdict.GOOD, f"{version}, {kind}")
+    for gpu in found:
+        yield Finding(f"GPU {gpu.address}", Verdict.INFO, _describe(files, gpu))
     yield _nvlink_domain(files)
-    if read_nics(files):
-        yield _rdma_to_gpus(files)
-        yield _doorbells(files)
+    nics = [nic for nic in read_nics(files) if nic.device]
+    connectx = [nic for nic in nics if nic.is_connectx]
+    if connectx:
+        yield _connectx_to_memory(files)
+        yield _doorbells(files, judged=process is not None and process.nvshmem is not None)
+    yield from (_efa_to_memory(files, nic) for nic in nics if nic.driver == "efa")
     yield _gdrcopy(files)
 
 
@@ -60,61 +75,97 @@ def _describe(files: Files, gpu: PciDevice) -> str:
     information = files.text(f"{_DRIVER}/gpus/{gpu.address}/information") or ""
     model = re.search(r"^Model:\s*(.+)$", information, re.MULTILINE)
     numa = f", NUMA node {gpu.numa_node}" if gpu.numa_node >= 0 else ""
-    return f"{model[1].strip() if model else 'unknown model'}, PCI {gpu.address}{numa}"
+    return f"{model[1].strip() if model else 'unknown model'}{numa}"
 
 
 def _nvlink_domain(files: Files) -> Finding:
     name = "multi-node NVLink"
     channels = [one for one in files.names("/dev/nvidia-caps-imex-channels") if one.startswith("channel")]
     if channels:
-        return Finding(name, Verdict.GOOD, f"IMEX has {len(channels)} channels here")
+        return Finding(name, Verdict.GOOD, f"IMEX has {count(len(channels), 'channel')} here")
     if files.exists("/etc/nvidia-imex/nodes_config.cfg"):
         return Finding(
             name,
             Verdict.WARNING,
             "IMEX is configured, and has no channel here",
             "GPUs of other nodes of the domain cannot be mapped",
-            "systemctl status nvidia-imex; its guide says how to make /dev/nvidia-caps-imex-channels/channel0",
+            "IMEX's guide says how to make /dev/nvidia-caps-imex-channels/channel0; this shows whether IMEX runs:",
+            "systemctl status nvidia-imex",
         )
     return Finding(name, Verdict.ABSENT, "no IMEX channels", "NVLink, where there is any, ends at this node")
 
 
-def _rdma_to_gpus(files: Files) -> Finding:
-    name = "NICs to GPU memory"
+def _dma_buf(files: Files) -> tuple[bool, str]:
+    """Tell whether NICs can take GPU memory by dma-buf, and by what or why not."""
+    kernel = kernel_version(files)
+    if not _has_open_driver(files):
+        return False, "no dma-buf, which needs NVIDIA's open kernel modules"
+    if kernel is not None and kernel < _DMA_BUF_KERNEL:
+        return False, f"no dma-buf for NICs, which needs Linux {'.'.join(map(str, _DMA_BUF_KERNEL))} or newer"
+    return True, "dma-buf, by the open kernel modules"
+
+
+def _connectx_to_memory(files: Files) -> Finding:
+    name = "ConnectX to GPU memory"
     if files.exists("/sys/module/nvidia_peermem"):
         return Finding(name, Verdict.GOOD, "nvidia_peermem is loaded")
-    if _has_open_driver(files):
-        return Finding(name, Verdict.GOOD, "dma-buf, by the open kernel modules")
+    works, how = _dma_buf(files)
+    if works:
+        return Finding(name, Verdict.GOOD, how)
     return Finding(
         name,
         Verdict.INFO,
-        "neither nvidia_peermem nor the open kernel modules",
-        "ConnectX NICs cannot register GPU memory; the proxy does not need that, its rows go through host memory",
+        f"nvidia_peermem is not loaded; {how}",
+        "these NICs cannot register GPU memory; the proxy does not need that, its rows go through host memory",
+        "load the module:",
         "sudo modprobe nvidia_peermem",
     )
 
 
-def _doorbells(files: Files) -> Finding:
+def _efa_to_memory(files: Files, nic: Nic) -> Finding:
+    """EFA's own driver says in a file who gives it memory of devices; the kernel's driver has no such file."""
+    name, provider = f"{nic.name} to GPU memory", files.text(f"/sys/class/infiniband/{nic.name}/device/p2p")
+    if provider:
+        return Finding(name, Verdict.GOOD, f"by {provider}, as its driver says")
+    works, how = _dma_buf(files)
+    if works:
+        return Finding(name, Verdict.GOOD, how)
+    driver = how if provider is None else f"its driver knows of no GPU's driver; {how}"
+    reason = "it cannot register GPU memory; the proxy does not need that, its rows go through host memory"
+    return Finding(name, Verdict.INFO, driver, reason)
+
+
+def _doorbells(files: Files, judged: bool) -> Finding:
     """A GPU rings a NIC's doorbell only where the driver maps the NIC's registers for it."""
-    name = "doorbells from GPUs"
+    name, unset = "doorbells from GPUs", Verdict.WARNING if judged else Verdict.INFO
     parameters = files.text(f"{_DRIVER}/params")
     if parameters is None:
+        return Finding(name, unset, "unknown", f"{_DRIVER}/params cannot be read")
+    words = re.search(r'^RegistryDwords:\s*"([^"]*)"', parameters, re.MULTILINE)
+    settings = dict(word.strip().split("=", 1) for word in (words[1] if words else "").split(";") if "=" in word)
+    value = settings.get(_OVERRIDE, "").strip()
+    if value.isdecimal() and int(value) == 1:
+        return Finding(name, Verdict.GOOD, f"{_OVERRIDE}=1")
+    reason = "NVSHMEM cannot map the doorbells of NICs for GPUs, and falls back to a CPU thread that rings them"
+    if not judged:
+        reason = "it matters to NVSHMEM alone, whose kernels need it to ring NICs themselves"
+    if settings:  # a second line would replace the first, wherever that is
         return Finding(
             name,
-            Verdict.WARNING,
-            "unknown",
-            f"{_DRIVER}/params cannot be read",
-            f"grep RegistryDwords {_DRIVER}/params",
+            unset,
+            f"{_OVERRIDE} is {value or 'not set'}, other RegistryDwords are",
+            reason,
+            f"add {_OVERRIDE}=1; to NVreg_RegistryDwords in the file that this finds, and restart the machine:",
+            "grep -r NVreg_RegistryDwords /etc/modprobe.d",
         )
-    overridden = re.search(r"PeerMappingOverride\s*=\s*1", parameters) is not None
-    if overridden:
-        return Finding(name, Verdict.GOOD, "PeerMappingOverride=1")
     return Finding(
         name,
-        Verdict.WARNING,
-        "PeerMappingOverride is not set",
-        "NVSHMEM cannot map the doorbells of NICs for GPUs, and falls back to a CPU thread that rings them",
-        f"add to a file in /etc/modprobe.d, keeping other RegistryDwords, and load the driver anew: {_IBGDA_OPTIONS}",
+        unset,
+        f"{_OVERRIDE} is not set",
+        reason,
+        "set it, and restart the machine:",
+        f"""echo 'options nvidia NVreg_EnableStreamMemOPs=1 NVreg_RegistryDwords="{_OVERRIDE}=1;"' | """
+        "sudo tee /etc/modprobe.d/nvidia-peer-mapping.conf",
     )
 
 

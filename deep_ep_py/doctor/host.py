@@ -1,4 +1,4 @@
-"""The processors, the memory and the limits that a process has here."""
+"""The processors and the memory of a machine, and what this process has of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deep_ep_py.core.cpus import cpus_of
+from deep_ep_py.doctor.cgroups import cpu_quota, memory_bytes
 from deep_ep_py.doctor.files import Files
-from deep_ep_py.doctor.findings import Finding, Section, Verdict
+from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
 
-_GIB = 1 << 30
-_ENOUGH_FILES = 4096
-"""A rank holds a socket and a few descriptors for each other rank of its machine, and a socket for each of others."""
-_ENOUGH_SHM = _GIB
+_ENOUGH_SHM = 1 << 30
+_ENOUGH_CPUS = 2
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,16 @@ class MemoryLimit:
     of_cgroup: bool
 
 
-def _size_text(count: int) -> str:
+def size_text(size: int) -> str:
     """Return a number of bytes as people write it."""
-    for unit, name in ((1 << 40, "TiB"), (_GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} bytes"
 
 
 def host(files: Files) -> Section:
-    """Describe processors, memory and limits."""
+    """Describe processors and memory."""
     return Section.of("Host", _host(files))
 
 
@@ -52,10 +51,16 @@ def memory_limit(files: Files) -> MemoryLimit | None:
     total = re.search(r"^MemTotal:\s+(\d+) kB", files.text("/proc/meminfo") or "", re.MULTILINE)
     if total:
         limits.append(MemoryLimit(int(total[1]) << 10, of_cgroup=False))
-    given = _cgroup_memory(files)
+    given = memory_bytes(files) if files.live else None
     if given is not None:
         limits.append(MemoryLimit(given, of_cgroup=True))
     return min(limits, key=lambda limit: limit.bytes, default=None)
+
+
+def kernel_version(files: Files) -> tuple[int, int] | None:
+    """Return Linux's version, as (6, 8); None where it is not told."""
+    found = re.match(r"(\d+)\.(\d+)", files.text("/proc/sys/kernel/osrelease") or "")
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _host(files: Files) -> Iterator[Finding]:
@@ -65,42 +70,35 @@ def _host(files: Files) -> Iterator[Finding]:
     yield _cpus(files)
     yield _memory(files)
     yield _shared_memory(files)
-    yield from _limits(files)
     yield _huge_pages(files)
 
 
-def _cpus(files: Files) -> Finding:
-    allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", files.text("/proc/self/status") or "", re.MULTILINE)
-    online = files.text("/sys/devices/system/cpu/online")
-    nodes = [name for name in files.names("/sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
-    text = allowed[1] if allowed else online
+def _list_of_cpus(text: str | None) -> set[int]:
     try:
-        count = len(cpus_of(text or ""))
+        return set(cpus_of(text or ""))
     except ValueError:
+        return set()
+
+
+def _cpus(files: Files) -> Finding:
+    online = _list_of_cpus(files.text("/sys/devices/system/cpu/online"))
+    nodes = [name for name in files.names("/sys/devices/system/node") if re.fullmatch(r"node\d+", name)]
+    numa = count(max(1, len(nodes)), "NUMA node")
+    if not files.live:
+        return Finding("CPUs", Verdict.INFO, f"{len(online)} online, {numa}" if online else "unknown")
+    listed = re.search(r"^Cpus_allowed_list:\s*(\S+)", files.text("/proc/self/status") or "", re.MULTILINE)
+    allowed = _list_of_cpus(listed[1] if listed else None)
+    # The list of those that a process may use has CPUs that are offline, or not plugged in, too.
+    usable = len(allowed & online) if allowed and online else len(allowed or online)
+    if not usable:
         return Finding("CPUs", Verdict.INFO, "unknown")
-    value = f"{count} for this process, NUMA nodes: {max(1, len(nodes))}"
-    if count < 2:
-        return Finding("CPUs", Verdict.WARNING, value, "the proxy's thread takes turns with the program's")
+    quota = cpu_quota(files)
+    limited = f", the time of {quota:.3g} by its cgroup" if quota is not None and quota < usable else ""
+    value = f"{usable} of {len(online) or usable} for this process{limited}, {numa}"
+    if min(usable, usable if quota is None else quota) < _ENOUGH_CPUS:
+        reason = "the thread that drives the network takes turns with the program's own"
+        return Finding("CPUs", Verdict.WARNING, value, reason, "give the job more CPUs, as by docker run --cpus")
     return Finding("CPUs", Verdict.INFO, value)
-
-
-def _cgroup_memory(files: Files) -> int | None:
-    """The limits of the process's cgroup and of all above it, in either version of Linux's interface."""
-    limits = []
-    for line in (files.text("/proc/self/cgroup") or "").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            folder, name = "/sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            folder, name = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            limit = files.text("/".join([folder, *parts[:depth], name]))
-            if limit is not None and limit.isdecimal() and int(limit) < 1 << 60:  # beyond: no limit
-                limits.append(int(limit))
-    return min(limits, default=None)
 
 
 def _memory(files: Files) -> Finding:
@@ -108,66 +106,27 @@ def _memory(files: Files) -> Finding:
     if limit is None:
         return Finding("memory", Verdict.INFO, "unknown")
     of = "the limit of this process's cgroup" if limit.of_cgroup else "all of the machine's memory"
-    return Finding("memory", Verdict.INFO, f"{_size_text(limit.bytes)}, {of}")
+    return Finding("memory", Verdict.INFO, f"{size_text(limit.bytes)}, {of}")
 
 
 def _shared_memory(files: Files) -> Finding:
     name = "/dev/shm"
     why = "heaps do not lie there; libfabric's provider shm and torch's data loaders need it"
+    note = "if this is a container, start it by docker run --shm-size=8g, or with --ipc=host"
     try:
-        found = os.statvfs(files.path(name))
+        place = files.path(name)
+        found = None if place is None else os.statvfs(place)
     except OSError:
-        return Finding(name, Verdict.WARNING, "not there", why, "docker run --shm-size=8g ...")
+        found = None
+    if found is None:
+        return Finding(name, Verdict.WARNING, "not there", why, note)
     if not files.live:  # a copy lies on some other file system
         return Finding(name, Verdict.INFO, "there, of unknown size", why)
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    value = f"{_size_text(size)}, {_size_text(free)} free"
+    value = f"{size_text(size)}, {size_text(free)} free"
     if free < _ENOUGH_SHM:
-        return Finding(name, Verdict.WARNING, value, why, "docker run --shm-size=8g ...")
+        return Finding(name, Verdict.WARNING, value, why, note)
     return Finding(name, Verdict.GOOD, value)
-
-
-def _limits(files: Files) -> Iterator[Finding]:
-    text = files.text("/proc/self/limits") or ""
-
-    def soft(name: str) -> int | None:
-        found = re.search(rf"^{name}\s+(\S+)", text, re.MULTILINE)
-        if found and found[1] == "unlimited":
-            return -1
-        return int(found[1]) if found and found[1].isdecimal() else None
-
-    locked = soft("Max locked memory")
-    if locked is not None:
-        yield _locked_memory(locked, files)
-    descriptors = soft("Max open files")
-    if descriptors is not None:
-        few = 0 <= descriptors < _ENOUGH_FILES
-        yield Finding(
-            "open files (ulimit -n)",
-            Verdict.WARNING if few else Verdict.GOOD,
-            "unlimited" if descriptors < 0 else str(descriptors),
-            "each rank needs several descriptors for every other rank" if few else "",
-            "ulimit -n 65536" if few else "",
-        )
-
-
-def _locked_memory(locked: int, files: Files) -> Finding:
-    name = "locked memory (ulimit -l)"
-    if locked < 0:
-        return Finding(name, Verdict.GOOD, "unlimited")
-    value = _size_text(locked)
-    limit = memory_limit(files)
-    if limit and locked >= limit.bytes:
-        return Finding(name, Verdict.GOOD, value)
-    if not files.names("/sys/class/infiniband"):
-        return Finding(name, Verdict.INFO, value, "RDMA NICs would need more")
-    return Finding(
-        name,
-        Verdict.WARNING,
-        value,
-        "RDMA registration pins memory: unless the process may lock any (CAP_IPC_LOCK), larger heaps are refused",
-        "docker run --ulimit memlock=-1 ...; or '* - memlock unlimited' in /etc/security/limits.conf",
-    )
 
 
 def _huge_pages(files: Files) -> Finding:
@@ -178,5 +137,5 @@ def _huge_pages(files: Files) -> Finding:
         if total:
             pools.append(f"{free} of {total} of {pool.removeprefix('hugepages-')} free")
     transparent = re.search(r"\[(\w+)\]", files.text("/sys/kernel/mm/transparent_hugepage/shmem_enabled") or "")
-    shared = f"transparent ones of shared memory: {transparent[1] if transparent else 'unknown'}"
+    shared = f"transparent huge pages of shared memory: {transparent[1] if transparent else 'unknown'}"
     return Finding(name, Verdict.INFO, "; ".join([*(pools or ["none reserved"]), shared]))

@@ -1,4 +1,4 @@
-"""The ranks of a job that torchrun has started: their machines, and the path between each two."""
+"""The ranks of a job that torchrun has started: their machines, and how each reaches the others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from deep_ep_py.bootstrap.machines import machine_name
 from deep_ep_py.buffer import Buffer
 from deep_ep_py.doctor.findings import Section
 from deep_ep_py.doctor.measured import Pair, buffer_bytes, measure
-
-_MOST_SHOWN = 64
-"""Ranks up to which each has a line of the matrix; beyond, each machine has."""
-_LETTERS = {"peer": "P", "ibgda": "I", "proxy": "X", "weak": "W"}
-_SELF = "."
-_SEVERAL = "*"
 
 
 @dataclass
@@ -40,10 +34,22 @@ class Machine:
     ranks: list[int] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)
 
+    @property
+    def ranks_text(self) -> str:
+        """Its ranks as people write them: "ranks 0-7, 16"."""
+        runs = list[list[int]]()
+        for rank in self.ranks:
+            if runs and rank == runs[-1][-1] + 1:
+                runs[-1].append(rank)
+            else:
+                runs.append([rank])
+        texts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(texts)}"
+
 
 @dataclass
 class Job:
-    """What is said of all.
+    """What is said of all; of a machine alone, without ranks, routes and pairs.
 
     Attributes
     ----------
@@ -51,7 +57,7 @@ class Job:
         In the order of their first ranks.
     routes : list of list of str
         By rank, and by rank: "peer" where it is reached by loads and stores, else the fabric. Empty where no Buffer
-        could be made.
+        could be made, or was asked for.
     pairs : list of Pair
         What was measured of each two ranks; empty where that was not asked for.
     failure : str
@@ -141,38 +147,3 @@ def _try(tried: _Tried, measured: bool) -> Buffer:
     if measured:
         tried.pairs = measure(buffer, tried.routes, device)
     return buffer
-
-
-def matrix(job: Job) -> list[str]:
-    """Return the lines of a matrix: from each rank to each, or from each machine to each where there are many ranks."""
-    ranks = len(job.routes)
-    if ranks <= _MOST_SHOWN:
-        cells = [
-            "".join(_SELF if one == other else _LETTERS.get(path, _SEVERAL) for other, path in enumerate(row))
-            for one, row in enumerate(job.routes)
-        ]
-        labels = [str(rank) for rank in range(ranks)]
-    else:
-        cells = ["".join(_between(job, one, other) for other in job.machines) for one in job.machines]
-        labels = [machine.name for machine in job.machines]
-    width = max(map(len, labels), default=0)
-    return [f"{label:>{width}}  {line}" for label, line in zip(labels, cells)]
-
-
-def legend(job: Job) -> str:
-    """Return what the letters of the matrix mean, of those that are in it."""
-    there = {path for row in job.routes for path in row}
-    meanings = {
-        "peer": "P: loads and stores",
-        "ibgda": "I: ibgda, kernels post on NICs",
-        "proxy": "X: proxy, a thread of the host posts",
-        "weak": "W: weak, for tests",
-    }
-    return "; ".join(text for path, text in meanings.items() if path in there)
-
-
-def _between(job: Job, one: Machine, other: Machine) -> str:
-    paths = {job.routes[rank][peer] for rank in one.ranks for peer in other.ranks if rank != peer}
-    if not paths:
-        return _SELF
-    return _LETTERS.get(paths.pop(), _SEVERAL) if len(paths) == 1 else _SEVERAL

@@ -1,185 +1,208 @@
-"""What the NICs of this machine mean for the library."""
+"""The RDMA NICs of this machine: what they are, how they are set, and which GPU each is near."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
-from deep_ep_py.doctor.nics import Nic, Port, read_nics
-from deep_ep_py.doctor.pci import PciDevice, read_gpus
+from deep_ep_py.doctor.nics import Link, Nic, Port, read_nics
+from deep_ep_py.doctor.nvshmem import Process, settings
+from deep_ep_py.doctor.pci import PciDevice, RelaxedOrdering, read_gpus
 
-TRAFFIC_CLASS, SERVICE_LEVEL, GID_INDEX = "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL", "NVSHMEM_IB_GID_INDEX"
-_IBGDA_DRIVER = "mlx5_core"
-_PROXY_DRIVERS = {"efa": "efa", _IBGDA_DRIVER: "verbs;ofi_rxm"}
-"""Kernel modules of NICs, and the provider of libfabric that reaches them best."""
-
-
-def network(files: Files, environment: Mapping[str, str] = os.environ) -> Section:
-    """Describe all NICs, what is set for them, and which GPU each is near."""
-    return Section.of("RDMA NICs", _network(files, environment))
+_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""From the shortest on, as `nvidia-smi topo -m` names them."""
+_SHARED_SWITCH = _WAYS[:2]
 
 
-def _network(files: Files, environment: Mapping[str, str]) -> Iterator[Finding]:
+def network(files: Files, process: Process | None) -> Section:
+    """Describe all NICs, what is set for them, and which GPU each is near.
+
+    Parameters
+    ----------
+    files
+        Of the machine.
+    process
+        This one; None where the files are another machine's.
+    """
+    return Section.of("RDMA NICs", _network(files, process))
+
+
+def _network(files: Files, process: Process | None) -> Iterator[Finding]:
     nics, gpus = read_nics(files), read_gpus(files)
     if not nics:
-        yield Finding(
-            "NICs",
-            Verdict.ABSENT,
-            "none",
-            "without RDMA, ranks of different machines talk over TCP, by the proxy",
-            "",
-        )
+        reason = "without RDMA, ranks of different machines talk over TCP, by the proxy"
+        yield Finding("NICs", Verdict.ABSENT, "none", reason)
         return
     for nic in nics:
         yield _nic(nic)
         yield from (_port(nic, port) for port in nic.ports)
-        if gpus:
-            yield _nearest(nic, gpus)
-        yield _relaxed_ordering(nic)
-    active = [(nic, port) for nic in nics for port in nic.active]
-    yield from _classes(active, environment)
-    if any(nic.driver == _IBGDA_DRIVER for nic in nics):
-        yield from _settings_of_firmware(nics, active)
+        if nic.device and gpus:
+            yield _nearest(nic.name, nic.device, gpus, nics)
+        if nic.device:
+            yield _relaxed_ordering(nic.name, nic.device)
+    connectx = [nic for nic in nics if nic.is_connectx]
+    if connectx:
+        yield Finding(
+            "posting by kernels (IBGDA)",
+            Verdict.INFO,
+            f"possible on {', '.join(nic.name for nic in connectx)}",
+            "this library does not adopt the queue pairs of real NICs yet: the proxy drives these, over libfabric's "
+            "provider verbs;ofi_rxm",
+        )
+        yield from settings(connectx, process)
+        yield from _settings_of_firmware(connectx)
 
 
 def _nic(nic: Nic) -> Finding:
-    value = f"{nic.model}, firmware {nic.firmware}, driver {nic.driver or 'unknown'}, PCI {nic.device.address}"
-    if nic.driver == _IBGDA_DRIVER:
-        return Finding(
-            nic.name,
-            Verdict.GOOD,
-            value,
-            "kernels can post on queue pairs of such a NIC themselves (IBGDA); this library does not adopt them yet, "
-            "and uses it by the proxy",
-        )
-    provider = _PROXY_DRIVERS.get(nic.driver)
-    by = f"by the proxy, over libfabric's provider {provider!r}" if provider else "by the proxy, if libfabric knows it"
-    return Finding(nic.name, Verdict.INFO, value, f"kernels cannot post on this NIC: it is driven {by}")
+    facts = [
+        nic.model,
+        f"firmware {nic.firmware}" if nic.firmware else "",
+        f"driver {nic.driver}" if nic.driver else "",
+    ]
+    if nic.device:
+        kind = "virtual function" if nic.device.virtual_function else "PCI"
+        facts.append(f"{kind} {nic.device.address}")
+    value = ", ".join(filter(None, facts)) or "of an unknown kind"
+    if nic.software:
+        value = "made of software" + (f", on {nic.ports[0].interface}" if nic.ports and nic.ports[0].interface else "")
+        return Finding(nic.name, Verdict.INFO, value, "a CPU does its work; it is for tests, and no faster than TCP")
+    if any(port.link is Link.IWARP for port in nic.ports):
+        reason = "iWARP has no writes with immediate data, which the proxy needs: it uses TCP on this NIC's interface"
+        return Finding(nic.name, Verdict.INFO, value, reason)
+    if nic.is_connectx:
+        return Finding(nic.name, Verdict.GOOD, value)
+    by = "provider efa" if nic.driver == "efa" else "provider verbs;ofi_rxm, if that knows it"
+    reason = f"kernels cannot post on this NIC: the proxy drives it, over libfabric's {by}"
+    return Finding(nic.name, Verdict.INFO, value, reason)
 
 
 def _port(nic: Nic, port: Port) -> Finding:
     name = f"{nic.name} port {port.number}"
-    value = f"{port.link_layer}, {port.rate}, {port.state}"
+    value = f"{port.link.value}, {port.rate}, {port.state}"
+    if nic.software:
+        return Finding(name, Verdict.INFO, value)
     if port.state != "ACTIVE":
-        return Finding(
-            name, Verdict.WARNING, value, "it has no link", f"ibstat {nic.name}; look at the cable and the switch"
-        )
-    if port.link_layer != "Ethernet":
-        return Finding(name, Verdict.GOOD, value)
-    routable = [gid for gid in port.gids if gid.routable]
-    if not routable:
+        return _inactive(nic, port, name, value)
+    if port.link is Link.ROCE:
+        return _roce(port, name, value)
+    return Finding(name, Verdict.INFO if port.link in (Link.IWARP, Link.OTHER) else Verdict.GOOD, value)
+
+
+def _inactive(nic: Nic, port: Port, name: str, value: str) -> Finding:
+    if port.physical_state:
+        value += f" ({port.physical_state})"
+    if port.link is Link.INFINIBAND and (port.physical_state == "LinkUp" or port.state in ("INIT", "ARMED")):
         return Finding(
             name,
-            Verdict.ERROR,
-            f"{value}, no routable GID of RoCEv2",
-            "ranks on other subnets cannot be reached, and link-local addresses may not be unique",
-            "give its network interface an IP address: ip addr add ADDRESS/PREFIX dev "
-            + next((gid.interface for gid in port.gids if gid.interface), "INTERFACE"),
+            Verdict.WARNING,
+            value,
+            "its link is up, and no subnet manager has activated it",
+            "start a subnet manager on a switch or on one host of this network; this looks for one:",
+            f"sudo sminfo -C {quote(nic.name)} -P {port.number}",
         )
-    first = next((gid for gid in routable if "." in gid.address), routable[0])
-    of = f" of {first.interface}" if first.interface else ""
-    return Finding(name, Verdict.GOOD, f"{value}, RoCEv2 at {first.address}{of} (GID {first.index})")
-
-
-def _nearest(nic: Nic, gpus: list[PciDevice]) -> Finding:
-    ranking = ["PIX", "PXB", "PHB", "NODE", "SYS"]
-    best = min(gpus, key=lambda gpu: ranking.index(nic.device.way_to(gpu)))
-    way = nic.device.way_to(best)
-    near = [gpu.address for gpu in gpus if nic.device.way_to(gpu) == way]
-    value = f"{way} to {', '.join(near)}"
-    name = f"{nic.name} nearest GPU"
-    if way in ("PIX", "PXB"):
-        return Finding(name, Verdict.GOOD, value)
+    if port.link is Link.ROCE and port.physical_state == "Disabled" and port.interface:
+        return Finding(
+            name,
+            Verdict.WARNING,
+            value,
+            "it is switched off",
+            "switch it on:",
+            f"sudo ip link set {quote(port.interface)} up",
+        )
     return Finding(
         name,
-        Verdict.WARNING if way == "SYS" else Verdict.INFO,
+        Verdict.WARNING,
         value,
-        "no GPU shares a PCIe switch with it, so its traffic passes a CPU",
+        "it has no link",
+        "look at the cable and at the port of the switch; this shows what the NIC sees:",
+        f"ibstat {quote(nic.name)} {port.number}",
     )
 
 
-def _relaxed_ordering(nic: Nic) -> Finding:
-    name = f"{nic.name} relaxed ordering"
-    if nic.device.relaxed_ordering is None:
+def _roce(port: Port, name: str, value: str) -> Finding:
+    if port.traffic_class is not None:
+        value += f", traffic class {port.traffic_class} by the system"
+    routable = [gid for gid in port.gids if gid.routable]
+    if routable:
+        first = next((gid for gid in routable if "." in gid.address), routable[0])
+        of = f" of {first.interface}" if first.interface else ""
+        return Finding(name, Verdict.GOOD, f"{value}, RoCEv2 at {first.address}{of} (GID {first.index})")
+    has = "link-local GIDs of RoCEv2 alone" if any(gid.is_version_2 for gid in port.gids) else "no GID of RoCEv2"
+    return Finding(
+        name,
+        Verdict.WARNING,
+        f"{value}, {has}",
+        "ranks on other subnets cannot be reached by RoCEv2",
+        "give its network interface an IP address:",
+        f"sudo ip addr add ADDRESS/PREFIX dev {quote(port.interface or 'INTERFACE')}",
+    )
+
+
+def _shortest(device: PciDevice, gpus: Sequence[PciDevice]) -> str:
+    return min((device.way_to(gpu) for gpu in gpus), key=_WAYS.index)
+
+
+def _nearest(name: str, device: PciDevice, gpus: list[PciDevice], nics: list[Nic]) -> Finding:
+    way = _shortest(device, gpus)
+    value = f"{way} to {', '.join(gpu.address for gpu in gpus if device.way_to(gpu) == way)}"
+    name = f"{name} nearest GPU"
+    if way in _SHARED_SWITCH:
+        return Finding(name, Verdict.GOOD, value)
+    if way != "SYS":
+        return Finding(name, Verdict.INFO, value, "no GPU shares a PCIe switch with it, so its traffic passes a CPU")
+    nearer = [nic.name for nic in nics if nic.device and _shortest(nic.device, gpus) != "SYS"]
+    if not nearer:  # as in a virtual machine, which does not show what hangs on what
+        return Finding(name, Verdict.INFO, value, "the machine does not say of any NIC that it is near a GPU")
+    reason = f"it is on another CPU's side than all GPUs; these are nearer to one: {', '.join(nearer)}"
+    return Finding(name, Verdict.WARNING, value, reason)
+
+
+def _relaxed_ordering(name: str, device: PciDevice) -> Finding:
+    name, ordering = f"{name} relaxed ordering", device.relaxed_ordering
+    if ordering is RelaxedOrdering.ALLOWED:
+        reason = "the NIC may reorder writes; signals are atomics, which overtake none"
+        return Finding(name, Verdict.GOOD, "allowed", reason)
+    if ordering is RelaxedOrdering.FORBIDDEN:
         return Finding(
             name,
             Verdict.INFO,
-            "unknown",
-            "only root may read it",
-            f"sudo lspci -vvs {nic.device.address} | grep RlxdOrd",
+            "not allowed",
+            "on some platforms this makes writes slower",
+            "look for PCIe relaxed ordering among the settings of the BIOS",
         )
-    if nic.device.relaxed_ordering:
-        return Finding(
-            name, Verdict.GOOD, "allowed", "the NIC may reorder writes; signals are atomics, which overtake none"
-        )
+    if ordering is RelaxedOrdering.OF_PHYSICAL_FUNCTION:
+        reason = "this is a virtual function, and its host's setting of the physical one counts"
+        return Finding(name, Verdict.INFO, "not readable here", reason)
     return Finding(
         name,
         Verdict.INFO,
-        "not allowed",
-        "on some platforms this makes writes slower",
-        "look at the BIOS's setting of PCIe relaxed ordering",
+        "not readable",
+        "only root may read it",
+        "this shows RlxdOrd+ where it is allowed:",
+        f"sudo lspci -vvs {device.address} | grep RlxdOrd",
     )
 
 
-def _classes(active: list[tuple[Nic, Port]], environment: Mapping[str, str]) -> Iterator[Finding]:
-    """NVSHMEM sets its queue pairs up without the kernel's driver, so what the system has does not reach them."""
-    given, level = environment.get(TRAFFIC_CLASS), environment.get(SERVICE_LEVEL)
-    layers = {port.link_layer for _, port in active}
-    of_system = {port.traffic_class for _, port in active if port.traffic_class is not None}
-    if "InfiniBand" in layers and given is not None:
-        yield Finding(
-            "traffic class",
-            Verdict.ERROR,
-            f"{TRAFFIC_CLASS}={given}",
-            "NVSHMEM fails at its start if it is set on InfiniBand, which has service levels",
-            f"unset {TRAFFIC_CLASS}",
-        )
-    elif "Ethernet" in layers:
-        yield _traffic_class_of_roce(given, of_system)
-    if level is not None:
-        yield Finding("service level", Verdict.INFO, f"{SERVICE_LEVEL}={level}")
-    elif "InfiniBand" in layers:
-        yield Finding("service level", Verdict.GOOD, "0, since none is set")
-
-
-def _traffic_class_of_roce(given: str | None, of_system: set[int]) -> Finding:
-    name = "traffic class"
-    here = ", ".join(str(value) for value in sorted(of_system))
-    if given is None:
-        return Finding(
-            name,
-            Verdict.WARNING,
-            f"{TRAFFIC_CLASS} is not set" + (f"; the system has {here}" if here else ""),
-            "NVSHMEM ignores what the system has: packets travel without the class that switches treat as lossless",
-            f"export {TRAFFIC_CLASS}={here or 'CLASS'}" + ("" if here else ", with the class of your network"),
-        )
-    if of_system and given not in {str(value) for value in of_system}:
-        return Finding(
-            name,
-            Verdict.WARNING,
-            f"{TRAFFIC_CLASS}={given}, and the system has {here}",
-            "packets travel in a class that switches may not treat as lossless",
-            f"export {TRAFFIC_CLASS}={here}",
-        )
-    return Finding(name, Verdict.GOOD, f"{TRAFFIC_CLASS}={given}")
-
-
-def _settings_of_firmware(nics: list[Nic], active: list[tuple[Nic, Port]]) -> Iterator[Finding]:
+def _settings_of_firmware(connectx: Sequence[Nic]) -> Iterator[Finding]:
     """What the kernel does not tell of ConnectX."""
-    devices = [nic.device.address for nic in nics if nic.driver == _IBGDA_DRIVER]
-    if any(port.link_layer == "Ethernet" for _, port in active):
+    used = [nic for nic in connectx if nic.device and not nic.device.virtual_function]
+    if any(port.link is Link.INFINIBAND for nic in used for port in nic.active):
         yield Finding(
-            "adaptive routing, ECE",
+            "adaptive routing (InfiniBand)",
+            Verdict.INFO,
+            "not readable here",
+            "the subnet manager sets it, by service level; nothing here needs packets to arrive in order",
+        )
+    roce = [nic.device for nic in used if nic.device and any(port.link is Link.ROCE for port in nic.active)]
+    if roce:
+        addresses = " ".join(device.address for device in roce)
+        yield Finding(
+            "adaptive routing, ECE (RoCE)",
             Verdict.INFO,
             "not readable here",
             "nothing here needs packets to arrive in order, so adaptive routing may be on",
-            f"mlxreg -d {devices[0]} --reg_name ROCE_ACCEL --get; mlxconfig -d {devices[0]} query | grep -i ROCE",
-        )
-        yield Finding(
-            "UDP source ports",
-            Verdict.INFO,
-            "chosen by NVSHMEM",
-            "its queue pairs may share one, so that switches that hash by it put them all on one link",
+            "NVIDIA's firmware tools tell:",
+            f"for nic in {addresses}; do sudo mlxreg -d $nic --reg_name ROCE_ACCEL --get; done",
         )

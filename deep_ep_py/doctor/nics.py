@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -9,7 +10,10 @@ from dataclasses import dataclass
 from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.pci import PciDevice, read_device
 
+IBGDA_DRIVER = "mlx5_core"
+
 _CLASS = "/sys/class/infiniband"
+_IWARP = 4  # RDMA_NODE_RNIC, as the kernel numbers kinds of NICs
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
@@ -37,13 +41,28 @@ class Gid:
     @property
     def routable(self) -> bool:
         """Whether it is RoCEv2's, and its packets may pass routers."""
-        return self.kind == "RoCE v2" and not ipaddress.IPv6Address(self.value).is_link_local
+        return self.is_version_2 and not ipaddress.IPv6Address(self.value).is_link_local
+
+    @property
+    def is_version_2(self) -> bool:
+        """Whether it is RoCEv2's, which travels in UDP."""
+        return self.kind == "RoCE v2"
 
     @property
     def address(self) -> str:
         """The address as people write it."""
         address = ipaddress.IPv6Address(self.value)
         return str(address.ipv4_mapped or address)
+
+
+class Link(enum.Enum):
+    """What a port speaks."""
+
+    INFINIBAND = "InfiniBand"
+    ROCE = "RoCE"
+    IWARP = "iWARP"
+    EFA = "EFA"
+    OTHER = "unknown link layer"
 
 
 @dataclass(frozen=True)
@@ -55,22 +74,28 @@ class Port:
     number : int
         From 1.
     state : str
-        As "ACTIVE".
+        What it may carry, as "ACTIVE".
+    physical_state : str
+        What becomes of its cable, as "LinkUp"; empty where the kernel does not say.
     rate : str
         As the kernel writes it.
-    link_layer : str
-        "InfiniBand", "Ethernet" (RoCE), or "Unspecified" (EFA).
+    link : Link
+        What it speaks.
     gids : tuple of Gid
         Those that are set.
+    interface : str
+        Its network interface; empty where it has none.
     traffic_class : int or None
         What the system gives to RoCE; None where it is not set, or cannot be read.
     """
 
     number: int
     state: str
+    physical_state: str
     rate: str
-    link_layer: str
+    link: Link
     gids: tuple[Gid, ...]
+    interface: str
     traffic_class: int | None
 
 
@@ -85,9 +110,11 @@ class Nic:
     driver : str
         Its kernel module, as "mlx5_core" or "efa"; empty where that cannot be read.
     firmware, model : str
-        As the kernel writes them.
-    device : PciDevice
-        Where it sits.
+        As the kernel writes them; empty where it does not.
+    software : bool
+        Whether a CPU does its work, as for rxe and siw.
+    device : PciDevice or None
+        Where it sits; None for software, and where that cannot be read.
     ports : tuple of Port
         In order.
     """
@@ -96,13 +123,19 @@ class Nic:
     driver: str
     firmware: str
     model: str
-    device: PciDevice
+    software: bool
+    device: PciDevice | None
     ports: tuple[Port, ...]
 
     @property
     def active(self) -> tuple[Port, ...]:
         """Ports with a link."""
         return tuple(port for port in self.ports if port.state == "ACTIVE")
+
+    @property
+    def is_connectx(self) -> bool:
+        """Whether it is one, or a part of one (a function, a subfunction), that kernels could post on."""
+        return not self.software and self.driver.split(".")[0] == IBGDA_DRIVER
 
 
 def read_nics(files: Files) -> list[Nic]:
@@ -112,30 +145,52 @@ def read_nics(files: Files) -> list[Nic]:
 
 def _read_nic(files: Files, name: str) -> Nic:
     folder = f"{_CLASS}/{name}"
-    ports = files.names(f"{folder}/ports")
-    has_driver = files.exists(f"{folder}/device/driver")
+    driver = files.resolved(f"{folder}/device/driver").rsplit("/", 1)[-1]
+    # Older kernels give an rxe the device of its network interface; `parent`, the name of that, no other NIC has.
+    software = files.exists(f"{folder}/parent") or "/virtual/" in files.resolved(folder)
+    device = None if software else read_device(files, f"{folder}/device")
+    ids = f"PCI ID {device.vendor:04x}:{device.device:04x}" if device else ""
+    iwarp = (files.text(f"{folder}/node_type") or "").split(":")[0] == str(_IWARP)
+    has_driver = not software and files.exists(f"{folder}/device/driver")
+    ports = [int(port) for port in files.names(f"{folder}/ports") if port.isdecimal()]
     return Nic(
         name=name,
-        driver=files.resolved(f"{folder}/device/driver").rsplit("/", 1)[-1] if has_driver else "",
-        firmware=files.text(f"{folder}/fw_ver") or "unknown",
-        model=files.text(f"{folder}/hca_type") or files.text(f"{folder}/board_id") or "unknown",
-        device=read_device(files, f"{folder}/device"),
-        ports=tuple(_read_port(files, name, int(port)) for port in ports if port.isdecimal()),
+        driver=driver if has_driver else "",
+        firmware=files.text(f"{folder}/fw_ver") or "",
+        model=files.text(f"{folder}/hca_type") or files.text(f"{folder}/board_id") or ids,
+        software=software,
+        device=device,
+        ports=tuple(_read_port(files, name, port, iwarp, driver) for port in ports),
     )
 
 
-def _read_port(files: Files, name: str, number: int) -> Port:
+def _read_port(files: Files, name: str, number: int, iwarp: bool, driver: str) -> Port:
     folder = f"{_CLASS}/{name}/ports/{number}"
-    rate = files.text(f"{folder}/rate") or "unknown"
-    state = files.text(f"{folder}/state") or "unknown"
+    state, physical = (
+        (files.text(f"{folder}/{which}") or "").split(":")[-1].strip() for which in ("state", "phys_state")
+    )
+    gids = tuple(_read_gids(files, folder))
+    interfaces = [gid.interface for gid in gids if gid.interface]
+    interfaces += [files.text(f"{_CLASS}/{name}/parent") or "", *files.names(f"{_CLASS}/{name}/device/net")]
     return Port(
         number=number,
-        state=state.split(":")[-1].strip(),
-        rate=rate,
-        link_layer=files.text(f"{folder}/link_layer") or "unknown",
-        gids=tuple(_read_gids(files, folder)),
+        state=state or "unknown state",
+        physical_state=physical,
+        rate=files.text(f"{folder}/rate") or "unknown rate",
+        link=_link(files.text(f"{folder}/link_layer") or "", iwarp, driver),
+        gids=gids,
+        interface=next(filter(None, interfaces), ""),
         traffic_class=_read_traffic_class(files, name, number),
     )
+
+
+def _link(layer: str, iwarp: bool, driver: str) -> Link:
+    """The kernel writes "Ethernet" for iWARP too, and "Unknown" for what is neither that nor InfiniBand."""
+    if iwarp:
+        return Link.IWARP
+    if driver == "efa":
+        return Link.EFA
+    return {"InfiniBand": Link.INFINIBAND, "Ethernet": Link.ROCE}.get(layer, Link.OTHER)
 
 
 def _read_gids(files: Files, folder: str) -> list[Gid]:
@@ -159,10 +214,11 @@ def _is_address(text: str) -> bool:
 
 
 def _read_traffic_class(files: Files, name: str, port: int) -> int | None:
-    """NVIDIA's drivers have a file that says "Global tclass=106"; the kernel's connection manager has a default, where
-    its configuration is mounted.
+    """NVIDIA's drivers have a file that says "Global tclass=106", with lines below it for some flows alone; the
+    connection manager of the kernel has a default, where its configuration is mounted.
     """
-    found = re.search(r"tclass\s*=\s*(\d+)", files.text(f"{_CLASS}/{name}/tc/{port}/traffic_class") or "")
+    text = files.text(f"{_CLASS}/{name}/tc/{port}/traffic_class") or ""
+    found = re.search(r"^Global tclass\s*=\s*(0[xX][0-9a-fA-F]+|\d+)\s*$", text, re.MULTILINE)
     if found:
-        return int(found[1])
+        return int(found[1], 16 if found[1][:2] in ("0x", "0X") else 10)
     return files.number(f"/sys/kernel/config/rdma_cm/{name}/ports/{port}/default_roce_tos") or None

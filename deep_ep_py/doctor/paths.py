@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
 from deep_ep_py.bootstrap.machines import own_address
-from deep_ep_py.core.environment import ADDRESS, PROVIDER
+from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
-from deep_ep_py.doctor.findings import Finding, Section, Verdict
+from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
+from deep_ep_py.doctor.variables import NEAR_PROVIDER
 
 
-def paths(environment: Mapping[str, str] = os.environ) -> Section:
-    """Describe the fabrics that a Buffer can use here, and what is set for them."""
-    return Section.of("Paths", _paths(environment))
+def paths() -> Section:
+    """Describe the fabrics that a Buffer can use here."""
+    return Section.of("Paths", _paths())
 
 
-def _paths(environment: Mapping[str, str]) -> Iterator[Finding]:
+def _paths() -> Iterator[Finding]:
     yield _peer()
     yield Finding(
         "ibgda",
@@ -27,11 +28,8 @@ def _paths(environment: Mapping[str, str]) -> Iterator[Finding]:
         "software NICs, on a CPU alone",
         "kernels post on them what a ConnectX would be given; real queue pairs cannot be adopted yet",
     )
-    yield _proxy(environment)
+    yield _proxy()
     yield _own_address()
-    given = {name: value for name, value in sorted(environment.items()) if name.startswith("DEEP_EP_")}
-    if given:
-        yield Finding("environment", Verdict.INFO, ", ".join(f"{name}={value}" for name, value in given.items()))
 
 
 def _peer() -> Finding:
@@ -43,32 +41,34 @@ def _peer() -> Finding:
             "peer", Verdict.ERROR, f"memfd_create fails: {error.strerror}", "ranks of a machine cannot share heaps"
         )
     if torch.cuda.is_available():
-        return Finding("peer", Verdict.GOOD, f"loads and stores, on CPUs and {torch.cuda.device_count()} GPUs")
+        return Finding("peer", Verdict.GOOD, f"loads and stores, on CPUs and {count(torch.cuda.device_count(), 'GPU')}")
     return Finding("peer", Verdict.GOOD, "loads and stores, on CPUs")
 
 
-def _proxy(environment: Mapping[str, str]) -> Finding:
-    offered = [provider.name for provider in C.libfabric_here().providers]
-    asked = environment.get(PROVIDER)
-    if asked and asked not in offered:
-        return Finding(
-            "proxy",
-            Verdict.ERROR,
-            f"{PROVIDER}={asked}, which is not here",
-            f"available: {', '.join(offered) or 'none'}",
-            f"unset {PROVIDER}",
-        )
+def _proxy() -> Finding:
+    name, offered = "proxy", [provider.name for provider in C.libfabric_here().providers]
     if not offered:
-        return Finding("proxy", Verdict.ABSENT, "no libfabric", "ranks of several machines cannot make a Buffer")
-    return Finding("proxy", Verdict.GOOD, f"libfabric's {asked or offered[0]}")
+        return Finding(name, Verdict.ABSENT, "no libfabric", "ranks of several machines cannot make a Buffer")
+    asked = os.environ.get(PROVIDER)
+    if asked and asked not in offered:  # which is an error of the environment
+        return Finding(name, Verdict.INFO, f"none, by {PROVIDER}", "a Buffer that needs it cannot be made")
+    far = [provider for provider in offered if provider != NEAR_PROVIDER]
+    if asked == NEAR_PROVIDER or not far:
+        return Finding(
+            name,
+            Verdict.WARNING,
+            f"libfabric's {NEAR_PROVIDER}, on this machine alone",
+            "ranks of several machines cannot make a Buffer",
+        )
+    return Finding(name, Verdict.GOOD, f"libfabric's {asked or far[0]}")
 
 
 def _own_address() -> Finding:
     name = "address for other machines"
     try:
         address = own_address()
-    except ValueError as error:
-        return Finding(name, Verdict.ERROR, str(error), "", f"unset {ADDRESS}")
+    except ValueError:  # which is an error of the environment
+        return Finding(name, Verdict.INFO, "unknown", "a Buffer for ranks of several machines cannot be made")
     if ipaddress.ip_address(address).is_loopback:
         return Finding(name, Verdict.INFO, address, "no other machine reaches this one there")
     return Finding(name, Verdict.GOOD, address)

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import enum
+import re
 from dataclasses import dataclass
 
 from deep_ep_py.doctor.files import Files
 
-NVIDIA = 0x10DE
+NVIDIA, MELLANOX = 0x10DE, 0x15B3
 _DEVICES = "/sys/bus/pci/devices"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _DISPLAY = 0x03  # class code of VGA and 3D controllers
 _CAPABILITIES, _CAPABILITIES_BIT = 0x34, 0x10
 _EXPRESS, _DEVICE_CONTROL, _RELAXED_ORDERING = 0x10, 8, 0x10
+_UNPRIVILEGED_BYTES = 64
+"""Of the configuration space the kernel gives so much to others than root."""
+_VIRTUAL_FUNCTIONS = {0x1012, 0x1014, 0x1016, 0x1018, 0x101A, 0x101C, 0x101E, 0xA2D3}
+"""Mellanox's, by device: inside a virtual machine nothing else tells them from physical ones."""
+
+
+class RelaxedOrdering(enum.Enum):
+    """Whether a device may let its writes overtake each other, or why that is not known."""
+
+    ALLOWED = enum.auto()
+    FORBIDDEN = enum.auto()
+    NOT_READABLE = enum.auto()
+    """Only root may read it."""
+    OF_PHYSICAL_FUNCTION = enum.auto()
+    """The register of a virtual function says nothing, and that of its physical function is not there."""
 
 
 @dataclass(frozen=True)
@@ -21,22 +39,28 @@ class PciDevice:
     ----------
     address : str
         As 0000:17:00.0.
-    vendor, kind : int
-        Its vendor, and the first byte of its class.
+    vendor, device : int
+        As the PCI registry numbers them.
+    kind : int
+        The first byte of its class.
     numa_node : int
         -1 where the machine does not say.
     bridges : tuple of str
         From the root of its tree down to it: addresses of what it hangs on.
-    relaxed_ordering : bool or None
-        Whether it may let writes overtake each other; None where only root may read that.
+    virtual_function : bool
+        Whether it is a share (SR-IOV) of another device.
+    relaxed_ordering : RelaxedOrdering
+        What its registers say.
     """
 
     address: str
     vendor: int
+    device: int
     kind: int
     numa_node: int
     bridges: tuple[str, ...]
-    relaxed_ordering: bool | None
+    virtual_function: bool
+    relaxed_ordering: RelaxedOrdering
 
     def common_bridges(self, other: PciDevice) -> int:
         """Return how many bridges lie above both: the more, the shorter the way between them."""
@@ -58,37 +82,49 @@ class PciDevice:
         return "NODE" if self.numa_node == other.numa_node and self.numa_node >= 0 else "SYS"
 
 
-def read_device(files: Files, folder: str) -> PciDevice:
-    """Read the device whose folder, or a link to it, is given."""
-    resolved = files.resolved(folder)
-    parts = resolved.split("/")
-    above = [part for part in parts[:-1] if part.startswith("pci") or part.count(":") == 2]
+def read_device(files: Files, folder: str) -> PciDevice | None:
+    """Read the device whose folder, or that of something on it, or a link to it, is given; None where there is none."""
+    parts = files.resolved(folder).split("/")
+    places = [place for place, part in enumerate(parts) if _ADDRESS.fullmatch(part)]
+    if not places:
+        return None
+    *above, address = parts[: places[-1] + 1]
+    folder = "/".join([*above, address])
+    vendor, device = (files.number(f"{folder}/{name}") or 0 for name in ("vendor", "device"))
     numa = files.number(f"{folder}/numa_node")
+    has_parent = files.exists(f"{folder}/physfn")
+    virtual = has_parent or (vendor == MELLANOX and device in _VIRTUAL_FUNCTIONS)
+    ordering = RelaxedOrdering.OF_PHYSICAL_FUNCTION
+    if has_parent or not virtual:
+        ordering = _relaxed_ordering(files.data(f"{folder}/physfn/config" if has_parent else f"{folder}/config"))
     return PciDevice(
-        address=parts[-1],
-        vendor=files.number(f"{folder}/vendor") or 0,
+        address=address,
+        vendor=vendor,
+        device=device,
         kind=(files.number(f"{folder}/class") or 0) >> 16,
         numa_node=-1 if numa is None else numa,
-        bridges=tuple(above),
-        relaxed_ordering=_relaxed_ordering(files.data(f"{folder}/config")),
+        bridges=tuple(part for part in above if part.startswith("pci") or _ADDRESS.fullmatch(part)),
+        virtual_function=virtual,
+        relaxed_ordering=ordering,
     )
 
 
 def read_gpus(files: Files) -> list[PciDevice]:
     """Return NVIDIA's GPUs, in the order of their addresses."""
     found = [read_device(files, f"{_DEVICES}/{name}") for name in files.names(_DEVICES)]
-    return [device for device in found if device.vendor == NVIDIA and device.kind == _DISPLAY]
+    return [device for device in found if device and device.vendor == NVIDIA and device.kind == _DISPLAY]
 
 
-def _relaxed_ordering(config: bytes) -> bool | None:
+def _relaxed_ordering(config: bytes) -> RelaxedOrdering:
     """Follow the list of capabilities (PCI Local Bus Specification 3.0, 6.7) to the Device Control register of PCI
-    Express (Base Specification, 7.5.3.4). Without root's rights the kernel gives the first 64 bytes alone.
+    Express (Base Specification, 7.5.3.4).
     """
-    if len(config) <= 64 or not config[6] & _CAPABILITIES_BIT:
-        return None
+    if len(config) <= _UNPRIVILEGED_BYTES or not config[6] & _CAPABILITIES_BIT:
+        return RelaxedOrdering.NOT_READABLE
     at, seen = config[_CAPABILITIES] & 0xFC, 0
     while 0x40 <= at <= len(config) - 10 and seen < 48:
         if config[at] == _EXPRESS:
-            return bool(config[at + _DEVICE_CONTROL] & _RELAXED_ORDERING)
+            allowed = config[at + _DEVICE_CONTROL] & _RELAXED_ORDERING
+            return RelaxedOrdering.ALLOWED if allowed else RelaxedOrdering.FORBIDDEN
         at, seen = config[at + 1] & 0xFC, seen + 1
-    return None
+    return RelaxedOrdering.NOT_READABLE

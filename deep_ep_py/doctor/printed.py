@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deep_ep_py.doctor.findings import Finding, Section, Verdict
-from deep_ep_py.doctor.job import Job, legend, matrix
+from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
+from deep_ep_py.doctor.job import Job
+from deep_ep_py.doctor.matrix import matrix
 from deep_ep_py.doctor.measured import HOW_MEASURED, Pair, Summary, summarize
 
 _STYLES = {
@@ -20,25 +21,38 @@ _STYLES = {
     Verdict.WARNING: "yellow",
     Verdict.ERROR: "bold red",
 }
+_COMMAND_STYLE = "cyan"
+_INDENT = "  "
+COMMAND_INDENT = 4 * _INDENT
+"""Before a command, which has a line of its own, however long."""
+_MOST_NAME = 26
 
 
 def print_job(job: Job, console: Console) -> None:
     """Print what was found of each machine, and the paths between ranks."""
     for machine in job.machines:
-        console.rule(Text(f"{machine.name}: ranks {', '.join(map(str, machine.ranks))}"), align="left")
-        print_sections(machine.sections, console)
-        console.print()
-    console.rule(Text("Paths between ranks"), align="left")
+        if machine.ranks:
+            title = printable(f"{machine.name}: {machine.ranks_text}", console)
+            console.rule(Text(title), align="left")
+        _print_sections(machine.sections, console)
     if job.failure:
+        console.rule(Text("Paths between ranks"), align="left")
         console.print(Text("No Buffer could be made, or measured.", style=_STYLES[Verdict.ERROR]))
-        console.print(Text(job.failure))
-        return
-    for line in matrix(job):
-        console.print(Text(f"  {line}"))
-    console.print(Text(f"  {legend(job)}", style="dim"))
+        for line in job.failure.splitlines():
+            console.print(Text(printable(line, console)))
+    elif job.routes:
+        console.rule(Text("Paths between ranks"), align="left")
+        for line in matrix(job, console.width - len(_INDENT)):
+            console.print(Text(_INDENT + printable(line, console)))
     if job.pairs:
         console.print(_measured(summarize(job.pairs)))
         console.print(Text(HOW_MEASURED, style="dim"))
+
+
+def printable(text: str, console: Console) -> str:
+    """Return a text in which what a terminal would obey, or cannot show, is escaped as in a string of Python."""
+    escaped = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return escaped.encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
 def _measured(summaries: Sequence[Summary]) -> Table:
@@ -57,37 +71,38 @@ def _names(pair: Pair) -> str:
     return f"{pair.source} to {pair.destination}"
 
 
-def print_sections(sections: Sequence[Section], console: Console) -> None:
-    """Print all findings: verdict, name, and what was read with the reason and the advice below it."""
+def _print_sections(sections: Sequence[Section], console: Console) -> None:
+    """Print all findings: verdict, name, and what was read with the reason below it; commands outside of that."""
     for section in sections:
         console.print(Text(section.title, style="bold"))
-        names = max((len(finding.name) for finding in section.findings), default=0)
-        table = Table.grid(padding=(0, 1))
-        table.add_column(width=9)
-        table.add_column(width=min(names, 26))
-        table.add_column(overflow="fold")
+        names = max((len(printable(finding.name, console)) for finding in section.findings), default=0)
         for finding in section.findings:
-            table.add_row(*_row(finding))
-        console.print(table)
+            console.print(_row(finding, min(names, _MOST_NAME), console))
+            if finding.command:
+                command = Text(COMMAND_INDENT + printable(finding.command, console), style=_COMMAND_STYLE)
+                console.print(command, soft_wrap=True)  # folded, it could not be copied
         console.print()
     console.print(_summary(sections))
+    console.print()
 
 
-def _row(finding: Finding) -> tuple[Text, Text, Text]:
-    said = Text(finding.value)
+def _row(finding: Finding, width: int, console: Console) -> Table:
+    said = Text(printable(finding.value, console))
     if finding.reason:
-        said.append(f"\n{finding.reason}", style="dim")
-    if finding.advice:
-        said.append(f"\n> {finding.advice}", style="cyan")
-    return Text(f"  {finding.verdict.value}", style=_STYLES[finding.verdict]), Text(finding.name), said
+        said.append(f"\n{printable(finding.reason, console)}", style="dim")
+    if finding.note:
+        said.append(f"\n{printable(finding.note, console)}", style=_COMMAND_STYLE)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=9)
+    table.add_column(width=width, overflow="fold")
+    table.add_column(overflow="fold")
+    verdict = Text(_INDENT + finding.verdict.value, style=_STYLES[finding.verdict])
+    table.add_row(verdict, Text(printable(finding.name, console)), said)
+    return table
 
 
 def _summary(sections: Sequence[Section]) -> Text:
     verdicts = [finding.verdict for section in sections for finding in section.findings]
     errors, warnings = verdicts.count(Verdict.ERROR), verdicts.count(Verdict.WARNING)
     style = _STYLES[Verdict.ERROR if errors else Verdict.WARNING if warnings else Verdict.GOOD]
-    return Text(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}", style=style)
-
-
-def _count(count: int, of: str) -> str:
-    return f"{count or 'no'} {of}{'' if count == 1 else 's'}"
+    return Text(f"{count(errors, 'error')}, {count(warnings, 'warning')}", style=style)

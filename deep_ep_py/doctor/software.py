@@ -35,13 +35,11 @@ def _software() -> Iterator[Finding]:
     yield _torch(torch.__version__, torch.version.cuda)
     yield _nvrtc()
     triton = _version_of("triton")
-    yield Finding(
-        "Triton",
-        Verdict.GOOD if triton else Verdict.ABSENT,
-        triton or "not installed",
-        "" if triton else "grouped GEMMs of the MoE layers run on torch",
-        "" if triton else "pip install triton",
-    )
+    if triton:
+        yield Finding("Triton", Verdict.GOOD, triton)
+    else:
+        reason = "grouped GEMMs of the MoE layers run on torch"
+        yield Finding("Triton", Verdict.ABSENT, "not installed", reason, "install it:", "pip install triton")
     yield _nvshmem()
     yield from _libfabric()
     yield _shim()
@@ -64,14 +62,20 @@ def _nvrtc() -> Finding:
             Verdict.ABSENT,
             "cannot be used",
             f"it compiles the kernels for a GPU; {error}",
+            "install it, and what loads its kernels:",
             "pip install cuda-core nvidia-cuda-nvrtc",
         )
 
 
+def nvshmem_version() -> str | None:
+    """Return the installed package of NVSHMEM's host library and its version; None where there is none."""
+    return _version_of(r"nvidia[-_]nvshmem[-_]cu\d+")
+
+
 def _nvshmem() -> Finding:
-    host, python = _version_of(r"nvidia[-_]nvshmem[-_]cu\d+"), _version_of(r"nvshmem4py[-_]cu\d+")
+    host, python = nvshmem_version(), _version_of(r"nvshmem4py[-_]cu\d+")
     value = ", ".join(one for one in (host, python) if one) or "not installed"
-    return Finding("NVSHMEM", Verdict.INFO if host else Verdict.ABSENT, value, "not used yet")
+    return Finding("NVSHMEM", Verdict.INFO if host else Verdict.ABSENT, value, "this library does not use it yet")
 
 
 def _libfabric() -> Iterator[Finding]:
@@ -82,7 +86,8 @@ def _libfabric() -> Iterator[Finding]:
             Verdict.ABSENT,
             "cannot be used",
             here.refusal,
-            "sudo apt-get install libfabric-dev, then install this library again from its sources",
+            "install it, and then this library again from its sources:",
+            "sudo apt-get install libfabric-dev",
         )
         return
     yield Finding("libfabric", Verdict.GOOD, here.version)
@@ -92,6 +97,7 @@ def _libfabric() -> Iterator[Finding]:
         Verdict.GOOD if offered else Verdict.WARNING,
         offered or "none that the proxy can use",
         "" if offered else "it needs writes with data for the receiver, and reliable messages",
+        "" if offered else "this lists what would do:",
         "" if offered else "fi_info -t FI_EP_RDM -c FI_RMA",
     )
 

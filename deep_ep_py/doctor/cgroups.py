@@ -1,0 +1,53 @@
+"""What the cgroups of this process leave it: memory, and time of CPUs, in either version of Linux's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from deep_ep_py.doctor.files import Files
+
+_ROOT = "/sys/fs/cgroup"
+_NO_LIMIT = 1 << 60
+"""Version 1 writes a number beyond any memory where there is no limit."""
+
+
+def memory_bytes(files: Files) -> int | None:
+    """Return the least limit of memory of the process's cgroup and all above it; None where there is none."""
+    limits = []
+    for folder, version in _folders(files, "memory"):
+        limit = files.text(f"{folder}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")
+        if limit is not None and limit.isdecimal() and int(limit) < _NO_LIMIT:
+            limits.append(int(limit))
+    return min(limits, default=None)
+
+
+def cpu_quota(files: Files) -> float | None:
+    """Return of how many CPUs the process's cgroups give it the time; None where they set no limit."""
+    quotas = []
+    for folder, version in _folders(files, "cpu"):
+        if version == 2:
+            words = (files.text(f"{folder}/cpu.max") or "").split()
+        else:  # a quota of -1: no limit
+            words = [files.text(f"{folder}/cpu.cfs_{which}_us") or "" for which in ("quota", "period")]
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def _folders(files: Files, controller: str) -> Iterator[tuple[str, int]]:
+    """Yield the folders that may limit the process, from the root down, and the version of their interface.
+
+    Inside a container the root may be the process's own cgroup, and the path to it be the host's: then only the first
+    folder is there.
+    """
+    for line in (files.text("/proc/self/cgroup") or "").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            root, version = _ROOT, 2
+        elif controller in controllers.split(","):
+            root, version = f"{_ROOT}/{controller}", 1
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            yield "/".join([root, *parts[:depth]]), version
