@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -25,6 +25,7 @@ from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of
+from deep_ep_py.topology.agreement import agree
 from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology
@@ -64,20 +65,22 @@ class Buffer(V1Surface):
         shorter one their `explicitly_destroy` is taken for `use_fabric`, which has no effect either.
     device : torch.device or str, optional
         Where tensors live. Default: the CPU. The way to a GPU is there but has not yet run on one.
-    fabric : {"peer", "ibgda", "proxy", "weak", "mixed"}, optional
-        How ranks reach each other. Default: the environment variable DEEP_EP_FABRIC, else "peer" on one node, "ibgda"
-        on several, and "proxy" on several machines, where it is the only one. "peer": loads and stores. "ibgda": loads
-        and stores within a node, between nodes work requests that the kernels write for a NIC, which is a software one:
-        on a GPU a thread of the host, a way to test the send path on one GPU. "proxy": between nodes a thread of each
-        process sends over libfabric, by the provider that DEEP_EP_PROXY_PROVIDER names or the best there is. With both
-        of them all heaps of a GPU's ranks lie in pinned host memory (`stats` says `through_host`), which is not fast.
-        On a CPU alone: "weak", for tests, an agent that delays, cuts and reorders; "mixed", some pairs by loads and
-        stores, some weak.
+    fabric : str or list of str, optional
+        By what ranks reach each other: each two of them by the first of a list by which each reaches the other. "peer":
+        loads and stores, within a node. "ibgda": work requests that the kernels write for NICs, which are software ones
+        and reach one machine: on a GPU a thread of the host, a way to test the send path on one GPU. "proxy": a thread
+        of each process sends over libfabric, by the provider that DEEP_EP_PROXY_PROVIDER names or the best there is.
+        With both of them all heaps of a GPU's ranks lie in pinned host memory (`stats` says `through_host`), which is
+        not fast. On a CPU alone, for tests: "weak", an agent that delays, cuts and reorders; "mixed", some pairs by
+        loads and stores, some weak. Default: the environment variable DEEP_EP_FABRIC, names with commas between them;
+        else what there is of "peer", "ibgda" and "proxy" in this order, on a GPU of "peer" and "proxy". A name by
+        itself says what joins nodes: it has "peer" before it, but for "mixed", and "weak" on one node. A list without
+        "peer" leaves each rank a node of its own. `python -m deep_ep_py doctor` shows the paths that ranks would take.
     ranks_per_node : int, optional
         Ranks [n * ranks_per_node, (n + 1) * ranks_per_node) are node n. Default: the environment variable
-        DEEP_EP_RANKS_PER_NODE, else all ranks of a machine are on one node; with "ibgda" or "proxy" on one machine each
-        is a node of its own. With "peer" or "mixed" named all are on one node, whatever this says. On a GPU only with
-        "ibgda" or "proxy" named.
+        DEEP_EP_RANKS_PER_NODE, else all ranks of a machine are on one node, and on one machine, where "ibgda" or
+        "proxy" is named by itself, each is a node of its own. With "peer" or "mixed" named by itself all are on one
+        node, whatever this says. On a GPU only with a fabric named.
     nic : NicOptions, optional
         What the software NICs are like.
     arena_bytes : int, optional
@@ -111,7 +114,8 @@ class Buffer(V1Surface):
     Raises
     ------
     TypeError, ValueError
-        Naming the argument. Also where ranks disagree about what must be the same.
+        Naming the argument, on all ranks if on any. Also where ranks disagree about what must be the same, and where
+        two of them have no path between them: then with a table of all paths.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class Buffer(V1Surface):
         comm: Any = None,
         *,
         device: torch.device | str | None = None,
-        fabric: str | None = None,
+        fabric: str | Sequence[str] | None = None,
         ranks_per_node: int | None = None,
         nic: NicOptions | None = None,
         arena_bytes: int | None = None,
@@ -176,7 +180,8 @@ class Buffer(V1Surface):
         self.device = where.torch_device
         connected = connect(bootstrap)
         try:
-            topology = Topology.of(
+            make_topology = partial(
+                Topology.of,
                 bootstrap.rank,
                 bootstrap.size,
                 where,
@@ -189,7 +194,10 @@ class Buffer(V1Surface):
                 once_per_node=once_per_node,
                 forward_sms=forward_sms,
                 machines=connected.machines if isinstance(connected, Connections) else None,
+                in_process=bootstrap.in_process,
+                address=connected.address if isinstance(connected, Connections) else "",
             )
+            topology = agree(connected, make_topology)
             if self.enable_shrink and once_per_node:
                 raise ValueError(
                     "once_per_node=True: expected False with enable_shrink=True, a rank that passes on the "
@@ -492,7 +500,7 @@ class Buffer(V1Surface):
             "arena_growths": len(runtime.added_pieces()),
             "arena_used": runtime.arena_used,
         }
-        through_host = self._engine.device.asynchronous and self._engine.topology.network is not None
+        through_host = self._engine.device.asynchronous and bool(self._engine.topology.networks)
         return {**self._engine.stats, **arena, "through_host": int(through_host)}
 
     def network_counters(self) -> list[dict[str, int]]:

@@ -350,6 +350,8 @@ void bind_runtime(py::module_& m) {
         .def_readonly("refusal", &host::proxy::LibfabricHere::refusal, "Why not.")
         .def_readonly("providers", &host::proxy::LibfabricHere::providers, "Those that the proxy can use, best first.");
     m.def("libfabric_here", &host::proxy::libfabric_here, NoGil(), "What of libfabric can be used here.");
+    m.def("libfabric_refusal", &host::proxy::libfabric_refusal, NoGil(), py::arg("provider"), py::arg("address"),
+          "Why the proxy cannot use a provider, or any, to reach other machines from an address; empty: it can.");
     m.def(
         "proxy_providers",
         [] {

@@ -60,6 +60,7 @@ __all__: list[str] = [
     "heap_bytes",
     "ids_fit",
     "libfabric_here",
+    "libfabric_refusal",
     "low_latency",
     "measure",
     "normal",
@@ -522,6 +523,11 @@ def ids_fit(ids: int, n: int, id_bytes: int, experts: int) -> bool:
 def libfabric_here() -> LibfabricHere:
     """
     What of libfabric can be used here.
+    """
+
+def libfabric_refusal(provider: str, address: str) -> str:
+    """
+    Why the proxy cannot use a provider, or any, to reach other machines from an address; empty: it can.
     """
 
 def pretouch(address: int, bytes: int) -> None:

@@ -40,6 +40,16 @@ def describe(value: Any) -> str:
     return repr(value)
 
 
+def same_on_all_ranks(rank: int, everyones: Sequence[dict[str, Any]]) -> None:
+    """Check that ranks, which have told each other so, have been given the same; by rank and name."""
+    for name, value in everyones[rank].items():
+        for peer, theirs in enumerate(everyones):
+            if theirs[name] != value:
+                raise ValueError(
+                    f"{name}={value!r} on rank {rank}: expected the same on all ranks, rank {peer} has {theirs[name]!r}"
+                )
+
+
 def tensor(
     name: str,
     value: Any,

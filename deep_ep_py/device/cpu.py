@@ -44,6 +44,7 @@ class CpuDevice:
     blocks = 1  # one thread runs them all
     calls = 2
     fabrics: tuple[str, ...] = ("peer", "ibgda", "weak", "mixed", "proxy")
+    default_fabrics: tuple[str, ...] = ("peer", "ibgda", "proxy")
     poison = True
     fresh_memory_is_slow = True
     comm_stream = None

@@ -49,6 +49,7 @@ class CudaDevice:
     warps: int = C.cuda.BLOCK_WARPS
     calls = 64
     fabrics: tuple[str, ...] = ("peer", "ibgda", "proxy")
+    default_fabrics: tuple[str, ...] = ("peer", "proxy")  # software NICs are for tests here
     poison = False
     fresh_memory_is_slow = False
     first_arena_bytes = 64 << 20

@@ -36,6 +36,8 @@ class Device(Protocol):
         Operations of a Buffer that are expected to be on their way at once.
     fabrics : tuple of str
         How ranks on such devices may reach each other.
+    default_fabrics : tuple of str
+        Those of them that are tried where the caller names none, in this order.
     poison : bool
         Whether memory may be filled with a pattern before it is written, to make reading it unwritten show.
     fresh_memory_is_slow : bool
@@ -47,6 +49,7 @@ class Device(Protocol):
     blocks: int
     calls: int
     fabrics: tuple[str, ...]
+    default_fabrics: tuple[str, ...]
     poison: bool
     fresh_memory_is_slow: bool
 

@@ -34,18 +34,6 @@ class Machine:
     ranks: list[int] = field(default_factory=list)
     sections: list[Section] = field(default_factory=list)
 
-    @property
-    def ranks_text(self) -> str:
-        """Its ranks as people write them: "ranks 0-7, 16"."""
-        runs = list[list[int]]()
-        for rank in self.ranks:
-            if runs and rank == runs[-1][-1] + 1:
-                runs[-1].append(rank)
-            else:
-                runs.append([rank])
-        texts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-        return f"rank{'s' * (len(self.ranks) > 1)} {', '.join(texts)}"
-
 
 @dataclass
 class Job:

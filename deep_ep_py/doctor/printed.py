@@ -11,8 +11,8 @@ from rich.text import Text
 
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
 from deep_ep_py.doctor.job import Job
-from deep_ep_py.doctor.matrix import matrix
 from deep_ep_py.doctor.measured import HOW_MEASURED, Pair, Summary, summarize
+from deep_ep_py.topology.matrix import matrix, ranks_text
 
 _STYLES = {
     Verdict.GOOD: "green",
@@ -32,7 +32,7 @@ def print_job(job: Job, console: Console) -> None:
     """Print what was found of each machine, and the paths between ranks."""
     for machine in job.machines:
         if machine.ranks:
-            title = printable(f"{machine.name}: {machine.ranks_text}", console)
+            title = printable(f"{machine.name}: {ranks_text(machine.ranks)}", console)
             console.rule(Text(title), align="left")
         _print_sections(machine.sections, console)
     if job.failure:
@@ -42,7 +42,8 @@ def print_job(job: Job, console: Console) -> None:
             console.print(Text(printable(line, console)))
     elif job.routes:
         console.rule(Text("Paths between ranks"), align="left")
-        for line in matrix(job, console.width - len(_INDENT)):
+        machines = [(machine.name, machine.ranks) for machine in job.machines]
+        for line in matrix(job.routes, machines, console.width - len(_INDENT)):
             console.print(Text(_INDENT + printable(line, console)))
     if job.pairs:
         console.print(_measured(summarize(job.pairs)))

@@ -21,6 +21,7 @@ from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.device.cuda import CudaDevice
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
 from deep_ep_py.jit.cache import FOLDER_VARIABLE, refuse_if_others_may_write
+from deep_ep_py.topology.fabrics import check_fabric, in_words
 
 BUILD = "DEEP_EP_BUILD"
 NEAR_PROVIDER = "shm"
@@ -76,8 +77,7 @@ def _ranks_per_node(value: str) -> str:
 
 def _fabric(value: str) -> str:
     offered = CudaDevice.fabrics if torch.cuda.is_available() else CpuDevice.fabrics
-    if value not in offered:
-        raise ValueError(f"expected one of {', '.join(offered)}")
+    check_fabric(FABRIC, in_words(value), offered, "here")
     return "how ranks reach each other, where a Buffer is not told otherwise"
 
 

@@ -10,6 +10,7 @@ from deep_ep_py._version import __version__
 from deep_ep_py.bootstrap.connections import EXCHANGE_SECONDS, Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.bootstrap.start import exchange_heaps
+from deep_ep_py.core import arguments
 from deep_ep_py.core.native import BUILD, C
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError
@@ -58,7 +59,7 @@ class MemoryPlan:
         """
         sizes = (arena_bytes, arena_bytes)
         if arena_bytes is None:
-            sizes = device.default_arena_bytes(topology.ranks // topology.machines, topology.network is not None)
+            sizes = device.default_arena_bytes(topology.machines.count(0), bool(topology.networks))
         first, most = (min(proposed) // _PAGE * _PAGE for proposed in zip(*bootstrap.all_gather(sizes), strict=True))
         return MemoryPlan(num_nvl_bytes, regions, arena_bytes, first, most)
 
@@ -103,13 +104,13 @@ def make_runtime(
     ValueError
         The ranks were started differently.
     """
-    _agree(bootstrap, device, topology, memory, masks_ranks, timeout)
-    if masks_ranks and topology.network == "proxy" and not bootstrap.in_process:
+    _agree(bootstrap, device, memory, masks_ranks, timeout)
+    if masks_ranks and "proxy" in topology.networks and not bootstrap.in_process:
         raise ValueError(
             "enable_shrink=True: expected another fabric than 'proxy' between processes: libfabric may still deliver "
             "what a rank has sent before the others went on without it"
         )
-    rank, by_nics = topology.rank, topology.network is not None
+    rank, by_nics = topology.rank, bool(topology.networks)
     options = C.BufferOptions(
         rank=rank,
         ranks=topology.ranks,
@@ -165,7 +166,6 @@ def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
 def _agree(
     bootstrap: Bootstrap,
     device: Device,
-    topology: Topology,
     memory: MemoryPlan,
     masks_ranks: bool,
     timeout: float,
@@ -181,12 +181,5 @@ def _agree(
         "enable_shrink": masks_ranks,
         # What ranks say of their waits changes with parts of it.
         "timeout with enable_shrink": timeout if masks_ranks else None,
-        **topology.must_agree(),
     }
-    for peer, theirs in enumerate(bootstrap.all_gather(mine)):
-        for name, value in mine.items():
-            if theirs[name] != value:
-                raise ValueError(
-                    f"{name}={value!r} on rank {bootstrap.rank}: expected the same on all ranks, "
-                    f"rank {peer} has {theirs[name]!r}"
-                )
+    arguments.same_on_all_ranks(bootstrap.rank, bootstrap.all_gather(mine))

@@ -9,29 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.core import arguments
 from deep_ep_py.core.cpus import proxy_cpus
-from deep_ep_py.core.environment import FABRIC, PROVIDER, RANKS_PER_NODE
+from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
+from deep_ep_py.topology.fabrics import Choice
 from deep_ep_py.topology.link import SOFTWARE, Link
 from deep_ep_py.topology.nic import NicOptions
+from deep_ep_py.topology.paths import PEER, PROXY, Places, paths_of
+from deep_ep_py.topology.routes import Reach, Routes
 
 if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
-
-_BETWEEN_NODES = ("ibgda", "proxy")
-"""Fabrics for ranks of different nodes: where nothing says which ranks share one, none do."""
-_JOIN_NODES = (*_BETWEEN_NODES, "weak")
-"""Fabrics that leave ranks of a node to loads and stores."""
-
-
-def _ranks_of_machine(machines: Sequence[int]) -> int:
-    """Return how many ranks each machine has; raise unless they are neighbours in number, as many on each."""
-    count = [*machines].count(machines[0])
-    if len(machines) % count or [*machines] != [rank // count for rank in range(len(machines))]:
-        raise ValueError(
-            f"group: ranks 0, 1, ... are on machines {[*machines]}; expected the ranks of a machine to be neighbours "
-            "in number, as many on each"
-        )
-    return count
 
 
 @dataclass(frozen=True)
@@ -42,8 +29,8 @@ class Topology:
     ----------
     rank, ranks : int
         The rank that sees it so, and how many there are.
-    fabric : str
-        As `Buffer` takes it.
+    fabrics : tuple of str
+        By which ranks may reach each other, those to be preferred first.
     ranks_per_node : int
         Neighbours in number share a node; all nodes have the same size.
     nic : NicOptions
@@ -60,15 +47,25 @@ class Topology:
         Blocks that pass them on while a hook is still to come; 0: with a hook they go to each rank.
     provider : str
         Of libfabric, for the proxy; empty: the best that it has here.
-    machines : int
-        How many there are; as many ranks are on each.
+    machines : tuple of int
+        By rank: which machine it is on; as many ranks are on each.
     proxy_cpus : tuple of int
         Where this rank's proxy may run; none: anywhere.
+    routes : tuple of str
+        By rank: "peer" where its heap is used by loads and stores, else the fabric that reaches it. The same from both
+        sides. To ranks that no operation has to do with there are no queue pairs.
+    networks : tuple of str
+        The fabrics that join those ranks of the Buffer that do not use each other's heaps; none where all do. The same
+        on all ranks.
+    given : str
+        What the caller has said of fabrics.
+    reach : Reach
+        What this rank by itself has found that it reaches.
     """
 
     rank: int
     ranks: int
-    fabric: str
+    fabrics: tuple[str, ...]
     ranks_per_node: int
     nic: NicOptions = field(default_factory=NicOptions)
     link: Link = SOFTWARE
@@ -77,8 +74,12 @@ class Topology:
     once_per_node: bool | None = None
     forward_sms: int = 0
     provider: str = ""
-    machines: int = 1
+    machines: tuple[int, ...] = ()
     proxy_cpus: tuple[int, ...] = ()
+    routes: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    given: str = ""
+    reach: Reach = field(default=Reach((), (), ()), repr=False)
 
     @property
     def nodes(self) -> int:
@@ -98,7 +99,7 @@ class Topology:
     @property
     def mapped(self) -> tuple[bool, ...]:
         """By rank: whether its heap is used by loads and stores. The same from both sides."""
-        return tuple(rank == self.rank or self._maps(rank) for rank in range(self.ranks))
+        return tuple(route == PEER for route in self.routes)
 
     @property
     def near_only(self) -> bool:
@@ -107,30 +108,9 @@ class Topology:
         """
         return self.hops == 2 and not self.low_latency
 
-    @property
-    def routes(self) -> tuple[str, ...]:
-        """By rank: "peer" where it is mapped, else the fabric that reaches it. To ranks that no operation has to do
-        with there are no queue pairs.
-        """
-        return tuple("peer" if mapped else self.network or "peer" for mapped in self.mapped)
-
-    @property
-    def network(self) -> str | None:
-        """What joins ranks that are not mapped; None where every pair of the Buffer's ranks is."""
-        if self.fabric in _BETWEEN_NODES and self.nodes == 1:
-            return None
-        if self.fabric == "peer" or self.ranks == 1:
-            return None
-        return "weak" if self.fabric == "mixed" else self.fabric
-
     def is_rail_peer(self, peer: int) -> bool:
         """Whether `peer` is on another node and has the same local index."""
         return peer // self.ranks_per_node != self.node and peer % self.ranks_per_node == self.local_rank
-
-    def _maps(self, peer: int) -> bool:
-        if self.fabric in _BETWEEN_NODES or self.nodes > 1:
-            return self.node == peer // self.ranks_per_node
-        return self.fabric == "peer" or (self.fabric == "mixed" and (self.rank + peer) % 2 == 0)
 
     def check_mask(self, mask: int) -> None:
         """Check that operations can do without the ranks whose bits are set.
@@ -165,7 +145,7 @@ class Topology:
             between_nodes |= {"forward_sms": self.forward_sms}
             between_nodes |= {f"link.{name}": value for name, value in asdict(self.link).items()}
         return {
-            "fabric": self.fabric,
+            "fabric": [*self.fabrics],
             "ranks_per_node": self.ranks_per_node,
             "hops": self.hops,
             PROVIDER: self.provider,
@@ -187,8 +167,10 @@ class Topology:
         once_per_node: Any = None,
         forward_sms: Any = 0,
         machines: Sequence[int] | None = None,
+        in_process: bool = True,
+        address: str = "",
     ) -> Topology:
-        """Check what a caller passes, and find what it leaves out.
+        """Check what a caller passes, and find what it leaves out. Of paths this rank alone is asked: see `agree`.
 
         Parameters
         ----------
@@ -202,53 +184,23 @@ class Topology:
             Whether the Buffer has low-latency mode.
         machines : list of int, optional
             By rank: which machine it is on. None: all are on one.
+        in_process
+            Whether all ranks are threads of this process.
+        address
+            At which ranks of other machines reach this one; empty where there are none.
 
         Raises
         ------
         TypeError, ValueError
             Naming the argument.
         """
-        name, given = "ranks_per_node", ranks_per_node
-        if given is None and (text := os.environ.get(RANKS_PER_NODE)):
-            name, given = RANKS_PER_NODE, int(text) if text.isdecimal() else text
-        if given is not None:
-            given = arguments.integer(name, given, 1, arguments.MAX_RANKS)
-        fabric_name = "fabric"
-        if fabric is None and (text := os.environ.get(FABRIC)):
-            fabric_name, fabric = FABRIC, text
-        of_machine = _ranks_of_machine(machines or [0] * ranks)
-        if of_machine < ranks:
-            given = given or of_machine
-            if of_machine % given:
-                raise ValueError(
-                    f"{name}={given}: expected a divisor of {of_machine}, the ranks of each machine; a node is on one"
-                )
-            if fabric is None:
-                fabric = "proxy"
-            if fabric != "proxy":
-                raise ValueError(
-                    f"{fabric_name}={fabric!r}: expected 'proxy' for ranks on {ranks // of_machine} machines, which "
-                    "share no memory"
-                )
-        if fabric is None:
-            fabric = "peer" if given is None or given >= ranks else "ibgda"
-            if fabric == "ibgda" and device.asynchronous:
-                raise ValueError(
-                    f"{name}={given}: expected fabric='proxy' with it on a GPU, or 'ibgda' for software NICs: with "
-                    "both rows go through host memory, which is not fast"
-                )
-        if not isinstance(fabric, str) or fabric not in device.fabrics:
-            raise ValueError(
-                f"{fabric_name}={fabric!r}: expected one of {', '.join(device.fabrics)} on {device.torch_device}"
-            )
+        machines = tuple(machines or [0] * ranks)
+        choice = Choice.of(device, machines, fabric, ranks_per_node)
+        per_node = choice.ranks_per_node
         if nic is not None and not isinstance(nic, NicOptions):
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
         if link is not None and not isinstance(link, Link):
             raise TypeError(f"link={link!r}: expected a Link")
-        alone = 1 if fabric in _BETWEEN_NODES else ranks  # ranks of a node where nothing says how many
-        per_node = min(given or alone, ranks) if fabric in _JOIN_NODES else ranks
-        if ranks % per_node:
-            raise ValueError(f"{name}={per_node}: expected a divisor of the {ranks} ranks, nodes have the same size")
         several = per_node < ranks
         if hops is None:
             hops = 2 if several and per_node > 1 else 1
@@ -268,10 +220,14 @@ class Topology:
                 f"link.rails=True: expected {'low_latency_mode=False' if low_latency else 'hops=2'} with it: otherwise "
                 "each rank sends to all ranks of other nodes"
             )
+        places = Places(rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address)
+        reach = Reach.of(paths_of(choice.fabrics, places), rank, ranks)
+        routes = Routes.alone(reach, rank)
+        by_proxy = PROXY in reach.in_use
         return Topology(
             rank,
             ranks,
-            fabric,
+            choice.fabrics,
             per_node,
             nic or NicOptions(),
             link or SOFTWARE,
@@ -279,7 +235,11 @@ class Topology:
             low_latency,
             once_per_node,
             forward_sms,
-            os.environ.get(PROVIDER, "") if fabric == "proxy" else "",
-            ranks // of_machine,
-            proxy_cpus() if fabric == "proxy" else (),
+            places.provider if by_proxy else "",
+            machines,
+            proxy_cpus() if by_proxy else (),
+            routes.own,
+            routes.networks,
+            choice.given,
+            reach,
         )

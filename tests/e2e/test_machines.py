@@ -33,8 +33,14 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
         yield made
 
 
-def test_the_clusters_tests_pass(machines: Machines, tmp_path: Path) -> None:
-    """In both modes, in two hops and one, with failures and recoveries: by `torchrun` on each machine."""
+@pytest.mark.parametrize("ranks_per_node", [4, 2])
+def test_the_clusters_tests_pass(
+    ranks_per_node: int, machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In both modes, in two hops and one, with failures and recoveries: by `torchrun` on each machine. Where a machine
+    has two nodes, software NICs join these and the proxy joins machines, at once.
+    """
+    monkeypatch.setenv("DEEP_EP_RANKS_PER_NODE", str(ranks_per_node))
     arguments = ("-m", "pytest", "-q", "-rsfE", "-p", "no:cacheprovider", "tests/multinode")
     launchers = machines.torchrun(4, tmp_path, *arguments)
     output = "\n".join(f"--- machine {machine}:\n{done.stdout}" for machine, done in enumerate(launchers))

@@ -108,6 +108,12 @@ def test_a_provider_that_is_not_there(workers: Path, monkeypatch: pytest.MonkeyP
     )
 
 
+def test_one_rank_that_cannot_go_along(workers: Path) -> None:
+    """All learn of it before any of them has made a network."""
+    done = torchrun(workers / "refused_paths.py", 3)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_enable_shrink_is_refused(workers: Path) -> None:
     """A rank that others go on without could still write into their memory: no provider says when it cannot."""
     done = torchrun(workers / "shrinking_proxy.py", 2)

@@ -349,7 +349,7 @@ def test_what_handles_keep() -> None:
 def test_what_the_wire_saves() -> None:
     """16 ranks in 2 nodes, 128 tokens of 7168 elements, top-8: against experts that are drawn."""
     sizes = LibrarySizes(128, 7168, 8, 256)
-    topology = Topology(0, 16, "ibgda", 8, link=deep_ep.Link(bandwidth=50e9))
+    topology = Topology(0, 16, ("peer", "ibgda"), 8, link=deep_ep.Link(bandwidth=50e9))
     random = torch.Generator().manual_seed(1)
     experts = torch.randint(256, (20000, 8), generator=random)
     ranks = sum(len({e // 16 for e in row if e >= 128}) for row in experts.tolist()) / len(experts)

@@ -3,7 +3,8 @@
     torchrun --nnodes N --nproc-per-node M --node-rank R --master-addr HOST --master-port PORT -m pytest tests/multinode
 
 A node is the LOCAL_WORLD_SIZE processes of a launcher: a machine, and the host proxy joins them; or several launchers
-on one machine play several nodes, joined by software NICs.
+on one machine play several nodes, joined by software NICs. DEEP_EP_RANKS_PER_NODE makes nodes smaller: then software
+NICs join the nodes of a machine, and the proxy joins machines.
 
 A test may fail on some ranks alone, and the next one must not find them out of step. So at the end of each test all
 ranks tell each other how it went; if it has failed on any, it fails on all, and every Buffer recovers. That exchange
@@ -27,6 +28,7 @@ import torch.distributed as dist
 import deep_ep_py as deep_ep
 from cases import Case
 from deep_ep_py.bench.rank_process import be_killed_with_parent
+from deep_ep_py.core.environment import RANKS_PER_NODE
 from harness import Trial
 from low_latency import Sizes, Work
 from places import TESTS
@@ -128,7 +130,8 @@ def ranks_that_fail(test: str, failed: bool) -> list[int]:
 
 @pytest.fixture(scope="session")
 def world() -> World:
-    return World(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")))
+    rank, size, of_launcher = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return World(rank, size, int(os.environ.get(RANKS_PER_NODE) or of_launcher))
 
 
 @pytest.fixture(scope="session")

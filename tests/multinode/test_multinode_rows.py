@@ -23,6 +23,9 @@ def test_topology(world: Any, buffer: deep_ep.Buffer) -> None:
     assert (topology.nodes, topology.node, topology.local_rank) == (world.nodes, node, local_rank)
     assert topology.hops == (2 if world.ranks_per_node > 1 else 1)
     assert topology.mapped == tuple(rank // world.ranks_per_node == node for rank in range(world.ranks))
+    far = ["ibgda" if machine == topology.machines[world.rank] else "proxy" for machine in topology.machines]
+    expected = tuple("peer" if near else path for near, path in zip(topology.mapped, far, strict=True))
+    assert topology.routes == expected
     assert (runtime.get_num_rdma_ranks(), runtime.get_rdma_rank()) == (world.nodes, node)
     assert runtime.get_root_rdma_rank(True) == local_rank and runtime.is_internode_available()
 

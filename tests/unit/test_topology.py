@@ -27,7 +27,7 @@ def test_both_sides_see_the_same(ranks: int, fabric: str, ranks_per_node: int | 
     for rank, topology in enumerate(seen):
         assert topology.mapped[rank], "its own heap"
         assert topology.mapped == tuple(mapped[rank] for mapped in everything)
-        assert (topology.network is None) == all(map(all, everything))
+        assert (not topology.networks) == all(topology.mapped)
         assert topology.must_agree() == seen[0].must_agree()
         assert topology.node * topology.ranks_per_node + topology.local_rank == rank
         assert 0 <= topology.node < topology.nodes and topology.nodes * topology.ranks_per_node == ranks
@@ -44,12 +44,12 @@ def test_nodes_are_where_memory_is_shared() -> None:
         (2, 1),
     ]
     assert seen[3].mapped == (False, False, True, True, False, False)
-    assert {topology.network for topology in seen} == {"ibgda"}
+    assert {topology.networks for topology in seen} == {("ibgda",)}
 
 
 @pytest.mark.parametrize("ranks_per_node", [None, 4, 64])
 def test_one_node_is_the_default(ranks_per_node: int | None) -> None:
-    assert {(one.nodes, one.network, one.mapped) for one in of_all(4, None, ranks_per_node)} == {(1, None, (True,) * 4)}
+    assert {(one.nodes, one.networks, one.mapped) for one in of_all(4, None, ranks_per_node)} == {(1, (), (True,) * 4)}
 
 
 def test_nodes_of_different_sizes_are_refused() -> None:
@@ -58,26 +58,30 @@ def test_nodes_of_different_sizes_are_refused() -> None:
 
 
 def test_ranks_of_several_machines_are_joined_by_the_proxy() -> None:
-    seen = [Topology.of(rank, 6, DEVICE, None, None, None, machines=[0, 0, 0, 1, 1, 1]) for rank in range(6)]
-    assert {(one.network, one.nodes, one.hops) for one in seen} == {("proxy", 2, 2)}
+    machines = [0, 0, 0, 1, 1, 1]
+    seen = [Topology.of(rank, 6, DEVICE, None, None, None, machines=machines) for rank in range(6)]
+    assert {(one.networks, one.nodes, one.hops) for one in seen} == {(("proxy",), 2, 2)}
     assert seen[4].mapped == (False, False, False, True, True, True)
-    alone = Topology.of(0, 4, DEVICE, None, 1, None, machines=[0, 0, 1, 1])
-    assert (alone.network, alone.nodes, alone.hops) == ("proxy", 4, 1)
+
+
+def test_nodes_that_are_parts_of_machines_are_joined_by_what_is_nearest() -> None:
+    """Software NICs on a machine, the proxy between machines; the proxy everywhere where it is named."""
+    one = Topology.of(0, 4, DEVICE, None, 1, None, machines=[0, 0, 1, 1])
+    assert (one.routes, one.networks) == (("peer", "ibgda", "proxy", "proxy"), ("ibgda", "proxy"))
+    assert (one.nodes, one.hops) == (4, 1)
+    named = Topology.of(0, 4, DEVICE, "proxy", 1, None, machines=[0, 0, 1, 1])
+    assert named.routes == ("peer", "proxy", "proxy", "proxy")
 
 
 @pytest.mark.parametrize(
-    ("fabric", "ranks_per_node", "machines", "said"),
+    ("ranks_per_node", "machines", "said"),
     [
-        ("ibgda", None, [0, 0, 1, 1], "fabric='ibgda': expected 'proxy' for ranks on 2 machines"),
-        ("peer", None, [0, 1], "fabric='peer': expected 'proxy' for ranks on 2 machines"),
-        (None, 4, [0, 0, 1, 1], "ranks_per_node=4: expected a divisor of 2, the ranks of each machine"),
-        (None, None, [0, 1, 0, 1], r"machines \[0, 1, 0, 1\]; expected the ranks of a machine to be neighbours"),
-        (None, None, [0, 0, 1], "as many on each"),
-        (None, None, [0, 1, 1], "as many on each"),
+        (4, [0, 0, 1, 1], "ranks_per_node=4: expected a divisor of 2, the ranks of each machine"),
+        (None, [0, 1, 0, 1], r"machines \[0, 1, 0, 1\]; expected the ranks of a machine to be neighbours"),
+        (None, [0, 0, 1], "as many on each"),
+        (None, [0, 1, 1], "as many on each"),
     ],
 )
-def test_what_several_machines_cannot_be(
-    fabric: str | None, ranks_per_node: int | None, machines: list[int], said: str
-) -> None:
+def test_what_several_machines_cannot_be(ranks_per_node: int | None, machines: list[int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Topology.of(0, len(machines), DEVICE, fabric, ranks_per_node, None, machines=machines)
+        Topology.of(0, len(machines), DEVICE, None, ranks_per_node, None, machines=machines)

@@ -108,7 +108,7 @@ class Sizes:
 
     def check_room(self, engine: Engine, logfmt: bool = False) -> None:
         """Raise if such calls do not fit into a Buffer."""
-        needed = self.buffer_bytes(engine.ranks, engine.regions, engine.topology.network is not None, logfmt)
+        needed = self.buffer_bytes(engine.ranks, engine.regions, bool(engine.topology.networks), logfmt)
         if needed > engine.region_bytes * engine.regions:
             raise ValueError(
                 f"num_rdma_bytes: the Buffer has {engine.region_bytes * engine.regions}, expected at least {needed} "

@@ -25,4 +25,7 @@ struct LibfabricHere {
 };
 LibfabricHere libfabric_here();
 
+// Why a transport by that provider cannot be made; empty: it can. `provider` and `address` as in NetworkPlace.
+std::string libfabric_refusal(const std::string& provider, const std::string& address);
+
 }  // namespace deep_ep::host::proxy

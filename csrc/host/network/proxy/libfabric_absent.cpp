@@ -17,6 +17,8 @@ std::unique_ptr<Transport> make_libfabric(const NetworkPlace&) { throw std::inva
 
 LibfabricHere libfabric_here() { return {{}, kRefusal, {}}; }
 
+std::string libfabric_refusal(const std::string&, const std::string&) { return kRefusal; }
+
 }  // namespace deep_ep::host::proxy
 
 #endif

@@ -229,6 +229,13 @@ LibfabricHere libfabric_here() {
     return here;
 }
 
+std::string libfabric_refusal(const std::string& provider, const std::string& address) try {
+    best_offer(provider, address);
+    return {};
+} catch (const std::invalid_argument& error) {
+    return error.what();
+}
+
 }  // namespace deep_ep::host::proxy
 
 #endif

@@ -1,19 +1,18 @@
-"""The path between each two ranks of a job, as a table that fits a terminal."""
+"""The path between each two ranks, as a table that fits a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deep_ep_py.doctor.job import Job, Machine
-
 _MOST_RANKS = 64
 """Up to which each has a line; beyond, each machine has."""
-_LETTERS = {"peer": "P", "ibgda": "I", "proxy": "X", "weak": "W"}
+_LETTERS = {"peer": "P", "ibgda": "I", "proxy": "X", "weak": "W", "none": "-"}
 _MEANINGS = {
     "P": "peer, loads and stores",
     "I": "ibgda, kernels post on NICs",
     "X": "proxy, a thread of the host posts",
     "W": "weak, for tests",
+    "-": "none",
     "*": "several of these",
     "?": "some other path",
 }
@@ -21,33 +20,48 @@ _SELF, _SEVERAL, _OTHER = ".", "*", "?"
 _LEAST_COLUMNS = 10
 
 
-def matrix(job: Job, width: int) -> list[str]:
+def matrix(routes: Sequence[Sequence[str]], machines: Sequence[tuple[str, Sequence[int]]], width: int) -> list[str]:
     """Return the lines of a table, from each rank to each, or from each machine to each where there are many ranks.
 
     Parameters
     ----------
-    job
-        Whose routes are known.
+    routes
+        By rank and rank: the name of the path, "none" where there is none.
+    machines
+        Their names and their ranks.
     width
         Characters that a line may have; where they do not suffice for all columns, the table comes in parts.
     """
-    if len(job.routes) <= _MOST_RANKS:
+    if len(routes) <= _MOST_RANKS:
         cells = [
             "".join(_SELF if one == other else _letter(path) for other, path in enumerate(row))
-            for one, row in enumerate(job.routes)
+            for one, row in enumerate(routes)
         ]
         return [*_table("rank", cells, width), *_legend(cells)]
-    cells = ["".join(_between(job, one, other) for other in job.machines) for one in job.machines]
-    keys = [f"machine {number}: {machine.ranks_text}, {machine.name}" for number, machine in enumerate(job.machines)]
+    of_each = [ranks for _, ranks in machines]
+    cells = ["".join(_between(routes, one, other) for other in of_each) for one in of_each]
+    keys = [f"machine {number}: {ranks_text(ranks)}, {name}" for number, (name, ranks) in enumerate(machines)]
     return [*_table("machine", cells, width), *_legend(cells), *keys]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Name ranks as people write them: "ranks 0-7, 16"."""
+    runs = list[list[int]]()
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(texts)}"
 
 
 def _letter(path: str) -> str:
     return _LETTERS.get(path, _OTHER)
 
 
-def _between(job: Job, one: Machine, other: Machine) -> str:
-    paths = {job.routes[rank][peer] for rank in one.ranks for peer in other.ranks if rank != peer}
+def _between(routes: Sequence[Sequence[str]], ranks: Sequence[int], others: Sequence[int]) -> str:
+    paths = {routes[rank][peer] for rank in ranks for peer in others if rank != peer}
     if not paths:
         return _SELF
     return _letter(paths.pop()) if len(paths) == 1 else _SEVERAL

@@ -1,0 +1,206 @@
+"""How ranks choose their paths: by an ordered list, each pair the first that leads both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import deep_ep_py as deep_ep
+from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.device.cpu import CpuDevice
+from deep_ep_py.device.cuda import CudaDevice
+from deep_ep_py.testing import run_ranks
+from deep_ep_py.topology.agreement import agree
+from deep_ep_py.topology.fabrics import Choice
+from deep_ep_py.topology.paths import IbgdaPath, Places, ProxyPath
+from deep_ep_py.topology.routes import Reach, Routes
+from deep_ep_py.topology.topology import Topology
+
+pytestmark = pytest.mark.once
+
+DEVICE = CpuDevice()
+TWO_MACHINES = (0, 0, 1, 1)
+
+
+def of(rank: int, fabric: Any, machines: tuple[int, ...] = (0, 0, 0, 0), ranks_per_node: Any = None) -> Topology:
+    return Topology.of(rank, len(machines), DEVICE, fabric, ranks_per_node, None, machines=machines)
+
+
+def agreed(make: Callable[[int], Topology], ranks: int = 4) -> list[Any]:
+    """What each rank's agreement has returned or raised."""
+    found: list[Any] = [None] * ranks
+
+    def on_each_rank(group: Any) -> None:
+        try:
+            found[group.rank()] = agree(make_bootstrap(group), lambda: make(group.rank()))
+        except Exception as error:
+            found[group.rank()] = error
+
+    run_ranks(ranks, on_each_rank)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fabric", "ranks_per_node", "routes"),
+    [
+        (["peer"], None, "peer peer peer peer"),
+        (["peer", "ibgda"], None, "peer peer peer peer"),
+        (["peer", "ibgda"], 2, "peer peer ibgda ibgda"),
+        (["peer", "proxy", "ibgda"], 2, "peer peer proxy proxy"),
+        (["ibgda"], None, "peer ibgda ibgda ibgda"),
+        (("proxy", "ibgda"), None, "peer proxy proxy proxy"),
+        (["weak"], 1, "peer weak weak weak"),
+        ("mixed", None, "peer weak peer weak"),
+        ("ibgda", None, "peer ibgda ibgda ibgda"),
+        ("ibgda", 4, "peer peer peer peer"),
+        ("weak", None, "peer weak weak weak"),
+        ("weak", 2, "peer peer weak weak"),
+    ],
+)
+def test_the_first_that_reaches_is_taken(fabric: Any, ranks_per_node: int | None, routes: str) -> None:
+    for topology in agreed(lambda rank: of(rank, fabric, ranks_per_node=ranks_per_node)):
+        if topology.rank == 0:
+            assert topology.routes == tuple(routes.split())
+        assert topology.networks == tuple(sorted({*routes.split()} - {"peer"}))
+
+
+def test_a_list_without_peer_makes_each_rank_a_node() -> None:
+    topology = of(1, ["ibgda"])
+    assert (topology.nodes, topology.mapped) == (4, (False, True, False, False))
+
+
+@pytest.mark.parametrize(("text", "given"), [("ibgda", "ibgda"), ("peer, proxy", ["peer", "proxy"])])
+def test_the_environment_has_the_same(text: str, given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = of(0, given)
+    monkeypatch.setenv("DEEP_EP_FABRIC", text)
+    assert of(0, None).routes == there.routes
+    assert of(0, "weak").routes == ("peer", "weak", "weak", "weak"), "an argument comes before it"
+
+
+@pytest.mark.parametrize(
+    ("fabric", "ranks_per_node", "said"),
+    [
+        ("copper", None, "fabric='copper': expected one of peer, ibgda, weak, mixed, proxy on cpu"),
+        (["peer", "copper"], None, r"fabric=\['peer', 'copper'\]: expected some of peer, ibgda"),
+        ([], None, r"fabric=\[\]: expected the name of a fabric, or a list of names"),
+        (7, None, "fabric=7: expected the name of a fabric, or a list of names"),
+        (["ibgda", "peer"], None, "expected 'peer' first or not at all"),
+        (["ibgda", "ibgda"], None, "expected each once"),
+        (["peer", "mixed"], None, "expected 'mixed' by itself"),
+        (["ibgda"], 2, r"ranks_per_node=2: expected 'peer' first in fabric=\['ibgda'\] with it"),
+        (["peer", "ibgda"], 3, "ranks_per_node=3: expected a divisor of the 4 ranks"),
+    ],
+)
+def test_bad_arguments(fabric: Any, ranks_per_node: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        of(0, fabric, ranks_per_node=ranks_per_node)
+
+
+def test_ranks_without_a_path_are_shown() -> None:
+    for fabric, machines in (("peer", TWO_MACHINES), ("ibgda", TWO_MACHINES), (["peer", "weak"], TWO_MACHINES)):
+        for error in agreed(lambda rank, fabric=fabric, machines=machines: of(rank, fabric, machines)):
+            assert isinstance(error, ValueError)
+            first, *table = str(error).splitlines()
+            assert first.startswith(f"fabric={fabric!r}: expected a path between every two of the 4 ranks; rank 0 does")
+            assert "rank 0 does not reach rank 2 (peer: it is on another machine" in first
+            assert first.endswith("'proxy' goes between machines")
+            assert table[:3] == ["     0123", "  0  .P--", "  1  P.--"]
+            assert "  -: none" in table
+
+
+def test_nodes_of_one_machine_without_a_network() -> None:
+    error = agreed(lambda rank: of(rank, ["peer"], ranks_per_node=2))[3]
+    assert "rank 0 does not reach rank 2 (peer: it is on another node (ranks_per_node))" in str(error)
+    assert "between machines" not in str(error)
+
+
+def test_a_path_is_taken_only_where_it_leads_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 reaches all by software NICs but is reached by none: with it the others take the next path."""
+
+    def refusal(self: IbgdaPath, peer: int) -> str:
+        return "" if peer != 1 else "rank 1 hides"
+
+    monkeypatch.setattr(IbgdaPath, "refusal", refusal)
+    monkeypatch.setattr(IbgdaPath, "mutual", False)
+    found = agreed(lambda rank: of(rank, ["ibgda", "proxy"]))
+    assert found[0].routes == ("peer", "proxy", "ibgda", "ibgda")
+    assert found[1].routes == ("proxy", "peer", "proxy", "proxy")
+    assert {one.networks for one in found} == {("ibgda", "proxy")}
+    for error in agreed(lambda rank: of(rank, ["ibgda"])):
+        assert "rank 0 does not reach rank 1 (ibgda: rank 1 hides)" in str(error)
+
+
+def test_paths_that_lead_one_way_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, even in ((IbgdaPath, True), (ProxyPath, False)):
+        monkeypatch.setattr(path, "mutual", False)
+        refusal = _from_even if even else _from_odd
+        monkeypatch.setattr(path, "refusal", lambda self, _, refusal=refusal: refusal(self.places.rank))
+    error = agreed(lambda rank: of(rank, ["ibgda", "proxy"]))[0]
+    assert "rank 0 reaches rank 1 by ibgda alone (proxy: it is even); rank 1 reaches rank 0 by proxy alone" in str(
+        error
+    )
+
+
+def _from_even(rank: int) -> str:
+    return "it is odd" if rank % 2 else ""
+
+
+def _from_odd(rank: int) -> str:
+    return "" if rank % 2 else "it is even"
+
+
+def test_what_one_rank_has_been_told_wrongly_fails_on_all() -> None:
+    found = agreed(lambda rank: of(rank, "copper" if rank == 2 else None))
+    assert [str(error).startswith("fabric='copper': expected") for error in found] == [False, False, True, False]
+    assert str(found[0]).startswith("rank 2: fabric='copper': expected one of")
+    assert {type(error) for error in found} == {ValueError}
+    found = agreed(lambda rank: of(rank, "copper" if rank % 2 else []))
+    assert [str(error).partition(":")[0] for error in found] == ["fabric=[]", "fabric='copper'"] * 2
+
+
+def test_ranks_that_were_given_different_lists() -> None:
+    found = agreed(lambda rank: of(rank, ["peer", "proxy"] if rank == 3 else ["peer", "ibgda"], ranks_per_node=2))
+    said = r"fabric=['peer', 'ibgda'] on rank 0: expected the same on all ranks, rank 3 has ['peer', 'proxy']"
+    assert str(found[0]) == said
+
+
+def test_the_proxy_says_why_not() -> None:
+    near = Places(0, (0, 0), 1, in_process=False, provider="pigeons")
+    assert "DEEP_EP_PROXY_PROVIDER='pigeons': expected one of efa" in ProxyPath(near).refusal(1)
+    far = Places(0, (0, 1), 1, in_process=False, provider="shm", address="127.0.0.1")
+    refusal = ProxyPath(far).refusal(1)
+    assert refusal.startswith("libfabric ") or refusal.startswith("this build has no libfabric"), refusal
+
+
+class _Gpu:
+    fabrics, default_fabrics = CudaDevice.fabrics, CudaDevice.default_fabrics
+    asynchronous, torch_device = True, "cuda:0"
+
+
+def test_a_gpu_is_not_given_software_nics_unless_they_are_named() -> None:
+    gpu: Any = _Gpu()
+    with pytest.raises(ValueError, match="ranks_per_node=1: expected fabric='proxy' with it on a GPU"):
+        Choice.of(gpu, (0, 0), None, 1)
+    assert Choice.of(gpu, (0, 0), "ibgda", 1).fabrics == ("peer", "ibgda")
+    assert Choice.of(gpu, (0, 1), None, None).fabrics == ("peer", "proxy")
+
+
+def test_a_buffer_takes_a_list() -> None:
+    def on_each_rank(group: Any) -> None:
+        buffer = deep_ep.Buffer(group, 1 << 20, fabric=["peer", "ibgda"], ranks_per_node=1)
+        assert len(buffer.network_counters()) == 2
+
+    run_ranks(2, on_each_rank)
+
+
+def test_many_ranks_agree_at_once() -> None:
+    """A rank tells no more than some thousand characters, and asks each path once for each rank."""
+    ranks = 1024
+    machines = tuple(rank // 8 for rank in range(ranks))
+    reaches = [of(rank, None, machines).reach for rank in range(ranks)]
+    assert max(sum(map(len, reach.rows)) for reach in reaches) < 4 * ranks
+    routes = Routes.agreed(reaches, 9, "", machines)
+    assert routes.networks == ("proxy",) and routes.own[8:16] == ("peer",) * 8
+    assert Reach.told(reaches[9].tell()) == reaches[9]
