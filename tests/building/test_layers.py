@@ -39,6 +39,7 @@ INCLUDES = {
     "host/network/weak": {"host/network", "cpu/executor", "nic", "fabric", "device"},
     "host/network/proxy": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
     "host/network": {"host/heap", "nic", "fabric", "wire"},
+    "host/nvshmem": {"wire"},
     "host/session": {*HOST, "kernels/common", "fabric", "wire"},
     "host/modes/normal": {"host/session", "kernels/normal", "kernels/two_hops", "wire"},
     "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},

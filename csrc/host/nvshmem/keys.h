@@ -1,0 +1,27 @@
+// NVSHMEM's keys of the chunks that this library's heap has a part in, copied out.
+#pragma once
+
+#include "host/nvshmem/adoption.h"
+
+namespace deep_ep::host::nvshmem {
+
+class Keys {
+  public:
+    Keys(const wire::nvshmem::DeviceState& device, const wire::nvshmem::IbgdaState& ibgda, const Read& read)
+        : device_(device), ibgda_(ibgda), read_(read) {}
+
+    // Fills in `nics`, what is said of chunks, and the keys. Throws Refused.
+    void adopt(const Wanted& wanted, Adopted& adopted) const;
+
+  private:
+    using Key = wire::nvshmem::Key;
+
+    // `count` keys from `first` on: the first kKeysInState are in the state, the others in a table in device memory.
+    std::vector<Key> read(const Key* in_state, u64 more, u64 first, u64 count) const;
+
+    const wire::nvshmem::DeviceState& device_;
+    const wire::nvshmem::IbgdaState& ibgda_;
+    const Read& read_;
+};
+
+}  // namespace deep_ep::host::nvshmem
