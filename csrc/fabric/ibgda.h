@@ -5,7 +5,7 @@
 //
 // A NIC is a device on the bus, or a thread of the host (host/network/ibgda/nic_thread.h): outside the GPU either way.
 // What it shares with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue
-// pair's counts, lies in their own memory and is accessed at device scope.
+// pair's counts, lies in this GPU's memory and is accessed at device scope.
 //
 // A thread that posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them
 // valid in order (`filled`). If no thread has taken blocks behind them, it tells the NIC (`rung`). A thread that waits
@@ -18,7 +18,8 @@
 
 namespace deep_ep::fabric {
 
-// A connection to one peer, in device memory. The host fills it; nothing of another library is known here.
+// A connection to one peer, in device memory. The host fills it, and then it stays as it is: threads work on copies, so
+// that no access to the counts waits for an address to be loaded again.
 struct QueuePair {
     // Where this rank's kernels and its NIC meet: memory of the host for one in software.
     wire::mlx5::Block* ring;
@@ -32,13 +33,13 @@ struct QueuePair {
     u32 peer;
     u32 nic;         // of this rank
     u32 remote_nic;  // of the peer
-    // Blocks, counted since the Buffer was made.
-    u64 reserved;   // handed out to threads
-    u64 filled;     // written, without gaps
-    u64 rung;       // told to the NIC
-    u64 completed;  // at least so many are done
-    u64 rings;      // doorbells
-    u32 ringing;    // lock of `rung`, record and doorbell
+    // Blocks, counted since the queue pair was made. They lie with whoever has made it.
+    u64* reserved;   // handed out to threads
+    u64* filled;     // written, without gaps
+    u64* rung;       // told to the NIC
+    u64* completed;  // at least so many are done
+    u32* ringing;    // lock of `rung`, record and doorbell
+    u64* rings;      // this Buffer's doorbells
 };
 
 // One per Buffer, in device memory. Keys are big endian, as the NIC wants them.
@@ -75,19 +76,19 @@ DEEP_EP_DEVICE u64 completed_after(const QueuePair& qp, u64 known) {
 
 // Looks only. `completed` first: the completion read afterwards is not older.
 DEEP_EP_DEVICE bool looks_completed(const QueuePair& qp, u64 count) {
-    const u64 known = device::load_acquire<Scope::kDevice>(&qp.completed);
+    const u64 known = device::load_acquire<Scope::kDevice>(qp.completed);
     return known >= count || completed_after(qp, known) >= count;
 }
 
 // One thread: the same, and remembers.
-DEEP_EP_DEVICE bool note_completed(QueuePair& qp, u64 count) {
-    u64 known = device::load_acquire<Scope::kDevice>(&qp.completed);
+DEEP_EP_DEVICE bool note_completed(const QueuePair& qp, u64 count) {
+    u64 known = device::load_acquire<Scope::kDevice>(qp.completed);
     if (known >= count) return true;
     const u64 now = completed_after(qp, known);
     while (known < now) {
         const u64 before = known;
         // Release: a thread that acquires `completed` may write where the NIC has read.
-        known = device::cas_acq_rel<Scope::kDevice>(&qp.completed, before, now);
+        known = device::cas_acq_rel<Scope::kDevice>(qp.completed, before, now);
         if (known == before) break;
     }
     return now >= count;
@@ -96,37 +97,37 @@ DEEP_EP_DEVICE bool note_completed(QueuePair& qp, u64 count) {
 // --- telling the NIC ------------------------------------------------------------------------------------------------
 
 // One thread: tells the NIC of all that is filled.
-DEEP_EP_DEVICE void ring(QueuePair& qp) {
+DEEP_EP_DEVICE void ring(const QueuePair& qp) {
     // No thread blocks while it holds the lock, so this wait ends by itself. A thread that finds the lock taken must
     // wait for it: the holder may have read `filled` before this thread's blocks were filled. The next holder sees what
     // the lock guards. Litmus: ring_lock.
     do {
-        device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(&qp.ringing) == 0; }, ~0ull, nullptr);
-    } while (device::cas_acq_rel<Scope::kDevice>(&qp.ringing, 0u, 1u) != 0);
+        device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(qp.ringing) == 0; }, ~0ull, nullptr);
+    } while (device::cas_acq_rel<Scope::kDevice>(qp.ringing, 0u, 1u) != 0);
     // Acquire: the blocks of all threads that have made theirs valid; the record's release hands them on to the NIC.
-    const u64 filled = device::load_acquire<Scope::kDevice>(&qp.filled);
-    if (filled > qp.rung) {
+    const u64 filled = device::load_acquire<Scope::kDevice>(qp.filled);
+    if (filled > device::load_relaxed<Scope::kDevice>(qp.rung)) {
         // The NIC may serve an earlier doorbell and read this record: so the record, not only the doorbell, is what
         // releases the blocks. Litmus: ibgda_record_release.
         device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));
         // Behind the record, which the NIC reads when the doorbell has reached it.
         device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));
-        device::store_relaxed<Scope::kDevice>(&qp.rung, filled);
-        qp.rings += 1;
+        device::store_relaxed<Scope::kDevice>(qp.rung, filled);
+        *qp.rings += 1;
     }
-    device::store_release<Scope::kDevice>(&qp.ringing, 0u);
+    device::store_release<Scope::kDevice>(qp.ringing, 0u);
 }
 
 // One thread: until so many blocks are done. False: the waiter has given up.
 template <class Waiter>
-DEEP_EP_DEVICE bool await_completed(QueuePair& qp, Waiter& waiter, wire::Phase phase, u64 count) {
+DEEP_EP_DEVICE bool await_completed(const QueuePair& qp, Waiter& waiter, wire::Phase phase, u64 count) {
     while (!note_completed(qp, count)) {
         const auto unrung = [&] {
-            return device::load_relaxed<Scope::kDevice>(&qp.filled) > device::load_relaxed<Scope::kDevice>(&qp.rung);
+            return device::load_relaxed<Scope::kDevice>(qp.filled) > device::load_relaxed<Scope::kDevice>(qp.rung);
         };
         // Others leave the doorbell to those behind them, such as this one.
         if (unrung()) ring(qp);
-        const bool going_on = waiter.wait(phase, static_cast<i32>(qp.peer), &qp.completed, count,
+        const bool going_on = waiter.wait(phase, static_cast<i32>(qp.peer), qp.completed, count,
                                           [&] { return looks_completed(qp, count) || unrung(); });
         if (!going_on) return false;
     }
@@ -176,13 +177,13 @@ template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Completion&, u32 to, const Piece* pieces,
                               u32 count, Word word) {
     using namespace ibgda;
-    QueuePair& qp = net.queue_pairs[to * net.per_peer + word.number % net.per_peer];
+    const QueuePair qp = net.queue_pairs[to * net.per_peer + word.number % net.per_peer];
     u32 needed = 1;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes; done += next_cut(net, pieces[i], done)) ++needed;
     }
     // Only hands out blocks; what orders them is `filled`.
-    u64 index = device::add_relaxed<Scope::kDevice>(&qp.reserved, static_cast<u64>(needed));
+    u64 index = device::add_relaxed<Scope::kDevice>(qp.reserved, static_cast<u64>(needed));
     const u64 begin = index, end = index + needed;
     // Back-pressure: the ring's earlier requests in these blocks are done. The host ensures that `needed` fits. A
     // thread that gives up leaves `filled` stuck before its blocks: the queue pair is not used after a failure (P16).
@@ -197,11 +198,11 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Co
     add_request(net, qp, index, word);
     // In order: this acquires the blocks of the threads before, and the store below releases them and these blocks to
     // the thread that rings. Litmus: ibgda_fill_in_order.
-    const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };
-    if (!waiter.wait(wire::Phase::kPost, static_cast<i32>(to), &qp.filled, begin, our_turn)) return false;
-    device::store_release<Scope::kDevice>(&qp.filled, end);
+    const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(qp.filled) == begin; };
+    if (!waiter.wait(wire::Phase::kPost, static_cast<i32>(to), qp.filled, begin, our_turn)) return false;
+    device::store_release<Scope::kDevice>(qp.filled, end);
     // A thread that has taken blocks behind these will fill them, and then make this check itself.
-    if (device::load_relaxed<Scope::kDevice>(&qp.reserved) == end) ring(qp);
+    if (device::load_relaxed<Scope::kDevice>(qp.reserved) == end) ring(qp);
     return true;
 }
 
@@ -212,10 +213,11 @@ template <class Waiter>
 DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& waiter, Completion&) {
     using namespace ibgda;
     for (u32 i = threadIdx.x; i < peers.ranks * net.per_peer; i += blockDim.x) {
-        QueuePair& qp = net.queue_pairs[i];
+        const QueuePair qp = net.queue_pairs[i];
+        if (qp.cqe == nullptr) continue;  // not used
         // What is on its way to a rank that is masked does not arrive: what it is read from may change.
         if (waiter.masked(qp.peer)) continue;
-        const u64 filled = device::load_relaxed<Scope::kDevice>(&qp.filled);
+        const u64 filled = device::load_relaxed<Scope::kDevice>(qp.filled);
         if (!await_completed(qp, waiter, wire::Phase::kQuiet, filled) && !waiter.masked(qp.peer)) return false;
     }
     return true;

@@ -120,7 +120,7 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: published out of turn",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
+        "device::load_acquire<Scope::kDevice>(qp.filled) == begin; };",
         "true; };",
         "exact",
         "posters",
@@ -128,15 +128,15 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "ibgda: relaxed turn",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
-        "device::load_relaxed<Scope::kDevice>(&qp.filled) == begin; };",
+        "device::load_acquire<Scope::kDevice>(qp.filled) == begin; };",
+        "device::load_relaxed<Scope::kDevice>(qp.filled) == begin; };",
         "posters",
     ),
     silent(
         "ibgda: relaxed publication",
         "fabric/ibgda.h",
-        "device::store_release<Scope::kDevice>(&qp.filled, end);",
-        "device::store_relaxed<Scope::kDevice>(&qp.filled, end);",
+        "device::store_release<Scope::kDevice>(qp.filled, end);",
+        "device::store_relaxed<Scope::kDevice>(qp.filled, end);",
         "posters",
     ),
     silent(
@@ -157,8 +157,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: the last one leaves the doorbell too",
         "fabric/ibgda.h",
-        "(&qp.reserved) == end) ring(qp);",
-        "(&qp.reserved) == end + 1) ring(qp);",
+        "(qp.reserved) == end) ring(qp);",
+        "(qp.reserved) == end + 1) ring(qp);",
         "fast",
         "ibgda",
     ),

@@ -70,6 +70,7 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
     std::vector<fabric::QueuePair> queue_pairs(count);
     queues_.resize(count);
     meetings_ = std::static_pointer_cast<Meeting>(allocator_.make_polled(count * sizeof(Meeting)));
+    counts_ = std::static_pointer_cast<Counts>(allocator_.make_private(count * sizeof(Counts)));
     size_t blocks = 0;
     for (const bool far : place.reached) blocks += far ? size_t{per_peer} * options_.blocks : 0;
     rings_ = std::static_pointer_cast<mlx5::Block>(allocator_.make_shared(blocks * sizeof(mlx5::Block)));
@@ -104,6 +105,14 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
         qp.blocks = options_.blocks;
         qp.nic = i % options_.nics;
         qp.remote_nic = static_cast<u32>(place.rank) % options_.nics;
+        // Addresses alone: the host may not reach what they point to.
+        Counts* const counts = counts_.get() + i;
+        qp.reserved = &counts->reserved;
+        qp.filled = &counts->filled;
+        qp.rung = &counts->rung;
+        qp.completed = &counts->completed;
+        qp.ringing = &counts->ringing;
+        qp.rings = &counts->rings;
         const nic::SharedQueue shared{ring, &meeting.record, &meeting.doorbell, &meeting.cqe};
         queues_[i] = std::make_unique<nic::SendQueue>(connection, shared, memory_, options_, random, tell);
         served_.push_back(queues_[i].get());
@@ -124,13 +133,13 @@ uint64_t SoftNic::most_put_bytes(uint32_t pieces) const {
 }
 
 // One that kernels write; it stands for itself, or they have ended.
-uint64_t SoftNic::counted(size_t queue, u64 fabric::QueuePair::* counter) const {
-    return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(queue_pairs_.get()[queue].*counter)));
+uint64_t SoftNic::counted(size_t queue, u64 Counts::* count) const {
+    return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(counts_.get()[queue].*count)));
 }
 
 bool SoftNic::idle() const {
     for (size_t i = 0; i < queues_.size(); ++i) {
-        if (queues_[i] && !queues_[i]->idle(counted(i, &fabric::QueuePair::rung))) return false;
+        if (queues_[i] && !queues_[i]->idle(counted(i, &Counts::rung))) return false;
     }
     return true;
 }
@@ -141,7 +150,7 @@ std::vector<nic::Counters> SoftNic::counters() const {
         if (!queues_[i]) continue;
         nic::Counters& sum = by_peer[static_cast<size_t>(queues_[i]->connection().peer)];
         sum += queues_[i]->counters();
-        sum.doorbells += counted(i, &fabric::QueuePair::rings);
+        sum.doorbells += counted(i, &Counts::rings);
     }
     return by_peer;
 }
