@@ -7,9 +7,25 @@
 // What it shares with kernels lies where both reach it and is accessed at system scope; what kernels alone use, a queue
 // pair's counts, lies in this GPU's memory and is accessed at device scope.
 //
-// A thread that posts takes blocks of the ring (`reserved`), waits until they are free, writes them, and makes them
+// A thread that posts waits until blocks of the ring are free, takes them (`reserved`), writes them, and makes them
 // valid in order (`filled`). If no thread has taken blocks behind them, it tells the NIC (`rung`). A thread that waits
-// tells the NIC too, so that no wait is for a request that the NIC has not been told of.
+// for room or for completions tells the NIC too, so that no such wait is for a request that the NIC has not been told
+// of. Blocks that are taken are always made valid, even by a thread that has to give up: what lies behind them may be
+// others'.
+//
+// For a queue pair may be shared with kernels of another library on this GPU, which post between our requests. They
+//
+//   * take blocks by adding to `reserved`, and wait for room only then: so `reserved` may be ahead of `completed` by
+//     more than the ring holds;
+//   * write whole blocks, move `filled` from their first block to behind their last, in order, and release there what
+//     they have written, for whoever acquires it;
+//   * change `rung` under the lock alone, upwards, with the record and then the doorbell, which release to the NIC what
+//     was acquired from `filled`; they block nowhere with the lock, and release it;
+//   * raise `completed` no further than a completion that they have acquired says, and release it;
+//   * make the last request of what they take one of a single block that asks for a completion, as ours is: whatever
+//     `filled` has been, some completion will reach it. Those before it may be longer, and ask for none;
+//   * wait for room and for completions without ringing, and leave the doorbell to threads behind them, but ring when
+//     they have filled up a batch. A batch and twice their largest put fit into three quarters of the ring.
 #pragma once
 
 #include "fabric/peers.h"
@@ -65,7 +81,8 @@ namespace mlx5 = wire::mlx5;
 // --- what the NIC has done ------------------------------------------------------------------------------------------
 
 // One thread. Blocks that are done: at least `known` and what the completion says. The acquire pairs with the NIC's
-// release of the completion: it has read the requests' blocks and what they send. Litmus: nic_completion.
+// release of the completion: it has read the requests' blocks and what they send. Litmus: nic_completion. Requests are
+// completed in order, so it does not matter whose request the completion is of.
 DEEP_EP_DEVICE u64 completed_after(const QueuePair& qp, u64 known) {
     const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);
     // Of a request that failed nothing is done; the waiter finds it (fault).
@@ -100,7 +117,7 @@ DEEP_EP_DEVICE bool note_completed(const QueuePair& qp, u64 count) {
 DEEP_EP_DEVICE void ring(const QueuePair& qp) {
     // No thread blocks while it holds the lock, so this wait ends by itself. A thread that finds the lock taken must
     // wait for it: the holder may have read `filled` before this thread's blocks were filled. The next holder sees what
-    // the lock guards. Litmus: ring_lock.
+    // the lock guards, whoever held it before. Litmus: ring_lock.
     do {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(qp.ringing) == 0; }, ~0ull, nullptr);
     } while (device::cas_acq_rel<Scope::kDevice>(qp.ringing, 0u, 1u) != 0);
@@ -112,6 +129,7 @@ DEEP_EP_DEVICE void ring(const QueuePair& qp) {
         device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));
         // Behind the record, which the NIC reads when the doorbell has reached it.
         device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));
+        // It grows under the lock alone, so a store will do; those who look at it without the lock take it for a hint.
         device::store_relaxed<Scope::kDevice>(qp.rung, filled);
         *qp.rings += 1;
     }
@@ -132,6 +150,24 @@ DEEP_EP_DEVICE bool await_completed(const QueuePair& qp, Waiter& waiter, wire::P
         if (!going_on) return false;
     }
     return true;
+}
+
+// --- room in the ring -----------------------------------------------------------------------------------------------
+
+// One thread: takes `count` blocks that follow each other, once they are free: the requests that had lain there are
+// done. The host ensures that so many fit. False: the waiter has given up, and nothing has been taken.
+template <class Waiter>
+DEEP_EP_DEVICE bool reserve(const QueuePair& qp, Waiter& waiter, u32 count, u64& begin) {
+    // Only hands out blocks: `completed`, acquired in the wait, says that they are free, and `filled` orders them.
+    begin = device::load_relaxed<Scope::kDevice>(qp.reserved);
+    for (;;) {
+        const u64 end = begin + count;
+        if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
+        // There is room for these blocks from now on, since `completed` only grows; are they still to be had?
+        const u64 found = device::cas_acq_rel<Scope::kDevice>(qp.reserved, begin, end);
+        if (found == begin) return true;
+        begin = found;
+    }
 }
 
 // --- requests -------------------------------------------------------------------------------------------------------
@@ -182,12 +218,10 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Co
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes; done += next_cut(net, pieces[i], done)) ++needed;
     }
-    // Only hands out blocks; what orders them is `filled`.
-    u64 index = device::add_relaxed<Scope::kDevice>(qp.reserved, static_cast<u64>(needed));
-    const u64 begin = index, end = index + needed;
-    // Back-pressure: the ring's earlier requests in these blocks are done. The host ensures that `needed` fits. A
-    // thread that gives up leaves `filled` stuck before its blocks: the queue pair is not used after a failure (P16).
-    if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
+    u64 begin = 0;
+    if (!reserve(qp, waiter, needed, begin)) return false;
+    const u64 end = begin + needed;
+    u64 index = begin;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes;) {
             const u64 bytes = next_cut(net, pieces[i], done);
@@ -198,11 +232,20 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Co
     add_request(net, qp, index, word);
     // In order: this acquires the blocks of the threads before, and the store below releases them and these blocks to
     // the thread that rings. Litmus: ibgda_fill_in_order.
+    //
+    // What is taken is published, though the operation be given up meanwhile (P14). The turn comes whatever the NIC
+    // does: these blocks were free when they were taken, so those before them are free too, whoever has taken them, and
+    // wait for nothing else. There is a bound nonetheless, for a thread of another library that hangs.
     const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(qp.filled) == begin; };
-    if (!waiter.wait(wire::Phase::kPost, static_cast<i32>(to), qp.filled, begin, our_turn)) return false;
+    if (!waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), qp.filled, begin, our_turn)) return false;
     device::store_release<Scope::kDevice>(qp.filled, end);
-    // A thread that has taken blocks behind these will fill them, and then make this check itself.
-    if (device::load_relaxed<Scope::kDevice>(qp.reserved) == end) ring(qp);
+    // A thread that has taken blocks behind these will fill them, and then make this check itself. But one of another
+    // library may wait for room first, for requests that no one has rung for: so there is a bound to what is left to
+    // it. Relaxed: a count that is too low only rings once more.
+    if (device::load_relaxed<Scope::kDevice>(qp.reserved) == end ||
+        end > device::load_relaxed<Scope::kDevice>(qp.rung) + qp.blocks / 4) {
+        ring(qp);
+    }
     return true;
 }
 
@@ -223,7 +266,7 @@ DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& wai
     return true;
 }
 
-// One thread: a queue pair whose completion tells of an error does nothing any more.
+// One thread: a queue pair whose completion tells of an error does nothing any more, whoever posted that request.
 DEEP_EP_DEVICE bool fault(const Peers& peers, const Ibgda& net, Fault& found) {
     using namespace ibgda;
 #pragma unroll 1

@@ -15,6 +15,7 @@
 #include "quiet.h"
 #include "replays.h"
 #include "sender.h"
+#include "sharing.h"
 #include "two_buffers.h"
 #include "two_hop_failing.h"
 #include "two_hops.h"
@@ -120,6 +121,9 @@ int main(int argc, char** argv) {
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 6, slow); }},
         {"posters proxy", [&](uint64_t seed) { posters::run(seed, "proxy", 2, 4, 6, tight); }},
+        {"sharing", [&](uint64_t seed) { sharing::run(seed, 4, false, slow); }},
+        {"sharing, giving up", [&](uint64_t seed) { sharing::run(seed, 4, true, slow); }},
+        {"sharing, doorbells", [&](uint64_t seed) { sharing::run_left(seed, slow); }},
         // Requests end where the keys of their memory do.
         {"keys", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, split); }},
         // 1.5 * 2^16 blocks: the index of the queue pair wraps.

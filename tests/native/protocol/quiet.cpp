@@ -16,9 +16,11 @@ namespace mlx5 = wire::mlx5;
 
 constexpr u32 kPosted = 3, kNoThread = ~0u;
 
+// As threads leave them that have found others behind, which come no further.
 struct Counts {
-    u64 reserved = kPosted, filled = kPosted, rung = kPosted, completed = 0;
-    u32 ringing = 0;
+    u64 reserved = kPosted + 1, filled = kPosted, rung = 0, completed = 0, rings = 0;
+    u32 ringing = 0, record = 0;
+    u64 doorbell = 0;
 };
 
 // Memory that the threads of one kernel share: which of them waited for a queue pair, and what each was told.
@@ -31,7 +33,7 @@ struct Record {
     u32 silent;                  // the queue pair whose NIC does not answer
 };
 
-// What a fabric asks of an operation. The NIC answers each thread that waits for it.
+// What a fabric asks of an operation. The NIC answers each thread that waits for it, once it has been told.
 struct Waiter {
     Record& record;
 
@@ -40,7 +42,7 @@ struct Waiter {
         for (u32 i = 0; i < record.queue_pairs.size(); ++i) {
             if (&record.counts[i].completed != shown) continue;
             record.waited_by[i] = threadIdx.x;
-            if (i == record.silent) return false;
+            if (i == record.silent || record.counts[i].record != mlx5::send_counter(kPosted)) return false;
             store_release<Scope::kSystem>(&record.completions[i].tail, mlx5::cqe_tail(kPosted - 1, mlx5::kRequestDone));
         }
         return ready();
@@ -83,6 +85,9 @@ void run(uint64_t seed, u32 ranks, u32 per_peer, u32 warps) {
         qp.rung = &counts.rung;
         qp.completed = &counts.completed;
         qp.ringing = &counts.ringing;
+        qp.rings = &counts.rings;
+        qp.record = &counts.record;
+        qp.doorbell = &counts.doorbell;
     }
     fabric::Ibgda net{};
     net.queue_pairs = record.queue_pairs.data();
