@@ -52,6 +52,7 @@ SCENARIOS = (
         "posters",
         "posters proxy",
         "keys",
+        "keys, offset",
         "sharing",
         "sharing, giving up",
         "apart",
