@@ -64,8 +64,9 @@ struct Ibgda {
     QueuePair* queue_pairs;  // [ranks, per_peer]; those of mapped ranks are not used
     u32 per_peer;
     u32 nics;                // of every rank
-    u32 chunks;              // of a heap: each has keys of its own
+    u32 chunks;              // that a heap lies in: each has keys of its own
     u32 chunk_log2;          // bytes of a chunk
+    u64 key_offset;          // bytes of the first chunk that lie before the heap, the same on all ranks
     u64 most_bytes;          // of one request
     u64 heap;                // this rank's heap as its NICs address it
     const u64* heaps;        // [ranks] each rank's heap as the NICs address it from afar
@@ -172,20 +173,25 @@ DEEP_EP_DEVICE bool reserve(const QueuePair& qp, Waiter& waiter, u32 count, u64&
 
 // --- requests -------------------------------------------------------------------------------------------------------
 
-// Bytes that one request may carry of a piece from `done` on: keys end with their chunks, here and there.
-DEEP_EP_DEVICE u64 next_cut(const Ibgda& net, const Piece& piece, u64 done) {
+// Bytes from an offset of a heap to the end of its chunk.
+DEEP_EP_DEVICE u64 rest_of_chunk(const Ibgda& net, u64 offset) {
     const u64 chunk = 1ull << net.chunk_log2;
-    u64 bytes = min(piece.bytes - done, net.most_bytes);
-    bytes = min(bytes, chunk - ((piece.source + done) & (chunk - 1)));
-    return min(bytes, chunk - ((piece.target + done) & (chunk - 1)));
+    return chunk - ((offset + net.key_offset) & (chunk - 1));
 }
 
+// Bytes that one request may carry of a piece from `done` on: keys end with their chunks, here and there.
+DEEP_EP_DEVICE u64 next_cut(const Ibgda& net, const Piece& piece, u64 done) {
+    const u64 bytes = min(min(piece.bytes - done, net.most_bytes), rest_of_chunk(net, piece.source + done));
+    return min(bytes, rest_of_chunk(net, piece.target + done));
+}
+
+DEEP_EP_DEVICE u64 chunk_of(const Ibgda& net, u64 offset) { return (offset + net.key_offset) >> net.chunk_log2; }
 DEEP_EP_DEVICE u32 key(const Ibgda& net, const QueuePair& qp, u64 offset) {
-    return net.keys[(offset >> net.chunk_log2) * net.nics + qp.nic];
+    return net.keys[chunk_of(net, offset) * net.nics + qp.nic];
 }
 DEEP_EP_DEVICE u32 remote_key(const Ibgda& net, const QueuePair& qp, u64 offset) {
-    return net
-        .remote_keys[(static_cast<u64>(qp.peer) * net.chunks + (offset >> net.chunk_log2)) * net.nics + qp.remote_nic];
+    const u64 chunk = static_cast<u64>(qp.peer) * net.chunks + chunk_of(net, offset);
+    return net.remote_keys[chunk * net.nics + qp.remote_nic];
 }
 
 DEEP_EP_DEVICE mlx5::Block& block_at(const QueuePair& qp, u64 index) { return qp.ring[index & (qp.blocks - 1)]; }

@@ -39,6 +39,8 @@ int main(int argc, char** argv) {
     deep_ep::nic::Options split;
     split.blocks = 32;
     split.chunk_log2 = 12;
+    deep_ep::nic::Options within = split;  // heaps begin within their first chunks
+    within.key_offset = 1072;
     deep_ep::nic::Options fast;
     fast.blocks = 64;
     constexpr u64 kTight = 4096, kAmple = 1 << 16;
@@ -126,6 +128,7 @@ int main(int argc, char** argv) {
         {"sharing, doorbells", [&](uint64_t seed) { sharing::run_left(seed, slow); }},
         // Requests end where the keys of their memory do.
         {"keys", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, split); }},
+        {"keys, offset", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, within); }},
         // 1.5 * 2^16 blocks: the index of the queue pair wraps.
         {"wrap", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 4096, fast); }},
     };

@@ -30,8 +30,8 @@ SoftNic::SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::
 }
 
 void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
-    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.layout.bytes();
-    const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
+    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.layout.bytes(), before = options_.key_offset;
+    const u32 chunks = static_cast<u32>((before + heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
     if (keys > kMostKeys) {
         throw std::invalid_argument("chunk_log2=" + std::to_string(options_.chunk_log2) + ": heaps of " +
@@ -45,9 +45,10 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
         for (u32 c = 0; c < chunks; ++c) {
             for (u32 n = 0; n < options_.nics; ++n) {
                 const u32 key = heap_key((u64{r} * chunks + c) * options_.nics + n);
-                const u64 offset = c * chunk;
-                memory_.add(key, {static_cast<int>(r), addresses[r] + offset, std::min(chunk, heap_bytes - offset),
-                                  place.heaps[r] + offset});
+                // What of the chunk is in the heap.
+                const u64 begin = std::max(c * chunk, before) - before;
+                const u64 end = std::min((c + 1) * chunk - before, heap_bytes);
+                memory_.add(key, {static_cast<int>(r), addresses[r] + begin, end - begin, place.heaps[r] + begin});
                 by_chunk.push_back(mlx5::big(key));
             }
         }
@@ -57,6 +58,7 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     device.nics = options_.nics;
     device.chunks = chunks;
     device.chunk_log2 = options_.chunk_log2;
+    device.key_offset = before;
     device.most_bytes = options_.most_bytes;
     device.heap = addresses[static_cast<size_t>(place.rank)];
     device.heaps = heap_addresses_.get();
