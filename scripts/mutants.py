@@ -48,7 +48,18 @@ from mutants.table import MUTANTS  # noqa: E402
 
 PROGRAM = sorted((ROOT / "tests" / "native" / "protocol").glob("*.cpp"))
 SCENARIOS = (
-    *("posters", "posters proxy", "keys", "apart", "recover", "recover ibgda", "recover proxy"),
+    *(
+        "posters",
+        "posters proxy",
+        "keys",
+        "keys, offset",
+        "sharing",
+        "sharing, giving up",
+        "apart",
+        "recover",
+        "recover ibgda",
+        "recover proxy",
+    ),
     *(*NORMAL, *RACING, *ORDERED, *REPLAYS, *BOUNDS, *LOW_LATENCY, *ONCE_PER_NODE),
     *TWO_HOPS,
 )

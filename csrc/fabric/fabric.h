@@ -8,8 +8,9 @@
 //   fault(...)                       one thread: whether a fabric has been told of a request that failed
 //
 // A waiter is the operation that pays for blocking: `bool wait(Phase, peer, const u64* shown, u64 expected, ready)` and
-// `bool wait_word(Phase, peer, const u64* word, u64 target)`; with `bool masked(rank)` for ranks whose requests are
-// waited for no longer.
+// `bool wait_word(Phase, peer, const u64* word, u64 target)`; `bool outlast(...)`, as wait(), for what must be waited
+// for even if the operation is given up meanwhile: it ends without `ready` by the time alone; with `bool masked(rank)`
+// for ranks whose requests are waited for no longer.
 #pragma once
 
 #include "fabric/peer.h"

@@ -6,9 +6,9 @@
 //
 //   post(peers, state, waiter, completion, to, pieces, count, word)
 //       one thread: takes the pieces, of which there may be none, and the signal. False: a bounded wait for room has
-//       ended without. The pieces' bytes are ordered before it. What delivers them copies them, then adds wire::kUnit
-//       to the word (release, system scope). `completion` is for a fabric without counts of its own: `posted` grows by
-//       1 here, `completed` when the word has been added to
+//       ended without, and others that post are not held up by it. The pieces' bytes are ordered before it. What
+//       delivers them copies them, then adds wire::kUnit to the word (release, system scope). `completion` is for a
+//       fabric without counts of its own: `posted` grows by 1 here, `completed` when the word has been added to
 //   quiet(peers, state, waiter, completion)
 //       the block: own memory that puts read from may be written again, once its next barrier is passed
 //   fault(peers, state, found)

@@ -9,7 +9,8 @@ struct Options {
     u32 blocks = 256;           // of each send queue's ring; a power of two
     u32 queues_per_peer = 1;    // queue pairs
     u32 nics = 1;               // of a rank; the queue pairs take turns
-    u32 chunk_log2 = 30;        // bytes of a heap under one key
+    u32 chunk_log2 = 30;        // bytes under one key
+    u64 key_offset = 0;         // of them, under the first key, before the heap
     u64 most_bytes = 1u << 20;  // of one request
     u32 mtu = 4096;             // bytes that are placed at once
     u32 in_flight = 4;          // requests of a queue pair that are under way at once

@@ -126,6 +126,7 @@ void bind_network(py::module_& m) {
         .def_readwrite("queues_per_peer", &Options::queues_per_peer)
         .def_readwrite("nics", &Options::nics)
         .def_readwrite("chunk_log2", &Options::chunk_log2)
+        .def_readwrite("key_offset", &Options::key_offset)
         .def_readwrite("most_bytes", &Options::most_bytes)
         .def_readwrite("mtu", &Options::mtu)
         .def_readwrite("in_flight", &Options::in_flight)

@@ -25,7 +25,9 @@ class NicOptions:
     nics : int
         NICs of each rank; queue pairs take turns among them.
     chunk_log2 : int
-        Each 2 ** chunk_log2 bytes of a heap have keys of their own; requests end with them.
+        Each 2 ** chunk_log2 bytes have keys of their own; requests end with them.
+    key_offset : int
+        Where a heap begins within its first chunk: a multiple of 16. As where heaps lie in larger registered memory.
     most_bytes : int
         The most one request carries.
     mtu : int
@@ -51,6 +53,7 @@ class NicOptions:
     queues_per_peer: int = 1
     nics: int = 1
     chunk_log2: int = 30
+    key_offset: int = 0
     most_bytes: int = 1 << 20
     mtu: int = 4096
     in_flight: int = 4
@@ -78,9 +81,11 @@ class NicOptions:
         for name, (least, most) in limits.items():
             if not least <= getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name)}: expected {least} to {most}")
+        if not 0 <= self.key_offset < 1 << self.chunk_log2:
+            raise ValueError(f"key_offset={self.key_offset}: expected 0 to {(1 << self.chunk_log2) - 1}")
         if self.blocks & (self.blocks - 1):
             raise ValueError(f"blocks={self.blocks}: expected a power of two")
-        for name in ("most_bytes", "mtu"):
+        for name in ("key_offset", "most_bytes", "mtu"):
             if getattr(self, name) % 16:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a multiple of 16")
 

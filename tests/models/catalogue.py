@@ -13,6 +13,7 @@ from .masks import Masks
 from .orders import Orders, Replays
 from .outputs import Growth, Offers
 from .proxying import Commands, Messages
+from .queue_pairs import Posting
 from .recovery import Recovery
 from .regions import Regions
 from .signals import Puts, Writers
@@ -91,6 +92,14 @@ CASES = (
     Case("P14", Meetings(waits=1), "looks_behind_its_wait", 6, "given back after the block has given up"),
     Case("P14", Meetings(), "barrier_joins_answers", 8, DEADLOCK),
     Case("P14", Meetings(waits=1), "nothing_after_giving_up", 6, "given back after the block has given up"),
+    Case("P14", Posting(), "taken_when_free", 9, DEADLOCK),
+    Case("P14", Posting(), "looks_again", 14, "the NIC finds request 4 in the place of 0"),
+    Case("P14", Posting(), "room_for_all", 14, "the NIC finds request 4 in the place of 0"),
+    Case("P14", Posting(), "in_turn", 8, "the NIC finds request -1 in the place of 0"),
+    Case("P14", Posting(), "waits_out_its_turn", 18, DEADLOCK),
+    Case("P14", Posting(), "publishes_when_told", 12, DEADLOCK),
+    Case("P14", Posting(gives_up=0), "last_rings", 41, DEADLOCK),
+    Case("P14", Posting(gives_up=0), "rings_in_time", 27, DEADLOCK),
     Case("P15", Failures(failures=3), "tells_every_rank", 11, WRONG_ROWS),
     Case("P15", Failures(), "told_or_not", 14, WRONG_ROWS),
     Case("P15", Failures(), "answers_first", 13, WRONG_ROWS),

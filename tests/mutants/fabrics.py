@@ -11,6 +11,14 @@ _WRITE = "write_request(net, qp, index++, pieces[i].source + done, pieces[i].tar
 _ADD = "add_request(net, qp, index, word);\n    // In order"
 _NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
 _ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none, to, nullptr, 0, word); }()"
+_LOOK = "begin = device::load_relaxed<Scope::kDevice>(qp.reserved);\n    for"
+_ADDED = "device::add_relaxed<Scope::kDevice>(qp.reserved, static_cast<u64>(count));"
+_SWAP = (
+    "const u64 found = device::cas_acq_rel<Scope::kDevice>(qp.reserved, begin, end);\n"
+    "        if (found == begin) return true;\n        begin = found;"
+)
+_OUTLAST = "waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), qp.filled, begin, our_turn)"
+_WAIT = _OUTLAST.replace("outlast", "wait")
 _POSTED = "return true;\n}\n\n// The block, after all posting"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -118,25 +126,68 @@ MUTANTS: tuple[Mutant, ...] = (
         "posters",
     ),
     one(
-        "ibgda: published out of turn",
+        "ibgda: blocks taken before there is room",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
-        "true; };",
+        _LOOK,
+        f"begin = {_ADDED}\n    if (begin + count <= qp.blocks ||\n"
+        "        await_completed(qp, waiter, wire::Phase::kPost, begin + count - qp.blocks)) return true;\n"
+        "    if (begin != ~0ull) return false;\n    for",
+        "exact",
+        "sharing, giving up",
+    ),
+    one(
+        "ibgda: blocks taken wherever the count is by then",
+        "fabric/ibgda.h",
+        _SWAP,
+        f"begin = {_ADDED}\n        return true;",
         "exact",
         "posters",
+        "sharing",
+    ),
+    one("ibgda: a turn given up", "fabric/ibgda.h", _OUTLAST, _WAIT, "exact", "sharing, giving up"),
+    one(
+        "ibgda: told to give up, and nothing published",
+        "fabric/ibgda.h",
+        f"if (!{_OUTLAST}) return false;",
+        f"if (!{_OUTLAST} || !{_WAIT}) return false;",
+        "exact",
+        "sharing, giving up",
+    ),
+    one(
+        "ibgda: the doorbell left to those that wait for room",
+        "fabric/ibgda.h",
+        "(qp.rung) + qp.blocks / 4) {",
+        "(qp.rung) + qp.blocks) {",
+        "fast",
+        "sharing, doorbells",
+    ),
+    silent(
+        "ibgda: room by a relaxed look",
+        "fabric/ibgda.h",
+        "u64 known = device::load_acquire<Scope::kDevice>(qp.completed);\n    if (known >= count) return true;",
+        "u64 known = device::load_relaxed<Scope::kDevice>(qp.completed);\n    if (known >= count) return true;",
+        "posters",
+    ),
+    one(
+        "ibgda: published out of turn",
+        "fabric/ibgda.h",
+        "device::load_acquire<Scope::kDevice>(qp.filled) == begin; };",
+        "true; };",
+        "exact",
+        "sharing",
     ),
     silent(
         "ibgda: relaxed turn",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(&qp.filled) == begin; };",
-        "device::load_relaxed<Scope::kDevice>(&qp.filled) == begin; };",
+        "device::load_acquire<Scope::kDevice>(qp.filled) == begin; };",
+        "device::load_relaxed<Scope::kDevice>(qp.filled) == begin; };",
         "posters",
     ),
     silent(
         "ibgda: relaxed publication",
         "fabric/ibgda.h",
-        "device::store_release<Scope::kDevice>(&qp.filled, end);",
-        "device::store_relaxed<Scope::kDevice>(&qp.filled, end);",
+        "device::store_release<Scope::kDevice>(qp.filled, end);",
+        "device::store_relaxed<Scope::kDevice>(qp.filled, end);",
         "posters",
     ),
     silent(
@@ -146,19 +197,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "device::load_relaxed<Scope::kSystem>(&qp.cqe->tail);\n    // Of a request",
         "posters",
     ),
-    Mutant(
-        "ibgda: waits without ringing",
-        "fabric/ibgda.h",
-        (("if (unrung()) ring(qp);", ""),),
-        "exact",
-        ("posters",),
-        endless=True,
-    ),
+    one("ibgda: waits without ringing", "fabric/ibgda.h", "if (unrung()) ring(qp);", "", "fast", "quiet"),
     one(
         "ibgda: the last one leaves the doorbell too",
         "fabric/ibgda.h",
-        "(&qp.reserved) == end) ring(qp);",
-        "(&qp.reserved) == end + 1) ring(qp);",
+        "(qp.reserved) == end ||",
+        "(qp.reserved) == end + 1 ||",
         "fast",
         "ibgda",
     ),
@@ -216,8 +260,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: keys of another rank",
         "fabric/ibgda.h",
-        "(static_cast<u64>(qp.peer) * net.chunks +",
-        "(0 * net.chunks +",
+        "static_cast<u64>(qp.peer) * net.chunks +",
+        "0 * net.chunks +",
         "fast",
         "posters",
         "ibgda",
@@ -225,10 +269,26 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: request beyond the remote key",
         "fabric/ibgda.h",
-        "return min(bytes, chunk - ((piece.target + done) & (chunk - 1)));",
+        "return min(bytes, rest_of_chunk(net, piece.target + done));",
         "return bytes;",
         "fast",
-        "keys",
+        "keys, offset",
+    ),
+    one(
+        "ibgda: keys as if heaps began with chunks",
+        "fabric/ibgda.h",
+        "return (offset + net.key_offset) >> net.chunk_log2; }",
+        "return offset >> net.chunk_log2; }",
+        "fast",
+        "keys, offset",
+    ),
+    one(
+        "ibgda: requests end as if heaps began with chunks",
+        "fabric/ibgda.h",
+        "return chunk - ((offset + net.key_offset) & (chunk - 1));",
+        "return chunk - (offset & (chunk - 1));",
+        "fast",
+        "keys, offset",
     ),
     one(
         "ibgda: not quiet",

@@ -69,6 +69,14 @@ MUTANTS = (
         "meetings",
     ),
     one(
+        "giving up: what must not be left half done is given up too",
+        "kernels/common/operation.h",
+        "if (device::spin_until(ready, device::now_ns() + timeout_ns_, &note)) return true;",
+        "if (device::spin_until([&] { return ready() || failed(); }, device::now_ns() + timeout_ns_, &note)) return ready();",
+        "fast",
+        "meetings",
+    ),
+    one(
         "entry: what leaves is announced as an operation",
         "kernels/common/operation.h",
         "threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);",

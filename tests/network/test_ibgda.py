@@ -23,6 +23,15 @@ def test_posters_share_a_small_ring() -> None:
         assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
 
 
+@pytest.mark.parametrize("scenario", ["sharing", "sharing, giving up", "sharing, doorbells"])
+def test_another_library_posts_between(scenario: str) -> None:
+    """Its threads take blocks before they have room and wait without ringing. Whatever ours give up, they can post and
+    wait for all that has been posted, and all that has been taken is carried out."""
+    for seed in SEEDS:
+        result = run(build_protocol(), scenario, str(seed))
+        assert result.returncode == 0, f"seed {seed}\n{result.stderr}"
+
+
 def test_the_threads_of_a_block_share_the_wait_for_its_queue_pairs() -> None:
     """The end of an operation costs the latency of a few queue pairs, not of all; a thread whose wait has given up says
     so, and the others finish theirs."""

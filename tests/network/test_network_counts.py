@@ -110,6 +110,9 @@ def test_a_trace_in_a_file(tmp_path: Path) -> None:
         ({"blocks": 4}, "blocks=4: expected 8 to 32768"),
         ({"mtu": 40}, "mtu=40: expected a multiple of 16"),
         ({"queues_per_peer": 0}, "queues_per_peer=0: expected 1 to 64"),
+        ({"key_offset": -16}, "key_offset=-16: expected 0 to 1073741823"),
+        ({"key_offset": 4096, "chunk_log2": 12}, "key_offset=4096: expected 0 to 4095"),
+        ({"key_offset": 8}, "key_offset=8: expected a multiple of 16"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, int], message: str) -> None:

@@ -48,11 +48,13 @@ def test_all_links_of_a_rank() -> None:
     assert all("NIC" in message for message in said), said
 
 
-def test_requests_end_where_keys_do() -> None:
+@pytest.mark.parametrize("key_offset", [0, 1072, 4080])
+def test_requests_end_where_keys_do(key_offset: int) -> None:
     """A NIC that finds one that does not would refuse it."""
+    nic = replace(HARSH_NIC, chunk_log2=12, key_offset=key_offset)
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_buffer(group, TRIAL.case, "ibgda", arena_bytes=1 << 16, nic=replace(HARSH_NIC, chunk_log2=12))
+        buffer = make_buffer(group, TRIAL.case, "ibgda", arena_bytes=1 << 16, nic=nic)
         TRIAL.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(TRIAL.work, buffer.rank)))
 
     under_schedules(TRIAL.case.ranks, on_each_rank)  # requests are split where keys end

@@ -220,6 +220,17 @@ class Operation {
         return wait(Awaited{phase, peer, shown, expected}, ready);
     }
 
+    // One thread: waits until `ready()` returns true, though the operation be given up meanwhile: for the end of what
+    // must not be left half done. False, and given up, once the time is over.
+    template <class Ready>
+    DEEP_EP_DEVICE bool outlast(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
+        if (ready()) return true;
+        const device::WaitNote note{wire::phase_name(phase), peer, expected, shown};
+        if (device::spin_until(ready, device::now_ns() + timeout_ns_, &note)) return true;
+        give_up(phase, peer, expected, device::load_relaxed<Scope::kSystem>(shown));
+        return false;
+    }
+
     // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release
     // of the side that adds to it (a peer's kernel, an agent or a NIC): what that side ordered before its signal is
     // visible afterwards.

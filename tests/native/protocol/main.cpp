@@ -15,6 +15,7 @@
 #include "quiet.h"
 #include "replays.h"
 #include "sender.h"
+#include "sharing.h"
 #include "two_buffers.h"
 #include "two_hop_failing.h"
 #include "two_hops.h"
@@ -38,6 +39,8 @@ int main(int argc, char** argv) {
     deep_ep::nic::Options split;
     split.blocks = 32;
     split.chunk_log2 = 12;
+    deep_ep::nic::Options within = split;  // heaps begin within their first chunks
+    within.key_offset = 1072;
     deep_ep::nic::Options fast;
     fast.blocks = 64;
     constexpr u64 kTight = 4096, kAmple = 1 << 16;
@@ -120,8 +123,12 @@ int main(int argc, char** argv) {
         {"quiet", [](uint64_t seed) { quiet::run(seed, 64, 4, 3); }},
         {"posters", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 6, slow); }},
         {"posters proxy", [&](uint64_t seed) { posters::run(seed, "proxy", 2, 4, 6, tight); }},
+        {"sharing", [&](uint64_t seed) { sharing::run(seed, 4, false, slow); }},
+        {"sharing, giving up", [&](uint64_t seed) { sharing::run(seed, 4, true, slow); }},
+        {"sharing, doorbells", [&](uint64_t seed) { sharing::run_left(seed, slow); }},
         // Requests end where the keys of their memory do.
         {"keys", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, split); }},
+        {"keys, offset", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 12, within); }},
         // 1.5 * 2^16 blocks: the index of the queue pair wraps.
         {"wrap", [&](uint64_t seed) { posters::run(seed, "ibgda", 2, 4, 4096, fast); }},
     };

@@ -163,6 +163,46 @@ void run_polling(uint64_t seed) {
         "it names rank " + std::to_string(failure.peer) + ", " + wire::phase_name(static_cast<Phase>(failure.phase)));
 }
 
+struct OutlastArgs {
+    CallArgs call;
+    u64* word;
+    bool told;  // to give up, before it waits
+    u32* came;
+};
+
+DEEP_EP_KERNEL void outlast(const void* args) {
+    const OutlastArgs& a = *static_cast<const OutlastArgs*>(args);
+    DEEP_EP_SHARED(BlockState, block);
+    Operation op(a.call, &block);
+    op.enter();
+    if (a.told) op.fail(wire::kMismatch, Phase::kNone, -1, 0, 0);
+    *a.came = op.outlast(Phase::kPost, 3, a.word, 1, [&] { return load_acquire<Scope::kSystem>(a.word) == 1; });
+}
+
+// What must not be left half done is waited for even by an operation that has been given up, but not for ever.
+void run_outlasting(uint64_t seed, bool told, bool comes) {
+    Alone alone;
+    u64 word = 0;
+    u32 came = 2;
+    const OutlastArgs args{alone.call(), &word, told, &came};
+    planted::run_world(1, seed, [&](int) {
+        cpu::Executor& executor = cpu::Executor::get();
+        const u64 half = executor.now_ns() + alone.call().timeout_ns / 2;
+        const int other = executor.add_agent(0, "another thread", [&] {
+            cpu::wait_until([] { return false; }, "half of the time", half);
+            if (comes) store_release<Scope::kSystem>(&word, 1);
+            cpu::wait_until([] { return false; }, "nothing more");
+        });
+        executor.launch({"outlast", 0, 0, 1, 1, 0, outlast, &args, sizeof(args)});
+        executor.synchronize(0, 0);
+        executor.remove_agent(other);
+    });
+    expect(came == comes, "a thread was told that what it waits for has come, or has not");
+    const wire::Reason reason = told ? wire::kMismatch : comes ? wire::kNoFailure : wire::kTimeout;
+    expect(alone.outcome.failure.mark == (reason == wire::kNoFailure ? 0 : wire::failure_mark(1, reason)),
+           "another reason");
+}
+
 // Where ranks may be masked: the others have gone on without this one, have told it, and then have given `free`. So it
 // must leave, whenever its threads have looked at what.
 void run_masked_entry(uint64_t seed) {
@@ -196,6 +236,9 @@ void run(uint64_t seed) {
     run_entry(seed, false);
     run_entry(seed, true);
     run_polling(seed);
+    for (const bool told : {false, true}) {
+        for (const bool comes : {false, true}) run_outlasting(seed, told, comes);
+    }
     for (u32 i = 0; i < 16; ++i) run_masked_entry(16 * seed + i);
     Draw draw(seed);
     for (u32 trial = 0; trial < 2 * kThreads; ++trial) {

@@ -1,13 +1,10 @@
 #include "posters.h"
 
 #include <atomic>
-#include <memory>
 
 #include "../program.h"
 #include "fabric/fabric.h"
-#include "host/cpu/memory.h"
-#include "host/network/networks.h"
-#include "wire/heap_layout.h"
+#include "two_heaps.h"
 
 namespace protocol::posters {
 
@@ -50,6 +47,10 @@ struct Waiter {
     }
     bool wait_word(wire::Phase phase, i32 peer, const u64* word, u64 expected) {
         return wait(phase, peer, word, expected, [&] { return load_acquire<Scope::kSystem>(word) >= expected; });
+    }
+    template <class Ready>
+    bool outlast(wire::Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
+        return wait(phase, peer, shown, expected, ready);
     }
     bool masked(u32) { return false; }
 };
@@ -104,27 +105,13 @@ DEEP_EP_KERNEL void receive(const void* args) {
 void run(uint64_t seed, const char* fabric, u32 blocks, u32 warps, u32 puts, const nic::Options& options) {
     const Sizes sizes(blocks, warps, puts);
     const fabric::Route by_network = host::route_named(fabric);
-    constexpr size_t kLine = 64;
-    std::unique_ptr<u8[]> memory[2];
-    u8* heaps[2];
-    for (int rank = 0; rank < 2; ++rank) {
-        memory[rank] = std::make_unique<u8[]>(sizes.layout.bytes() + kLine);
-        heaps[rank] =
-            reinterpret_cast<u8*>((reinterpret_cast<uintptr_t>(memory[rank].get()) + kLine - 1) & ~(kLine - 1));
-    }
+    const TwoHeaps heaps(sizes.layout, options);
     u64 wrong = 0;
     std::atomic<bool> received{false};
     planted::run_world(2, seed, [&](int rank) {
         cpu::Executor& executor = cpu::Executor::get();
         host::CpuMemory host_memory;
-        host::NetworkPlace place{};
-        place.rank = rank;
-        place.heaps = {heaps[0], heaps[1]};
-        place.layout = sizes.layout;
-        place.generation = kGeneration;
-        place.memory = &host_memory;
-        place.kernels_on_cpu = place.in_process = true;
-        place.nic = options;
+        host::NetworkPlace place = heaps.place(rank, host_memory, kGeneration);
         const u64 bank_bytes = sizes.layout.bank_bytes();
         const auto host_words = host_memory.make_polled(wire::kBanks * bank_bytes);
         place.host_words = static_cast<u8*>(host_words.get());

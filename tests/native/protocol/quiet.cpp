@@ -16,25 +16,33 @@ namespace mlx5 = wire::mlx5;
 
 constexpr u32 kPosted = 3, kNoThread = ~0u;
 
+// As threads leave them that have found others behind, which come no further.
+struct Counts {
+    u64 reserved = kPosted + 1, filled = kPosted, rung = 0, completed = 0, rings = 0;
+    u32 ringing = 0, record = 0;
+    u64 doorbell = 0;
+};
+
 // Memory that the threads of one kernel share: which of them waited for a queue pair, and what each was told.
 struct Record {
     std::vector<fabric::QueuePair> queue_pairs;
+    std::vector<Counts> counts;
     std::vector<mlx5::Cqe> completions;
     std::vector<u32> waited_by;  // [queue pairs]
     std::vector<u32> gone_on;    // [threads]
     u32 silent;                  // the queue pair whose NIC does not answer
 };
 
-// What a fabric asks of an operation. The NIC answers each thread that waits for it.
+// What a fabric asks of an operation. The NIC answers each thread that waits for it, once it has been told.
 struct Waiter {
     Record& record;
 
     template <class Ready>
     bool wait(wire::Phase, i32, const u64* shown, u64, Ready ready) {
         for (u32 i = 0; i < record.queue_pairs.size(); ++i) {
-            if (&record.queue_pairs[i].completed != shown) continue;
+            if (&record.counts[i].completed != shown) continue;
             record.waited_by[i] = threadIdx.x;
-            if (i == record.silent) return false;
+            if (i == record.silent || record.counts[i].record != mlx5::send_counter(kPosted)) return false;
             store_release<Scope::kSystem>(&record.completions[i].tail, mlx5::cqe_tail(kPosted - 1, mlx5::kRequestDone));
         }
         return ready();
@@ -60,6 +68,7 @@ void run(uint64_t seed, u32 ranks, u32 per_peer, u32 warps) {
     const u32 count = ranks * per_peer, threads = warps * kWarpSize;
     Record record;
     record.queue_pairs.resize(count);
+    record.counts.resize(count);
     record.completions.assign(count, mlx5::Cqe{});
     record.waited_by.assign(count, kNoThread);
     record.gone_on.assign(threads, kNoThread);
@@ -70,7 +79,15 @@ void run(uint64_t seed, u32 ranks, u32 per_peer, u32 warps) {
         qp.cqe = &record.completions[i];
         qp.peer = i / per_peer;
         qp.blocks = 8;
-        qp.reserved = qp.filled = qp.rung = kPosted;
+        Counts& counts = record.counts[i];
+        qp.reserved = &counts.reserved;
+        qp.filled = &counts.filled;
+        qp.rung = &counts.rung;
+        qp.completed = &counts.completed;
+        qp.ringing = &counts.ringing;
+        qp.rings = &counts.rings;
+        qp.record = &counts.record;
+        qp.doorbell = &counts.doorbell;
     }
     fabric::Ibgda net{};
     net.queue_pairs = record.queue_pairs.data();

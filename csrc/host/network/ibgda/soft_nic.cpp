@@ -30,8 +30,8 @@ SoftNic::SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::
 }
 
 void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
-    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.layout.bytes();
-    const u32 chunks = static_cast<u32>((heap_bytes + chunk - 1) / chunk);
+    const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.layout.bytes(), before = options_.key_offset;
+    const u32 chunks = static_cast<u32>((before + heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
     if (keys > kMostKeys) {
         throw std::invalid_argument("chunk_log2=" + std::to_string(options_.chunk_log2) + ": heaps of " +
@@ -45,9 +45,10 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
         for (u32 c = 0; c < chunks; ++c) {
             for (u32 n = 0; n < options_.nics; ++n) {
                 const u32 key = heap_key((u64{r} * chunks + c) * options_.nics + n);
-                const u64 offset = c * chunk;
-                memory_.add(key, {static_cast<int>(r), addresses[r] + offset, std::min(chunk, heap_bytes - offset),
-                                  place.heaps[r] + offset});
+                // What of the chunk is in the heap.
+                const u64 begin = std::max(c * chunk, before) - before;
+                const u64 end = std::min((c + 1) * chunk - before, heap_bytes);
+                memory_.add(key, {static_cast<int>(r), addresses[r] + begin, end - begin, place.heaps[r] + begin});
                 by_chunk.push_back(mlx5::big(key));
             }
         }
@@ -57,6 +58,7 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     device.nics = options_.nics;
     device.chunks = chunks;
     device.chunk_log2 = options_.chunk_log2;
+    device.key_offset = before;
     device.most_bytes = options_.most_bytes;
     device.heap = addresses[static_cast<size_t>(place.rank)];
     device.heaps = heap_addresses_.get();
@@ -70,6 +72,7 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
     std::vector<fabric::QueuePair> queue_pairs(count);
     queues_.resize(count);
     meetings_ = std::static_pointer_cast<Meeting>(allocator_.make_polled(count * sizeof(Meeting)));
+    counts_ = std::static_pointer_cast<Counts>(allocator_.make_private(count * sizeof(Counts)));
     size_t blocks = 0;
     for (const bool far : place.reached) blocks += far ? size_t{per_peer} * options_.blocks : 0;
     rings_ = std::static_pointer_cast<mlx5::Block>(allocator_.make_shared(blocks * sizeof(mlx5::Block)));
@@ -104,6 +107,14 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
         qp.blocks = options_.blocks;
         qp.nic = i % options_.nics;
         qp.remote_nic = static_cast<u32>(place.rank) % options_.nics;
+        // Addresses alone: the host may not reach what they point to.
+        Counts* const counts = counts_.get() + i;
+        qp.reserved = &counts->reserved;
+        qp.filled = &counts->filled;
+        qp.rung = &counts->rung;
+        qp.completed = &counts->completed;
+        qp.ringing = &counts->ringing;
+        qp.rings = &counts->rings;
         const nic::SharedQueue shared{ring, &meeting.record, &meeting.doorbell, &meeting.cqe};
         queues_[i] = std::make_unique<nic::SendQueue>(connection, shared, memory_, options_, random, tell);
         served_.push_back(queues_[i].get());
@@ -124,13 +135,13 @@ uint64_t SoftNic::most_put_bytes(uint32_t pieces) const {
 }
 
 // One that kernels write; it stands for itself, or they have ended.
-uint64_t SoftNic::counted(size_t queue, u64 fabric::QueuePair::* counter) const {
-    return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(queue_pairs_.get()[queue].*counter)));
+uint64_t SoftNic::counted(size_t queue, u64 Counts::* count) const {
+    return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(counts_.get()[queue].*count)));
 }
 
 bool SoftNic::idle() const {
     for (size_t i = 0; i < queues_.size(); ++i) {
-        if (queues_[i] && !queues_[i]->idle(counted(i, &fabric::QueuePair::rung))) return false;
+        if (queues_[i] && !queues_[i]->idle(counted(i, &Counts::rung))) return false;
     }
     return true;
 }
@@ -141,7 +152,7 @@ std::vector<nic::Counters> SoftNic::counters() const {
         if (!queues_[i]) continue;
         nic::Counters& sum = by_peer[static_cast<size_t>(queues_[i]->connection().peer)];
         sum += queues_[i]->counters();
-        sum.doorbells += counted(i, &fabric::QueuePair::rings);
+        sum.doorbells += counted(i, &Counts::rings);
     }
     return by_peer;
 }

@@ -43,6 +43,16 @@ class SoftNic : public Network {
         alignas(64) u64 returned;
     };
 
+    // What kernels alone count for one queue pair, in one cache line: a thread that posts uses nearly all of it.
+    struct alignas(64) Counts {
+        u64 reserved;
+        u64 filled;
+        u64 rung;
+        u64 completed;
+        u64 rings;
+        u32 ringing;
+    };
+
     // What kernels alone use, filled in once.
     template <class T>
     std::shared_ptr<T> make_private(const std::vector<T>& values) {
@@ -54,7 +64,7 @@ class SoftNic : public Network {
 
     void make_keys(const NetworkPlace& place, fabric::Ibgda& device);
     void make_queues(const NetworkPlace& place, const nic::SendQueue::Random& random, fabric::Ibgda& device);
-    uint64_t counted(size_t queue, u64 fabric::QueuePair::* counter) const;
+    uint64_t counted(size_t queue, u64 Counts::* count) const;
 
     const nic::Options options_;
     const std::function<uint64_t()> now_ns_;
@@ -64,6 +74,7 @@ class SoftNic : public Network {
     // The kernels' own.
     std::shared_ptr<u64> heap_addresses_;
     std::shared_ptr<u32> keys_;  // [ranks, chunks, nics]
+    std::shared_ptr<Counts> counts_;
     std::shared_ptr<fabric::QueuePair> queue_pairs_;
     std::shared_ptr<fabric::Ibgda> device_;
     // Shared with the kernels.

@@ -1,0 +1,86 @@
+// A thread of another library that posts to a queue pair of ours in its own way, the one that fabric/ibgda.h assumes:
+// it takes blocks before it has room, waits without ringing, and leaves the doorbell to others up to a batch.
+#pragma once
+
+#include "device/device.h"
+#include "fabric/ibgda.h"
+
+namespace protocol {
+
+using namespace deep_ep;
+using namespace deep_ep::device;
+
+class Guest {
+  public:
+    Guest(const fabric::Ibgda& net, const fabric::QueuePair& queue, u32 batch)
+        : net_(net), queue_(queue), batch_(batch) {}
+
+    // Takes blocks, to be written from the one returned on, once they are free.
+    u64 take(u32 count) {
+        const u64 begin = add_relaxed<Scope::kDevice>(queue_.reserved, u64{count});
+        if (begin + count > queue_.blocks) await_done(begin + count - queue_.blocks, "a guest's room");
+        return begin;
+    }
+
+    // Asks for no completion.
+    void write(u64 index, u64 source, u64 target, u32 bytes) {
+        fabric::ibgda::write_request(net_, queue_, index, source, target, bytes);
+    }
+    void add(u64 index, u64 offset) { fabric::ibgda::add_request(net_, queue_, index, {offset, 0}); }
+
+    // In order; rings for nothing.
+    void fill(u64 begin, u64 end) {
+        const WaitNote note{"a guest's turn", -1, begin, queue_.filled};
+        do {
+            spin_until([&] { return load_relaxed<Scope::kDevice>(queue_.filled) == begin; }, cpu::kForever, &note);
+        } while (cas_acq_rel<Scope::kDevice>(queue_.filled, begin, end) != begin);
+    }
+    void publish(u64 begin, u64 end) {
+        fill(begin, end);
+        const bool last = load_relaxed<Scope::kDevice>(queue_.reserved) == end;
+        if (last || begin / batch_ != end / batch_) ring(end);
+    }
+
+    void quiet() { await_done(load_acquire<Scope::kDevice>(queue_.filled), "a guest's requests"); }
+
+  private:
+    // Only looks at what the NIC has done once all of it has been rung for.
+    void await_done(u64 count, const char* what) {
+        const WaitNote note{what, -1, count, queue_.completed};
+        u64 known = load_acquire<Scope::kDevice>(queue_.completed);
+        if (known >= count) return;
+        spin_until([&] { return load_relaxed<Scope::kDevice>(queue_.rung) >= count; }, cpu::kForever, &note);
+        u64 now = known;
+        spin_until(
+            [&] {
+                known = load_acquire<Scope::kDevice>(queue_.completed);
+                const u32 tail = load_acquire<Scope::kSystem>(&queue_.cqe->tail);
+                now = known + ((wire::mlx5::cqe_index(tail) + 1 - known) & 0xffff);
+                return now >= count;
+            },
+            cpu::kForever, &note);
+        while (known < now) {
+            const u64 before = known;
+            known = cas_acq_rel<Scope::kDevice>(queue_.completed, before, now);
+            if (known == before) break;
+        }
+    }
+
+    void ring(u64 end) {
+        do {
+            spin_until([&] { return load_relaxed<Scope::kDevice>(queue_.ringing) == 0; }, cpu::kForever, nullptr);
+        } while (cas_acq_rel<Scope::kDevice>(queue_.ringing, 0u, 1u) != 0);
+        if (load_relaxed<Scope::kDevice>(queue_.rung) < end) {
+            store_relaxed<Scope::kDevice>(queue_.rung, end);
+            store_release<Scope::kSystem>(queue_.record, wire::mlx5::send_counter(end));
+            store_release<Scope::kSystem>(queue_.doorbell, wire::mlx5::doorbell(queue_.number, end));
+        }
+        store_release<Scope::kDevice>(queue_.ringing, 0u);
+    }
+
+    const fabric::Ibgda& net_;
+    const fabric::QueuePair queue_;
+    const u32 batch_;
+};
+
+}  // namespace protocol
