@@ -18,11 +18,13 @@ from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
 from deep_ep_py.device.make import make_device
+from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.needs import LOW_LATENCY
 from deep_ep_py.modes.normal import layout
 from deep_ep_py.modes.normal.handles import Handle
 from deep_ep_py.modes.normal.needs import NORMAL
 from deep_ep_py.modes.normal.operations import CombineArguments, DispatchArguments, PendingCombine, PendingDispatch
+from deep_ep_py.nvshmem.choice import choose_memory
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of
 from deep_ep_py.topology.agreement import agree
@@ -51,7 +53,9 @@ class Buffer(V1Surface):
         of the two numbers; without `low_latency_mode` this one has no effect.
     low_latency_mode : bool
         Low-latency calls may be made, beside those of normal mode.
-    num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric
+    num_qps_per_rank : int
+        Queue pairs to each peer with `heap="nvshmem"`; without, it has no effect.
+    allow_nvlink_for_low_latency_mode, allow_mnnvl, use_fabric
         As in DeepEP, for other machines than this version knows. They have no effect.
     explicitly_destroy : bool
         `destroy()` will be called; otherwise the Buffer goes with its last reference.
@@ -110,6 +114,12 @@ class Buffer(V1Surface):
     forward_sms : int
         Blocks, at most one on an SM, that forward rows for calls with a hook; 0: such calls send rows to each rank.
         They hold their SMs, and later kernels of the communication stream, until the rows have come.
+    heap : {"own", "nvshmem"}, optional
+        Where heaps lie: "own", in memory that this library allocates; "nvshmem", on GPUs, in NVSHMEM's symmetric heap,
+        and then kernels drive this machine's ConnectX by queue pairs of NVSHMEM's ("ibgda" in `fabric`); see
+        `docs/cluster.md`. Such a heap does not grow, so `arena_bytes` is all there is, by default 64 MiB, and its
+        Buffer does not `recover`. Default: "nvshmem" where ranks are on several machines, no fabric is named, and all of them
+        have nvshmem4py, a ConnectX and NVSHMEM_IB_ENABLE_IBGDA=1.
 
     Raises
     ------
@@ -143,6 +153,7 @@ class Buffer(V1Surface):
         link: Link | None = None,
         once_per_node: bool | None = None,
         forward_sms: int = 0,
+        heap: str | None = None,
     ) -> None:
         for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
@@ -180,6 +191,12 @@ class Buffer(V1Surface):
         self.device = where.torch_device
         connected = connect(bootstrap)
         try:
+            symmetric = choose_memory(connected, where, heap, fabric, num_qps_per_rank)
+            if symmetric is not None and self.enable_shrink:
+                raise ValueError(
+                    "enable_shrink=True: expected heap='own' with it, NVSHMEM's queue pairs to a rank that is masked cannot "
+                    "be closed, so what is on its way there may still arrive"
+                )
             make_topology = partial(
                 Topology.of,
                 bootstrap.rank,
@@ -196,6 +213,7 @@ class Buffer(V1Surface):
                 machines=connected.machines if isinstance(connected, Connections) else None,
                 in_process=bootstrap.in_process,
                 address=connected.address if isinstance(connected, Connections) else "",
+                symmetric=symmetric,
             )
             topology = agree(connected, make_topology)
             if self.enable_shrink and once_per_node:
@@ -215,6 +233,7 @@ class Buffer(V1Surface):
                 self.regions,
                 NORMAL.beside(LOW_LATENCY),
                 self.enable_shrink,
+                symmetric,
             )
         except BaseException:
             if isinstance(connected, Connections):
@@ -575,6 +594,11 @@ class Buffer(V1Surface):
         TypeError, ValueError
             Naming the argument.
         """
+        if self._engine.is_symmetric:
+            raise DeepEPError(
+                f"rank {self.rank}: a Buffer with heap='nvshmem' does not recover, NVSHMEM's queue pairs cannot be "
+                "made anew: make another Buffer, in new processes where a queue pair has failed"
+            )
         seconds = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         left_out = mask_of(mask, self.rank, self.group_size)
         if not self._engine.masks_ranks:  # then there are no calls of normal mode

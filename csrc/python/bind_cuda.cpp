@@ -82,6 +82,12 @@ struct PinnedWords {
     }
 };
 
+// PrimaryContext::Current as a context manager.
+struct ContextScope {
+    std::shared_ptr<const PrimaryContext> context;
+    std::unique_ptr<PrimaryContext::Current> current;
+};
+
 // host::PoolOver as a context manager.
 struct PoolScope {
     std::shared_ptr<host::Arena> arena;
@@ -118,11 +124,19 @@ void bind_cuda(py::module_& module) {
     m.attr("BLOCK_WARPS") = device::kBlockWarps;
     m.attr("COPY_STAGE_BYTES") = copies_bytes(true);
     m.def("driver_version", driver_version, "CUDA's version that the driver supports, as 13000.");
+    py::class_<ContextScope>(m, "ContextScope")
+        .def("__enter__",
+             [](ContextScope& scope) { scope.current = std::make_unique<PrimaryContext::Current>(*scope.context); })
+        .def("__exit__", [](ContextScope& scope, const py::args&) { scope.current.reset(); });
     py::class_<PrimaryContext, std::shared_ptr<PrimaryContext>>(m, "Context")
         .def(py::init<int>(), py::arg("ordinal"))
         .def_property_readonly("name", &PrimaryContext::name)
         .def_property_readonly("architecture", &PrimaryContext::architecture)
-        .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors);
+        .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors)
+        .def(
+            "current",
+            [](std::shared_ptr<PrimaryContext> context) { return ContextScope{std::move(context), nullptr}; },
+            "A context manager: in its body the context is current on this thread.");
     m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), py::arg("first"),
           py::arg("cleared"), py::arg("exported"), NoGil(),
           "This rank's heap on a GPU, of which the first bytes are there at once, zero as far as `cleared`; if "

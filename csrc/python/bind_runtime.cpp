@@ -12,6 +12,7 @@
 #include "host/heap/dlpack.h"
 #include "host/launch/runner.h"
 #include "host/network/proxy/libfabric.h"
+#include "host/nvshmem/adoption.h"
 #include "host/session/runtime.h"
 #include "python/bindings.h"
 #include "wire/messages.h"
@@ -139,12 +140,20 @@ void bind_network(py::module_& m) {
         .def_readwrite("fault_syndrome", &Options::fault_syndrome);
     py::class_<NetworkOptions>(m, "NetworkOptions")
         .def(py::init([](const Options& nic, bool in_process, std::string provider, std::string address,
-                         std::vector<int> cpus, const std::optional<std::shared_ptr<host::Mesh>>& mesh) {
-                 return NetworkOptions{
-                     nic, in_process, std::move(provider), std::move(address), std::move(cpus), mesh.value_or(nullptr)};
+                         std::vector<int> cpus, const std::optional<std::shared_ptr<host::Mesh>>& mesh,
+                         const std::optional<host::nvshmem::Wanted>& nvshmem) {
+                 host::MakeQueuePairs make;
+                 if (nvshmem) make = host::nvshmem::adopting(*nvshmem);
+                 return NetworkOptions{nic,
+                                       in_process,
+                                       std::move(provider),
+                                       std::move(address),
+                                       std::move(cpus),
+                                       mesh.value_or(nullptr),
+                                       std::move(make)};
              }),
              py::kw_only(), py::arg("nic"), py::arg("in_process"), py::arg("provider"), py::arg("address"),
-             py::arg("cpus"), py::arg("mesh"));
+             py::arg("cpus"), py::arg("mesh"), py::arg("nvshmem"));
     py::class_<Counters>(m, "NicCounters")
         .def_readonly("writes", &Counters::writes)
         .def_readonly("atomics", &Counters::atomics)

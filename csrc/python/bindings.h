@@ -62,6 +62,7 @@ struct NetworkOptions {
     std::string address;               // see host::NetworkPlace
     std::vector<int> cpus;             // likewise
     std::shared_ptr<host::Mesh> mesh;  // to ranks on other machines; null: there are none
+    host::MakeQueuePairs queue_pairs;  // see host::NetworkPlace
 };
 
 enum class Kernels { kOnCpu, kOnGpu };
@@ -83,5 +84,7 @@ void bind_modes(pybind11::module_& m);
 void bind_low_latency(pybind11::module_& m);
 void bind_proxy(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
+void bind_adoption(pybind11::module_& m);  // before what takes Wanted
+void bind_nvshmem(pybind11::module_& m);   // behind heaps and contexts
 
 }  // namespace deep_ep::python

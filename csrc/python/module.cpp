@@ -8,10 +8,12 @@ PYBIND11_MODULE(DEEP_EP_MODULE, m) {
     m.attr("WARP_SIZE") = deep_ep::device::kWarpSize;
     m.attr("SIGNAL_UNIT") = deep_ep::wire::kUnit;
     m.attr("CHUNK_SLOTS") = deep_ep::wire::kSlots;
+    deep_ep::python::bind_adoption(m);
     deep_ep::python::bind_executor(m);
     deep_ep::python::bind_vector(m);
     deep_ep::python::bind_runtime(m);
     deep_ep::python::bind_modes(m);
     deep_ep::python::bind_proxy(m);
     deep_ep::python::bind_cuda(m);
+    deep_ep::python::bind_nvshmem(m);
 }

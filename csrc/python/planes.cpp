@@ -48,6 +48,7 @@ host::MakeNetworks networks_over(const BufferOptions& options, const NetworkOpti
     place.provider = network.provider;
     place.address = network.address;
     place.cpus = network.cpus;
+    place.make_queue_pairs = network.queue_pairs;
     if (const auto mesh = network.mesh) {
         place.ended = [mesh](u32 rank) { return mesh->state(static_cast<int>(rank)) != host::Mesh::State::kHeard; };
     }

@@ -6,6 +6,7 @@ Native half of deep_ep_py.
 from __future__ import annotations
 import collections.abc
 import typing
+from . import nvshmem
 from . import executor
 from . import normal
 from . import two_hops
@@ -64,6 +65,7 @@ __all__: list[str] = [
     "low_latency",
     "measure",
     "normal",
+    "nvshmem",
     "pretouch",
     "proxy",
     "proxy_providers",
@@ -260,6 +262,7 @@ class NetworkOptions:
         address: str,
         cpus: collections.abc.Sequence[int],
         mesh: Mesh | None,
+        nvshmem: nvshmem.Wanted | None,
     ) -> None: ...
 
 class NicCounters:
@@ -410,7 +413,7 @@ class Runtime:
     def clear_words(self, arg0: int) -> None: ...
     def compiling_peers(self) -> list[int]: ...
     def connect(self, left_out: collections.abc.Sequence[int], generation: int) -> None: ...
-    def drain(self) -> None: ...
+    def drain(self) -> bool: ...
     def export_piece(self, offset: int, bytes: int) -> int:
         """
         A descriptor, the caller's to close, for a peer's map_piece.

@@ -12,6 +12,7 @@ __all__: list[str] = [
     "BLOCK_WARPS",
     "COPY_STAGE_BYTES",
     "Context",
+    "ContextScope",
     "GatheredLauncher",
     "Gathering",
     "Launcher",
@@ -27,8 +28,16 @@ __all__: list[str] = [
     "pool_over",
 ]
 
+class ContextScope:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *args) -> None: ...
+
 class Context:
     def __init__(self, ordinal: int) -> None: ...
+    def current(self) -> ContextScope:
+        """
+        A context manager: in its body the context is current on this thread.
+        """
     @property
     def architecture(self) -> str: ...
     @property

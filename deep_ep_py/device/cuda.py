@@ -39,6 +39,11 @@ class CudaDevice:
     make_launcher
         Makes what launches for all of them at once, kernels `of_each_rank`. Default: each launches for itself.
 
+    Attributes
+    ----------
+    context : native.C.cuda.Context
+        Its primary context.
+
     Raises
     ------
     CudaError
@@ -68,16 +73,16 @@ class CudaDevice:
             raise CudaError(
                 f"device={device}: expected a torch with torch.cuda.use_mem_pool, this is {torch.__version__}"
             )
-        self._context = C.cuda.Context(device.index)
-        self._bulk_copies = bulk_copies(self._context.architecture)
-        self.name, self.copies = self._context.name, "bulk" if self._bulk_copies else "vector"
+        self.context = C.cuda.Context(device.index)
+        self._bulk_copies = bulk_copies(self.context.architecture)
+        self.name, self.copies = self.context.name, "bulk" if self._bulk_copies else "vector"
         self._gathered = make_launcher is not None
         make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
         cooperative = choices.chosen(choices.LAUNCH) == "cooperative"
         self._launcher = make_launcher(
-            self._context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
+            self.context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
         )
-        self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self._context.multiprocessors // sharers))
+        self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // sharers))
         self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
 
     @cached_property
@@ -125,25 +130,25 @@ class CudaDevice:
         """
         if by_nics:
             return self._pinned(C.Heap.make_plain(size) if in_process else C.Heap.make_shared(size))
-        return C.cuda.make_heap(self._context, size, first, cleared, not in_process)
+        return C.cuda.make_heap(self.context, size, first, cleared, not in_process)
 
     def map_heap(self, descriptor: int, size: int, first: int, by_nics: bool) -> C.Heap:
         """Map the same physical memory."""
         if by_nics:
             return self._pinned(C.Heap.map(descriptor, size))
-        return C.cuda.map_heap(self._context, descriptor, size, first)
+        return C.cuda.map_heap(self.context, descriptor, size, first)
 
     def make_copy(self, size: int) -> C.Heap:
         """Memory of the host, pinned."""
         return self._pinned(C.Heap.make_plain(size))
 
     def _pinned(self, heap: Any) -> Any:
-        C.cuda.pin_heap(self._context, heap)
+        C.cuda.pin_heap(self.context, heap)
         return heap
 
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
         """Make one over this device's launcher."""
-        return C.cuda.make_runtime(options, heaps, network, self._context, self._launcher)
+        return C.cuda.make_runtime(options, heaps, network, self.context, self._launcher)
 
     def allocate(
         self, runtime: C.Runtime, shape: tuple[int, ...], dtype: torch.dtype, grows: bool
@@ -191,7 +196,7 @@ class CudaDevice:
         wanted = [(GATHERED if self._gathered else KERNELS)[name] for name in missing]
         static = StaticShape(*shape, bulk_copies=self._bulk_copies)
         # Processes that start together begin with different kernels.
-        found = KernelCache().get_all(wanted, static, self._context.architecture, start=os.getpid())
+        found = KernelCache().get_all(wanted, static, self.context.architecture, start=os.getpid())
         for name, kernel in zip(missing, found, strict=True):
             self._launcher.load(name, self._key(name, shape), kernel.cubin, kernel.symbol)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deep_ep_py.jit.registry import Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
@@ -112,26 +114,54 @@ def compile_kernel(
     NvrtcUnavailableError
         NVRTC is not installed.
     """
-    require_nvrtc()
-    from cuda.core import Program, ProgramOptions
-
     expression = kernel.expression_for(shape)
-    options = ProgramOptions(
-        name=f"{kernel.name}.cu",
-        arch=architecture,
-        include_path=[str(path) for path in include_paths or (include_root(),)],
-        **OPTIONS,
-    )
     log = io.StringIO()
     started = time.perf_counter()
-    try:
-        program = Program(source_of(kernel, shape, architecture), "c++", options)
-        code = program.compile("cubin", name_expressions=[expression], logs=log)
-    # NVRTC's own error type is private to cuda.core.
-    except Exception as error:
-        raise CompileError(f"{kernel.name} for {architecture}: {error}") from error
+    text, paths = source_of(kernel, shape, architecture), include_paths or (include_root(),)
+    code = _compile(kernel.name, text, architecture, paths, [expression], log)
     seconds = time.perf_counter() - started
     symbol = code.symbol_mapping[expression].decode()
     cubin = bytes(code.code)
     resources = read_resources(symbol, log.getvalue(), cubin)
     return CompiledKernel(kernel.name, architecture, symbol, cubin, resources, seconds, log.getvalue())
+
+
+def compile_text(name: str, text: str, architecture: str) -> bytes:
+    """Compile a program without kernels, for its symbols.
+
+    Parameters
+    ----------
+    name
+        What errors call it.
+    text
+        The program, which includes nothing.
+    architecture
+        As `sm_90a`.
+
+    Returns
+    -------
+    bytes
+        The cubin.
+
+    Raises
+    ------
+    CompileError, NvrtcUnavailableError
+        As `compile_kernel`.
+    """
+    return bytes(_compile(name, text, architecture, (), [], io.StringIO()).code)
+
+
+def _compile(
+    name: str, text: str, architecture: str, include_paths: Sequence[Path], expressions: list[str], log: io.StringIO
+) -> Any:
+    require_nvrtc()
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(
+        name=f"{name}.cu", arch=architecture, include_path=[str(path) for path in include_paths], **OPTIONS
+    )
+    try:
+        return Program(text, "c++", options).compile("cubin", name_expressions=expressions, logs=log)
+    # NVRTC's own error type is private to cuda.core.
+    except Exception as error:
+        raise CompileError(f"{name} for {architecture}: {error}") from error

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from deep_ep_py.session.recovery import ranks_of, recover
 from deep_ep_py.session.setup_ranks import MemoryPlan, make_runtime
 from deep_ep_py.topology.membership import Membership, name_of
 from deep_ep_py.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from deep_ep_py.nvshmem.memory import NvshmemMemory
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -67,6 +70,8 @@ class Engine:
         Of the mode whose calls it holds.
     masks_ranks : bool
         A rank that is waited for in vain is masked, and the others go on; else all fail.
+    symmetric : NvshmemMemory, optional
+        Where heaps lie. None: in memory of their own.
 
     Attributes
     ----------
@@ -103,17 +108,19 @@ class Engine:
         regions: int,
         needs: Needs,
         masks_ranks: bool,
+        symmetric: NvshmemMemory | None = None,
     ) -> None:
         self._process = os.getpid()
         self.pulls = choices.chosen(choices.COMBINE) == "pull"
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
-        memory = MemoryPlan.of(bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes)
+        self._symmetric = symmetric
+        memory = MemoryPlan.of(bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes, symmetric is None)
         self.region_bytes = memory.region_bytes
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))
         runtime, self._regions_offset = make_runtime(
-            bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks
+            bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks, symmetric
         )
         self.growth = Growth(bootstrap, runtime)
         self._runtime: C.Runtime | None = runtime
@@ -147,6 +154,11 @@ class Engine:
     def destroyed(self) -> bool:
         """Whether there is no runtime any more."""
         return self._runtime is None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether heaps lie in NVSHMEM's symmetric heap."""
+        return self._symmetric is not None
 
     def _process_of(self, rank: int) -> str:
         """Name a rank's process."""
@@ -562,8 +574,8 @@ class Engine:
                 settled = self._settle(self.timeout if well else _SETTLE_SECONDS)
                 if well:
                     self._collect()
-            if settled and well:
-                runtime.drain()
+            if settled and well and runtime.drain() and self._symmetric is not None:
+                self._symmetric.leave()
         finally:
             self._runtime = None
             self._note_ended(runtime)
@@ -596,7 +608,9 @@ class Engine:
             else:
                 # What peers still wait for. A world of threads may have ended, and its NICs with it.
                 if self._broken is None and isinstance(self._bootstrap, Connections):
-                    runtime.drain()
+                    drained = runtime.drain()
+                    if drained and self._symmetric is not None:
+                        self._symmetric.leave()
                 runtime.leave()
                 self._let_go()
         except DeepEPError as error:

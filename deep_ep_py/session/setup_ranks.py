@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from deep_ep_py._version import __version__
 from deep_ep_py.bootstrap.connections import EXCHANGE_SECONDS, Connections
@@ -16,6 +17,9 @@ from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.topology.membership import name_of
 from deep_ep_py.topology.topology import Topology
+
+if TYPE_CHECKING:
+    from deep_ep_py.nvshmem.memory import NvshmemMemory
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -53,13 +57,15 @@ class MemoryPlan:
         num_nvl_bytes: int,
         regions: int,
         arena_bytes: int | None,
+        grows: bool,
     ) -> MemoryPlan:
-        """Plan with whole pages for outputs: what is named, all of it at once, else what suits every rank's device.
-        Collective.
+        """Plan with whole pages for outputs: what is named, all of it at once, else what suits every rank's device; of
+        that only the first part where heaps cannot grow. Collective.
         """
         sizes = (arena_bytes, arena_bytes)
         if arena_bytes is None:
-            sizes = device.default_arena_bytes(topology.machines.count(0), bool(topology.networks))
+            sizes = device.default_arena_bytes(topology.machines.count(0), grows and bool(topology.networks))
+            sizes = sizes if grows else (sizes[0], sizes[0])
         first, most = (min(proposed) // _PAGE * _PAGE for proposed in zip(*bootstrap.all_gather(sizes), strict=True))
         return MemoryPlan(num_nvl_bytes, regions, arena_bytes, first, most)
 
@@ -77,6 +83,7 @@ def make_runtime(
     timeout: float,
     call_words: int,
     masks_ranks: bool,
+    symmetric: NvshmemMemory | None,
 ) -> tuple[C.Runtime, int]:
     """Make what launches kernels, with every rank's heap. Collective.
 
@@ -92,6 +99,8 @@ def make_runtime(
         As `Needs` has it.
     masks_ranks
         A rank that is waited for in vain is masked: the others go on without it.
+    symmetric
+        Where heaps lie; None: in memory of their own.
 
     Returns
     -------
@@ -129,6 +138,16 @@ def make_runtime(
         near_audience=topology.near_only,
         bytes_in_flight=topology.link.bytes_in_flight,
     )
+    heap_bytes = C.heap_bytes(options)
+    arena_offset = heap_bytes - memory.arena_bytes
+    regions_offset = arena_offset - memory.regions * memory.region_bytes
+    first = arena_offset + memory.first_arena_bytes
+    copies, adopted = partial(device.make_copy, C.control_bytes(options)), None
+    if symmetric is not None:
+        heaps, adopted = symmetric.make_heaps(bootstrap, heap_bytes, regions_offset, copies)
+    else:
+        heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
+        heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics), copies)
     network = C.NetworkOptions(
         nic=topology.nic.native(),
         in_process=bootstrap.in_process,
@@ -136,14 +155,8 @@ def make_runtime(
         address=bootstrap.address if isinstance(bootstrap, Connections) else "",
         cpus=list(topology.proxy_cpus),
         mesh=bootstrap.mesh if isinstance(bootstrap, Connections) else None,
+        nvshmem=adopted,
     )
-    heap_bytes = C.heap_bytes(options)
-    arena_offset = heap_bytes - memory.arena_bytes
-    regions_offset = arena_offset - memory.regions * memory.region_bytes
-    first = arena_offset + memory.first_arena_bytes
-    heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
-    copies = partial(device.make_copy, C.control_bytes(options))
-    heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics), copies)
     runtime = device.make_runtime(options, heaps, network)
     waits = "rank %d waits in %s: rank %d is still compiling its kernels"
     runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, rank, call.kind, peer))

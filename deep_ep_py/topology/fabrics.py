@@ -14,6 +14,9 @@ from deep_ep_py.topology.paths import IBGDA, MIXED, PEER, PROXY, WEAK
 if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
 
+_SYMMETRIC = (PEER, IBGDA)
+"""What can reach memory in NVSHMEM's symmetric heap."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -34,7 +37,9 @@ class Choice:
     given: str
 
     @staticmethod
-    def of(device: Device, machines: Sequence[int], fabric: Any, ranks_per_node: Any) -> Choice:
+    def of(
+        device: Device, machines: Sequence[int], fabric: Any, ranks_per_node: Any, symmetric: bool = False
+    ) -> Choice:
         """Check what a caller passes, and choose what it leaves out.
 
         Parameters
@@ -45,6 +50,8 @@ class Choice:
             By rank: which machine it is on.
         fabric, ranks_per_node
             As `Buffer` takes them.
+        symmetric
+            Whether heaps lie in NVSHMEM's symmetric heap.
 
         Raises
         ------
@@ -61,15 +68,17 @@ class Choice:
         if fabric is None and (text := os.environ.get(FABRIC)):
             source, fabric = FABRIC, in_words(text)
         if fabric is not None:
-            check_fabric(source, fabric, device.fabrics, f"on {device.torch_device}")
+            offered = _SYMMETRIC if symmetric else device.fabrics
+            where = "with heap='nvshmem'" if symmetric else f"on {device.torch_device}"
+            check_fabric(source, fabric, offered, where)
         if fabric is None:
             shared = min(per_node or of_machine, ranks)
-            if shared < of_machine == ranks and device.asynchronous:
+            if shared < of_machine == ranks and device.asynchronous and not symmetric:
                 raise ValueError(
                     f"{name}={per_node}: expected fabric='proxy' with it on a GPU, or 'ibgda' for software NICs: with "
                     "both rows go through host memory, which is not fast"
                 )
-            fabrics = device.default_fabrics
+            fabrics = _SYMMETRIC if symmetric else device.default_fabrics
         elif isinstance(fabric, str):
             fabrics, shared = _meaning(fabric, per_node, ranks, of_machine)
         else:

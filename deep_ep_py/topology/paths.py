@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from deep_ep_py.core.native import C
+
+if TYPE_CHECKING:
+    from deep_ep_py.nvshmem.memory import NvshmemMemory
 
 PEER, IBGDA, PROXY, WEAK, MIXED = "peer", "ibgda", "proxy", "weak", "mixed"
 
@@ -30,6 +33,8 @@ class Places:
         Of libfabric, that the proxy is to take; empty: the best there is.
     address : str
         At which other machines reach this one; empty where all ranks are on one.
+    symmetric : NvshmemMemory, optional
+        Where heaps lie. None: in memory of their own.
     """
 
     rank: int
@@ -38,6 +43,7 @@ class Places:
     in_process: bool = True
     provider: str = ""
     address: str = ""
+    symmetric: NvshmemMemory | None = None
 
     def is_near(self, peer: int) -> bool:
         """Whether a rank is on this machine."""
@@ -110,6 +116,19 @@ class IbgdaPath:
 
 
 @dataclass(frozen=True)
+class NvshmemPath:
+    """Work requests that kernels write for real NICs, by queue pairs of NVSHMEM's, which the other PE may lack."""
+
+    symmetric: NvshmemMemory
+    name = IBGDA
+    mutual = False
+
+    def refusal(self, peer: int) -> str:
+        """See `Path`."""
+        return self.symmetric.refusal_of_nic(peer)
+
+
+@dataclass(frozen=True)
 class WeakPath:
     """An agent that delays, cuts and reorders, for tests: it copies from memory to memory."""
 
@@ -153,4 +172,6 @@ _PATHS: dict[str, tuple[type[Path], ...]] = {
 
 def paths_of(fabrics: Sequence[str], places: Places) -> list[Path]:
     """Return the paths that fabrics stand for, those to be preferred first."""
+    if places.symmetric is not None:
+        return [NvshmemPath(places.symmetric) if fabric == IBGDA else PeerPath(places) for fabric in fabrics]
     return [path(places) for fabric in fabrics for path in _PATHS[fabric]]  # type: ignore[call-arg]

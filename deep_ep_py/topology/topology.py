@@ -19,6 +19,7 @@ from deep_ep_py.topology.routes import Reach, Routes
 
 if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
+    from deep_ep_py.nvshmem.memory import NvshmemMemory
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ class Topology:
         machines: Sequence[int] | None = None,
         in_process: bool = True,
         address: str = "",
+        symmetric: NvshmemMemory | None = None,
     ) -> Topology:
         """Check what a caller passes, and find what it leaves out. Of paths this rank alone is asked: see `agree`.
 
@@ -188,6 +190,8 @@ class Topology:
             Whether all ranks are threads of this process.
         address
             At which ranks of other machines reach this one; empty where there are none.
+        symmetric
+            Where heaps lie; None: in memory of their own.
 
         Raises
         ------
@@ -195,7 +199,7 @@ class Topology:
             Naming the argument.
         """
         machines = tuple(machines or [0] * ranks)
-        choice = Choice.of(device, machines, fabric, ranks_per_node)
+        choice = Choice.of(device, machines, fabric, ranks_per_node, symmetric is not None)
         per_node = choice.ranks_per_node
         if nic is not None and not isinstance(nic, NicOptions):
             raise TypeError(f"nic={nic!r}: expected a NicOptions")
@@ -220,7 +224,7 @@ class Topology:
                 f"link.rails=True: expected {'low_latency_mode=False' if low_latency else 'hops=2'} with it: otherwise "
                 "each rank sends to all ranks of other nodes"
             )
-        places = Places(rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address)
+        places = Places(rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address, symmetric)
         reach = Reach.of(paths_of(choice.fabrics, places), rank, ranks)
         routes = Routes.alone(reach, rank)
         by_proxy = PROXY in reach.in_use

@@ -59,11 +59,16 @@ struct Scene {
         wanted.queues = static_cast<u32>(job.rcs * job.nics);
     }
 
-    nv::Adopted adopt() {
+    nv::Adopted adopt() { return nv::adopt(as_filled_in(), reader()); }
+    void check() { nv::check(as_filled_in(), reader()); }
+
+    const nv::Wanted& as_filled_in() {
         wanted.device_state = states.device;
         wanted.ibgda_state = states.ibgda;
-        return nv::adopt(wanted,
-                         [this](u64 address, void* bytes, size_t count) { memory.read(address, bytes, count); });
+        return wanted;
+    }
+    nv::Read reader() {
+        return [this](u64 address, void* bytes, size_t count) { memory.read(address, bytes, count); };
     }
 
     const Golden& golden;
@@ -83,6 +88,7 @@ class Cases {
         adoptions();
         group_in_another_order();
         created_queue_pairs();
+        some_are_not_reached();
         for (const bool several : {false, true}) keys_beyond_the_state(several);
         not_before_ibgda();
         not_without_their_parts();
@@ -138,7 +144,7 @@ class Cases {
             const u64 heap = pe == job.pe ? job.heap : remote_heap_of(pe);
             same("heap of a rank", adopted.heaps[rank], heap + wanted.heap_offset);
             for (u32 queue = 0; queue < wanted.queues; ++queue) {
-                const nv::QueuePair& pair = adopted.queue_pairs[rank * wanted.queues + queue];
+                const deep_ep::host::MadeQueuePair& pair = adopted.queue_pairs[rank * wanted.queues + queue];
                 const int nic = static_cast<int>(queue) % job.nics, of_nic = static_cast<int>(queue) / job.nics;
                 const u64 index = wanted.handles.empty() ? scene.states.index(pe, of_nic, nic)
                                                          : static_cast<u64>(wanted.handles[queue] + pe);
@@ -157,11 +163,16 @@ class Cases {
                 same("number", pair.number, parts.number);
                 same("blocks", pair.blocks, job.blocks);
                 same("nic", pair.nic, static_cast<u64>(nic));
-                same("reserved", pair.reserved, address + golden_.offset("QueuePair.reserved"));
-                same("filled", pair.filled, address + golden_.offset("QueuePair.filled"));
-                same("rung", pair.rung, address + golden_.offset("QueuePair.rung"));
-                same("completed", pair.completed, address + golden_.offset("QueuePair.completed"));
-                same("ringing", pair.ringing, address + golden_.offset("QueuePair.posting"));
+                const bool own = !wanted.handles.empty();
+                const u64 place = queue * static_cast<u64>(job.pes) + static_cast<u64>(pe);
+                const auto counted = [&](const char* name, u64 in_own) {
+                    return own ? wanted.counts + place * 64 + in_own : address + golden_.offset(name);
+                };
+                same("reserved", pair.reserved, counted("QueuePair.reserved", 0));
+                same("filled", pair.filled, counted("QueuePair.filled", 8));
+                same("rung", pair.rung, counted("QueuePair.rung", 16));
+                same("completed", pair.completed, counted("QueuePair.completed", 24));
+                same("ringing", pair.ringing, counted("QueuePair.posting", 32));
             }
             for (u64 chunk = 0; chunk < chunks; ++chunk) {
                 const int all = static_cast<int>(first + chunk), key = all - all % job.chunks_of_key;
@@ -225,6 +236,8 @@ class Cases {
         own.wanted.queues = 3;
         for (int n = 0; n < 3; ++n) own.wanted.handles.push_back(own.states.handle(n));
         if (golden_.is_at_least(5)) {
+            refused("without memory for counts", own, Refusal::kQueues, "without memory for their counts");
+            own.wanted.counts = 0x7b0000000000;
             check("queue pairs that were created", own);
             for (const i32 handle : {1, -4, own.states.handle(0) - 4, own.states.handle(1) + 1, own.states.handle(5)}) {
                 own.wanted.handles[1] = handle;
@@ -236,6 +249,7 @@ class Cases {
         if (golden_.is_at_least(7)) {
             Scene nics(golden_, {.nics = 2, .created = 3});
             nics.wanted.queues = 3;
+            nics.wanted.counts = 0x7b0000000000;
             for (int n = 0; n < 3; ++n) nics.wanted.handles.push_back(nics.states.handle(n));
             check("queue pairs that were created, in turn on two NICs", nics);
         }
@@ -245,6 +259,38 @@ class Cases {
             refused("shared ones, though only others' own are left", both, Refusal::kQueues,
                     "NVSHMEM_IBGDA_NUM_RC_PER_PE");
         }
+    }
+
+    // What no way is wanted to may lack its queue pairs, its heap and its keys; before there is a heap, keys too.
+    void some_are_not_reached() {
+        Scene near(golden_, {});
+        const u64 lacking = near.states.index(3, 0, 0);
+        near.states.put_queue_pair(lacking, "number", golden_.number("kNoNumber"));
+        refused("a queue pair that is not there", near, Refusal::kQueuePair, "not initialised");
+        near.wanted.reached = {true, true, true};
+        refused("of too few ranks", near, Refusal::kRanks, "it is said of 3 of 4 ranks");
+        near.wanted.reached = {true, true, true, false};
+        near.states.put_key(true, 3, 0, 0);
+        ++cases_;
+        const nv::Adopted adopted = near.adopt();
+        expect(adopted.queue_pairs[6].number == 0 && adopted.queue_pairs[4].number != 0,
+               "the way to rank 3 is left out");
+
+        Scene early(golden_, {});
+        early.wanted.heap_bytes = 0;
+        early.states.put_key(false, 0, 0, 0);
+        ++cases_;
+        early.check();
+        early.states.put_ibgda("cpu_rings", 1);
+        try {
+            early.check();
+            expect(false, "doorbells by the CPU pass before there is a heap");
+        } catch (const nv::Refused& refused) {
+            expect(refused.refusal() == Refusal::kCpuDoorbells, refused.what());
+        }
+        expect(nv::heap_of(early.states.device) == early.job.heap, "where the heap is");
+        expect(nv::heap_of({}) == 0, "where no heap is");
+        expect(nv::shared_queues(early.wanted.version, early.states.ibgda) == 2, "how many are shared");
     }
 
     // 64 keys of each kind are in the state.

@@ -31,6 +31,8 @@ void CpuMemory::write(void* target, const void* source, size_t bytes) { std::mem
 
 void CpuMemory::fill(void* target, uint8_t byte, size_t bytes) { std::memset(target, byte, bytes); }
 
+void CpuMemory::read(void* target, const void* source, size_t bytes) { std::memcpy(target, source, bytes); }
+
 // Words of heaps: kernels of any rank, in any process, exchange, store and load them at system scope (Operation). An
 // exchange, as kernels do with the abort word: an owner's last look is ordered before it, or finds it, whatever other
 // host or kernel has stored in between. When it returns the word is in place.

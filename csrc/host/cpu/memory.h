@@ -13,6 +13,7 @@ class CpuMemory : public Memory {
     std::shared_ptr<void> make_polled(size_t bytes) override;
     void write(void* target, const void* source, size_t bytes) override;
     void fill(void* target, uint8_t byte, size_t bytes) override;
+    void read(void* target, const void* source, size_t bytes) override;
     uint64_t load_word(const uint64_t* word) override;
     uint64_t acquire_word(const uint64_t* word) override;
     void store_words(const std::vector<uint64_t*>& words, uint64_t value) override;

@@ -76,6 +76,13 @@ void CudaMemory::fill(void* target, uint8_t byte, size_t bytes) {
     synchronize("filling memory");
 }
 
+void CudaMemory::read(void* target, const void* source, size_t bytes) {
+    const Driver& driver = Driver::get();
+    const Current current(*context_);
+    driver.check(driver.copy_to_host(target, device(source), bytes, stream_), sized("a copy from the GPU", bytes));
+    synchronize("a copy from the GPU");
+}
+
 uint64_t CudaMemory::load_word(const uint64_t* word) {
     const Driver& driver = Driver::get();
     const Current current(*context_);

@@ -21,6 +21,8 @@ class Memory {
     // Both return when it is done; no kernel uses that memory meanwhile.
     virtual void write(void* target, const void* source, size_t bytes) = 0;
     virtual void fill(void* target, uint8_t byte, size_t bytes) = 0;
+    // Returns when it is done. What is written meanwhile may be read in parts.
+    virtual void read(void* target, const void* source, size_t bytes) = 0;
     // One word, of a heap or of what kernels work in, which kernels may use at the same time. It stands for itself.
     virtual uint64_t load_word(const uint64_t* word) = 0;
     // The same, and after it what was stored before the word was.

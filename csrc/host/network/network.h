@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "host/heap/memory.h"
+#include "host/network/queue_pairs.h"
 #include "nic/closing.h"
 #include "nic/options.h"
 #include "wire/heap_layout.h"
@@ -40,17 +41,18 @@ struct NetworkPlace {
     int rank;
     std::vector<uint8_t*> heaps;  // every rank's, as the host of this process reaches it
     wire::HeapLayout layout;
-    uint32_t generation;        // of the operations that it is for
-    std::vector<bool> reached;  // per rank: through this network
-    uint8_t* host_words;        // both banks of wire::HostWords, for networks that store them
-    Memory* memory;             // for what it shares with kernels; outlives it
-    bool kernels_on_cpu;        // on this process's executor
-    bool in_process;            // all ranks are threads of this process
-    std::vector<u64*> masked;   // in every rank's heap, the ranks that it has masked; empty: it never does
-    nic::Options nic;           // of software NICs
-    std::string provider;       // of libfabric; empty: the best there is
-    std::string address;        // IP, at which other machines reach this one; empty: all ranks are on one
-    std::vector<int> cpus;      // that a thread of the network may run on; empty: any
+    uint32_t generation;              // of the operations that it is for
+    std::vector<bool> reached;        // per rank: through this network
+    uint8_t* host_words;              // both banks of wire::HostWords, for networks that store them
+    Memory* memory;                   // for what it shares with kernels; outlives it
+    bool kernels_on_cpu;              // on this process's executor
+    bool in_process;                  // all ranks are threads of this process
+    std::vector<u64*> masked;         // in every rank's heap, the ranks that it has masked; empty: it never does
+    nic::Options nic;                 // of software NICs
+    MakeQueuePairs make_queue_pairs;  // of NICs on the bus; null: software NICs
+    std::string provider;             // of libfabric; empty: the best there is
+    std::string address;              // IP, at which other machines reach this one; empty: all ranks are on one
+    std::vector<int> cpus;            // that a thread of the network may run on; empty: any
     // Whether a rank has ended, without a word perhaps; null: nothing here tells.
     std::function<bool(u32 rank)> ended;
 

@@ -1,5 +1,6 @@
 #include "host/nvshmem/adoption.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstring>
@@ -22,7 +23,7 @@ class Adoption {
   public:
     Adoption(const Wanted& wanted, const Read& read) : wanted_(wanted), read_(read) {}
 
-    Adopted run() {
+    Adopted check() {
         check_version();
         copy_states();
         check_ibgda();
@@ -31,7 +32,12 @@ class Adoption {
         check_queues();
         Adopted adopted{};
         adopted.table = ibgda_.queue_pairs;
+        adopted.queues = wanted_.queues;
         adopt_queue_pairs(adopted);
+        return adopted;
+    }
+    Adopted run() {
+        Adopted adopted = check();
         adopt_heaps(adopted);
         Keys(device_, ibgda_, read_).adopt(wanted_, adopted);
         return adopted;
@@ -48,7 +54,7 @@ class Adoption {
     }
 
     void copy_states() {
-        const auto copy = [](std::span<const u8> bytes, void* state, size_t size, const char* name) {
+        const auto copy = [](const std::vector<u8>& bytes, void* state, size_t size, const char* name) {
             if (bytes.size() < size) {
                 throw Refused(Refusal::kState, std::string(name) + " has " + std::to_string(bytes.size()) +
                                                    " bytes: expected at least " + std::to_string(size));
@@ -118,6 +124,10 @@ class Adoption {
     }
 
     void check_ranks() const {
+        if (!wanted_.reached.empty() && wanted_.reached.size() != wanted_.pes.size()) {
+            throw Refused(Refusal::kRanks, "it is said of " + std::to_string(wanted_.reached.size()) + " of " +
+                                               std::to_string(wanted_.pes.size()) + " ranks whether they are reached");
+        }
         const std::vector<u32>& pes = wanted_.pes;
         if (wanted_.rank >= pes.size() || pes[wanted_.rank] != device_.pe) {
             throw Refused(Refusal::kRanks, "rank " + std::to_string(wanted_.rank) + " is not PE " +
@@ -162,6 +172,9 @@ class Adoption {
         if (wanted_.version < nv::kTableByQueueSince) {
             throw Refused(Refusal::kQueues, "NVSHMEM " + text(wanted_.version) + " has no handles of queue pairs");
         }
+        if (wanted_.counts == 0) {
+            throw Refused(Refusal::kQueues, "queue pairs of one's own come without memory for their counts");
+        }
         for (const i32 handle : wanted_.handles) {
             // nvshmemx_qp_create leaves 1 where it has created none.
             const u64 place = static_cast<u32>(handle);
@@ -191,7 +204,7 @@ class Adoption {
     }
     static bool has_number(const nv::QueuePair& found) { return found.number != 0 && found.number < 1u << 24; }
 
-    QueuePair adopt_queue_pair(u32 queue, u32 pe) const {
+    MadeQueuePair adopt_queue_pair(u32 queue, u32 pe) const {
         const u64 address = ibgda_.queue_pairs + place(queue, pe) * sizeof(nv::QueuePair);
         const nv::QueuePair found = read_queue_pair(address);
         const std::string which = "NVSHMEM's queue pair " + std::to_string(queue) + " to PE " + std::to_string(pe);
@@ -220,20 +233,31 @@ class Adoption {
             throw Refused(Refusal::kQueuePair, which + " lacks a part that kernels reach, perhaps its doorbell: set " +
                                                    "NVSHMEM_IBGDA_NIC_HANDLER=gpu");
         }
-        return {found.ring,
-                found.record,
-                found.doorbell,
-                completions.cqe,
-                found.returned,
-                found.returned_key,
-                found.number,
-                found.blocks,
-                found.nic,
-                address + offsetof(nv::QueuePair, reserved),
-                address + offsetof(nv::QueuePair, filled),
-                address + offsetof(nv::QueuePair, rung),
-                address + offsetof(nv::QueuePair, completed),
-                address + offsetof(nv::QueuePair, posting)};
+        MadeQueuePair made{};
+        made.ring = found.ring;
+        made.record = found.record;
+        made.doorbell = found.doorbell;
+        made.cqe = completions.cqe;
+        made.returned = found.returned;
+        made.returned_key = found.returned_key;
+        made.number = found.number;
+        made.blocks = found.blocks;
+        made.nic = found.nic;
+        if (wanted_.handles.empty()) {
+            made.reserved = address + offsetof(nv::QueuePair, reserved);
+            made.filled = address + offsetof(nv::QueuePair, filled);
+            made.rung = address + offsetof(nv::QueuePair, rung);
+            made.completed = address + offsetof(nv::QueuePair, completed);
+            made.ringing = address + offsetof(nv::QueuePair, posting);
+        } else {
+            const u64 counts = wanted_.counts + (static_cast<u64>(queue) * device_.pes + pe) * sizeof(OwnCounts);
+            made.reserved = counts + offsetof(OwnCounts, reserved);
+            made.filled = counts + offsetof(OwnCounts, filled);
+            made.rung = counts + offsetof(OwnCounts, rung);
+            made.completed = counts + offsetof(OwnCounts, completed);
+            made.ringing = counts + offsetof(OwnCounts, ringing);
+        }
+        return made;
     }
 
     void adopt_queue_pairs(Adopted& adopted) const {
@@ -247,7 +271,7 @@ class Adoption {
                                                    "the order that is known of its version: install another one");
             }
             for (size_t rank = 0; rank < wanted_.pes.size(); ++rank) {
-                if (rank == wanted_.rank) continue;
+                if (!reaches(wanted_, rank)) continue;
                 adopted.queue_pairs[rank * wanted_.queues + queue] = adopt_queue_pair(queue, wanted_.pes[rank]);
             }
         }
@@ -265,8 +289,9 @@ class Adoption {
         if (device_.remote_heaps == 0) throw Refused(Refusal::kState, "NVSHMEM names no heaps of other PEs");
         std::vector<u64> of_pes(device_.pes);
         read_(device_.remote_heaps, of_pes.data(), of_pes.size() * sizeof(u64));
-        for (const u32 pe : wanted_.pes) {
-            if (of_pes[pe] == 0) {
+        for (size_t rank = 0; rank < wanted_.pes.size(); ++rank) {
+            const u32 pe = wanted_.pes[rank];
+            if (of_pes[pe] == 0 && reaches(wanted_, rank)) {
                 throw Refused(Refusal::kHeap, "NVSHMEM does not name the heap of PE " + std::to_string(pe));
             }
             adopted.heaps.push_back(of_pes[pe] + wanted_.heap_offset);
@@ -283,6 +308,33 @@ class Adoption {
 
 }  // namespace
 
+bool reaches(const Wanted& wanted, size_t rank) {
+    return rank != wanted.rank && (wanted.reached.empty() || wanted.reached[rank]);
+}
+
 Adopted adopt(const Wanted& wanted, const Read& read) { return Adoption(wanted, read).run(); }
+
+void check(const Wanted& wanted, const Read& read) { Adoption(wanted, read).check(); }
+
+MakeQueuePairs adopting(Wanted wanted) {
+    return [wanted = std::move(wanted)](Memory& memory, const std::vector<bool>& reached) mutable -> MadeQueuePairs {
+        wanted.reached = reached;
+        return adopt(wanted, [&memory](u64 address, void* bytes, size_t count) {
+            memory.read(bytes, reinterpret_cast<const void*>(address), count);
+        });
+    };
+}
+
+u32 shared_queues(u32 version, const std::vector<u8>& ibgda_state) {
+    nv::IbgdaState state{};
+    std::memcpy(&state, ibgda_state.data(), std::min(ibgda_state.size(), sizeof(state)));
+    return (version >= nv::kDefaultRcsSince ? state.default_rcs_per_pe : state.rcs_per_pe) * state.nics;
+}
+
+u64 heap_of(const std::vector<u8>& device_state) {
+    nv::DeviceState state{};
+    std::memcpy(&state, device_state.data(), std::min(device_state.size(), sizeof(state)));
+    return state.heap;
+}
 
 }  // namespace deep_ep::host::nvshmem

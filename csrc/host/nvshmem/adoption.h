@@ -9,11 +9,11 @@
 #pragma once
 
 #include <functional>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "host/network/queue_pairs.h"
 #include "wire/nvshmem.h"
 
 namespace deep_ep::host::nvshmem {
@@ -48,48 +48,45 @@ class Refused : public std::runtime_error {
 using Read = std::function<void(u64 address, void* bytes, size_t count)>;
 
 struct Wanted {
-    u32 version;  // wire::nvshmem::version(...) of the host library that is loaded
-    std::span<const u8> device_state;
-    std::span<const u8> ibgda_state;
-    std::vector<u32> pes;  // by rank
+    u32 version;                   // wire::nvshmem::version(...) of the host library that is loaded
+    std::vector<u8> device_state;  // as the host library has filled it in
+    std::vector<u8> ibgda_state;
+    std::vector<u32> pes;       // by rank
+    std::vector<bool> reached;  // by rank: whether there is to be a way to it. Empty: to all but this one
     u32 rank;
     u64 heap_offset;  // of this library's heap in NVSHMEM's, the same on every PE
     u64 heap_bytes;
     u32 queues;  // per peer
     // One for each queue, from nvshmemx_qp_create: used by nobody else. Empty: NVSHMEM's own, shared with its kernels.
     std::vector<i32> handles;
+    // Where kernels count what they post to those: OwnCounts[queues, PEs] in device memory. NVSHMEM's own are in a
+    // table that it moves. 0 without handles.
+    u64 counts;
 };
 
-// Of fabric::QueuePair what NVSHMEM gives; addresses in device memory.
-struct QueuePair {
-    u64 ring;
-    u64 record;
-    u64 doorbell;
-    u64 cqe;
-    u64 returned;
-    u32 returned_key;  // big endian
-    u32 number;
-    u32 blocks;
-    u32 nic;                                         // of this PE, and of the peer
-    u64 reserved, filled, rung, completed, ringing;  // where these are counted; the last is 32 bits wide
+// Of a queue pair of one's own, in a cache line of its own.
+struct alignas(64) OwnCounts {
+    u64 reserved, filled, rung, completed;
+    u32 ringing;
 };
 
-// Keys are big endian. Chunks are those that this library's heap has a part in, the first `key_offset` before it.
-struct Adopted {
-    std::vector<QueuePair> queue_pairs;  // [ranks, queues]; there are none to this rank itself
-    u32 nics;
-    u32 chunks;
-    u32 chunk_log2;
-    u64 key_offset;                // where this library's heap begins in its first chunk
-    u64 most_bytes;                // of a request
-    u64 heap;                      // for this rank's NICs with `keys`
-    std::vector<u64> heaps;        // [ranks] with `remote_keys`
-    std::vector<u32> keys;         // [chunks, nics]
-    std::vector<u32> remote_keys;  // [ranks, chunks, nics]
-    u64 table;                     // NVSHMEM's queue pairs; another address: all the above is void
+struct Adopted : MadeQueuePairs {
+    u64 table;  // NVSHMEM's queue pairs; another address: all the above is void
 };
+
+// Whether there is to be a way to a rank.
+bool reaches(const Wanted& wanted, size_t rank);
 
 // Throws Refused.
 Adopted adopt(const Wanted& wanted, const Read& read);
+// The same but for what the heap needs, which need not be there yet.
+void check(const Wanted& wanted, const Read& read);
+// Adopts when a network is made.
+MakeQueuePairs adopting(Wanted wanted);
+
+// How many queue pairs to each PE NVSHMEM shares with its kernels, on all its NICs.
+u32 shared_queues(u32 version, const std::vector<u8>& ibgda_state);
+// Where this PE's symmetric heap begins; 0: NVSHMEM has filled in nothing.
+u64 heap_of(const std::vector<u8>& device_state);
 
 }  // namespace deep_ep::host::nvshmem

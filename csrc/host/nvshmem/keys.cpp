@@ -77,7 +77,8 @@ void Keys::adopt(const Wanted& wanted, Adopted& adopted) const {
             for (u64 nic = 0; nic < nics; ++nic) {
                 const Key& key = remote[wanted.pes[rank] * nics + nic];
                 // This rank stores to its own heap; NVSHMEM need not have a key for that.
-                if (rank != wanted.rank) check(key, key.end, chunk, "NVSHMEM's key to PE " + number(wanted.pes[rank]));
+                if (reaches(wanted, rank))
+                    check(key, key.end, chunk, "NVSHMEM's key to PE " + number(wanted.pes[rank]));
                 adopted.remote_keys[(rank * chunks + chunk) * nics + nic] = key.key;
             }
         }

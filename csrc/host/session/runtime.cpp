@@ -267,16 +267,15 @@ bool Runtime::settle(uint64_t nanoseconds) {
                                nanoseconds);
 }
 
-void Runtime::drain() {
+bool Runtime::drain() {
     // Own kernels post, the agent adds to `completed` when it has read a put's pieces.
     const auto left = [this] {
         return __atomic_load_n(&farewell_->completed, __ATOMIC_ACQUIRE) ==
                    __atomic_load_n(&farewell_->posted, __ATOMIC_RELAXED) &&
                networks_.idle();
     };
-    if (left()) return;
     // A rank that went away will not acknowledge: then this one need not wait for it either.
-    launcher_->wait_for(left, "last puts of a Buffer", timeout_ns_);
+    return left() || launcher_->wait_for(left, "last puts of a Buffer", timeout_ns_);
 }
 
 void Runtime::leave() {

@@ -137,8 +137,9 @@ class Runtime final : private FailureCount::Member {
     // Until all kernels launched here have ended, or so long: -> whether they have. After abort() they leave by
     // themselves.
     bool settle(uint64_t nanoseconds);
-    // Until the puts that no operation waits for have left; before a rank goes away in good order.
-    void drain();
+    // Until the puts that no operation waits for have left; before a rank goes away in good order. -> whether they
+    // have.
+    bool drain();
     // This rank's kernels have ended and none will be launched, and its network is gone: it says so in its heap.
     void leave();
 

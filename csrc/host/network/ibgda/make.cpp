@@ -1,3 +1,4 @@
+#include "host/network/ibgda/adopted_nic.h"
 #include "host/network/ibgda/nic_agents.h"
 #include "host/network/ibgda/nic_thread.h"
 
@@ -5,6 +6,7 @@ namespace deep_ep::host {
 namespace {
 
 std::unique_ptr<Network> make(const NetworkPlace& place) {
+    if (place.make_queue_pairs) return std::make_unique<AdoptedNic>(place);
     // Then all that happens is the executor's to schedule.
     if (place.kernels_on_cpu && place.in_process) return std::make_unique<NicAgents>(place);
     return std::make_unique<NicThread>(place);

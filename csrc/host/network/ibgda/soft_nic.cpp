@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "host/network/ibgda/limits.h"
+
 namespace deep_ep::host {
 namespace {
 
@@ -125,13 +127,8 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
     device.per_peer = per_peer;
 }
 
-// Its requests must fit into the ring at once: of each piece one for every `most_bytes` and two for every chunk, whose
-// ends lie elsewhere here and there, and three for what is left over; and the atomic.
 uint64_t SoftNic::most_put_bytes(uint32_t pieces) const {
-    const u64 chunk = u64{1} << options_.chunk_log2, others = 1 + 3 * u64{pieces};
-    const u64 requests = options_.blocks > others ? options_.blocks - others : 0;
-    const u64 most = std::min(options_.most_bytes, chunk);
-    return requests * (most * (chunk / wire::kPieceBytes) / (chunk + 2 * most)) * wire::kPieceBytes;
+    return most_bytes_of_put(options_.blocks, options_.chunk_log2, options_.most_bytes, pieces);
 }
 
 // One that kernels write; it stands for itself, or they have ended.

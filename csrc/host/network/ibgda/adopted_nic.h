@@ -1,0 +1,33 @@
+// The NICs of this machine, by queue pairs that something else has made (host/network/queue_pairs.h): kernels post to
+// them as to software ones, and this process's threads do nothing. They cannot be made anew, so a Buffer that has them
+// does not recover.
+#pragma once
+
+#include "fabric/ibgda.h"
+#include "host/network/network.h"
+
+namespace deep_ep::host {
+
+class AdoptedNic final : public Network {
+  public:
+    explicit AdoptedNic(const NetworkPlace& place);
+    AdoptedNic(const AdoptedNic&) = delete;
+    AdoptedNic& operator=(const AdoptedNic&) = delete;
+
+    void* state() override { return device_.get(); }
+    uint64_t most_put_bytes(uint32_t pieces) const override;
+    bool idle() const override;
+
+  private:
+    bool idle(const fabric::QueuePair& queue_pair) const;
+
+    Memory& memory_;
+    const MadeQueuePairs made_;
+    std::vector<fabric::QueuePair> queue_pairs_;  // as `kept_` has them
+    // The kernels' own.
+    std::shared_ptr<void> rings_;
+    std::vector<std::shared_ptr<void>> kept_;
+    std::shared_ptr<void> device_;
+};
+
+}  // namespace deep_ep::host

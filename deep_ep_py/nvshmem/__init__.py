@@ -1,0 +1,3 @@
+"""NVSHMEM: its symmetric heap for Buffers, and its queue pairs for their kernels. Nothing of it is imported before a
+Buffer asks for it.
+"""

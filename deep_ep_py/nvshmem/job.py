@@ -1,0 +1,129 @@
+"""The PEs that the ranks of a Buffer are: of an NVSHMEM that the program has initialised, or that a Buffer does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.core.native import C
+from deep_ep_py.nvshmem.library import Library, NvshmemError, library
+from deep_ep_py.nvshmem.pool import Pool, pool
+
+_BY_DEFAULT = {"NVSHMEM_IB_ENABLE_IBGDA": "1"}
+"""What a Buffer sets before it initialises NVSHMEM, unless it is set."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """NVSHMEM as a rank of a Buffer has it.
+
+    Attributes
+    ----------
+    library : Library
+        Initialised with the rank's GPU.
+    context : native.C.cuda.Context
+        Of that GPU.
+    pes : tuple of int
+        By rank: which PE it is.
+    all_pes : int
+        How many there are, also those that are no ranks.
+    pool : Pool
+        Of symmetric memory.
+    """
+
+    library: Library
+    context: Any
+    pes: tuple[int, ...]
+    all_pes: int
+    pool: Pool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all PEs are ranks, so that the ranks may allocate."""
+        return len(self.pes) == self.all_pes
+
+
+def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
+    """Join the NVSHMEM that this process has, or else initialise it among the ranks. Collective among them.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks.
+    context : native.C.cuda.Context
+        Of this rank's GPU.
+    queues
+        Queue pairs to each peer that are wanted, where they are made here.
+
+    Raises
+    ------
+    NvshmemError
+        On all ranks, naming the one that has failed.
+    """
+    found = on_all(bootstrap, lambda: _found(bootstrap, context))
+    releases = {tuple(release) for release, *_ in found}
+    if len(releases) > 1:
+        raise NvshmemError(f"NVSHMEM: expected one version on all ranks, there are {sorted(releases)}")
+    there = [rank for rank, (_, status, *_) in enumerate(found) if status]
+    if there and len(there) < bootstrap.size:
+        missing = min({*range(bootstrap.size)} - {*there})
+        raise NvshmemError(
+            f"NVSHMEM: rank {there[0]}'s process has initialised it, rank {missing}'s has not; expected all or none"
+        )
+    if not there:
+        for name, value in {**_BY_DEFAULT, "NVSHMEM_IBGDA_NUM_RC_PER_PE": str(max(1, queues))}.items():
+            os.environ.setdefault(name, value)
+        unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
+        found = on_all(bootstrap, lambda: _initialize(bytes.fromhex(unique), bootstrap, context))
+    pes = tuple(int(pe) for _, _, pe, _ in found)
+    job = Job(library(), context, pes, int(found[0][3]), pool())
+    if len(set(pes)) < len(pes):
+        raise NvshmemError(f"NVSHMEM: ranks are PEs {[*pes]}; expected each another one")
+    if any(status < C.nvshmem.INITIALIZED for _, status, *_ in found):
+        on_all(bootstrap, lambda: _give_it_a_device(job))
+    return job
+
+
+def on_all(bootstrap: Bootstrap, do: Any) -> list[Any]:
+    """Return what each rank's `do` returns, which JSON can say; where one's raises, all do."""
+    failed, value = "", None
+    try:
+        value = do()
+    except NvshmemError as error:
+        failed = str(error)
+    told = bootstrap.all_gather([failed, value])
+    for rank, (why, _) in enumerate(told):
+        if why:
+            raise NvshmemError(failed or f"rank {rank}: {why}")
+    return [value for _, value in told]
+
+
+def _found(bootstrap: Bootstrap, context: Any) -> list[Any]:
+    """Return this process's version of the library, how far that is initialised, its PE, and how many there are."""
+    if bootstrap.in_process:
+        raise NvshmemError("heap='nvshmem': expected a process for each rank, NVSHMEM's PEs are processes")
+    loaded = library()
+    with context.current():
+        status = loaded.status()
+        return [[*loaded.release], status, *((loaded.pe(), loaded.pes()) if status else (0, 0))]
+
+
+def _initialize(unique: bytes, bootstrap: Bootstrap, context: Any) -> list[Any]:
+    with context.current():
+        library().initialize(unique, bootstrap.rank, bootstrap.size)
+    return _found(bootstrap, context)
+
+
+def _give_it_a_device(job: Job) -> None:
+    """Have what was initialised without a GPU take the current one: NVSHMEM does at the first allocation."""
+    if not job.is_whole:
+        raise NvshmemError(
+            f"NVSHMEM was initialised without a GPU, and only {len(job.pes)} of its {job.all_pes} PEs are ranks: expected "
+            "torch.cuda.set_device before it is initialised"
+        )
+    with job.context.current():
+        job.pool.reserve(job.library, 1)
+        if job.library.status() < C.nvshmem.INITIALIZED:
+            raise NvshmemError("NVSHMEM takes no GPU: NVSHMEM_DEBUG=INFO says why")

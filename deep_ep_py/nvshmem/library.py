@@ -1,0 +1,150 @@
+"""NVSHMEM's host library, through nvshmem4py's bindings: the calls that are made of it, and what its errors mean."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import DeepEPError
+
+NAME = "libnvshmem_host.so.3"
+"""Its SONAME, by which a process has one library of that name: whichever is loaded first."""
+INSTALL = "pip install nvshmem4py-cu13"
+_UNIQUE_ID_BYTES = 128
+_INIT_WITH_UNIQUE_ID = 1 << 3
+_ATTRIBUTES = 1 << 16 | 144
+"""Version word and size of the attributes of an initialisation, as every known release takes them."""
+_LIKELY = {
+    7: "it found no GPU that it can use, or lost another PE",
+}
+
+
+class NvshmemError(DeepEPError):
+    """NVSHMEM is not there, or has failed; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library that this process has loaded.
+
+    Attributes
+    ----------
+    bindings : module
+        nvshmem4py's.
+    release : tuple of int
+        Major, minor and patch version of the library itself, not of nvshmem4py or a header.
+    """
+
+    bindings: Any
+    release: tuple[int, int, int]
+
+    @property
+    def version(self) -> int:
+        """The release as a number, which grows from one to the next."""
+        return C.nvshmem.version(*self.release)
+
+    def status(self) -> int:
+        """Return how far NVSHMEM is initialised; 0: not at all."""
+        return int(self.bindings.init_status())
+
+    def unique_id(self) -> bytes:
+        """Return what other processes need to join; this one answers them as long as it lives."""
+        unique = ctypes.create_string_buffer(_UNIQUE_ID_BYTES)
+        self._call("making a unique id", self.bindings.get_uniqueid, ctypes.addressof(unique))
+        return unique.raw
+
+    def initialize(self, unique: bytes, pe: int, pes: int) -> None:
+        """Join the PEs of a unique id. Collective among them, with a CUDA device current on this thread."""
+        # The library keeps the id's address, so it must live as long as the call.
+        kept = ctypes.create_string_buffer(unique, _UNIQUE_ID_BYTES)
+        attributes = ctypes.create_string_buffer(_ATTRIBUTES & 0xFFFF)
+        ctypes.c_int.from_buffer(attributes).value = _ATTRIBUTES
+        at, doing = ctypes.addressof(attributes), f"initialising it as PE {pe} of {pes}"
+        self._call(doing, self.bindings.set_attr_uniqueid_args, pe, pes, ctypes.addressof(kept), at)
+        self._call(doing, self.bindings.hostlib_init_attr, _INIT_WITH_UNIQUE_ID, at)
+
+    def finalize(self) -> None:
+        """End what one `initialize` has begun."""
+        self._call("finalising it", self.bindings.hostlib_finalize)
+
+    def pe(self) -> int:
+        """Return which PE this process is."""
+        return int(self.bindings.my_pe())
+
+    def pes(self) -> int:
+        """Return how many there are."""
+        return int(self.bindings.n_pes())
+
+    def allocate(self, alignment: int, size: int) -> int:
+        """Return the address of symmetric memory; 0: there is no room. Collective among all PEs."""
+        return int(self.bindings.align(alignment, size))
+
+    def mapped(self, address: int, pe: int) -> int:
+        """Return where a PE's part of symmetric memory is used by loads and stores; 0: nowhere."""
+        return int(self.bindings.ptr(address, pe))
+
+    def fill_in(self, module: int) -> None:
+        """Have the library fill in its symbols in a CUDA module, and keep them up to date."""
+        self._call("filling in its state", self.bindings.cumodule_init, module)
+
+    def forget(self, module: int) -> None:
+        """Have it fill them in no longer, before the module goes."""
+        self._call("leaving its state alone", self.bindings.cumodule_finalize, module)
+
+    def make_queue_pairs(self, count: int) -> list[int]:
+        """Return handles of so many queue pairs to each PE that only their owner posts to. Collective among all PEs."""
+        create = getattr(ctypes.CDLL(NAME), "nvshmemx_qp_create", None)
+        if create is None:
+            raise NvshmemError(f"NVSHMEM {self}: it has no nvshmemx_qp_create, though it is of version 3.5 or later")
+        free = ctypes.CDLL(None).free
+        free.argtypes = [ctypes.c_void_p]
+        made = ctypes.POINTER(ctypes.c_int)()
+        status = int(create(count, ctypes.byref(made)))
+        if status != 0 or not made:
+            raise NvshmemError(f"NVSHMEM {self}: making {count} queue pairs fails with status {status}")
+        handles = made[:count]
+        free(made)
+        return handles
+
+    def _call(self, doing: str, function: Any, *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:  # nvshmem4py has types of its own, for missing functions too
+            status = getattr(error, "status", None)
+            likely = f": {_LIKELY[status]}" if status in _LIKELY else ""
+            what = f"status {status}{likely}" if status is not None else f"{type(error).__name__}: {error}"
+            hint = "" if os.environ.get("NVSHMEM_DEBUG") else "; NVSHMEM_DEBUG=INFO makes it say more"
+            raise NvshmemError(f"NVSHMEM {self}: {doing} fails ({what}){hint}") from error
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.release))
+
+
+@cache
+def library() -> Library:
+    """Load NVSHMEM's host library, unless this process has one already.
+
+    Raises
+    ------
+    NvshmemError
+        It is not installed.
+    """
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("nvshmem_host")
+        # It opens the library by its name, so it must find it loaded.
+        bindings: Any = importlib.import_module("nvshmem.bindings")
+    except ImportError as error:
+        raise NvshmemError(f"NVSHMEM cannot be used without nvshmem4py ({INSTALL}): {error}") from error
+    except (OSError, RuntimeError) as error:  # of pathfinder
+        raise NvshmemError(f"{NAME} cannot be loaded ({INSTALL}): {error}") from error
+    numbers = [ctypes.c_int() for _ in range(3)]
+    bindings.vendor_get_version_info(*map(ctypes.addressof, numbers))
+    major, minor, patch = (number.value for number in numbers)
+    return Library(bindings, (major, minor, patch))

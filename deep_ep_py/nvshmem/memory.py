@@ -1,0 +1,136 @@
+"""A Buffer's heaps in NVSHMEM's symmetric heap, with NVSHMEM's queue pairs for what its ranks do not map."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.core.native import C
+from deep_ep_py.nvshmem.job import Job, join, on_all
+from deep_ep_py.nvshmem.library import NvshmemError
+from deep_ep_py.nvshmem.pool import Part
+from deep_ep_py.nvshmem.probe import read_states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class NvshmemMemory:
+    """What a rank has of NVSHMEM for one Buffer.
+
+    Parameters
+    ----------
+    bootstrap : Bootstrap
+        The ranks. Collective among them.
+    machines : sequence of int
+        By rank: which machine it is on.
+    context : native.C.cuda.Context
+        Of this rank's GPU.
+    queues
+        Queue pairs to each peer: at most so many of those that NVSHMEM shares, where it cannot make others.
+
+    Raises
+    ------
+    NvshmemError
+        On all ranks.
+    """
+
+    grows = False
+    """P10: symmetric memory is allocated by all PEs at once, so what a Buffer has stays as it is."""
+
+    def __init__(self, bootstrap: Bootstrap, machines: Sequence[int], context: Any, queues: int) -> None:
+        self.job: Job = join(bootstrap, context, queues)
+        self._rank, self._machines = bootstrap.rank, machines
+        self._part: Part | None = None
+        with context.current():
+            self._states = read_states(self.job.library, context)
+            self._mapped = [self.job.library.mapped(self._states.heap, pe) != 0 for pe in self.job.pes]
+        library = self.job.library
+        shared = C.nvshmem.shared_queues(library.version, self._states.ibgda)
+        # Before there are queue pairs of one's own, those that NVSHMEM's kernels use are shared with them.
+        self._own = library.version >= C.nvshmem.QUEUE_PAIRS_OF_ONES_OWN_SINCE
+        self._queues = max(1, queues if self._own else min(queues, shared))
+        on_all(bootstrap, self._check_near)
+
+    def _check_near(self) -> None:
+        for rank, machine in enumerate(self._machines):
+            if machine == self._machines[self._rank] and not self._mapped[rank]:
+                raise NvshmemError(
+                    f"NVSHMEM does not map the memory of rank {rank}, which is on the same machine: expected "
+                    "NVSHMEM_DISABLE_P2P unset, and GPUs that reach each other"
+                )
+
+    def refusal_of_nic(self, peer: int) -> str:
+        """Return why NVSHMEM's queue pairs do not lead to a rank; empty: they do."""
+        try:
+            C.nvshmem.check(self.job.context, self._wanted([rank == peer for rank in range(len(self._machines))]))
+        except C.nvshmem.Refused as error:
+            return str(error)
+        return ""
+
+    def make_heaps(
+        self, bootstrap: Bootstrap, size: int, cleared: int, make_copy: Callable[[], Any]
+    ) -> tuple[list[C.Heap], C.nvshmem.Wanted]:
+        """Take memory for this rank's heap at the same place on all ranks, and find theirs. Collective among them.
+
+        Parameters
+        ----------
+        bootstrap : Bootstrap
+            The ranks.
+        size
+            Bytes of a heap.
+        cleared
+            How many of them, from the first, are zero before any peer can reach them.
+        make_copy : callable
+            Makes memory for a copy of the first bytes of a heap that is not mapped here.
+
+        Returns
+        -------
+        heaps : list of native.C.Heap
+            By rank.
+        wanted : native.C.nvshmem.Wanted
+            What queue pairs and keys go with them.
+        """
+        library, context = self.job.library, self.job.context
+        with context.current():
+            self._part = part = self.job.pool.take(bootstrap, self.job, size, self._queues if self._own else 0)
+            address = self.job.pool.address(part)
+            part.lease = C.nvshmem.lease(context, address, size, cleared)
+            own = part.lease.take()
+            bootstrap.all_gather(None)  # no rank stores into another's heap before that is clear
+            heaps = [
+                own
+                if rank == self._rank
+                else self._heap_of(address, size, pe)
+                if self._machines[rank] == self._machines[self._rank]
+                else make_copy()
+                for rank, pe in enumerate(self.job.pes)
+            ]
+            self._states = read_states(library, context)  # with the keys of what was allocated
+        return heaps, self._wanted([], address - self._states.heap, size)
+
+    def leave(self) -> None:
+        """Say that the Buffer has ended well: what it had may be taken again once no output lies there."""
+        if self._part is not None:
+            self._part.left = True
+
+    def _heap_of(self, address: int, size: int, pe: int) -> C.Heap:
+        mapped = self.job.library.mapped(address, pe)
+        return C.nvshmem.lease(self.job.context, mapped, size, 0).take()
+
+    def _wanted(self, reached: list[bool], offset: int = 0, size: int = 0) -> C.nvshmem.Wanted:
+        queues = self._part.queues if self._part is not None else None
+        shared = self._own and queues is None  # none of one's own have been made yet: then these are looked at
+        return C.nvshmem.Wanted(
+            version=self.job.library.version,
+            device_state=self._states.device,
+            ibgda_state=self._states.ibgda,
+            pes=self.job.pes,
+            reached=reached,
+            rank=self._rank,
+            heap_offset=offset,
+            heap_bytes=size,
+            queues=1 if shared else self._queues,
+            handles=queues.handles if queues else [],
+            counts=queues.counts.address if queues else 0,
+        )

@@ -1,0 +1,180 @@
+"""Symmetric memory and queue pairs of this process: what Buffers have taken, and what they may take again.
+
+Only all PEs together can allocate or make queue pairs, and neither is given back: so Buffers take from here. What one
+has left is taken again by a Buffer of the same ranks and the same size alone. That all of its ranks make a Buffer says
+that all have left the old one, and then no request of theirs is on its way there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.nvshmem.library import Library, NvshmemError
+
+if TYPE_CHECKING:
+    from deep_ep_py.nvshmem.job import Job
+
+_ALIGNMENT = 4096
+
+
+@dataclass
+class Block:
+    """What one allocation has brought, at the same offset in the heap of every PE."""
+
+    address: int
+    size: int
+    used: int = 0
+
+
+@dataclass
+class Queues:
+    """Queue pairs to every PE that only their owner posts to, and where kernels count what they post."""
+
+    handles: list[int]
+    counts: Any
+
+
+@dataclass
+class Part:
+    """What a Buffer has of this PE.
+
+    Attributes
+    ----------
+    block : int
+        Of which block it is.
+    offset, size : int
+        Bytes in it.
+    queues : Queues or None
+        None: NVSHMEM's own, which it shares with its kernels.
+    lease : native.C.nvshmem.Lease or None
+        Of the heap in it.
+    left : bool
+        The Buffer has ended well: no request of this rank's is on its way.
+    """
+
+    block: int
+    offset: int
+    size: int
+    queues: Queues | None = None
+    lease: Any = None
+    left: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing here uses it any more."""
+        return self.left and (self.lease is None or self.lease.ended)
+
+
+@dataclass
+class Pool:
+    """Of one process, which has one NVSHMEM."""
+
+    blocks: list[Block] = field(default_factory=list)
+    spare_queues: dict[int, list[Queues]] = field(default_factory=lambda: defaultdict(list))
+    _parts: dict[tuple[int, ...], list[Part]] = field(default_factory=lambda: defaultdict(list))
+
+    def reserve(self, library: Library, size: int) -> None:
+        """Allocate. Collective among all PEs.
+
+        Raises
+        ------
+        NvshmemError
+            There is no room.
+        """
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        address = library.allocate(_ALIGNMENT, size)
+        if address == 0:
+            raise NvshmemError(
+                f"NVSHMEM's symmetric heap has no room for {size} bytes: expected a larger NVSHMEM_SYMMETRIC_SIZE, or a "
+                "smaller arena_bytes"
+            )
+        self.blocks.append(Block(address, size))
+
+    def take(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part:
+        """Take memory at the same place on all ranks of a Buffer, and queue pairs. Collective among them.
+
+        Parameters
+        ----------
+        bootstrap : Bootstrap
+            The ranks.
+        job : Job
+            Which PEs they are.
+        size
+            Bytes.
+        queues
+            Queue pairs to each PE of one's own; 0: NVSHMEM's.
+
+        Raises
+        ------
+        NvshmemError
+            There is no room, or only all PEs can make some.
+        """
+        part = self._left(bootstrap, job, size, queues) or self._fresh(bootstrap, job, size, queues)
+        part.left = False
+        return part
+
+    def address(self, part: Part) -> int:
+        """Return where a part is."""
+        return self.blocks[part.block].address + part.offset
+
+    def _left(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part | None:
+        """Return what a Buffer of these ranks has left, of that size: the first that all have left."""
+        of_one = [
+            part
+            for part in self._parts[job.pes]
+            if part.is_free and part.size == size and _count(part.queues) == queues
+        ]
+        told = bootstrap.all_gather([[part.block, part.offset] for part in of_one])
+        common = set.intersection(*({(block, offset) for block, offset in theirs} for theirs in told))
+        return next((part for part in of_one if (part.block, part.offset) == min(common, default=None)), None)
+
+    def _fresh(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part:
+        place = self._room(bootstrap, size)
+        lacks_queues = queues > 0 and not all(bootstrap.all_gather(bool(self.spare_queues[queues])))
+        if (place is None or lacks_queues) and not job.is_whole:
+            raise NvshmemError(
+                f"heap='nvshmem': expected {'memory' if place is None else 'queue pairs'} that all PEs have reserved for "
+                f"Buffers of some: call deep_ep_py.nvshmem.reserve(group, {size}, queues={queues}) on all "
+                f"{job.all_pes} of them first, these ranks are {len(job.pes)}"
+            )
+        if place is None:
+            self.reserve(job.library, size)
+            place = len(self.blocks) - 1, 0
+        if lacks_queues:
+            self.make_queues(job, queues)
+        block, offset = place
+        part = Part(block, offset, size, self.spare_queues[queues].pop() if queues else None)
+        self.blocks[block].used = offset + size
+        self._parts[job.pes].append(part)
+        return part
+
+    def make_queues(self, job: Job, queues: int) -> None:
+        """Make queue pairs for a Buffer. Collective among all PEs."""
+        from deep_ep_py.core.native import C
+
+        counts = C.nvshmem.Counts(job.context, pes=job.all_pes, queues=queues)
+        self.spare_queues[queues].append(Queues(job.library.make_queue_pairs(queues), counts))
+
+    def _room(self, bootstrap: Bootstrap, size: int) -> tuple[int, int] | None:
+        """Return the first block, and where in it, that has never been used on any of the ranks."""
+        told = bootstrap.all_gather([block.used for block in self.blocks])
+        for place, block in enumerate(self.blocks):
+            offset = max(used[place] for used in told)
+            offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
+            if offset + size <= block.size:
+                return place, offset
+        return None
+
+
+def _count(queues: Queues | None) -> int:
+    return 0 if queues is None else len(queues.handles)
+
+
+@cache
+def pool() -> Pool:
+    """Return this process's."""
+    return Pool()
