@@ -34,8 +34,8 @@
 
 namespace deep_ep::fabric {
 
-// A connection to one peer, in device memory. The host fills it, and then it stays as it is: threads work on copies, so
-// that no access to the counts waits for an address to be loaded again.
+// A connection to one peer, in device memory. The host fills it, and then it stays as it is. A compiler has to load any
+// of it again after each access that orders memory: what is needed behind one is copied before.
 struct QueuePair {
     // Where this rank's kernels and its NIC meet: memory of the host for one in software.
     wire::mlx5::Block* ring;
@@ -100,13 +100,14 @@ DEEP_EP_DEVICE bool looks_completed(const QueuePair& qp, u64 count) {
 
 // One thread: the same, and remembers.
 DEEP_EP_DEVICE bool note_completed(const QueuePair& qp, u64 count) {
-    u64 known = device::load_acquire<Scope::kDevice>(qp.completed);
+    u64* const completed = qp.completed;
+    u64 known = device::load_acquire<Scope::kDevice>(completed);
     if (known >= count) return true;
     const u64 now = completed_after(qp, known);
     while (known < now) {
         const u64 before = known;
         // Release: a thread that acquires `completed` may write where the NIC has read.
-        known = device::cas_acq_rel<Scope::kDevice>(qp.completed, before, now);
+        known = device::cas_acq_rel<Scope::kDevice>(completed, before, now);
         if (known == before) break;
     }
     return now >= count;
@@ -116,25 +117,26 @@ DEEP_EP_DEVICE bool note_completed(const QueuePair& qp, u64 count) {
 
 // One thread: tells the NIC of all that is filled.
 DEEP_EP_DEVICE void ring(const QueuePair& qp) {
+    const QueuePair here = qp;
     // No thread blocks while it holds the lock, so this wait ends by itself. A thread that finds the lock taken must
     // wait for it: the holder may have read `filled` before this thread's blocks were filled. The next holder sees what
     // the lock guards, whoever held it before. Litmus: ring_lock.
     do {
-        device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(qp.ringing) == 0; }, ~0ull, nullptr);
-    } while (device::cas_acq_rel<Scope::kDevice>(qp.ringing, 0u, 1u) != 0);
+        device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(here.ringing) == 0; }, ~0ull, nullptr);
+    } while (device::cas_acq_rel<Scope::kDevice>(here.ringing, 0u, 1u) != 0);
     // Acquire: the blocks of all threads that have made theirs valid; the record's release hands them on to the NIC.
-    const u64 filled = device::load_acquire<Scope::kDevice>(qp.filled);
-    if (filled > device::load_relaxed<Scope::kDevice>(qp.rung)) {
+    const u64 filled = device::load_acquire<Scope::kDevice>(here.filled);
+    if (filled > device::load_relaxed<Scope::kDevice>(here.rung)) {
         // The NIC may serve an earlier doorbell and read this record: so the record, not only the doorbell, is what
         // releases the blocks. Litmus: ibgda_record_release.
-        device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));
+        device::store_release<Scope::kSystem>(here.record, mlx5::send_counter(filled));
         // Behind the record, which the NIC reads when the doorbell has reached it.
-        device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));
+        device::store_release<Scope::kSystem>(here.doorbell, mlx5::doorbell(here.number, filled));
         // It grows under the lock alone, so a store will do; those who look at it without the lock take it for a hint.
-        device::store_relaxed<Scope::kDevice>(qp.rung, filled);
-        *qp.rings += 1;
+        device::store_relaxed<Scope::kDevice>(here.rung, filled);
+        *here.rings += 1;
     }
-    device::store_release<Scope::kDevice>(qp.ringing, 0u);
+    device::store_release<Scope::kDevice>(here.ringing, 0u);
 }
 
 // One thread: until so many blocks are done. False: the waiter has given up.
@@ -160,12 +162,13 @@ DEEP_EP_DEVICE bool await_completed(const QueuePair& qp, Waiter& waiter, wire::P
 template <class Waiter>
 DEEP_EP_DEVICE bool reserve(const QueuePair& qp, Waiter& waiter, u32 count, u64& begin) {
     // Only hands out blocks: `completed`, acquired in the wait, says that they are free, and `filled` orders them.
-    begin = device::load_relaxed<Scope::kDevice>(qp.reserved);
+    u64* const reserved = qp.reserved;
+    begin = device::load_relaxed<Scope::kDevice>(reserved);
     for (;;) {
         const u64 end = begin + count;
         if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
         // There is room for these blocks from now on, since `completed` only grows; are they still to be had?
-        const u64 found = device::cas_acq_rel<Scope::kDevice>(qp.reserved, begin, end);
+        const u64 found = device::cas_acq_rel<Scope::kDevice>(reserved, begin, end);
         if (found == begin) return true;
         begin = found;
     }
@@ -219,7 +222,7 @@ template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Completion&, u32 to, const Piece* pieces,
                               u32 count, Word word) {
     using namespace ibgda;
-    const QueuePair qp = net.queue_pairs[to * net.per_peer + word.number % net.per_peer];
+    const QueuePair& qp = net.queue_pairs[to * net.per_peer + word.number % net.per_peer];
     u32 needed = 1;
     for (u32 i = 0; i < count; ++i) {
         for (u64 done = 0; done < pieces[i].bytes; done += next_cut(net, pieces[i], done)) ++needed;
@@ -242,13 +245,15 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Co
     // What is taken is published, though the operation be given up meanwhile (P14). The turn comes whatever the NIC
     // does: these blocks were free when they were taken, so those before them are free too, whoever has taken them, and
     // wait for nothing else. There is a bound nonetheless, for a thread of another library that hangs.
-    const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(qp.filled) == begin; };
-    if (!waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), qp.filled, begin, our_turn)) return false;
-    device::store_release<Scope::kDevice>(qp.filled, end);
+    u64* const filled = qp.filled;
+    const u64* const reserved = qp.reserved;
+    const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(filled) == begin; };
+    if (!waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), filled, begin, our_turn)) return false;
+    device::store_release<Scope::kDevice>(filled, end);
     // A thread that has taken blocks behind these will fill them, and then make this check itself. But one of another
     // library may wait for room first, for requests that no one has rung for: so there is a bound to what is left to
     // it. Relaxed: a count that is too low only rings once more.
-    if (device::load_relaxed<Scope::kDevice>(qp.reserved) == end ||
+    if (device::load_relaxed<Scope::kDevice>(reserved) == end ||
         end > device::load_relaxed<Scope::kDevice>(qp.rung) + qp.blocks / 4) {
         ring(qp);
     }
@@ -262,7 +267,7 @@ template <class Waiter>
 DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& waiter, Completion&) {
     using namespace ibgda;
     for (u32 i = threadIdx.x; i < peers.ranks * net.per_peer; i += blockDim.x) {
-        const QueuePair qp = net.queue_pairs[i];
+        const QueuePair& qp = net.queue_pairs[i];
         if (qp.cqe == nullptr) continue;  // not used
         // What is on its way to a rank that is masked does not arrive: what it is read from may change.
         if (waiter.masked(qp.peer)) continue;

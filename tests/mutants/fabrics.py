@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant, one, silent
 
-_RECORD = "device::store_release<Scope::kSystem>(qp.record, mlx5::send_counter(filled));"
-_DOORBELL = "device::store_release<Scope::kSystem>(qp.doorbell, mlx5::doorbell(qp.number, filled));"
+_RECORD = "device::store_release<Scope::kSystem>(here.record, mlx5::send_counter(filled));"
+_DOORBELL = "device::store_release<Scope::kSystem>(here.doorbell, mlx5::doorbell(here.number, filled));"
 _PEER_SIGNAL = "device::add_release<device::Scope::kSystem>("
 _WRITE = "write_request(net, qp, index++, pieces[i].source + done, pieces[i].target + done, bytes);"
 _ADD = "add_request(net, qp, index, word);\n    // In order"
 _NOTHING = "block_at(qp, index).atomic = mlx5::fetch_add(0);"
 _ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none, to, nullptr, 0, word); }()"
-_LOOK = "begin = device::load_relaxed<Scope::kDevice>(qp.reserved);\n    for"
-_ADDED = "device::add_relaxed<Scope::kDevice>(qp.reserved, static_cast<u64>(count));"
+_LOOK = "begin = device::load_relaxed<Scope::kDevice>(reserved);\n    for"
+_ADDED = "device::add_relaxed<Scope::kDevice>(reserved, static_cast<u64>(count));"
 _SWAP = (
-    "const u64 found = device::cas_acq_rel<Scope::kDevice>(qp.reserved, begin, end);\n"
+    "const u64 found = device::cas_acq_rel<Scope::kDevice>(reserved, begin, end);\n"
     "        if (found == begin) return true;\n        begin = found;"
 )
-_OUTLAST = "waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), qp.filled, begin, our_turn)"
+_OUTLAST = "waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), filled, begin, our_turn)"
 _WAIT = _OUTLAST.replace("outlast", "wait")
 _POSTED = "return true;\n}\n\n// The block, after all posting"
 
@@ -164,14 +164,14 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "ibgda: room by a relaxed look",
         "fabric/ibgda.h",
-        "u64 known = device::load_acquire<Scope::kDevice>(qp.completed);\n    if (known >= count) return true;",
-        "u64 known = device::load_relaxed<Scope::kDevice>(qp.completed);\n    if (known >= count) return true;",
+        "u64 known = device::load_acquire<Scope::kDevice>(completed);\n    if (known >= count) return true;",
+        "u64 known = device::load_relaxed<Scope::kDevice>(completed);\n    if (known >= count) return true;",
         "posters",
     ),
     one(
         "ibgda: published out of turn",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(qp.filled) == begin; };",
+        "device::load_acquire<Scope::kDevice>(filled) == begin; };",
         "true; };",
         "exact",
         "sharing",
@@ -179,15 +179,15 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "ibgda: relaxed turn",
         "fabric/ibgda.h",
-        "device::load_acquire<Scope::kDevice>(qp.filled) == begin; };",
-        "device::load_relaxed<Scope::kDevice>(qp.filled) == begin; };",
+        "device::load_acquire<Scope::kDevice>(filled) == begin; };",
+        "device::load_relaxed<Scope::kDevice>(filled) == begin; };",
         "posters",
     ),
     silent(
         "ibgda: relaxed publication",
         "fabric/ibgda.h",
-        "device::store_release<Scope::kDevice>(qp.filled, end);",
-        "device::store_relaxed<Scope::kDevice>(qp.filled, end);",
+        "device::store_release<Scope::kDevice>(filled, end);",
+        "device::store_relaxed<Scope::kDevice>(filled, end);",
         "posters",
     ),
     silent(
@@ -201,8 +201,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "ibgda: the last one leaves the doorbell too",
         "fabric/ibgda.h",
-        "(qp.reserved) == end ||",
-        "(qp.reserved) == end + 1 ||",
+        "(reserved) == end ||",
+        "(reserved) == end + 1 ||",
         "fast",
         "ibgda",
     ),

@@ -71,8 +71,8 @@ MUTANTS = (
     one(
         "giving up: what must not be left half done is given up too",
         "kernels/common/operation.h",
-        "if (device::spin_until(ready, device::now_ns() + timeout_ns_, &note)) return true;",
-        "if (device::spin_until([&] { return ready() || failed(); }, device::now_ns() + timeout_ns_, &note)) return ready();",
+        "spin_until(ready, device::now_ns() + timeout_ns_, &note)) return true;",
+        "spin_until([&] { return ready() || failed(); }, device::now_ns() + timeout_ns_, &note)) return ready();",
         "fast",
         "meetings",
     ),
