@@ -118,8 +118,8 @@ class Buffer(V1Surface):
         Where heaps lie: "own", in memory that this library allocates; "nvshmem", on GPUs, in NVSHMEM's symmetric heap,
         and then kernels drive this machine's ConnectX by queue pairs of NVSHMEM's ("ibgda" in `fabric`); see
         `docs/cluster.md`. Such a heap does not grow, so `arena_bytes` is all there is, by default 64 MiB, and its
-        Buffer does not `recover`. Default: "nvshmem" where ranks are on several machines, no fabric is named, and all of them
-        have nvshmem4py, a ConnectX and NVSHMEM_IB_ENABLE_IBGDA=1.
+        Buffer does not `recover`. Default: "nvshmem" where ranks are on several machines, no fabric is named, and all
+        of them have nvshmem4py, a ConnectX and NVSHMEM_IB_ENABLE_IBGDA=1.
 
     Raises
     ------
@@ -194,8 +194,8 @@ class Buffer(V1Surface):
             symmetric = choose_memory(connected, where, heap, fabric, num_qps_per_rank)
             if symmetric is not None and self.enable_shrink:
                 raise ValueError(
-                    "enable_shrink=True: expected heap='own' with it, NVSHMEM's queue pairs to a rank that is masked cannot "
-                    "be closed, so what is on its way there may still arrive"
+                    "enable_shrink=True: expected heap='own' with it, NVSHMEM's queue pairs to a rank that is masked "
+                    "cannot be closed, so what is on its way there may still arrive"
                 )
             make_topology = partial(
                 Topology.of,

@@ -1,3 +1,65 @@
 """NVSHMEM: its symmetric heap for Buffers, and its queue pairs for their kernels. Nothing of it is imported before a
-Buffer asks for it.
+Buffer, or `reserve`, asks for it.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+from deep_ep_py.core import arguments
+
+__all__ = ["reserve"]
+
+
+def reserve(
+    group: Any, num_bytes: int, num_qps_per_rank: int = 24, buffers: int = 1, device: str | None = None
+) -> None:
+    """Reserve symmetric memory and queue pairs for Buffers of some of the ranks. Collective among all of them.
+
+    NVSHMEM allocates by all PEs at once, so a Buffer of some of them, such as one of several expert-parallel groups,
+    takes from what all have reserved. A Buffer of all of them needs nothing reserved.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        All ranks, which are all PEs where NVSHMEM is initialised already.
+    num_bytes : int
+        Of one Buffer's heap: the error of a Buffer that finds too little names it.
+    num_qps_per_rank : int
+        As its Buffer will be given.
+    buffers : int
+        How many Buffers at a time a rank will have of this.
+    device : torch.device or str, optional
+        This rank's GPU. Default: "cuda", the current one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    NvshmemError
+        NVSHMEM is not there, or has no room.
+    """
+    import torch
+
+    from deep_ep_py.bootstrap.groups import make_bootstrap
+    from deep_ep_py.core.native import C
+    from deep_ep_py.nvshmem.job import join, on_all
+
+    arguments.integer("num_bytes", num_bytes, 1, arguments.MAX_BYTES)
+    arguments.integer("num_qps_per_rank", num_qps_per_rank, 1, arguments.MAX_ROWS)
+    arguments.integer("buffers", buffers, 1, arguments.MAX_RANKS)
+    where = arguments.device("cuda" if device is None else device)
+    if where.type != "cuda":
+        raise ValueError(f"device={device!r}: expected a GPU, NVSHMEM's memory is a GPU's")
+    bootstrap = make_bootstrap(group)
+    ordinal = torch.cuda.current_device() if where.index is None else where.index
+    job = join(bootstrap, C.cuda.Context(ordinal), num_qps_per_rank)
+
+    def on_each_rank() -> None:
+        with job.context.current():
+            for _ in range(buffers):
+                job.pool.reserve(job.library, num_bytes)
+                if job.has_own_queues:
+                    job.pool.make_queues(job, num_qps_per_rank)
+
+    on_all(bootstrap, on_each_rank)

@@ -44,6 +44,11 @@ class Job:
         """Whether all PEs are ranks, so that the ranks may allocate."""
         return len(self.pes) == self.all_pes
 
+    @property
+    def has_own_queues(self) -> bool:
+        """Whether queue pairs can be made that only their owner posts to."""
+        return self.library.version >= C.nvshmem.QUEUE_PAIRS_OF_ONES_OWN_SINCE
+
 
 def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
     """Join the NVSHMEM that this process has, or else initialise it among the ranks. Collective among them.
@@ -63,6 +68,9 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
         On all ranks, naming the one that has failed.
     """
     found = on_all(bootstrap, lambda: _found(bootstrap, context))
+    wanted = bootstrap.all_gather(queues)
+    if len({*wanted}) > 1:
+        raise NvshmemError(f"num_qps_per_rank: expected the same on all ranks, there are {wanted}")
     releases = {tuple(release) for release, *_ in found}
     if len(releases) > 1:
         raise NvshmemError(f"NVSHMEM: expected one version on all ranks, there are {sorted(releases)}")
@@ -117,13 +125,15 @@ def _initialize(unique: bytes, bootstrap: Bootstrap, context: Any) -> list[Any]:
 
 
 def _give_it_a_device(job: Job) -> None:
-    """Have what was initialised without a GPU take the current one: NVSHMEM does at the first allocation."""
+    """Have what was initialised without a GPU take the current one."""
     if not job.is_whole:
         raise NvshmemError(
-            f"NVSHMEM was initialised without a GPU, and only {len(job.pes)} of its {job.all_pes} PEs are ranks: expected "
-            "torch.cuda.set_device before it is initialised"
+            f"NVSHMEM was initialised without a GPU, and only {len(job.pes)} of its {job.all_pes} PEs are ranks: "
+            "expected torch.cuda.set_device before it is initialised"
         )
     with job.context.current():
-        job.pool.reserve(job.library, 1)
+        job.library.take_device()
         if job.library.status() < C.nvshmem.INITIALIZED:
-            raise NvshmemError("NVSHMEM takes no GPU: NVSHMEM_DEBUG=INFO says why")
+            raise NvshmemError(
+                f"NVSHMEM {job.library} takes no GPU: expected one that its driver serves; NVSHMEM_DEBUG=INFO says more"
+            )

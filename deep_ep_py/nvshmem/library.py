@@ -62,15 +62,18 @@ class Library:
         """Join the PEs of a unique id. Collective among them, with a CUDA device current on this thread."""
         # The library keeps the id's address, so it must live as long as the call.
         kept = ctypes.create_string_buffer(unique, _UNIQUE_ID_BYTES)
-        attributes = ctypes.create_string_buffer(_ATTRIBUTES & 0xFFFF)
-        ctypes.c_int.from_buffer(attributes).value = _ATTRIBUTES
+        attributes = _attributes()
         at, doing = ctypes.addressof(attributes), f"initialising it as PE {pe} of {pes}"
         self._call(doing, self.bindings.set_attr_uniqueid_args, pe, pes, ctypes.addressof(kept), at)
         self._call(doing, self.bindings.hostlib_init_attr, _INIT_WITH_UNIQUE_ID, at)
 
-    def finalize(self) -> None:
-        """End what one `initialize` has begun."""
-        self._call("finalising it", self.bindings.hostlib_finalize)
+    def take_device(self) -> None:
+        """Have a library that was initialised without a GPU take this thread's current one. Collective among all PEs.
+
+        An allocation would do it too, but NVSHMEM ends the process where that finds no GPU.
+        """
+        attributes = _attributes()
+        self._call("taking a GPU", self.bindings.hostlib_init_attr, 0, ctypes.addressof(attributes))
 
     def pe(self) -> int:
         """Return which PE this process is."""
@@ -123,6 +126,12 @@ class Library:
 
     def __str__(self) -> str:
         return ".".join(map(str, self.release))
+
+
+def _attributes() -> ctypes.Array[ctypes.c_char]:
+    attributes = ctypes.create_string_buffer(_ATTRIBUTES & 0xFFFF)
+    ctypes.c_int.from_buffer(attributes).value = _ATTRIBUTES
+    return attributes
 
 
 @cache

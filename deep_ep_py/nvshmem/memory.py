@@ -47,8 +47,7 @@ class NvshmemMemory:
             self._mapped = [self.job.library.mapped(self._states.heap, pe) != 0 for pe in self.job.pes]
         library = self.job.library
         shared = C.nvshmem.shared_queues(library.version, self._states.ibgda)
-        # Before there are queue pairs of one's own, those that NVSHMEM's kernels use are shared with them.
-        self._own = library.version >= C.nvshmem.QUEUE_PAIRS_OF_ONES_OWN_SINCE
+        self._own = self.job.has_own_queues
         self._queues = max(1, queues if self._own else min(queues, shared))
         on_all(bootstrap, self._check_near)
 

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.core.native import C
 from deep_ep_py.nvshmem.library import Library, NvshmemError
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ class Pool:
         address = library.allocate(_ALIGNMENT, size)
         if address == 0:
             raise NvshmemError(
-                f"NVSHMEM's symmetric heap has no room for {size} bytes: expected a larger NVSHMEM_SYMMETRIC_SIZE, or a "
-                "smaller arena_bytes"
+                f"NVSHMEM's symmetric heap has no room for {size} bytes: expected a larger NVSHMEM_SYMMETRIC_SIZE, or "
+                "a smaller arena_bytes"
             )
         self.blocks.append(Block(address, size))
 
@@ -137,9 +138,9 @@ class Pool:
         lacks_queues = queues > 0 and not all(bootstrap.all_gather(bool(self.spare_queues[queues])))
         if (place is None or lacks_queues) and not job.is_whole:
             raise NvshmemError(
-                f"heap='nvshmem': expected {'memory' if place is None else 'queue pairs'} that all PEs have reserved for "
-                f"Buffers of some: call deep_ep_py.nvshmem.reserve(group, {size}, queues={queues}) on all "
-                f"{job.all_pes} of them first, these ranks are {len(job.pes)}"
+                f"heap='nvshmem': these ranks are {len(job.pes)} of NVSHMEM's {job.all_pes} PEs, which alone can "
+                f"{'allocate' if place is None else 'make queue pairs'} together: expected "
+                f"all to have called deep_ep_py.nvshmem.reserve(group, {size}, num_qps_per_rank={queues})"
             )
         if place is None:
             self.reserve(job.library, size)
@@ -154,8 +155,6 @@ class Pool:
 
     def make_queues(self, job: Job, queues: int) -> None:
         """Make queue pairs for a Buffer. Collective among all PEs."""
-        from deep_ep_py.core.native import C
-
         counts = C.nvshmem.Counts(job.context, pes=job.all_pes, queues=queues)
         self.spare_queues[queues].append(Queues(job.library.make_queue_pairs(queues), counts))
 
