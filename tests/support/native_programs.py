@@ -93,7 +93,7 @@ def build_driver_double(folder: Path, runs_kernels: bool) -> Path:
     """The stand-in for libcuda.so.1; `folder`, for LD_LIBRARY_PATH. Kernels run on an executor of its own, or not."""
     double = NATIVE / "driver_double"
     flags = ["-O2", "-g1", "-fPIC", "-shared", "-pthread"]
-    sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp")]
+    sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp", "globals.cpp")]
     if runs_kernels:
         flags += native_build.EXACT_DEFINES
         parts = [native_build.SOURCE_ROOT / "cpu" / part for part in ("executor", "vector")]

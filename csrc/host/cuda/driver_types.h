@@ -126,6 +126,7 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(module_load, cuModuleLoadData, Module*, const void*)                                                            \
     X(module_unload, cuModuleUnload, Module)                                                                          \
     X(module_function, cuModuleGetFunction, Function*, Module, const char*)                                           \
+    X(module_global, cuModuleGetGlobal_v2, DevicePointer*, size_t*, Module, const char*)                              \
     X(function_attribute, cuFuncGetAttribute, int*, int, Function)                                                    \
     X(function_set_attribute, cuFuncSetAttribute, Function, int, int)                                                 \
     X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, int*, Function, int, size_t)                            \
