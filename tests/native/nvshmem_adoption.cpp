@@ -152,7 +152,7 @@ class Cases {
                     same("number of none", pair.number, 0);
                     continue;
                 }
-                const MadeUp parts = made_up(index);
+                const Parts parts = made_up(index);
                 const u64 address = scene.states.address_of(index);
                 same("ring", pair.ring, parts.ring);
                 same("record", pair.record, parts.record);

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from builds import BUILD
-from places import NATIVE, SCRIPTS
+from places import DATA, NATIVE, SCRIPTS
 
 sys.path.append(str(SCRIPTS))
 
@@ -93,7 +93,7 @@ def build_driver_double(folder: Path, runs_kernels: bool) -> Path:
     """The stand-in for libcuda.so.1; `folder`, for LD_LIBRARY_PATH. Kernels run on an executor of its own, or not."""
     double = NATIVE / "driver_double"
     flags = ["-O2", "-g1", "-fPIC", "-shared", "-pthread"]
-    sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp")]
+    sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp", "globals.cpp")]
     if runs_kernels:
         flags += native_build.EXACT_DEFINES
         parts = [native_build.SOURCE_ROOT / "cpu" / part for part in ("executor", "vector")]
@@ -105,5 +105,22 @@ def build_driver_double(folder: Path, runs_kernels: bool) -> Path:
     target = folder / "libcuda.so.1"
     link = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
     command = ["g++", *native_build.COMMON_FLAGS, *flags, include, *map(str, sources), *link, "-o", str(target)]
+    subprocess.run(command, check=True)
+    return folder
+
+
+def build_nvshmem_double(folder: Path, version: str = "3.4.5") -> Path:
+    """The stand-in for libnvshmem_host.so.3, for LD_LIBRARY_PATH beside that for libcuda.so.1.
+
+    One of 3.5 or later can be another of these by `NVSHMEM_DOUBLE_VERSION`, an earlier one exports less.
+    """
+    creates = tuple(map(int, version.split("."))) >= (3, 5)
+    flags = ["-O2", "-g1", "-shared", f'-DNVSHMEM_DOUBLE_DEFAULT_VERSION="{version}"']
+    flags += [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates)}"]
+    sources = [*(NATIVE / "nvshmem_double").glob("*.cpp"), *(native_build.SOURCE_ROOT / "nic").glob("*.cpp")]
+    target = folder / "libnvshmem_host.so.3"
+    link = [f"-Wl,-soname,{target.name}", "-Wl,-Bsymbolic", "-ldl"]
+    include = f"-I{native_build.SOURCE_ROOT}"
+    command = ["g++", *native_build.COMMON_FLAGS, *flags, include, *map(str, sorted(sources)), *link, "-o", str(target)]
     subprocess.run(command, check=True)
     return folder

@@ -12,6 +12,7 @@
 
 #include "double.h"
 #include "execute.h"
+#include "globals.h"
 #include "memory.h"
 
 using namespace driver_double;
@@ -109,10 +110,12 @@ Result cuModuleLoadData(Module* module, const void* image) {
                     4) != 0)
         return kInvalidImage;
     *module = make<Module>();
+    remember_globals(*module, image);
     return kSuccess;
 }
 Result cuModuleUnload(Module module) {
     BEGIN(enter_in_context("cuModuleUnload"));
+    forget_globals(module);
     return forget(module);
 }
 Result cuModuleGetFunction(Function* function, Module module, const char* symbol) {

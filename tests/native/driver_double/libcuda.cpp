@@ -1,6 +1,8 @@
 // A stand-in for libcuda.so.1: knows the rules of the calls that are used, and behaves as badly as a driver may. As
 // with the driver, any thread may call, and has contexts of its own.
 //
+// A module's variables are those of its ELF symbol table, with what the image puts there or zeros.
+//
 // Device memory is the host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a
 // launch does is execute_*.cpp's. Streams share as many queues as CUDA_DEVICE_MAX_CONNECTIONS said when it was
 // initialised, else 8: kernels of one queue run one after the other. A function whose code is not there when it is
@@ -21,6 +23,9 @@
 //   DOUBLE_MAP_WAITS  to map memory it waits for all kernels that run
 //   DOUBLE_MAP_HANGS  it never returns from mapping memory
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
+//
+// double_share(address, bytes) tells the executor of device memory that a NIC uses too: kernels keep to accesses at
+// system scope there, until double_unshare(address).
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
 // which double_replay(number) launches again and waits for; -> its number. double_alive() counts what has been made and
@@ -168,6 +173,12 @@ Result cuDevicePrimaryCtxRelease_v2(Device) {
 Result cuCtxPushCurrent_v2(Context) {
     if (shut_down) return kDeinitialized;
     ++contexts_pushed;
+    return kSuccess;
+}
+Result cuCtxGetCurrent(Context* context) {
+    if (shut_down) return kDeinitialized;
+    if (!initialized) return kNotInitialized;
+    *context = contexts_pushed > 0 ? reinterpret_cast<Context>(0x1) : nullptr;
     return kSuccess;
 }
 Result cuCtxPopCurrent_v2(Context*) {

@@ -168,6 +168,14 @@ Result cuMemHostUnregister(void* address) {
     driver_double::unshare(address);
     return forget(address);
 }
+void double_share(const void* address, size_t bytes) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    driver_double::share(address, bytes);
+}
+void double_unshare(const void* address) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    driver_double::unshare(address);
+}
 Result cuMemsetD8Async(DevicePointer address, unsigned char byte, size_t bytes, Stream stream) {
     BEGIN(enter_in_context("cuMemsetD8Async"));
     if (!alive.count(stream)) return kInvalidHandle;

@@ -45,8 +45,6 @@ class Golden {
     uint64_t number(const std::string& name) const { return entry(name).first; }
     uint64_t offset(const std::string& field) const { return entry(field).first; }
 
-    Bytes empty(const std::string& table) const { return Bytes(number(table)); }
-
     // Writes a field of the table that begins at `begin`. A field that this version does not have is left out.
     void put(Bytes& bytes, uint64_t begin, const std::string& field, uint64_t value) const {
         if (!has(field)) return;

@@ -11,6 +11,24 @@
 
 namespace nvshmem_double {
 
+// Of a queue pair, what the host library allocates for it.
+struct Parts {
+    uint64_t ring, record, doorbell, cqe, returned;
+    uint32_t returned_key, number;
+};
+
+// Made up, by its index in the table.
+inline Parts made_up(uint64_t index) {
+    const uint64_t at = 0x7e0000000000 + index * 0x100000;
+    const auto low = static_cast<uint32_t>(index);
+    return {at, at + 0x80004, at + 0x90000, at + 0xa0000, at + 0xb0000, 0x51000000 + low, 0x1000 + low};
+}
+inline uint32_t key_of(int chunk, int nic) { return 0xa0000000u + static_cast<uint32_t>(chunk << 8 | nic); }
+inline uint32_t remote_key_of(int chunk, int pe, int nic) {
+    return 0xb0000000u + static_cast<uint32_t>(chunk << 16 | pe << 4 | nic);
+}
+inline uint64_t remote_heap_of(int pe) { return 0x7d0000000000 + (static_cast<uint64_t>(pe) << 36); }
+
 struct Job {
     int pes = 4;
     int pe = 1;
@@ -23,40 +41,36 @@ struct Job {
     // What is registered at once, and so has one key: so many chunks.
     int chunks_of_key = 1;
     uint32_t blocks = 1024;
+    int registered = -1;     // chunks that have keys already; -1: all
+    bool cpu_rings = false;  // a thread of the host rings the doorbells
+    uint8_t unnamed = 0;     // what the bytes hold that no golden file has a name for
+    // Keys are big endian.
+    std::function<Parts(uint64_t index, int pe, int nic)> parts = [](uint64_t index, int, int) {
+        return made_up(index);
+    };
+    std::function<uint32_t(int chunk, int nic)> key = key_of;
+    std::function<uint32_t(int chunk, int pe, int nic)> remote_key = remote_key_of;
+    std::function<uint64_t(int pe)> remote_heap = remote_heap_of;
 };
 
 // Reserves device memory.
 using Allocate = std::function<uint64_t(uint64_t bytes)>;
 using Write = std::function<void(uint64_t address, const void* bytes, uint64_t count)>;
-
-// What has been made up for a queue pair, by its index in the table.
-struct MadeUp {
-    uint64_t ring, record, doorbell, cqe, returned;
-    uint32_t returned_key, number;
-};
-inline MadeUp made_up(uint64_t index) {
-    const uint64_t at = 0x7e0000000000 + index * 0x100000;
-    const auto low = static_cast<uint32_t>(index);
-    return {at, at + 0x80004, at + 0x90000, at + 0xa0000, at + 0xb0000, 0x51000000 + low, 0x1000 + low};
-}
-inline uint32_t key_of(int chunk, int nic) { return 0xa0000000u + static_cast<uint32_t>(chunk << 8 | nic); }
-inline uint32_t remote_key_of(int chunk, int pe, int nic) {
-    return 0xb0000000u + static_cast<uint32_t>(chunk << 16 | pe << 4 | nic);
-}
-inline uint64_t remote_heap_of(int pe) { return 0x7d0000000000 + (static_cast<uint64_t>(pe) << 36); }
+using Read = std::function<void(uint64_t address, void* bytes, uint64_t count)>;
 
 class States {
   public:
     States(const Golden& golden, const Job& job, Allocate allocate, Write write)
-        : device(golden.empty("DeviceState")),
-          ibgda(golden.empty("IbgdaState")),
+        : device(golden.number("DeviceState"), job.unnamed),
+          ibgda(golden.number("IbgdaState"), job.unnamed),
           golden_(golden),
           job_(job),
           allocate_(std::move(allocate)),
           write_(std::move(write)) {
         fill_device();
         fill_ibgda();
-        fill_keys();
+        allocate_keys();
+        register_chunks(0, job_.registered < 0 ? job_.chunks : job_.registered);
         fill_queue_pairs();
     }
 
@@ -73,6 +87,9 @@ class States {
     }
     // What nvshmemx_qp_create says of its n-th.
     int handle(int n) const { return (job_.rcs * job_.nics + n) * job_.pes; }
+    int created() const { return job_.created; }
+    uint64_t queue_pairs() const { return queue_pairs_; }
+    uint64_t queue_pairs_bytes() const { return table_.size(); }
     uint64_t address_of(uint64_t index) const { return queue_pairs_ + index * golden_.number("QueuePair"); }
 
     void put_queue_pair(uint64_t index, const std::string& field, uint64_t value) {
@@ -84,7 +101,7 @@ class States {
     // The n-th key of a kind, wherever it is.
     void put_key(bool remote, uint64_t n, uint32_t key, uint64_t end) {
         const uint64_t near = golden_.number("kKeysInState"), size = golden_.number("Key");
-        Bytes bytes = golden_.empty("Key");
+        Bytes bytes(size, job_.unnamed);
         golden_.put(bytes, 0, "Key.key", key);
         golden_.put(bytes, 0, "Key.end", end);
         if (n < near) {
@@ -95,7 +112,39 @@ class States {
         }
     }
 
+    // Enters the keys of chunks [first, end).
+    void register_chunks(int first, int end) {
+        for (int chunk = first; chunk < end; ++chunk) {
+            const int begin = chunk - chunk % job_.chunks_of_key;
+            const uint64_t ends = static_cast<uint64_t>(std::min(begin + job_.chunks_of_key, job_.chunks))
+                                  << job_.chunk_log2;
+            for (int nic = 0; nic < job_.nics; ++nic) {
+                put_key(false, static_cast<uint64_t>(chunk * job_.nics + nic), job_.key(begin, nic), job_.heap + ends);
+                for (int pe = 0; pe < job_.pes; ++pe) {
+                    const auto n = static_cast<uint64_t>((chunk * job_.pes + pe) * job_.nics + nic);
+                    put_key(true, n, job_.remote_key(begin, pe, nic), ends);
+                }
+            }
+        }
+    }
+
+    // nvshmemx_qp_create: `count` more to each PE. The table lies elsewhere afterwards, with what `read` has found in
+    // the old one, which is the caller's to free.
+    void create(int count, const Read& read) {
+        const uint64_t old = queue_pairs_;
+        Bytes kept(table_.size());
+        read(old, kept.data(), kept.size());
+        const int before = job_.created;
+        job_.created += count;
+        table_.assign(kept.size() + row_bytes() * static_cast<uint64_t>(count), job_.unnamed);
+        std::copy(kept.begin(), kept.end(), table_.begin());
+        for (int n = before; n < job_.created; ++n) fill_created(n);
+        place_queue_pairs();
+        put_rcs();
+    }
+
   private:
+    uint64_t row_bytes() const { return static_cast<uint64_t>(job_.pes) * golden_.number("QueuePair"); }
     uint64_t heap_bytes() const { return static_cast<uint64_t>(job_.chunks) << job_.chunk_log2; }
 
     void fill_device() {
@@ -103,59 +152,58 @@ class States {
         put_device("pes", static_cast<uint64_t>(job_.pes));
         put_device("heap", job_.heap);
         put_device("heap_bytes", heap_bytes());
+        put_device("by_rails", 0);
         put_device("has_ibgda", 1);
         if (golden_.has("kIbgda")) put_device("transport", golden_.number("kIbgda"));
         std::vector<uint64_t> heaps;
-        for (int pe = 0; pe < job_.pes; ++pe) heaps.push_back(pe == job_.pe ? job_.heap : remote_heap_of(pe));
+        for (int pe = 0; pe < job_.pes; ++pe) heaps.push_back(pe == job_.pe ? job_.heap : job_.remote_heap(pe));
         put_device("remote_heaps", place(heaps.data(), heaps.size() * sizeof(uint64_t)));
     }
 
     void fill_ibgda() {
-        // What has been created counts too, rounded down.
-        put_ibgda("rcs_per_pe", static_cast<uint64_t>(job_.rcs + job_.created / job_.nics));
+        put_rcs();
         put_ibgda("default_rcs_per_pe", static_cast<uint64_t>(job_.rcs));
         put_ibgda("nics", static_cast<uint64_t>(job_.nics));
         put_ibgda("chunk_log2", static_cast<uint64_t>(job_.chunk_log2));
+        put_ibgda("cpu_rings", job_.cpu_rings ? 1 : 0);
+        put_ibgda("queue_pairs", 0);
     }
+    // What has been created counts too, rounded down.
+    void put_rcs() { put_ibgda("rcs_per_pe", static_cast<uint64_t>(job_.rcs + job_.created / job_.nics)); }
 
-    void fill_keys() {
+    void allocate_keys() {
         const uint64_t near = golden_.number("kKeysInState"), size = golden_.number("Key");
+        for (const char* keys : {"IbgdaState.keys", "IbgdaState.remote_keys"}) {
+            std::fill_n(ibgda.begin() + static_cast<std::ptrdiff_t>(golden_.offset(keys)), near * size, uint8_t{0});
+        }
         const auto rest = [&](uint64_t count) { return count > near ? allocate_((count - near) * size) : 0; };
         const auto all = static_cast<uint64_t>(job_.chunks * job_.nics);
         more_keys_ = rest(all);
         more_remote_keys_ = rest(all * static_cast<uint64_t>(job_.pes));
         put_ibgda("more_keys", more_keys_);
         put_ibgda("more_remote_keys", more_remote_keys_);
-        for (int chunk = 0; chunk < job_.chunks; ++chunk) {
-            const int first = chunk - chunk % job_.chunks_of_key;
-            const uint64_t end = static_cast<uint64_t>(std::min(first + job_.chunks_of_key, job_.chunks))
-                                 << job_.chunk_log2;
-            for (int nic = 0; nic < job_.nics; ++nic) {
-                put_key(false, static_cast<uint64_t>(chunk * job_.nics + nic), key_of(first, nic), job_.heap + end);
-                for (int pe = 0; pe < job_.pes; ++pe) {
-                    const auto n = static_cast<uint64_t>((chunk * job_.pes + pe) * job_.nics + nic);
-                    put_key(true, n, remote_key_of(first, pe, nic), end);
-                }
-            }
-        }
     }
 
     void fill_queue_pairs() {
         const int rows = job_.rcs * job_.nics + job_.created;
         if (rows == 0) return;
-        const auto count = static_cast<uint64_t>(rows * job_.pes);
-        table_ = Bytes(count * golden_.number("QueuePair"));
-        queue_pairs_ = allocate_(table_.size());
-        put_ibgda("queue_pairs", queue_pairs_);
+        table_.assign(static_cast<uint64_t>(rows) * row_bytes(), job_.unnamed);
         for (int pe = 0; pe < job_.pes; ++pe) {
             for (int nic = 0; nic < job_.nics; ++nic) {
                 for (int queue = 0; queue < job_.rcs; ++queue) fill_queue_pair(index(pe, queue, nic), pe, nic);
             }
-            for (int n = 0; n < job_.created; ++n) {
-                fill_queue_pair(static_cast<uint64_t>(handle(n) + pe), pe, n % job_.nics);
-            }
         }
-        write_(queue_pairs_, table_.data(), table_.size());
+        for (int n = 0; n < job_.created; ++n) fill_created(n);
+        place_queue_pairs();
+    }
+    void place_queue_pairs() {
+        queue_pairs_ = place(table_.data(), table_.size());
+        put_ibgda("queue_pairs", queue_pairs_);
+    }
+    void fill_created(int n) {
+        for (int pe = 0; pe < job_.pes; ++pe) {
+            fill_queue_pair(static_cast<uint64_t>(handle(n) + pe), pe, n % job_.nics);
+        }
     }
 
     void fill_queue_pair(uint64_t index, int pe, int nic) {
@@ -164,8 +212,8 @@ class States {
         };
         put("number", golden_.number("kNoNumber"));
         if (pe == job_.pe) return;  // no PE has one to itself
-        const MadeUp parts = made_up(index);
-        Bytes completions = golden_.empty("CompletionQueue");
+        const Parts parts = job_.parts(index, pe, nic);
+        Bytes completions(golden_.number("CompletionQueue"), job_.unnamed);
         golden_.put(completions, 0, "CompletionQueue.cqe", parts.cqe);
         put("kind", golden_.number("kRc"));
         put("number", parts.number);
@@ -177,6 +225,7 @@ class States {
         put("record", parts.record);
         put("doorbell", parts.doorbell);
         put("completion", place(completions.data(), completions.size()));
+        for (const char* counter : {"posting", "reserved", "filled", "rung", "completed"}) put(counter, 0);
     }
 
     uint64_t place(const void* bytes, uint64_t count) {
@@ -186,7 +235,7 @@ class States {
     }
 
     const Golden& golden_;
-    const Job job_;
+    Job job_;
     const Allocate allocate_;
     const Write write_;
     uint64_t queue_pairs_ = 0, more_keys_ = 0, more_remote_keys_ = 0;

@@ -1,0 +1,34 @@
+// Where the processes of a job meet: a file that all of them map, with a slot for each PE.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "settings.h"
+
+namespace nvshmem_double {
+
+class Meeting {
+  public:
+    Meeting(const std::string& folder, int pe, int pes, double seconds);
+    ~Meeting();
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
+
+    // Returns once all PEs have come, with all that they wrote before. Throws Failure where one comes with another call
+    // or other arguments, on all PEs alike; or where one does not come in time, after which nobody can meet here again.
+    void meet(const std::string& call, uint64_t first = 0, uint64_t second = 0);
+
+  private:
+    struct Slot;
+    Slot* slot(int pe) const;
+    [[noreturn]] void give_up(const std::string& call, const std::string& why);
+
+    const int pe_, pes_;
+    const double seconds_;
+    size_t bytes_ = 0;
+    void* memory_ = nullptr;
+    uint64_t met_ = 0;
+};
+
+}  // namespace nvshmem_double

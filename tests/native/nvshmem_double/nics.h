@@ -1,0 +1,74 @@
+// The NICs of a PE: csrc/nic's queue pairs over memory as NVSHMEM allocates it, served by a thread. Rings, doorbell
+// records, completions and the words for what atomics return lie in device memory, the doorbell's register is the
+// host's; where a thread of the host rings the doorbells, record and register are its own, and kernels have a word that
+// it looks at.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "gpu.h"
+#include "heap.h"
+#include "nic/send_queue.h"
+#include "states.h"
+
+namespace nvshmem_double {
+
+class Nics {
+  public:
+    Nics(const Settings& settings, Gpu& gpu, const Heap& heap, int pe, int pes);
+    ~Nics();
+    Nics(const Nics&) = delete;
+    Nics& operator=(const Nics&) = delete;
+
+    Parts make_queue(int peer, int nic);
+    // Keys, as NICs read them from requests: in host order.
+    uint32_t key(int chunk, int nic) const;
+    uint32_t remote_key(int chunk, int pe, int nic) const;
+    // Unlike any address of this process.
+    static uint64_t remote_heap(int pe) { return (static_cast<uint64_t>(pe) + 1) << 44; }
+    void register_chunk(int chunk);
+    // Throws Failure where a request was refused.
+    void check() const;
+
+  private:
+    // What a queue pair with `cpu_doorbells` has apart from it.
+    struct Assisted {
+        deep_ep::u64* word;  // kernels raise it
+        deep_ep::wire::mlx5::DoorbellRecord record;
+        deep_ep::u64 doorbell;
+        deep_ep::u64 rung;
+        uint32_t number;
+    };
+    struct Served {
+        std::unique_ptr<deep_ep::nic::SendQueue> queue;
+        Assisted* assisted;  // or null
+        uint32_t delay;      // turns until the next step
+    };
+
+    void run();
+    bool serve();
+    bool step(Served& served);
+    static void ring(Assisted& assisted);
+    uint32_t draw(uint32_t bound);
+
+    const Settings& settings_;
+    Gpu& gpu_;
+    const Heap& heap_;
+    const int pe_, pes_;
+    uint32_t made_ = 0;
+    mutable std::mutex mutex_;  // of all that follows
+    uint32_t random_;
+    std::deque<deep_ep::nic::MemoryTable> memory_;  // by NIC
+    std::deque<Assisted> assisted_;
+    std::vector<Served> served_;
+    std::string refusal_;
+    std::atomic<bool> stopping_{false};
+    std::thread thread_;
+};
+
+}  // namespace nvshmem_double

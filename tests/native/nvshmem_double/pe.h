@@ -1,0 +1,78 @@
+// One PE: what is between the first initialisation and the last finalisation.
+#pragma once
+
+#include <memory>
+#include <shared_mutex>
+#include <string>
+
+#include "gpu.h"
+#include "heap.h"
+#include "meeting.h"
+#include "modules.h"
+#include "nics.h"
+#include "posting.h"
+#include "states.h"
+
+namespace nvshmem_double {
+
+// Calls throw Failure.
+class Pe {
+  public:
+    // Bootstrapped: all PEs with this id have met.
+    Pe(const std::string& id, int pe, int pes);
+    // With the device too, as far as that is not done. Collective.
+    void initialise(Gpu::Context context);
+    // Collective. What is thrown is for the caller to tell; nothing is left either way.
+    void finalise();
+
+    int number() const { return pe_; }
+    int pes() const { return pes_; }
+    bool initialised() const { return ready_; }
+
+    // Collective; null where there is no room.
+    void* allocate(const std::string& call, uint64_t alignment, uint64_t bytes, uint8_t filled_with);
+    void free(void* address);
+    void* near(const void* address, int pe) const;
+    void barrier();
+    // To each far PE, over the queue pairs that NVSHMEM's own kernels use.
+    void post_foreign(int count);
+
+    void add_module(void* module);
+    void remove_module(void* module) { modules_.remove(module); }
+    // Collective; -> handles, by malloc.
+    int* create_queue_pairs(int count);
+
+  private:
+    struct Target;
+
+    bool far(int pe) const { return heap_->near(pe) == nullptr; }
+    void make_states();
+    void copy_states();
+    void grow();
+    uint64_t reserved_word(int pe) const;
+    uint64_t reserved_row(int pe) const;
+    QueueRow row(int peer, int turn) const;
+    Target target(const QueueRow& queue, int peer, uint64_t offset) const;
+    void post_arrival(int peer);
+    void post_pair(int peer, int turn);
+    void await_arrivals();
+    void quiet();
+
+    const Settings settings_;
+    const Golden golden_;
+    const std::string folder_;
+    const int pe_, pes_;
+    Meeting meeting_;
+    std::unique_ptr<Gpu> gpu_;
+    std::unique_ptr<Heap> heap_;
+    std::unique_ptr<Nics> nics_;
+    std::unique_ptr<States> states_;
+    Modules modules_;
+    bool ready_ = false;     // with the device
+    int chunks_ = 0;         // that have keys
+    uint64_t barriers_ = 0;  // that this PE has come to
+    // Shared by those who post, until nvshmemx_qp_create moves the table under their feet.
+    mutable std::shared_mutex table_;
+};
+
+}  // namespace nvshmem_double
