@@ -519,7 +519,8 @@ class Buffer(V1Surface):
             "arena_growths": len(runtime.added_pieces()),
             "arena_used": runtime.arena_used,
         }
-        through_host = self._engine.device.asynchronous and bool(self._engine.topology.networks)
+        engine = self._engine
+        through_host = engine.device.asynchronous and bool(engine.topology.networks) and not engine.is_symmetric
         return {**self._engine.stats, **arena, "through_host": int(through_host)}
 
     def network_counters(self) -> list[dict[str, int]]:

@@ -1,0 +1,108 @@
+"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: both modes in NVSHMEM's heap, rows between
+nodes by its queue pairs, checked against the oracle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+import deep_ep_py as deep_ep
+import low_latency
+import pretend_gpu
+from cases import Case
+from deep_ep_py.nvshmem import probe
+from deep_ep_py.nvshmem.library import NAME
+from harness import Trial, dispatch_arguments, round_trip
+
+QUEUES = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks-per-node", type=int, action="append", required=True)
+    parser.add_argument("--foreign", action="store_true", help="NVSHMEM posts between the Buffers' requests")
+    options = parser.parse_args()
+    pretend()
+    dist.init_process_group("gloo")
+    for per_node in options.ranks_per_node:
+        with posting() if options.foreign else threading.Lock():
+            normal(per_node)
+            low_latency_calls(per_node)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def pretend() -> None:
+    """Have a GPU, whose driver NVRTC must not meet: it has compiled the probe elsewhere."""
+    pretend_gpu.install(compile_kernels=False)
+    probe._cubin = lambda _: Path(os.environ["PROBE_CUBIN"]).read_bytes()  # type: ignore[assignment]
+
+
+def make_buffer(per_node: int, **options: Any) -> deep_ep.Buffer:
+    return deep_ep.Buffer(
+        dist.group.WORLD, ranks_per_node=per_node, heap="nvshmem", num_qps_per_rank=QUEUES, timeout=60.0, **options
+    )
+
+
+def normal(per_node: int) -> None:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    tokens = tuple(10 + 7 * one for one in range(ranks))
+    case = Case("nvshmem", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, ranks_per_node=per_node)
+    trials = [Trial.of(case, seed) for seed in (1, 2, 3)]
+    with make_buffer(per_node, num_nvl_bytes=1 << 20, arena_bytes=4 << 20) as buffer:
+        topology = buffer._engine.topology
+        assert topology.networks == (("ibgda",) if per_node < ranks else ()), topology
+        kept = []
+        for turn, blocks in enumerate((1, 2, 5, 2)):
+            trial = trials[turn % 3]
+            round_trip(buffer, rank, trial, blocks)
+            kept.append((trial, buffer.dispatch(**dispatch_arguments(trial.work, rank))))
+        for trial, results in kept:
+            trial.check_dispatch(rank, results)
+        assert buffer.stats()["through_host"] == 0
+
+
+def low_latency_calls(per_node: int) -> None:
+    ranks = dist.get_world_size()
+    tokens = tuple(10 + 7 * rank for rank in range(ranks))
+    sizes = low_latency.Sizes("nvshmem", ranks, tokens, max(tokens), 256, 4, 4 * ranks)
+    both = [low_latency.Work.of(sizes, seed) for seed in (1, 2)]
+    with make_buffer(per_node, num_rdma_bytes=4 << 20, low_latency_mode=True, arena_bytes=1 << 20) as buffer:
+        for cast in low_latency.CASTS.values():
+            for work in both:
+                low_latency.round_trip(buffer, work, cast, hooks=work is both[1])
+
+
+@contextmanager
+def posting() -> Iterator[None]:
+    """In the body another thread posts to NVSHMEM's queue pairs as NVSHMEM's kernels do."""
+    over, failed = threading.Event(), list[int]()
+
+    def post() -> None:
+        library = ctypes.CDLL(NAME)
+        while not over.is_set():
+            if library.nvshmemx_init_status() >= 2 and (status := library.nvshmem_double_foreign_posts(3)):
+                failed.append(status)
+                return
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert not failed, failed
+
+
+if __name__ == "__main__":
+    main()
