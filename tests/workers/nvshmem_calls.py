@@ -226,7 +226,9 @@ def barriers(scene: Scene) -> None:
         for at in range(0, len(table), size):
             if golden.get(table, "QueuePair.number", at) == golden.bytes_of("kNoNumber"):
                 continue
-            counts = {golden.get(table, f"QueuePair.{name}", at) for name in ("reserved", "filled", "rung", "completed")}
+            counts = {
+                golden.get(table, f"QueuePair.{name}", at) for name in ("reserved", "filled", "rung", "completed")
+            }
             assert len(counts) == 1, counts
             reserved += counts.pop()
         peers = PES if os.environ.get("NVSHMEM_DISABLE_P2P") == "1" else PES - PER_NODE + 1
