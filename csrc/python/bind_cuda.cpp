@@ -133,6 +133,12 @@ void bind_cuda(py::module_& module) {
         .def_property_readonly("name", &PrimaryContext::name)
         .def_property_readonly("architecture", &PrimaryContext::architecture)
         .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors)
+        .def_property_readonly(
+            "orders_nic_writes",
+            [](const PrimaryContext& context) {
+                return context.attribute(host::cuda::kNicWritesOrdering) != host::cuda::kNoNicWritesOrdering;
+            },
+            "Whether its running kernels see a NIC's writes in order.")
         .def(
             "current",
             [](std::shared_ptr<PrimaryContext> context) { return ContextScope{std::move(context), nullptr}; },

@@ -44,6 +44,11 @@ class Context:
     def multiprocessors(self) -> int: ...
     @property
     def name(self) -> str: ...
+    @property
+    def orders_nic_writes(self) -> bool:
+        """
+        Whether its running kernels see a NIC's writes in order.
+        """
 
 class PoolScope:
     def __enter__(self) -> None: ...

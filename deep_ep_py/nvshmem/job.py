@@ -29,6 +29,8 @@ class Job:
         By rank: which PE it is.
     all_pes : int
         How many there are, also those that are no ranks.
+    queues : int
+        Queue pairs to each peer that its Buffers want.
     pool : Pool
         Of symmetric memory.
     """
@@ -37,6 +39,7 @@ class Job:
     context: Any
     pes: tuple[int, ...]
     all_pes: int
+    queues: int
     pool: Pool
 
     @property
@@ -86,7 +89,7 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
         unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
         found = on_all(bootstrap, lambda: _initialize(bytes.fromhex(unique), bootstrap, context))
     pes = tuple(int(pe) for _, _, pe, _ in found)
-    job = Job(library(), context, pes, int(found[0][3]), pool())
+    job = Job(library(), context, pes, int(found[0][3]), queues, pool())
     if len(set(pes)) < len(pes):
         raise NvshmemError(f"NVSHMEM: ranks are PEs {[*pes]}; expected each another one")
     if any(status < C.nvshmem.INITIALIZED for _, status, *_ in found):

@@ -61,6 +61,11 @@ class NvshmemMemory:
 
     def refusal_of_nic(self, peer: int) -> str:
         """Return why NVSHMEM's queue pairs do not lead to a rank; empty: they do."""
+        if not self.job.context.orders_nic_writes:
+            return (
+                "this GPU's running kernels do not see a NIC's writes in order (GPU_DIRECT_RDMA_WRITES_ORDERING is 0), "
+                "so a signal could be seen before the rows in front of it"
+            )
         try:
             C.nvshmem.check(self.job.context, self._wanted([rank == peer for rank in range(len(self._machines))]))
         except C.nvshmem.Refused as error:

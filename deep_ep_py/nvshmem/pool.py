@@ -140,7 +140,7 @@ class Pool:
             raise NvshmemError(
                 f"heap='nvshmem': these ranks are {len(job.pes)} of NVSHMEM's {job.all_pes} PEs, which alone can "
                 f"{'allocate' if place is None else 'make queue pairs'} together: expected "
-                f"all to have called deep_ep_py.nvshmem.reserve(group, {size}, num_qps_per_rank={queues})"
+                f"all to have called deep_ep_py.nvshmem.reserve(group, {size}, num_qps_per_rank={job.queues})"
             )
         if place is None:
             self.reserve(job.library, size)

@@ -1,17 +1,23 @@
-"""Buffers whose heaps lie in NVSHMEM's and whose kernels post to its queue pairs, over the stand-ins for its host library
+"""Buffers whose heaps lie in NVSHMEM's and whose kernels post to its queue pairs, over stand-ins for its host library
 and for the driver.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import deep_ep_py as deep_ep
 from builds import LONG
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
 from deep_ep_py.nvshmem import probe
+from deep_ep_py.testing import run_ranks
+from launches import of_ranks
 from native_programs import build_nvshmem_double
 from nvshmem_runs import Nvshmem
 
@@ -89,3 +95,54 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         NVSHMEM_DOUBLE_NIC_RELAXED="1",
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks", "version", "environment"),
+    [
+        ("ibgda_off", 2, SHARED, {"NVSHMEM_IB_ENABLE_IBGDA": "0"}),
+        ("cpu_doorbells", 2, SHARED, {"NVSHMEM_DOUBLE_CPU_DOORBELLS": "1"}),
+        ("no_loads_and_stores", 2, SHARED, {"NVSHMEM_DISABLE_P2P": "1"}),
+        ("heap_too_small", 2, OWN, {"NVSHMEM_SYMMETRIC_SIZE": "1M"}),
+        ("initialisation_fails", 2, OWN, {"NVSHMEM_DOUBLE_FAIL": "nvshmemx_hostlib_init_attr=7"}),
+        ("no_queue_pairs_of_ones_own", 2, SHARED, {}),
+        ("unknown_version", 2, OWN, {}),
+        ("rows_do_not_wait_for_writes", 2, OWN, {"DOUBLE_NO_ORDERING": "1"}),
+        ("a_queue_pair_that_fails", 2, SHARED, {"NVSHMEM_DOUBLE_FAULT": "0,1,9,21"}),
+        ("a_queue_pair_that_fails", 2, OWN, {"NVSHMEM_DOUBLE_FAULT": "0,1,9,21"}),
+        ("wrong_arguments", 2, OWN, {}),
+        ("memory_is_taken_again", 2, SHARED, {}),
+        ("memory_is_taken_again", 2, OWN, {}),
+        ("memory_of_a_failed_buffer_is_not", 2, OWN, {}),
+        ("joined", 3, SHARED, {}),
+        ("joined", 3, OWN, {}),
+        ("joined_by_some", 2, OWN, {}),
+        ("groups_of_some", 4, SHARED, {}),
+        ("groups_of_some", 4, OWN, {}),
+    ],
+)
+def test_what_nvshmem_is_like(
+    nvshmem: Nvshmem, case: str, ranks: int, version: str, environment: dict[str, str]
+) -> None:
+    done = nvshmem.run("nvshmem_refusals.py", ranks, case, version=version, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_heap_of_nvshmems_is_a_gpus() -> None:
+    def on_each_rank(group: Any) -> None:
+        with pytest.raises(ValueError, match="heap='nvshmem': expected device='cuda'"):
+            deep_ep.Buffer(group, 1 << 20, heap="nvshmem")
+
+    run_ranks(2, on_each_rank)
+
+
+def test_the_library_is_imported_without_it() -> None:
+    """Neither nvshmem4py nor NVSHMEM's library comes with deep_ep_py, nor with a Buffer that does not ask for it."""
+    program = (
+        "import sys, deep_ep_py as d; from deep_ep_py.testing import run_ranks\n"
+        "run_ranks(2, lambda group: d.Buffer(group, 1 << 20).rank)\n"
+        "assert not {'nvshmem', 'cuda.pathfinder', 'deep_ep_py.nvshmem.job'} & {*sys.modules}, sys.modules\n"
+        "assert 'nvshmem' not in open('/proc/self/maps').read()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=of_ranks(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

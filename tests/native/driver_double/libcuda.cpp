@@ -22,6 +22,7 @@
 //   DOUBLE_COOPERATIVE_SERIAL  cooperative launches run one after the other
 //   DOUBLE_MAP_WAITS  to map memory it waits for all kernels that run
 //   DOUBLE_MAP_HANGS  it never returns from mapping memory
+//   DOUBLE_NO_ORDERING  its kernels see a NIC's writes in any order
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //
 // double_share(address, bytes) tells the executor of device memory that a NIC uses too: kernels keep to accesses at
@@ -152,6 +153,9 @@ Result cuDeviceGetAttribute(int* value, int which, Device device) {
             return kSuccess;
         case kMaxSharedPerBlockOptin:
             *value = shared_bytes();
+            return kSuccess;
+        case kNicWritesOrdering:
+            *value = std::getenv("DOUBLE_NO_ORDERING") ? kNoNicWritesOrdering : 100;
             return kSuccess;
         case kCooperativeLaunch:
         case kCanUseHostPointer:

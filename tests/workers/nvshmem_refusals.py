@@ -1,0 +1,245 @@
+"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: what cannot be, what is joined, and what is
+left behind. Each case by its name; the environment says what NVSHMEM is like.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from nvshmem_buffers import QUEUES, pretend
+
+import deep_ep_py as deep_ep
+from cases import Case
+from deep_ep_py.core.native import C
+from deep_ep_py.nvshmem import job, library, memory, reserve
+from deep_ep_py.nvshmem.library import NvshmemError
+from deep_ep_py.nvshmem.pool import pool
+from harness import Trial, dispatch_arguments, round_trip
+
+BYTES = {"num_nvl_bytes": 1 << 20, "arena_bytes": 1 << 20}
+
+
+def make(group: Any = None, **options: Any) -> deep_ep.Buffer:
+    given = {"ranks_per_node": 1, "heap": "nvshmem", "num_qps_per_rank": QUEUES, "timeout": 20.0, **BYTES, **options}
+    return deep_ep.Buffer(group or dist.group.WORLD, **given)
+
+
+def refusal(kind: type[Exception], **options: Any) -> str:
+    with pytest.raises(kind) as info:
+        make(**options)
+    return str(info.value)
+
+
+def check(buffer: deep_ep.Buffer, ranks: int) -> None:
+    case = Case("nvshmem", ranks, 20, hidden=264, topk=2, experts=2 * ranks, ranks_per_node=1)
+    round_trip(buffer, buffer.rank, Trial.of(case), 2)
+
+
+# --- what NVSHMEM is like -------------------------------------------------------------------------------------------
+
+
+def ibgda_off() -> None:
+    said = refusal(ValueError)
+    assert "expected a path between every two of the 2 ranks" in said
+    assert "ibgda: NVSHMEM's IBGDA is not initialised: set NVSHMEM_IB_ENABLE_IBGDA=1" in said, said
+    # Loads and stores need none of it.
+    with make(ranks_per_node=2) as buffer:
+        assert buffer._engine.topology.networks == ()
+
+
+def cpu_doorbells() -> None:
+    assert "NVSHMEM_IBGDA_NIC_HANDLER=gpu" in refusal(ValueError)
+
+
+def no_loads_and_stores() -> None:
+    said = refusal(NvshmemError)
+    assert "does not map the memory of rank" in said and "NVSHMEM_DISABLE_P2P unset" in said, said
+
+
+def heap_too_small() -> None:
+    said = refusal(NvshmemError)
+    assert "symmetric heap has no room for" in said and "NVSHMEM_SYMMETRIC_SIZE" in said, said
+
+
+def initialisation_fails() -> None:
+    said = refusal(NvshmemError)
+    assert "initialising it as PE" in said and "status 7" in said and "NVSHMEM_DEBUG=INFO" in said, said
+
+
+def no_queue_pairs_of_ones_own() -> None:
+    """The library lacks the call, though it may say that it is of a version that has it."""
+    with pytest.raises(NvshmemError, match=r"NVSHMEM 3\.4\.5: it has no nvshmemx_qp_create"):
+        library.library().make_queue_pairs(1)
+
+
+def unknown_version() -> None:
+    known = library.library()
+    for release in ((3, 3, 24), (4, 0, 0)):
+        other = replace(known, release=release)
+        job.library = memory.library = lambda other=other: other  # type: ignore[attr-defined, assignment]
+        said = refusal(ValueError)
+        assert f"NVSHMEM {'.'.join(map(str, release))} is loaded" in said, said
+        assert "install nvidia-nvshmem 3.4.5 or a newer one of version 3" in said, said
+
+
+def rows_do_not_wait_for_writes() -> None:
+    """On such a GPU a signal may be seen before the rows in front of it."""
+    assert "GPU_DIRECT_RDMA_WRITES_ORDERING" in refusal(ValueError)
+
+
+def a_queue_pair_that_fails() -> None:
+    """As with a software NIC; but such a Buffer does not recover."""
+    buffer = make(timeout=30.0)
+    case = Case("nvshmem", 2, 20, hidden=264, topk=2, experts=4, ranks_per_node=1)
+    given = dispatch_arguments(Trial.of(case).work, buffer.rank)
+    with pytest.raises(deep_ep.DeepEPError) as info:
+        for _ in range(20):
+            buffer.dispatch(**given)
+            buffer.check()  # before what has failed is looked at
+    said = str(info.value)
+    if buffer.rank == 0:
+        assert "the NIC reports an error of work request" in said and "retries exceeded" in said, said
+    else:
+        assert "rank 0" in said, said
+    with pytest.raises(deep_ep.DeepEPError, match="a Buffer with heap='nvshmem' does not recover"):
+        buffer.recover()
+
+
+# --- what it is asked for -------------------------------------------------------------------------------------------
+
+
+def wrong_arguments() -> None:
+    assert "heap='symmetric': expected 'own' or 'nvshmem'" in refusal(ValueError, heap="symmetric")
+    assert "enable_shrink=True: expected heap='own'" in refusal(ValueError, enable_shrink=True, low_latency_mode=True)
+    assert "fabric='proxy': expected one of peer, ibgda with heap='nvshmem'" in refusal(ValueError, fabric="proxy")
+    said = refusal(NvshmemError, num_qps_per_rank=2 + dist.get_rank())
+    assert "num_qps_per_rank: expected the same on all ranks, there are [2, 3]" in said, said
+
+
+def use(count: int = 1, **options: Any) -> list[Any]:
+    """Make Buffers at a time, use and destroy them; -> what the last one's dispatch has returned."""
+    buffers = [make(**options) for _ in range(count)]
+    for buffer in buffers:
+        check(buffer, 2)
+    case = Case("nvshmem", 2, 20, hidden=264, topk=2, experts=4, ranks_per_node=1)
+    outputs = [buffer.dispatch(**dispatch_arguments(Trial.of(case).work, buffer.rank)) for buffer in buffers]
+    for buffer in buffers:
+        buffer.destroy()
+    return [*outputs[-1]]
+
+
+def blocks_after(count: int = 1, **options: Any) -> int:
+    """Of NVSHMEM's memory, once that many Buffers have come and gone."""
+    use(count, **options)
+    gc.collect()  # the pretended GPU keeps its Buffer's runtime
+    return len(pool().blocks)
+
+
+def memory_is_taken_again() -> None:
+    """By Buffers of the same size, once those before have ended and no output lies there any more."""
+    assert [blocks_after() for _ in range(3)] == [1, 1, 1]
+    assert [blocks_after(2), blocks_after(2)] == [2, 2]
+    kept = use(2)
+    gc.collect()
+    assert blocks_after(2) == 3, "an output lies in one"
+    kept.clear()
+    gc.collect()
+    assert blocks_after(3) == 3
+    assert blocks_after(arena_bytes=2 << 20) == 4, "another size"
+
+
+def memory_of_a_failed_buffer_is_not() -> None:
+    buffer = make()
+    if buffer.rank == 0:
+        buffer.abort()
+    with pytest.raises(deep_ep.DeepEPError):
+        check(buffer, 2)
+    buffer.destroy()
+    del buffer
+    dist.barrier()
+    assert blocks_after() == 2
+
+
+# --- other programs on it -------------------------------------------------------------------------------------------
+
+
+def joined() -> None:
+    """The program has initialised it, with its PEs in another order."""
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    loaded, context = library.library(), C.cuda.Context(0)
+    unique = [loaded.unique_id() if rank == ranks - 1 else b""]
+    dist.broadcast_object_list(unique, src=ranks - 1)
+    with context.current():
+        loaded.initialize(unique[0], ranks - 1 - rank, ranks)
+    with make() as buffer:
+        assert buffer._engine._symmetric.job.pes == tuple(reversed(range(ranks)))
+        check(buffer, ranks)
+
+
+def joined_by_some() -> None:
+    rank = dist.get_rank()
+    if rank == 0:
+        loaded, context = library.library(), C.cuda.Context(0)
+        with context.current():
+            loaded.initialize(loaded.unique_id(), 0, 1)
+    said = refusal(NvshmemError)
+    assert "rank 0's process has initialised it, rank 1's has not; expected all or none" in said, said
+
+
+def groups_of_some() -> None:
+    """Two halves at once, each with a Buffer; what all have reserved serves them."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    halves = [dist.new_group([*range(ranks // 2)]), dist.new_group([*range(ranks // 2, ranks)])]
+    mine = halves[rank // (ranks // 2)]
+    with make() as whole:  # NVSHMEM's PEs are all ranks
+        check(whole, ranks)
+    said = refusal(NvshmemError, group=mine, arena_bytes=8 << 20)
+    assert f"these ranks are {ranks // 2} of NVSHMEM's {ranks} PEs" in said, said
+    wanted = int(said.partition("reserve(group, ")[2].partition(",")[0])
+    reserve(dist.group.WORLD, wanted, num_qps_per_rank=QUEUES, device="cuda:0")
+    for _ in range(2):
+        with make(mine, arena_bytes=8 << 20) as buffer:
+            check(buffer, ranks // 2)
+        del buffer
+        gc.collect()  # its memory is the next one's
+
+
+CASES: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (
+        ibgda_off,
+        cpu_doorbells,
+        no_loads_and_stores,
+        heap_too_small,
+        initialisation_fails,
+        no_queue_pairs_of_ones_own,
+        unknown_version,
+        rows_do_not_wait_for_writes,
+        a_queue_pair_that_fails,
+        wrong_arguments,
+        memory_is_taken_again,
+        memory_of_a_failed_buffer_is_not,
+        joined,
+        joined_by_some,
+        groups_of_some,
+    )
+}
+
+
+def main() -> None:
+    pretend()
+    dist.init_process_group("gloo")
+    CASES[sys.argv[1]]()
+    os._exit(0)  # whatever NVSHMEM, which has perhaps failed, would do at the end
+
+
+if __name__ == "__main__":
+    main()
