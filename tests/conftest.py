@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from builds import BUILD, EXAMPLES
 from deep_ep_py.device.hardware_queues import needs_restart, restart_with_queues
-from native_programs import build_driver_double
+from native_programs import NvshmemDoubles, build_driver_double
 from places import TESTS, WORKERS
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
@@ -72,3 +72,9 @@ def idle_double(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the stand-in for libcuda.so.1, which runs the library's kernels on a CPU."""
     return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=True)
+
+
+@pytest.fixture(scope="session")
+def nvshmem_doubles(tmp_path_factory: pytest.TempPathFactory) -> NvshmemDoubles:
+    """The folders of the stand-ins for libnvshmem_host.so.3, by release."""
+    return NvshmemDoubles(tmp_path_factory.mktemp("nvshmem"))

@@ -109,18 +109,42 @@ def build_driver_double(folder: Path, runs_kernels: bool) -> Path:
     return folder
 
 
-def build_nvshmem_double(folder: Path, version: str = "3.4.5") -> Path:
-    """The stand-in for libnvshmem_host.so.3, for LD_LIBRARY_PATH beside that for libcuda.so.1.
+def build_nvshmem_double(folder: Path, creates_queue_pairs: bool) -> Path:
+    """The stand-in for libnvshmem_host.so.3; `folder`, for LD_LIBRARY_PATH, where the driver's must be found too.
 
-    One of 3.5 or later can be another of these by `NVSHMEM_DOUBLE_VERSION`, an earlier one exports less.
+    It is every release that has nvshmemx_qp_create, or every one that has not, as `NVSHMEM_DOUBLE_VERSION` says.
     """
-    creates = tuple(map(int, version.split("."))) >= (3, 5)
-    flags = ["-O2", "-g1", "-shared", f'-DNVSHMEM_DOUBLE_DEFAULT_VERSION="{version}"']
-    flags += [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates)}"]
-    sources = [*(NATIVE / "nvshmem_double").glob("*.cpp"), *(native_build.SOURCE_ROOT / "nic").glob("*.cpp")]
-    target = folder / "libnvshmem_host.so.3"
-    link = [f"-Wl,-soname,{target.name}", "-Wl,-Bsymbolic", "-ldl"]
-    include = f"-I{native_build.SOURCE_ROOT}"
-    command = ["g++", *native_build.COMMON_FLAGS, *flags, include, *map(str, sorted(sources)), *link, "-o", str(target)]
+    double, soname = NATIVE / "nvshmem_double", "libnvshmem_host.so.3"
+    defines = [f'-DNVSHMEM_DOUBLE_GOLDEN="{DATA / "nvshmem"}"', f"-DNVSHMEM_DOUBLE_CREATES={int(creates_queue_pairs)}"]
+    flags = ["-O2", "-g1", "-shared", f"-I{native_build.SOURCE_ROOT}", *defines]
+    sources = [*sorted(double.glob("*.cpp")), *sorted((native_build.SOURCE_ROOT / "nic").glob("*.cpp"))]
+    link = [f"-Wl,-soname,{soname}", "-Wl,-Bsymbolic", "-ldl"]
+    command = ["g++", *native_build.COMMON_FLAGS, *flags, *map(str, sources), *link, "-o", str(folder / soname)]
     subprocess.run(command, check=True)
     return folder
+
+
+class NvshmemDoubles:
+    """Builds what is asked for, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def folder(self, version: str) -> Path:
+        """What LD_LIBRARY_PATH names for a release."""
+        creates = tuple(map(int, version.split("."))) >= (3, 5)
+        folder = self._folder / ("creates" if creates else "does_not_create")
+        if not folder.exists():
+            folder.mkdir()
+            build_nvshmem_double(folder, creates)
+        return folder
+
+    def environment(self, driver: Path, version: str, meeting: Path, **variables: str) -> dict[str, str]:
+        """For processes over the stand-ins for this release and for the driver, which meet in `meeting`."""
+        path = os.pathsep.join(map(str, (driver, self.folder(version))))
+        return {
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [path, os.environ.get("LD_LIBRARY_PATH", "")])),
+            "NVSHMEM_DOUBLE_VERSION": version,
+            "NVSHMEM_DOUBLE_FOLDER": str(meeting),
+            **variables,
+        }

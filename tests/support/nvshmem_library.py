@@ -26,6 +26,21 @@ def module_source(version: str, device_bytes: int = 776, ibgda_bytes: int = 8384
     )
 
 
+def compile_module(source: str) -> bytes:
+    """A cubin."""
+    from cuda.bindings import nvrtc
+
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"module.cu", 0, [], [])
+    options = [b"--gpu-architecture=sm_90a"]
+    (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, result
+    _, count = nvrtc.nvrtcGetCUBINSize(program)
+    image = bytes(count)
+    nvrtc.nvrtcGetCUBIN(program, image)
+    nvrtc.nvrtcDestroyProgram(program)
+    return image
+
+
 class Golden:
     """A release's layout."""
 
@@ -33,8 +48,16 @@ class Golden:
         self._entries = json.loads((DATA / "nvshmem" / f"{version}.json").read_text())
         self.minor = int(version.split(".")[1])
 
+    @property
+    def functions(self) -> set[str]:
+        """Those of the host library that this library calls."""
+        return set(self._entries["functions"])
+
     def bytes_of(self, table: str) -> int:
         return int(self._entries[table])
+
+    def offset_of(self, field: str) -> int:
+        return int(self._entries[field][0])
 
     def has(self, name: str) -> bool:
         return name in self._entries
@@ -52,13 +75,13 @@ class Driver:
     """The driver's calls that a test makes; each must succeed."""
 
     def __init__(self) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
+        self.library = ctypes.CDLL("libcuda.so.1")
         self.context, self.stream = c_void_p(), c_void_p()
         self.call("cuInit", 0)
         self.call("cuDevicePrimaryCtxRetain", byref(self.context), 0)
 
     def call(self, name: str, *arguments: Any) -> None:
-        result = getattr(self._library, name)(*arguments)
+        result = getattr(self.library, name)(*arguments)
         assert result == 0, f"{name}: {result}"
 
     def make_current(self) -> None:
@@ -107,7 +130,7 @@ class Nvshmem:
         golden = self.golden
         made = ctypes.create_string_buffer(golden.bytes_of("InitArguments"))
         table = bytearray(len(made))
-        inner = golden.bytes_of("InitArguments") - golden._entries["InitArguments.arguments_version"][0]
+        inner = golden.bytes_of("InitArguments") - golden.offset_of("InitArguments.arguments_version")
         golden.put(table, "InitArguments.version", 1 << 16 | golden.bytes_of("InitArguments"))
         golden.put(table, "InitArguments.arguments_version", 1 << 16 | inner)
         golden.put(table, "InitArguments.unique_id_version", 1 << 16 | golden.bytes_of("UniqueIdArguments"))

@@ -30,7 +30,7 @@ class Scene:
 
     def __init__(self, module: Path) -> None:
         self.nvshmem, self.driver = Nvshmem(os.environ["NVSHMEM_DOUBLE_VERSION"]), Driver()
-        self.golden, self._image = self.nvshmem.golden, module
+        self.golden, self.image = self.nvshmem.golden, module
 
     def common_id(self) -> bytes:
         """One that PE 0 has made, handed on by gloo."""
@@ -50,7 +50,7 @@ class Scene:
         assert self.nvshmem.status() == 0
 
     def register(self) -> ctypes.c_void_p:
-        module = self.driver.load(self._image)
+        module = self.driver.load(self.image)
         assert self.nvshmem.library.nvshmemx_cumodule_init(module) == 0
         return module
 
@@ -76,7 +76,7 @@ def initialisations(scene: Scene) -> None:
     assert nvshmem.status() == 1, "there is no context yet"
     assert (nvshmem.library.nvshmem_my_pe(), nvshmem.library.nvshmem_n_pes()) == (PE, PES)
     scene.driver.make_current()
-    module = scene.driver.load(scene._image)
+    module = scene.driver.load(scene.image)
     assert nvshmem.library.nvshmemx_cumodule_init(module) != 0, "the device is not initialised"
     assert nvshmem.malloc(100) is not None
     assert nvshmem.status() == 2
@@ -263,7 +263,7 @@ def wrong_calls(scene: Scene) -> None:
 def refused_modules(scene: Scene) -> None:
     """Modules that this host library cannot serve."""
     scene.start()
-    for image in sorted(scene._image.parent.glob("bad_*.cubin")):
+    for image in sorted(scene.image.parent.glob("bad_*.cubin")):
         assert scene.nvshmem.library.nvshmemx_cumodule_init(scene.driver.load(image)) != 0, image.name
     scene.end()
 
@@ -280,12 +280,86 @@ def alone(scene: Scene) -> None:
 def faults(scene: Scene) -> None:
     """PE 0's queue pairs to PE 1 fail."""
     scene.start()
-    result = scene.nvshmem.library.nvshmem_double_foreign_posts(20)
+    assert scene.nvshmem.library.nvshmem_double_foreign_posts(20) == 0
     if PE == 0:
         scene.nvshmem.library.nvshmem_barrier_all()
     dist.barrier()
-    assert result == 0
-    scene.nvshmem.library.nvshmemx_hostlib_finalize()
+    scene.end()
+
+
+def invalid_requests(scene: Scene) -> None:
+    """A doorbell that is another queue pair's: the NIC stops, with an error that kernels can see."""
+    scene.start()
+    module, peer = scene.register(), (PE + 1) % PES
+    golden, table = scene.golden, scene.ibgda(module, "queue_pairs")
+    row = scene.row(table, peer if golden.minor >= 5 else 2 * peer)
+    completions = golden.get(row, "QueuePair.completion")
+    cqe = golden.get(scene.driver.read(completions, golden.bytes_of("CompletionQueue")), "CompletionQueue.cqe")
+    doorbell = ctypes.c_uint64.from_address(golden.get(row, "QueuePair.doorbell"))
+    doorbell.value = 0x12345600000100
+    until = time.monotonic() + 10
+    while scene.driver.read(cqe, 64)[63] >> 4 != 0xD:
+        assert time.monotonic() < until
+    assert scene.nvshmem.library.nvshmem_double_foreign_posts(1) != 0
+    assert scene.nvshmem.library.nvshmemx_cumodule_finalize(module) == 0
+    scene.end()
+
+
+def wanted_failures(scene: Scene) -> None:
+    """What the environment asks for."""
+    nvshmem = scene.nvshmem
+    scene.driver.make_current()
+    os.environ["NVSHMEM_DOUBLE_FAIL"] = "nvshmemx_hostlib_init_attr=7"
+    unique_id = scene.common_id()
+    assert nvshmem.init(unique_id, PE, PES) == 7 and nvshmem.status() == 0
+    os.environ["NVSHMEM_DOUBLE_FAIL"] = "nvshmem_align=1"
+    assert nvshmem.init(unique_id, PE, PES) == 0
+    assert nvshmem.align(64, 64) is None and nvshmem.malloc(64) is not None
+    scene.end()
+
+
+def damaged_images(scene: Scene) -> None:
+    """The driver's stand-in finds no variables where an image's numbers lead out of their tables."""
+    scene.driver.make_current()
+    sound = scene.image.read_bytes()
+    address, size = ctypes.c_ulonglong(), ctypes.c_size_t()
+
+    def found(image: bytes) -> bool:
+        module = ctypes.c_void_p()
+        scene.driver.call("cuModuleLoadData", ctypes.byref(module), image)
+        sought = (ctypes.byref(address), ctypes.byref(size), module, DEVICE.encode())
+        result = scene.driver.library.cuModuleGetGlobal_v2(*sought)
+        scene.driver.unload(module)
+        assert result in (0, 500)
+        return bool(result == 0)
+
+    assert found(sound) and size.value == 776
+    assert not found(b"\x7fELF")
+    sections = int.from_bytes(sound[0x28:0x30], "little")
+    count = int.from_bytes(sound[0x3C:0x3E], "little")
+    kinds = [int.from_bytes(sound[sections + 64 * i + 4 :][:4], "little") for i in range(count)]
+    table = sections + 64 * kinds.index(2)  # of symbols
+    first = int.from_bytes(sound[table + 24 :][:8], "little")
+    length = int.from_bytes(sound[table + 32 :][:8], "little")
+    names = sections + 64 * int.from_bytes(sound[table + 40 :][:4], "little")
+    everywhere = [first + at for at in range(0, length, 24)]
+    for name, places, size_of in (
+        ("sections' size", [0x3A], 2),
+        ("sections' place", [0x28], 8),
+        ("table's place", [table + 24], 8),
+        ("table's size", [table + 32], 8),
+        ("table's names", [table + 40], 4),
+        ("size of an entry", [table + 56], 8),
+        ("place of the names", [names + 24], 8),
+        ("symbol's name", everywhere, 4),
+        ("symbol's section", [at + 6 for at in everywhere], 2),
+        ("symbol's place", [at + 8 for at in everywhere], 8),
+        ("symbol's size", [at + 16 for at in everywhere], 8),
+    ):
+        damaged = bytearray(sound)
+        for at in places:
+            damaged[at : at + size_of] = b"\xff" * size_of
+        assert not found(bytes(damaged)), name
 
 
 def through_nvshmem4py(scene: Scene) -> None:
@@ -300,7 +374,7 @@ def through_nvshmem4py(scene: Scene) -> None:
     assert bindings.init_status() == 2 and (bindings.my_pe(), bindings.n_pes()) == (PE, PES)
     address = bindings.malloc(4096)
     assert bindings.ptr(address, PE) == address
-    module = scene.driver.load(scene._image)
+    module = scene.driver.load(scene.image)
     assert bindings.cumodule_init(module.value) == 0
     bindings.barrier_all()
     assert bindings.cumodule_finalize(module.value) == 0
@@ -313,7 +387,8 @@ SCENARIOS: dict[str, Callable[[Scene], None]] = {
     scenario.__name__: scenario
     for scenario in (
         *(initialisations, memory, states, created_queue_pairs, barriers),
-        *(wrong_calls, refused_modules, alone, faults, through_nvshmem4py),
+        *(wrong_calls, refused_modules, alone, faults, invalid_requests),
+        *(wanted_failures, damaged_images, through_nvshmem4py),
     )
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 namespace mlx5 = deep_ep::wire::mlx5;
 
-constexpr uint64_t kWordBytes = 16, kRowBytes = 256, kMostPes = 128;
+constexpr uint64_t kWordBytes = 16, kRowBytes = 256;
 static_assert(kMostPes * (kWordBytes + kRowBytes) <= Heap::kReserved);
 
 }  // namespace
@@ -81,11 +81,15 @@ void Pe::post_pair(int peer, int turn) {
     queue.submit(index, index + 2, settings_.seconds);
 }
 
+// Of all queue pairs, whoever posts to them.
 void Pe::quiet() {
+    const std::shared_lock<std::shared_mutex> here(table_);
     for (int peer = 0; peer < pes_; ++peer) {
-        for (int turn = 0; far(peer) && turn < settings_.rcs * settings_.nics; ++turn) {
-            const std::shared_lock<std::shared_mutex> here(table_);
-            row(peer, turn).quiet(settings_.seconds);
+        if (!far(peer)) continue;
+        for (int turn = 0; turn < settings_.rcs * settings_.nics; ++turn) row(peer, turn).quiet(settings_.seconds);
+        for (int n = 0; n < states_->created(); ++n) {
+            const auto index = static_cast<uint64_t>(states_->handle(n) + peer);
+            QueueRow(golden_, states_->address_of(index)).quiet(settings_.seconds);
         }
     }
 }

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "arguments.h"
+
 namespace nvshmem_double {
 namespace {
 
@@ -19,7 +21,7 @@ std::string folder_of(const Settings& settings, const std::string& id) {
 }  // namespace
 
 Pe::Pe(const std::string& id, int pe, int pes)
-    : golden_(std::string(NVSHMEM_DOUBLE_GOLDEN) + "/" + version() + ".json"),
+    : golden_(golden()),
       folder_(folder_of(settings_, id)),
       pe_(pe),
       pes_(pes),
@@ -28,6 +30,7 @@ Pe::Pe(const std::string& id, int pe, int pes)
         throw Failure(kInvalidValue, "NVSHMEM_DOUBLE_VERSION=" + version() + ": this library was built " +
                                          (NVSHMEM_DOUBLE_CREATES ? "with" : "without") + " nvshmemx_qp_create");
     }
+    if (pes > kMostPes) throw Failure(kNotSupported, std::to_string(pes) + " PEs");
     meeting_.meet("nvshmemx_hostlib_init_attr", static_cast<uint64_t>(pes));
 }
 

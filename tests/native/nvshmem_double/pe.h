@@ -1,6 +1,7 @@
 // One PE: what is between the first initialisation and the last finalisation.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <shared_mutex>
 #include <string>
@@ -14,6 +15,9 @@
 #include "states.h"
 
 namespace nvshmem_double {
+
+// Whom there is room for in front of the heaps' allocations.
+constexpr int kMostPes = 128;
 
 // Calls throw Failure.
 class Pe {
@@ -51,6 +55,7 @@ class Pe {
     void grow();
     uint64_t reserved_word(int pe) const;
     uint64_t reserved_row(int pe) const;
+    // Of NVSHMEM's own, taken in turns.
     QueueRow row(int peer, int turn) const;
     Target target(const QueueRow& queue, int peer, uint64_t offset) const;
     void post_arrival(int peer);
@@ -68,9 +73,9 @@ class Pe {
     std::unique_ptr<Nics> nics_;
     std::unique_ptr<States> states_;
     Modules modules_;
-    bool ready_ = false;     // with the device
-    int chunks_ = 0;         // that have keys
-    uint64_t barriers_ = 0;  // that this PE has come to
+    std::atomic<bool> ready_{false};  // with the device
+    int chunks_ = 0;                  // that have keys
+    uint64_t barriers_ = 0;           // that this PE has come to
     // Shared by those who post, until nvshmemx_qp_create moves the table under their feet.
     mutable std::shared_mutex table_;
 };
