@@ -18,7 +18,7 @@ from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
 from deep_ep_py.nvshmem import probe
 from deep_ep_py.testing import run_ranks
 from launches import of_ranks
-from native_programs import build_nvshmem_double
+from native_programs import NvshmemDoubles
 from nvshmem_runs import Nvshmem
 
 pytestmark = [
@@ -37,11 +37,6 @@ def in_long(*values: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {version: build_nvshmem_double(tmp_path_factory.mktemp("nvshmem"), version) for version in (SHARED, OWN)}
-
-
-@pytest.fixture(scope="module")
 def compiled_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """NVRTC looks for the driver, and must not find the stand-in."""
     try:
@@ -56,12 +51,12 @@ def compiled_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def nvshmem(
     double: Path,
-    libraries: dict[str, Path],
+    nvshmem_doubles: NvshmemDoubles,
     compiled_probe: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Nvshmem:
-    return Nvshmem(double, libraries, compiled_probe, tmp_path, monkeypatch)
+    return Nvshmem(double, nvshmem_doubles, compiled_probe, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +93,8 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         NVSHMEM_QP_DEPTH="128",
         NVSHMEM_DOUBLE_CHUNK_LOG2="16",
         NVSHMEM_DOUBLE_NIC_RELAXED="1",
+        NVSHMEM_DOUBLE_NIC_MTU="64",
+        NVSHMEM_DOUBLE_NIC_MOST_DELAY="3",
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -130,6 +127,14 @@ def test_what_nvshmem_is_like(
     nvshmem: Nvshmem, case: str, ranks: int, version: str, environment: dict[str, str]
 ) -> None:
     done = nvshmem.run("nvshmem_refusals.py", ranks, case, version=version, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_it_is_chosen_where_it_serves(nvshmem: Nvshmem, tmp_path: Path) -> None:
+    (tmp_path / "nics" / "mlx5_0").mkdir(parents=True)
+    done = nvshmem.run(
+        "nvshmem_refusals.py", 4, "by_itself", version=OWN, NICS=str(tmp_path / "nics"), NVSHMEM_DOUBLE_PES_PER_NODE="2"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from launches import torchrun
+from native_programs import NvshmemDoubles
 from places import WORKERS
 
 
@@ -18,18 +19,16 @@ class Nvshmem:
     """Where the stand-ins are, and what the environment tells them."""
 
     driver: Path
-    libraries: dict[str, Path]
+    doubles: NvshmemDoubles
     probe: Path
     folder: Path
     monkeypatch: pytest.MonkeyPatch
-    environment: dict[str, str] = field(default_factory=dict)
 
     def run(
         self, worker: str, ranks: int, *arguments: str, version: str = "3.4.5", **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a worker on so many processes over a release of NVSHMEM."""
-        library = self.libraries["3.4.5" if version < "3.5" else "3.8.0"]
-        paths = [str(self.driver), str(library), os.environ.get("LD_LIBRARY_PATH", "")]
+        paths = [str(self.driver), str(self.doubles.folder(version)), os.environ.get("LD_LIBRARY_PATH", "")]
         given = {
             "LD_LIBRARY_PATH": os.pathsep.join(path for path in paths if path),
             "PROBE_CUBIN": str(self.probe),

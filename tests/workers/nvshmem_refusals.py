@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from nvshmem_buffers import QUEUES, pretend
 
 import deep_ep_py as deep_ep
 from cases import Case
+from deep_ep_py.bootstrap import start
 from deep_ep_py.core.native import C
-from deep_ep_py.nvshmem import job, library, memory, reserve
+from deep_ep_py.nvshmem import choice, job, library, memory, reserve
 from deep_ep_py.nvshmem.library import NvshmemError
 from deep_ep_py.nvshmem.pool import pool
 from harness import Trial, dispatch_arguments, round_trip
@@ -212,6 +214,30 @@ def groups_of_some() -> None:
         gc.collect()  # its memory is the next one's
 
 
+# --- without being asked for ----------------------------------------------------------------------------------------
+
+
+def by_itself() -> None:
+    """On two machines, which share no memory, with ConnectX NICs; unless a rank lacks what it takes."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    start.machine_name = lambda: f"machine {rank // 2}"  # type: ignore[assignment]
+    choice._NICS = Path(os.environ["NICS"])
+    options = {"heap": None, "ranks_per_node": None}
+    case = Case("nvshmem", ranks, 20, hidden=264, topk=2, experts=2 * ranks, ranks_per_node=2)
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    with make(**options) as buffer:
+        near = tuple("peer" if peer // 2 == rank // 2 else "ibgda" for peer in range(ranks))
+        assert buffer._engine.is_symmetric and buffer._engine.topology.routes == near
+        round_trip(buffer, rank, Trial.of(case), 2)
+    if rank == 3:
+        os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "0"
+    for lacking in ({**options}, {**options, "heap": "own"}):
+        if C.proxy_providers():
+            with make(**lacking) as buffer:
+                assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
+                round_trip(buffer, rank, Trial.of(case), 2)
+
+
 CASES: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
@@ -230,6 +256,7 @@ CASES: dict[str, Callable[[], None]] = {
         joined,
         joined_by_some,
         groups_of_some,
+        by_itself,
     )
 }
 
