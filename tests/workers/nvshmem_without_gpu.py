@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch.distributed as dist
@@ -23,7 +24,8 @@ def main() -> None:
     try:
         join(make_bootstrap(dist.group.WORLD), NoContext(), 4)
     except NvshmemError as error:
-        print(f"status {library().status()}: {error}", flush=True)
+        sys.stdout.write(f"status {library().status()}: {error}\n")  # at once, so that lines of two do not mix
+        sys.stdout.flush()
     dist.barrier()
 
 
