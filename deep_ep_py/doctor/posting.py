@@ -53,7 +53,7 @@ def posting(
         verdict, value = Verdict.WARNING if wanted else Verdict.INFO, f"{count(len(missing), 'thing')} to be done first"
     else:
         verdict, value = Verdict.GOOD, f"{names}, by queue pairs of NVSHMEM's"
-    yield Finding(NAME, verdict, value, f"a Buffer with {_HEAP}; it has not yet run on a GPU or a NIC")
+    yield Finding(NAME, verdict, value, f"the way of a Buffer with {_HEAP}; not yet run on a GPU or a NIC")
     yield from (replace(one, verdict=verdict) for one in missing)
     if not environment.get(ENABLE_IBGDA):
         yield Finding(
