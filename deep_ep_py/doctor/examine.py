@@ -30,4 +30,4 @@ def examine(files: Files) -> list[Section]:
     if not files.live:
         return [*sections, Section.of("This process", (not_read(title) for title in _OF_A_PROCESS))]
     sections.insert(3, visible(len(read_gpus(files))))
-    return [*sections, software(), variables(), paths()]
+    return [*sections, software(), variables(), paths(files)]

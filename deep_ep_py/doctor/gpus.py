@@ -65,8 +65,8 @@ def _gpus(files: Files, process: Process | None) -> Iterator[Finding]:
     nics = [nic for nic in read_nics(files) if nic.device]
     connectx = [nic for nic in nics if nic.is_connectx]
     if connectx:
-        yield _connectx_to_memory(files)
-        yield _doorbells(files, judged=process is not None and process.nvshmem is not None)
+        yield connectx_to_memory(files)
+        yield doorbells(files, judged=process is not None and process.nvshmem is not None)
     yield from (_efa_to_memory(files, nic) for nic in nics if nic.driver == "efa")
     yield _gdrcopy(files)
 
@@ -105,7 +105,8 @@ def _dma_buf(files: Files) -> tuple[bool, str]:
     return True, "dma-buf, by the open kernel modules"
 
 
-def _connectx_to_memory(files: Files) -> Finding:
+def connectx_to_memory(files: Files) -> Finding:
+    """Say by what a ConnectX takes memory of a GPU."""
     name = "ConnectX to GPU memory"
     if files.exists("/sys/module/nvidia_peermem"):
         return Finding(name, Verdict.GOOD, "nvidia_peermem is loaded")
@@ -135,8 +136,8 @@ def _efa_to_memory(files: Files, nic: Nic) -> Finding:
     return Finding(name, Verdict.INFO, driver, reason)
 
 
-def _doorbells(files: Files, judged: bool) -> Finding:
-    """A GPU rings a NIC's doorbell only where the driver maps the NIC's registers for it."""
+def doorbells(files: Files, judged: bool) -> Finding:
+    """Say whether a GPU can ring a NIC's doorbell, as it does only where the driver maps the NIC's registers for it."""
     name, unset = "doorbells from GPUs", Verdict.WARNING if judged else Verdict.INFO
     parameters = files.text(f"{_DRIVER}/params")
     if parameters is None:

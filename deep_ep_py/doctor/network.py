@@ -48,8 +48,7 @@ def _network(files: Files, process: Process | None) -> Iterator[Finding]:
             "posting by kernels (IBGDA)",
             Verdict.INFO,
             f"possible on {', '.join(nic.name for nic in connectx)}",
-            "this library does not adopt the queue pairs of real NICs yet: the proxy drives these, over libfabric's "
-            "provider verbs;ofi_rxm",
+            'from GPUs, with heap="nvshmem"; else the proxy drives them, over libfabric\'s provider verbs;ofi_rxm',
         )
         yield from settings(connectx, process)
         yield from _settings_of_firmware(connectx)

@@ -9,6 +9,8 @@ from shlex import quote
 from deep_ep_py.doctor.findings import Finding, Verdict, not_read
 from deep_ep_py.doctor.nics import Link, Nic, Port
 
+INSTALL = "pip install nvshmem4py-cu13"
+ENABLE_IBGDA = "NVSHMEM_IB_ENABLE_IBGDA"
 TRAFFIC_CLASS, SERVICE_LEVEL = "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"
 HCA_LIST, LIST_COUNTS, HCA_PREFIX = "NVSHMEM_HCA_LIST", "NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_PREFIX"
 _NAME = "NVSHMEM's settings"

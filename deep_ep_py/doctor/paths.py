@@ -11,23 +11,27 @@ import torch
 from deep_ep_py.bootstrap.machines import own_address
 from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
+from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict, count
+from deep_ep_py.doctor.posting import posting
+from deep_ep_py.doctor.software import has_nvshmem4py
 from deep_ep_py.doctor.variables import NEAR_PROVIDER
 
 
-def paths() -> Section:
-    """Describe the fabrics that a Buffer can use here."""
-    return Section.of("Paths", _paths())
+def paths(files: Files) -> Section:
+    """Describe the fabrics that a Buffer can use here.
+
+    Parameters
+    ----------
+    files
+        Of this machine.
+    """
+    return Section.of("Paths", _paths(files))
 
 
-def _paths() -> Iterator[Finding]:
+def _paths(files: Files) -> Iterator[Finding]:
     yield _peer()
-    yield Finding(
-        "ibgda",
-        Verdict.INFO,
-        "software NICs, on a CPU alone",
-        "kernels post on them what a ConnectX would be given; real queue pairs cannot be adopted yet",
-    )
+    yield from posting(files, os.environ, has_nvshmem4py())
     yield _proxy()
     yield _own_address()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import re
 from collections.abc import Iterator
 
 from deep_ep_py.compat import shim
 from deep_ep_py.core.native import C
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
+from deep_ep_py.doctor.nvshmem import INSTALL
 
 
 def software() -> Section:
@@ -67,6 +69,11 @@ def _nvrtc() -> Finding:
         )
 
 
+def has_nvshmem4py() -> bool:
+    """Tell whether NVSHMEM's package for Python is there."""
+    return importlib.util.find_spec("nvshmem") is not None
+
+
 def nvshmem_version() -> str | None:
     """Return the installed package of NVSHMEM's host library and its version; None where there is none."""
     return _version_of(r"nvidia[-_]nvshmem[-_]cu\d+")
@@ -75,7 +82,20 @@ def nvshmem_version() -> str | None:
 def _nvshmem() -> Finding:
     host, python = nvshmem_version(), _version_of(r"nvshmem4py[-_]cu\d+")
     value = ", ".join(one for one in (host, python) if one) or "not installed"
-    return Finding("NVSHMEM", Verdict.INFO if host else Verdict.ABSENT, value, "this library does not use it yet")
+    if host and python:
+        reason = 'with heap="nvshmem" heaps of GPUs lie in its memory, and kernels post to its queue pairs'
+        return Finding("NVSHMEM", Verdict.GOOD, value, reason)
+    if host or python:
+        value += f"; without {'nvshmem4py' if host else 'NVSHMEM itself'}"
+    reason = 'heap="nvshmem", by which kernels of GPUs post to NICs, needs NVSHMEM and nvshmem4py'
+    return Finding(
+        "NVSHMEM",
+        Verdict.INFO if host or python else Verdict.ABSENT,
+        value,
+        reason,
+        "install them, for CUDA 13:",
+        INSTALL,
+    )
 
 
 def _libfabric() -> Iterator[Finding]:

@@ -136,7 +136,6 @@ def _ordering(gpus: Sequence[DriverGpu]) -> Finding:
         texts[ordering] + ("" if len(found) == 1 else f" on {_which(numbers)}") for ordering, numbers in found.items()
     )
     if NO_ORDERING in found:
-        return Finding(
-            name, Verdict.INFO, value, "kernels cannot wait on memory of these GPUs for what a NIC writes there"
-        )
+        reason = 'kernels cannot wait on memory of these GPUs for what a NIC writes there: heap="nvshmem" is refused'
+        return Finding(name, Verdict.INFO, value, reason)
     return Finding(name, Verdict.GOOD, value)

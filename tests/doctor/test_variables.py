@@ -10,6 +10,7 @@ import pytest
 from deep_ep_py.core.choices import COMBINE, COPIES, LAUNCH
 from deep_ep_py.core.environment import ADDRESS, FABRIC, PROVIDER, PROXY_CPUS, RANKS_PER_NODE, SECRET
 from deep_ep_py.core.native import C
+from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Verdict
 from deep_ep_py.doctor.paths import paths
 from deep_ep_py.doctor.variables import NEAR_PROVIDER, variables
@@ -18,6 +19,7 @@ from machine_trees import by_name
 
 pytestmark = pytest.mark.once
 
+HERE = Files(Path("/"), live=True)
 OFFERED = [provider.name for provider in C.libfabric_here().providers]
 NEAR = pytest.param(
     PROVIDER, NEAR_PROVIDER, Verdict.WARNING, marks=pytest.mark.skipif(NEAR_PROVIDER not in OFFERED, reason="no shm")
@@ -94,12 +96,12 @@ def test_a_cache_that_others_may_write(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_what_is_wrong_is_an_error_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROVIDER, "carrier pigeon")
     monkeypatch.setenv(ADDRESS, "somewhere")
-    found = by_name(paths())
+    found = by_name(paths(HERE))
     assert {found[name].verdict for name in ("proxy", "address for other machines")} <= {Verdict.INFO, Verdict.ABSENT}
 
 
 @pytest.mark.skipif(NEAR_PROVIDER not in OFFERED, reason="libfabric has no shm")
 def test_shm_is_no_way_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROVIDER, NEAR_PROVIDER)
-    found = by_name(paths())["proxy"]
+    found = by_name(paths(HERE))["proxy"]
     assert found.verdict is Verdict.WARNING and "this machine alone" in found.value

@@ -1,0 +1,104 @@
+"""What kernels of this machine's GPUs lack to post to its NICs: what `Buffer(heap="nvshmem")` needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from deep_ep_py.doctor.driver import NO_ORDERING, DriverFacts, DriverUnavailableError, read_driver
+from deep_ep_py.doctor.files import Files
+from deep_ep_py.doctor.findings import Finding, Verdict, count
+from deep_ep_py.doctor.gpus import connectx_to_memory, doorbells
+from deep_ep_py.doctor.nics import Nic, read_nics
+from deep_ep_py.doctor.nvshmem import ENABLE_IBGDA, INSTALL
+from deep_ep_py.doctor.pci import read_gpus
+
+NAME = "ibgda"
+_HEAP = 'heap="nvshmem"'
+
+
+def posting(
+    files: Files,
+    environment: Mapping[str, str],
+    has_nvshmem4py: bool,
+    read: Callable[[], DriverFacts] = read_driver,
+) -> Iterator[Finding]:
+    """Say whether kernels can post to NICs, and of each thing that is missing what to do about it.
+
+    Parameters
+    ----------
+    files
+        Of the machine.
+    environment
+        Of this process.
+    has_nvshmem4py
+        Whether that is installed for this Python.
+    read
+        What asks the driver.
+    """
+    if not read_gpus(files):
+        yield Finding(
+            NAME,
+            Verdict.INFO,
+            "software NICs, on a CPU alone",
+            f"kernels post on them what a ConnectX would be given; to a real one they post from a GPU, with {_HEAP}",
+        )
+        return
+    nics = [nic for nic in read_nics(files) if nic.is_connectx and nic.active]
+    # Who has set the variable wants it; elsewhere nothing is wrong.
+    wanted = environment.get(ENABLE_IBGDA, "0") not in ("0", "")
+    missing = list(_missing(files, nics, environment, has_nvshmem4py, read))
+    names = ", ".join(nic.name for nic in nics)
+    if missing:
+        verdict, value = Verdict.WARNING if wanted else Verdict.INFO, f"{count(len(missing), 'thing')} to be done first"
+    else:
+        verdict, value = Verdict.GOOD, f"{names}, by queue pairs of NVSHMEM's"
+    yield Finding(NAME, verdict, value, f"the way of a Buffer with {_HEAP}; not yet run on a GPU or a NIC")
+    yield from (replace(one, verdict=verdict) for one in missing)
+    if not environment.get(ENABLE_IBGDA):
+        yield Finding(
+            f"{NAME} by default",
+            Verdict.INFO,
+            f"{ENABLE_IBGDA} is not set",
+            f"ranks of several machines take NVSHMEM's queue pairs only where a Buffer is told {_HEAP}",
+            "have all Buffers of such ranks take them, on all machines:",
+            f"export {ENABLE_IBGDA}=1",
+        )
+
+
+def _missing(
+    files: Files,
+    nics: list[Nic],
+    environment: Mapping[str, str],
+    has_nvshmem4py: bool,
+    read: Callable[[], DriverFacts],
+) -> Iterator[Finding]:
+    def lacks(what: str, value: str, reason: str, note: str, command: str) -> Finding:
+        return Finding(f"{NAME} needs {what}", Verdict.INFO, value, reason, note, command)
+
+    if not has_nvshmem4py:
+        reason = "it makes the queue pairs and the heap"
+        yield lacks("nvshmem4py", "not installed", reason, "install it, for CUDA 13:", INSTALL)
+    if not nics:
+        reason = "of NICs, kernels post to a ConnectX alone; the proxy drives others"
+        note = "this shows whether there is one, and which driver has it:"
+        yield lacks("a ConnectX", "none with a link", reason, note, "lspci -d 15b3: -k")
+    if environment.get(ENABLE_IBGDA) == "0":
+        reason = "NVSHMEM then makes no queue pairs that kernels post to"
+        yield lacks("IBGDA", f"{ENABLE_IBGDA}=0", reason, "set it, on all machines:", f"export {ENABLE_IBGDA}=1")
+    for what, found in (("doorbells", doorbells(files, True)), ("GPU memory", connectx_to_memory(files))):
+        if found.verdict is not Verdict.GOOD:
+            yield replace(found, name=f"{NAME} needs {what}")
+    try:
+        gpus = read().gpus
+    except DriverUnavailableError:
+        return
+    unordered = [f"cuda:{number}" for number, gpu in enumerate(gpus) if gpu.ordering == NO_ORDERING]
+    if unordered:
+        yield lacks(
+            "ordered writes",
+            f"not ordered on {', '.join(unordered)}",
+            "a kernel there may see a NIC's signal before the rows in front of it, so such a Buffer is refused",
+            "let these ranks use the proxy:",
+            "export DEEP_EP_FABRIC=proxy",
+        )
