@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import deep_ep_py as deep_ep
-from builds import LONG
+from builds import in_long
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
 from deep_ep_py.nvshmem import probe
 from deep_ep_py.testing import run_ranks
@@ -25,15 +25,9 @@ pytestmark = [
     pytest.mark.once,
     pytest.mark.skipif(importlib.util.find_spec("nvshmem") is None, reason="no nvshmem4py (`make venv` installs it)"),
 ]
-IN_LONG = pytest.mark.skipif(not LONG, reason="much like its neighbours: in `make test-long`")
 
 SHARED, OWN = "3.4.5", "3.8.0"
 """The release that shares its queue pairs, and the newest, which makes others."""
-
-
-def in_long(*values: Any) -> Any:
-    """Values of parameters that only `make test-long` runs."""
-    return pytest.param(*values, marks=IN_LONG)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from builds import in_long
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
 from launches import torchrun
 from native_programs import NvshmemDoubles
@@ -21,7 +22,8 @@ from places import DATA
 pytestmark = pytest.mark.once
 
 VERSIONS = sorted(path.stem for path in (DATA / "nvshmem").glob("*.json"))
-OLDEST, NEWEST = "3.4.5", "3.8.0"
+OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
+BETWEEN = VERSIONS[1:-1]
 IBGDA = {"NVSHMEM_IB_ENABLE_IBGDA": "1"}
 # Each PE on a node of its own, or two to a node.
 ALONE, IN_PAIRS = {"NVSHMEM_DOUBLE_PES_PER_NODE": "1"}, {"NVSHMEM_DOUBLE_PES_PER_NODE": "2"}
@@ -100,7 +102,12 @@ def test_initialisations(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("pes", "settings"),
-    [(4, IN_PAIRS), (2, ALONE), (2, {"NVSHMEM_DISABLE_P2P": "1"}), (2, {"NVSHMEM_DOUBLE_CHUNK_LOG2": "21"})],
+    [
+        (4, IN_PAIRS),
+        in_long(2, ALONE),
+        in_long(2, {"NVSHMEM_DISABLE_P2P": "1"}),
+        in_long(2, {"NVSHMEM_DOUBLE_CHUNK_LOG2": "21"}),
+    ],
     ids=["pairs", "alone", "without P2P", "larger chunks"],
 )
 def test_memory(run: Run, pes: int, settings: dict[str, str]) -> None:
@@ -108,7 +115,7 @@ def test_memory(run: Run, pes: int, settings: dict[str, str]) -> None:
     assert len(complaints) == pes and all("no room for" in line for line in complaints)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [OLDEST, NEWEST, *map(in_long, BETWEEN)])
 def test_states(run: Run, version: str) -> None:
     assert not succeeded(run("states", 2, version, IBGDA))
 
@@ -121,7 +128,7 @@ def test_states_without_ibgda(run: Run) -> None:
     assert not succeeded(run("states", 2, NEWEST))
 
 
-@pytest.mark.parametrize("pes", [2, 4])
+@pytest.mark.parametrize("pes", [2, in_long(4)])
 def test_queue_pairs_that_are_created(run: Run, pes: int) -> None:
     assert not succeeded(run("created_queue_pairs", pes, NEWEST, IBGDA, ALONE))
 
@@ -129,11 +136,11 @@ def test_queue_pairs_that_are_created(run: Run, pes: int) -> None:
 @pytest.mark.parametrize(
     ("pes", "version", "settings"),
     [
-        (2, OLDEST, ALONE | IBGDA),
+        in_long(2, OLDEST, ALONE | IBGDA),
         (4, NEWEST, ALONE | IBGDA | {"NVSHMEM_QP_DEPTH": "128"}),
         (4, OLDEST, IN_PAIRS | IBGDA | BAD_NIC),
-        (2, NEWEST, IBGDA | BAD_NIC | {"NVSHMEM_DISABLE_P2P": "1"}),
-        (2, OLDEST, ALONE | IBGDA | {"NVSHMEM_DOUBLE_CPU_DOORBELLS": "1"}),
+        in_long(2, NEWEST, IBGDA | BAD_NIC | {"NVSHMEM_DISABLE_P2P": "1"}),
+        in_long(2, OLDEST, ALONE | IBGDA | {"NVSHMEM_DOUBLE_CPU_DOORBELLS": "1"}),
         (2, OLDEST, IN_PAIRS),
     ],
     ids=["nodes of 1", "short rings", "nodes of 2, bad NIC", "without P2P", "CPU doorbells", "one node"],
@@ -181,7 +188,7 @@ def test_faults(run: Run) -> None:
     assert len(complaints) == 1 and "has failed: remote invalid request" in complaints[0], complaints
 
 
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("version", [OLDEST, in_long(NEWEST)])
 def test_invalid_requests(run: Run, version: str) -> None:
     complaints = succeeded(run("invalid_requests", 2, version, IBGDA, ALONE))
     assert any("the doorbell is for queue pair" in line for line in complaints), complaints

@@ -1,5 +1,5 @@
-"""NVSHMEM's own host library, as far as it goes without a GPU. Its wheels have some hundred MB, so it is looked for where
-DEEP_EP_NVSHMEM_WHEELS says, a folder of wheels that `scripts/nvshmem_layouts.py --wheels FOLDER` has downloaded.
+"""NVSHMEM's own host library, as far as it goes without a GPU. Its wheels have some hundred MB, so it is looked for
+where DEEP_EP_NVSHMEM_WHEELS says, a folder of wheels that `scripts/nvshmem_layouts.py --wheels FOLDER` has downloaded.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 BUILD = os.environ.get("DEEP_EP_BUILD", "fast")
 SANITIZED = BUILD in ("tsan", "asan")
@@ -36,3 +39,8 @@ EXAMPLES = _tries({"fast": 100, "exact": 25, "tsan": 8, "asan": 8}[BUILD])
 def schedules(count: int = SCHEDULES) -> range:
     """Seeds of `count` random schedules. Seed 0 means first in, first out, so they begin at 1."""
     return range(1, count + 1)
+
+
+def in_long(*values: Any) -> Any:
+    """Values of parameters that are much like their neighbours: `make test-long` alone runs them."""
+    return pytest.param(*values, marks=pytest.mark.skipif(not LONG, reason="like its neighbours: in `make test-long`"))
