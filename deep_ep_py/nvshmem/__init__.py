@@ -51,6 +51,8 @@ def reserve(
     where = arguments.device("cuda" if device is None else device)
     if where.type != "cuda":
         raise ValueError(f"device={device!r}: expected a GPU, NVSHMEM's memory is a GPU's")
+    if where.index is None and not torch.cuda.is_available():
+        raise ValueError("device=None: expected a GPU that torch sees; there is none")
     bootstrap = make_bootstrap(group)
     ordinal = torch.cuda.current_device() if where.index is None else where.index
     job = join(bootstrap, C.cuda.Context(ordinal), num_qps_per_rank)

@@ -23,6 +23,11 @@ _NICS = Path("/sys/class/infiniband")
 _IBGDA = "NVSHMEM_IB_ENABLE_IBGDA"
 
 
+def _nics_prefix() -> str:
+    """Return how the names of NICs that NVSHMEM uses begin."""
+    return os.environ.get("NVSHMEM_HCA_PREFIX") or "mlx5"
+
+
 def choose_memory(bootstrap: Bootstrap, device: Device, heap: Any, fabric: Any, queues: int) -> NvshmemMemory | None:
     """Return what a Buffer has of NVSHMEM; None: its heaps lie in memory of their own. Collective among its ranks.
 
@@ -73,7 +78,7 @@ def _all_are_able(bootstrap: Bootstrap, device: Device, fabric: Any) -> bool:
         lacks = f"{_IBGDA}=1"
     elif importlib.util.find_spec("nvshmem") is None:
         lacks = "nvshmem4py"
-    elif not any(nic.name.startswith("mlx5") for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
+    elif not any(nic.name.startswith(_nics_prefix()) for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
         lacks = "a ConnectX"
     told = bootstrap.all_gather(lacks)
     for rank, missing in enumerate(told):

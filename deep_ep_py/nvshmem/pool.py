@@ -90,8 +90,8 @@ class Pool:
         address = library.allocate(_ALIGNMENT, size)
         if address == 0:
             raise NvshmemError(
-                f"NVSHMEM's symmetric heap has no room for {size} bytes: expected a larger NVSHMEM_SYMMETRIC_SIZE, or "
-                "a smaller arena_bytes"
+                f"NVSHMEM's symmetric heap has no room for {size} bytes: expected a smaller arena_bytes, or more free "
+                "memory of the GPU; with NVSHMEM_DISABLE_CUDA_VMM=1 a larger NVSHMEM_SYMMETRIC_SIZE"
             )
         self.blocks.append(Block(address, size))
 

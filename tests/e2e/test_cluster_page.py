@@ -27,7 +27,6 @@ PAGE = (ROOT / "docs/cluster.md").read_text()
 PACKAGE = ROOT / "deep_ep_py"
 READ_BY_OTHERS = {
     "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
-    "NVSHMEM_DISABLE_CUDA_VMM",
     "NVSHMEM_MAX_MEMORY_PER_GPU",
 }
 """By NVSHMEM alone: the code does not name these."""
