@@ -1,0 +1,165 @@
+"""What Buffers take of NVSHMEM's memory: at one place on all of their ranks, and not where another's rows may come."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deep_ep_py.nvshmem.library import NvshmemError
+from deep_ep_py.nvshmem.pool import Part, Pool
+
+pytestmark = pytest.mark.once
+
+PES = 4
+GROUPS = [(0, 1, 2, 3), (0, 1), (2, 3), (1, 2), (0, 3, 1)]
+SECONDS = 10.0
+
+
+class Gathering:
+    """Lets threads that stand for ranks exchange values."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=SECONDS)
+        self._values: list[Any] = [None] * size
+
+    def all_gather(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self._barrier.wait()
+        told = [*self._values]
+        self._barrier.wait()
+        return told
+
+
+@dataclass
+class Symmetric:
+    """Of one PE: NVSHMEM's allocations, which all PEs make in one order."""
+
+    room: int = 1 << 20
+    used: int = 4096
+
+    def allocate(self, alignment: int, size: int) -> int:
+        address = -(-self.used // alignment) * alignment
+        if address + size > self.room:
+            return 0
+        self.used = address + size
+        return address
+
+
+@dataclass
+class Lease:
+    """Of a heap, and the outputs in it."""
+
+    ended: bool = False
+
+
+@dataclass
+class World:
+    """All PEs of a job, each with its pool."""
+
+    pools: list[Pool] = field(default_factory=lambda: [Pool() for _ in range(PES)])
+    heaps: list[Symmetric] = field(default_factory=lambda: [Symmetric() for _ in range(PES)])
+
+    def take(self, pes: Sequence[int], size: int) -> list[Part]:
+        """What the ranks of a Buffer take, by rank; or what all of them raise."""
+        gathering = Gathering(len(pes))
+
+        def on_rank(rank: int) -> Part:
+            pe = pes[rank]
+            bootstrap: Any = SimpleNamespace(all_gather=lambda value: gathering.all_gather(rank, value))
+            whole = len(pes) == PES
+            job: Any = SimpleNamespace(
+                library=self.heaps[pe], pes=tuple(pes), all_pes=PES, queues=0, is_whole=whole, context=None
+            )
+            part = self.pools[pe].take(bootstrap, job, size, 0)
+            part.lease = Lease()
+            return part
+
+        with ThreadPoolExecutor(len(pes)) as threads:
+            return [one.result() for one in [threads.submit(on_rank, rank) for rank in range(len(pes))]]
+
+    def reserve(self, size: int) -> None:
+        for pool, heap in zip(self.pools, self.heaps, strict=True):
+            pool.reserve(heap, size)  # type: ignore[arg-type]
+
+    def place(self, pe: int, part: Part) -> range:
+        address = self.pools[pe].address(part)
+        return range(address, address + part.size)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_two_buffers_share_memory(seed: int) -> None:
+    """A Buffer's memory is another's only when all of its ranks have left it, and hold no output there."""
+    draw, world = random.Random(seed), World()
+    world.reserve(100_000)
+    alive: list[tuple[tuple[int, ...], list[Part]]] = []
+    taken = 0
+    for _ in range(60):
+        if alive and draw.random() < 0.5:
+            pes, parts = draw.choice(alive)
+            for part in parts:  # of some ranks, perhaps
+                if draw.random() < 0.8:
+                    part.left, part.lease.ended = True, draw.random() < 0.8
+            if all(part.left and part.lease.ended for part in parts):
+                alive.remove((pes, parts))
+            continue
+        pes = draw.choice(GROUPS)
+        try:
+            parts = world.take(pes, draw.choice((4096, 10_000, 50_000)))
+        except NvshmemError as error:
+            assert "reserve(group," in str(error) or "has no room" in str(error)
+            continue
+        taken += 1
+        places = [world.place(pe, part) for pe, part in zip(pes, parts, strict=True)]
+        assert len(set(places)) == 1, "not at the same place on all ranks"
+        for others, theirs in alive:
+            for pe in {*pes} & {*others}:
+                other = world.place(pe, theirs[others.index(pe)])
+                mine = places[0]
+                assert mine.stop <= other.start or other.stop <= mine.start, (pes, others, mine, other)
+        alive.append((pes, parts))
+    assert taken > 10
+
+
+def test_what_all_have_left_is_taken_again() -> None:
+    world = World()
+    first = world.take((0, 1, 2, 3), 4096)
+    for part in first[:3]:
+        part.left, part.lease.ended = True, True
+    second = world.take((0, 1, 2, 3), 4096)
+    assert [part.offset for part in second] == [0] * 4 and second[0].block == 1, "one rank has not left it"
+    for part in (first[3], *second):
+        part.left, part.lease.ended = True, True
+    third = world.take((0, 1, 2, 3), 4096)
+    assert third[0] in (first[0], second[0])
+    assert len(world.pools[0].blocks) == 2
+
+
+def test_others_do_not_take_it() -> None:
+    """Of a Buffer of two ranks the third knows nothing: what it takes might still be written to."""
+    world = World()
+    world.reserve(3 * 4096)
+    first = world.take((0, 1), 4096)
+    for part in first:
+        part.left, part.lease.ended = True, True
+    other = world.take((1, 2), 4096)
+    assert world.place(1, other[0]).start >= world.place(1, first[1]).stop
+
+
+def test_some_of_the_pes_cannot_allocate() -> None:
+    world = World()
+    with pytest.raises(NvshmemError, match=r"these ranks are 2 of NVSHMEM's 4 PEs, .*reserve\(group, 8192"):
+        world.take((0, 1), 8192)
+    world.reserve(8192)
+    assert len(world.take((0, 1), 8192)) == 2
+
+
+def test_no_room() -> None:
+    with pytest.raises(NvshmemError, match="symmetric heap has no room for 2097152 bytes"):
+        World().take((0, 1, 2, 3), 2 << 20)
