@@ -14,6 +14,9 @@ from deep_ep_py.topology.paths import PEER, PROXY, Path
 NONE = "none"
 """Where no path leads."""
 _REACHED, _NOT_ASKED, _FIRST_REASON = "+", ".", "a"
+_MOST_REASONS = 20
+"""That a rank tells apart: each has a letter, and ranks exchange their texts."""
+_UNTOLD = f"a reason besides the first {_MOST_REASONS}"
 _WIDTH = 100
 
 
@@ -78,12 +81,18 @@ def _column(paths: Sequence[Path], peer: int, reasons: list[str]) -> str:
     column = ""
     for path in paths:
         refusal = path.refusal(peer)
-        if refusal and refusal not in reasons:
-            reasons.append(refusal)
-        column += chr(ord(_FIRST_REASON) + reasons.index(refusal)) if refusal else _REACHED
+        column += _letter_of(refusal, reasons) if refusal else _REACHED
         if not refusal and path.mutual:
             break
     return column.ljust(len(paths), _NOT_ASKED)
+
+
+def _letter_of(refusal: str, reasons: list[str]) -> str:
+    if refusal not in reasons and len(reasons) >= _MOST_REASONS:
+        refusal = _UNTOLD
+    if refusal not in reasons:
+        reasons.append(refusal)
+    return chr(ord(_FIRST_REASON) + reasons.index(refusal))
 
 
 @dataclass(frozen=True)

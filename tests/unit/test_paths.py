@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,18 @@ def test_paths_that_lead_one_way_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rank 0 reaches rank 1 by ibgda alone (proxy: it is even); rank 1 reaches rank 0 by proxy alone" in str(
         error
     )
+
+
+def test_a_reason_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As queue pairs have, which are named: more reasons than there are letters, or room in what ranks exchange."""
+    monkeypatch.setattr(IbgdaPath, "mutual", False)
+    monkeypatch.setattr(IbgdaPath, "refusal", lambda self, peer: f"queue pair to PE {peer} is not an RC, " * 20)
+    ranks = 1024
+    reach = of(0, ["ibgda"], (0,) * ranks).reach
+    assert len(json.dumps(reach.tell())) < 1 << 16
+    assert reach.refusals(ranks - 1) == "ibgda: a reason besides the first 20"
+    for error in agreed(lambda rank: of(rank, ["ibgda"], (0,) * 40), 40):
+        assert isinstance(error, ValueError) and "ibgda: queue pair to PE 1 is not an RC" in str(error)
 
 
 def _from_even(rank: int) -> str:
