@@ -62,6 +62,11 @@ class Reach:
         """The paths that some rank may be reached by."""
         return {name for name, row in zip(self.names, self.rows, strict=True) if _REACHED in row}
 
+    @property
+    def asked(self) -> set[str]:
+        """The paths that were asked for some rank, in vain or not."""
+        return {name for name, row in zip(self.names, self.rows, strict=True) if row.strip(_NOT_ASKED)}
+
     def reached_by(self, peer: int) -> str:
         """Return the first path that reaches a rank; "none" if there is none."""
         reached = (name for name, row in zip(self.names, self.rows, strict=True) if row[peer] == _REACHED)

@@ -227,7 +227,6 @@ class Topology:
         places = Places(rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address, symmetric)
         reach = Reach.of(paths_of(choice.fabrics, places), rank, ranks)
         routes = Routes.alone(reach, rank)
-        by_proxy = PROXY in reach.in_use
         return Topology(
             rank,
             ranks,
@@ -239,9 +238,9 @@ class Topology:
             low_latency,
             once_per_node,
             forward_sms,
-            places.provider if by_proxy else "",
+            places.provider if PROXY in reach.asked else "",  # the same where it was asked in vain: that is told then
             machines,
-            proxy_cpus() if by_proxy else (),
+            proxy_cpus() if PROXY in reach.in_use else (),
             routes.own,
             routes.networks,
             choice.given,

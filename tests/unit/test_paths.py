@@ -187,6 +187,14 @@ def test_the_proxy_says_why_not() -> None:
     assert refusal.startswith("libfabric ") or refusal.startswith("this build has no libfabric"), refusal
 
 
+def test_a_rank_without_libfabric_is_not_one_with_another_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEP_EP_PROXY_PROVIDER", "tcp")
+    monkeypatch.setattr(ProxyPath, "refusal", lambda self, _: "no libfabric" if self.places.rank == 1 else "")
+    for error in agreed(lambda rank: of(rank, ["peer", "proxy"], TWO_MACHINES)):
+        assert "rank 1 does not reach rank 2 (peer: it is on another machine" in str(error), error
+        assert "proxy: no libfabric)" in str(error)
+
+
 class _Gpu:
     fabrics, default_fabrics = CudaDevice.fabrics, CudaDevice.default_fabrics
     asynchronous, torch_device = True, "cuda:0"
