@@ -95,7 +95,7 @@ void bind_nvshmem(py::module_& module) {
     py::class_<Counts>(m, "Counts", "Where kernels count what they post to queue pairs of one's own.")
         .def(py::init([](const Context& context, uint32_t pes, uint32_t queues) {
                  CudaMemory memory(context);
-                 return Counts{memory.make_private(pes * queues * sizeof(host::nvshmem::OwnCounts))};
+                 return Counts{memory.make_private(sizeof(host::nvshmem::OwnCounts) * pes * queues)};
              }),
              py::arg("context"), py::arg("pes"), py::arg("queues"))
         .def_property_readonly("address",

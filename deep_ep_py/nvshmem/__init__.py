@@ -43,7 +43,8 @@ def reserve(
 
     from deep_ep_py.bootstrap.groups import make_bootstrap
     from deep_ep_py.core.native import C
-    from deep_ep_py.nvshmem.job import join, on_all
+    from deep_ep_py.nvshmem.job import join
+    from deep_ep_py.nvshmem.library import NvshmemError
 
     arguments.integer("num_bytes", num_bytes, 1, arguments.MAX_BYTES)
     arguments.integer("num_qps_per_rank", num_qps_per_rank, 1, arguments.MAX_ROWS)
@@ -56,12 +57,13 @@ def reserve(
     bootstrap = make_bootstrap(group)
     ordinal = torch.cuda.current_device() if where.index is None else where.index
     job = join(bootstrap, C.cuda.Context(ordinal), num_qps_per_rank)
-
-    def on_each_rank() -> None:
-        with job.context.current():
-            for _ in range(buffers):
-                job.pool.reserve(job.library, num_bytes)
-                if job.has_own_queues:
-                    job.pool.make_queues(job, num_qps_per_rank)
-
-    on_all(bootstrap, on_each_rank)
+    arguments.same_on_all_ranks(bootstrap.rank, bootstrap.all_gather({"num_bytes": num_bytes, "buffers": buffers}))
+    if not job.is_whole:
+        raise NvshmemError(
+            f"group: expected all of NVSHMEM's {job.all_pes} PEs, which alone allocate together, not {bootstrap.size}"
+        )
+    with job.context.current():
+        for _ in range(buffers):
+            job.pool.reserve(bootstrap, job, num_bytes)
+            if job.has_own_queues:
+                job.pool.make_queues(bootstrap, job, num_qps_per_rank)

@@ -10,6 +10,7 @@ from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core.native import C
 from deep_ep_py.nvshmem.library import Library, NvshmemError, library
 from deep_ep_py.nvshmem.pool import Pool, pool
+from deep_ep_py.nvshmem.together import on_all
 
 _BY_DEFAULT = {"NVSHMEM_IB_ENABLE_IBGDA": "1"}
 """What a Buffer sets before it initialises NVSHMEM, unless it is set."""
@@ -95,20 +96,6 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
     if any(status < C.nvshmem.INITIALIZED for _, status, *_ in found):
         on_all(bootstrap, lambda: _give_it_a_device(job))
     return job
-
-
-def on_all(bootstrap: Bootstrap, do: Any) -> list[Any]:
-    """Return what each rank's `do` returns, which JSON can say; where one's raises, all do."""
-    failed, value = "", None
-    try:
-        value = do()
-    except NvshmemError as error:
-        failed = str(error)
-    told = bootstrap.all_gather([failed, value])
-    for rank, (why, _) in enumerate(told):
-        if why:
-            raise NvshmemError(failed or f"rank {rank}: {why}")
-    return [value for _, value in told]
 
 
 def _found(bootstrap: Bootstrap, context: Any) -> list[Any]:

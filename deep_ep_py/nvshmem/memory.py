@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core.native import C
-from deep_ep_py.nvshmem.job import Job, join, on_all
+from deep_ep_py.nvshmem.job import Job, join
 from deep_ep_py.nvshmem.library import NvshmemError
 from deep_ep_py.nvshmem.pool import Part
 from deep_ep_py.nvshmem.probe import read_states
+from deep_ep_py.nvshmem.together import on_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core.native import C
 from deep_ep_py.nvshmem.library import Library, NvshmemError
+from deep_ep_py.nvshmem.together import on_all
 
 if TYPE_CHECKING:
     from deep_ep_py.nvshmem.job import Job
@@ -78,14 +79,17 @@ class Pool:
     spare_queues: dict[int, list[Queues]] = field(default_factory=lambda: defaultdict(list))
     _parts: dict[tuple[int, ...], list[Part]] = field(default_factory=lambda: defaultdict(list))
 
-    def reserve(self, library: Library, size: int) -> None:
-        """Allocate. Collective among all PEs.
+    def reserve(self, bootstrap: Bootstrap, job: Job, size: int) -> None:
+        """Allocate. Collective among all PEs, which are the ranks.
 
         Raises
         ------
         NvshmemError
             There is no room.
         """
+        on_all(bootstrap, partial(self._allocate, job.library, size))
+
+    def _allocate(self, library: Library, size: int) -> None:
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
         address = library.allocate(_ALIGNMENT, size)
         if address == 0:
@@ -143,20 +147,24 @@ class Pool:
                 f"all to have called deep_ep_py.nvshmem.reserve(group, {size}, num_qps_per_rank={job.queues})"
             )
         if place is None:
-            self.reserve(job.library, size)
+            self.reserve(bootstrap, job, size)
             place = len(self.blocks) - 1, 0
         if lacks_queues:
-            self.make_queues(job, queues)
+            self.make_queues(bootstrap, job, queues)
         block, offset = place
         part = Part(block, offset, size, self.spare_queues[queues].pop() if queues else None)
         self.blocks[block].used = offset + size
         self._parts[job.pes].append(part)
         return part
 
-    def make_queues(self, job: Job, queues: int) -> None:
-        """Make queue pairs for a Buffer. Collective among all PEs."""
-        counts = C.nvshmem.Counts(job.context, pes=job.all_pes, queues=queues)
-        self.spare_queues[queues].append(Queues(job.library.make_queue_pairs(queues), counts))
+    def make_queues(self, bootstrap: Bootstrap, job: Job, queues: int) -> None:
+        """Make queue pairs for a Buffer. Collective among all PEs, which are the ranks."""
+        made = list[Any]()
+        # By itself: where a rank has no memory for it, the others must not wait in NVSHMEM.
+        on_all(bootstrap, lambda: made.append(C.nvshmem.Counts(job.context, pes=job.all_pes, queues=queues)))
+        on_all(bootstrap, lambda: made.append(job.library.make_queue_pairs(queues)))
+        counts, handles = made
+        self.spare_queues[queues].append(Queues(handles, counts))
 
     def _room(self, bootstrap: Bootstrap, size: int) -> tuple[int, int] | None:
         """Return the first block, and where in it, that has never been used on any of the ranks."""

@@ -110,6 +110,8 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         in_long("memory_is_taken_again", 2, SHARED, {}),
         ("memory_is_taken_again", 2, OWN, {}),
         ("memory_of_a_failed_buffer_is_not", 2, OWN, {}),
+        ("no_memory_on_one", 2, OWN, {}),
+        ("reserved_differently", 4, OWN, {}),
         ("joined", 3, SHARED, {}),
         in_long("joined", 3, OWN, {}),
         ("joined_by_some", 2, OWN, {}),

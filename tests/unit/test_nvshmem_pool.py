@@ -85,8 +85,10 @@ class World:
             return [one.result() for one in [threads.submit(on_rank, rank) for rank in range(len(pes))]]
 
     def reserve(self, size: int) -> None:
+        alone: Any = SimpleNamespace(all_gather=lambda value: [value])
         for pool, heap in zip(self.pools, self.heaps, strict=True):
-            pool.reserve(heap, size)  # type: ignore[arg-type]
+            job: Any = SimpleNamespace(library=heap)
+            pool.reserve(alone, job, size)
 
     def place(self, pe: int, part: Part) -> range:
         address = self.pools[pe].address(part)

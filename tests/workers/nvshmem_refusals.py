@@ -20,6 +20,7 @@ import deep_ep_py as deep_ep
 from cases import Case
 from deep_ep_py.bootstrap import start
 from deep_ep_py.core.native import C
+from deep_ep_py.errors import CudaError
 from deep_ep_py.nvshmem import choice, job, library, memory, reserve
 from deep_ep_py.nvshmem.library import NvshmemError
 from deep_ep_py.nvshmem.pool import pool
@@ -169,6 +170,31 @@ def memory_of_a_failed_buffer_is_not() -> None:
     assert blocks_after() == 2
 
 
+def no_memory_on_one() -> None:
+    """Of the GPU, for counts: the others must not wait in nvshmemx_qp_create, which only all leave."""
+
+    def none(*_: Any, **__: Any) -> None:
+        raise CudaError("out of memory")
+
+    if dist.get_rank() == 1:
+        C.nvshmem.Counts = none  # type: ignore[misc, assignment]
+        assert refusal(CudaError) == "out of memory"
+    else:
+        assert refusal(NvshmemError) == "rank 1: CudaError: out of memory"
+
+
+def reserved_differently() -> None:
+    """What NVSHMEM would wait for, or do otherwise on each PE."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, ranks, 2)]
+    with pytest.raises(ValueError, match=r"num_bytes=\d+ on rank \d: expected the same on all ranks"):
+        reserve(dist.group.WORLD, (1 + rank) << 20, num_qps_per_rank=QUEUES, device="cuda:0")
+    with pytest.raises(ValueError, match=r"buffers=\d on rank \d: expected the same on all ranks"):
+        reserve(dist.group.WORLD, 1 << 20, num_qps_per_rank=QUEUES, buffers=1 + rank, device="cuda:0")
+    with pytest.raises(NvshmemError, match=f"group: expected all of NVSHMEM's {ranks} PEs"):
+        reserve(pairs[rank // 2], 1 << 20, num_qps_per_rank=QUEUES, device="cuda:0")
+
+
 # --- other programs on it -------------------------------------------------------------------------------------------
 
 
@@ -253,6 +279,8 @@ CASES: dict[str, Callable[[], None]] = {
         wrong_arguments,
         memory_is_taken_again,
         memory_of_a_failed_buffer_is_not,
+        no_memory_on_one,
+        reserved_differently,
         joined,
         joined_by_some,
         groups_of_some,

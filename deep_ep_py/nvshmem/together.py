@@ -1,0 +1,28 @@
+"""What the ranks of a Buffer do at the same time, so that none waits in NVSHMEM for one that has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.nvshmem.library import NvshmemError
+
+
+def on_all(bootstrap: Bootstrap, do: Callable[[], Any]) -> list[Any]:
+    """Return what each rank's `do` returns, which JSON can say; where one's raises, all do. Collective."""
+    failed: Exception | None = None
+    value = None
+    try:
+        value = do()
+    except Exception as error:  # of the driver, say, or of nvshmem4py, which has types of its own
+        failed = error
+    told = bootstrap.all_gather(["" if failed is None else _named(failed), value])
+    for rank, (why, _) in enumerate(told):
+        if why:
+            raise failed or NvshmemError(f"rank {rank}: {why}")
+    return [value for _, value in told]
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, NvshmemError) else f"{type(error).__name__}: {error}"
