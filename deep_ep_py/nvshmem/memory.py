@@ -102,7 +102,8 @@ class NvshmemMemory:
             address = self.job.pool.address(part)
             part.lease = C.nvshmem.lease(context, address, size, cleared)
             own = part.lease.take()
-            bootstrap.all_gather(None)  # no rank stores into another's heap before that is clear
+            # No rank stores into another's heap before that is clear.
+            _check_places(bootstrap.all_gather(address - self._states.heap))
             heaps = [
                 own
                 if rank == self._rank
@@ -138,4 +139,13 @@ class NvshmemMemory:
             queues=1 if shared else self._queues,
             handles=queues.handles if queues else [],
             counts=queues.counts.address if queues else 0,
+        )
+
+
+def _check_places(offsets: Sequence[int]) -> None:
+    """Of a Buffer's memory in the heaps of its ranks."""
+    if len({*offsets}) > 1:
+        raise NvshmemError(
+            f"NVSHMEM: this Buffer's memory begins at bytes {[*offsets]} of the ranks' heaps; expected the same place "
+            "on all: each PE makes Buffers, and allocates, in the same order, by one thread at a time"
         )

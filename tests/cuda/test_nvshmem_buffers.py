@@ -112,6 +112,7 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         ("memory_of_a_failed_buffer_is_not", 2, OWN, {}),
         ("no_memory_on_one", 2, OWN, {}),
         ("reserved_differently", 4, OWN, {}),
+        ("allocated_in_another_order", 2, OWN, {}),
         ("joined", 3, SHARED, {}),
         in_long("joined", 3, OWN, {}),
         ("joined_by_some", 2, OWN, {}),

@@ -195,6 +195,15 @@ def reserved_differently() -> None:
         reserve(pairs[rank // 2], 1 << 20, num_qps_per_rank=QUEUES, device="cuda:0")
 
 
+def allocated_in_another_order() -> None:
+    """As by two threads of each PE: what would be another rank's memory is refused before any rank stores there."""
+    allocate = library.Library.allocate
+    shift = 4096 * dist.get_rank()
+    library.Library.allocate = lambda *given: allocate(*given) + shift  # type: ignore[method-assign]
+    said = refusal(NvshmemError)
+    assert "this Buffer's memory begins at bytes [" in said and "expected the same place on all" in said, said
+
+
 # --- other programs on it -------------------------------------------------------------------------------------------
 
 
@@ -281,6 +290,7 @@ CASES: dict[str, Callable[[], None]] = {
         memory_of_a_failed_buffer_is_not,
         no_memory_on_one,
         reserved_differently,
+        allocated_in_another_order,
         joined,
         joined_by_some,
         groups_of_some,
