@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from deep_ep_py.bootstrap.groups import Bootstrap
@@ -89,7 +90,12 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
             os.environ.setdefault(name, value)
         unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
         found = on_all(bootstrap, lambda: _initialize(bytes.fromhex(unique), bootstrap, context))
-    pes = tuple(int(pe) for _, _, pe, _ in found)
+    if len({job for *_, job in found}) > 1:
+        raise NvshmemError(
+            "NVSHMEM: Buffers have initialised it for some of these ranks, and others for others; expected all to be "
+            "PEs of one: let the first Buffer, or deep_ep_py.nvshmem.reserve, have all ranks"
+        )
+    pes = tuple(int(pe) for _, _, pe, *_ in found)
     job = Job(library(), context, pes, int(found[0][3]), queues, pool())
     if len(set(pes)) < len(pes):
         raise NvshmemError(f"NVSHMEM: ranks are PEs {[*pes]}; expected each another one")
@@ -99,18 +105,21 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
 
 
 def _found(bootstrap: Bootstrap, context: Any) -> list[Any]:
-    """Return this process's version of the library, how far that is initialised, its PE, and how many there are."""
+    """Return this process's version of the library, how far that is initialised, its PE, how many there are, and which
+    Buffers have initialised it.
+    """
     if bootstrap.in_process:
         raise NvshmemError("heap='nvshmem': expected a process for each rank, NVSHMEM's PEs are processes")
     loaded = library()
     with context.current():
         status = loaded.status()
-        return [[*loaded.release], status, *((loaded.pe(), loaded.pes()) if status else (0, 0))]
+        return [[*loaded.release], status, *((loaded.pe(), loaded.pes(), pool().job) if status else (0, 0, ""))]
 
 
 def _initialize(unique: bytes, bootstrap: Bootstrap, context: Any) -> list[Any]:
     with context.current():
         library().initialize(unique, bootstrap.rank, bootstrap.size)
+    pool().begin(sha256(unique).hexdigest())
     return _found(bootstrap, context)
 
 

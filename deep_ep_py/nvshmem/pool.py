@@ -73,11 +73,28 @@ class Part:
 
 @dataclass
 class Pool:
-    """Of one process, which has one NVSHMEM."""
+    """Of one process, which has one NVSHMEM at a time.
+
+    Attributes
+    ----------
+    blocks : list of Block
+        In the order of allocation, which is that of all PEs.
+    spare_queues : dict
+        By their number: queue pairs that no Buffer has yet.
+    job : str
+        Where a Buffer has initialised NVSHMEM: a name that only its PEs know. Empty: the program has.
+    """
 
     blocks: list[Block] = field(default_factory=list)
     spare_queues: dict[int, list[Queues]] = field(default_factory=lambda: defaultdict(list))
+    job: str = ""
     _parts: dict[tuple[int, ...], list[Part]] = field(default_factory=lambda: defaultdict(list))
+
+    def begin(self, job: str) -> None:
+        """Forget what there was of an NVSHMEM that has been finalized since: this one has been initialised anew."""
+        self.job = job
+        for one in (self.blocks, self.spare_queues, self._parts):
+            one.clear()
 
     def reserve(self, bootstrap: Bootstrap, job: Job, size: int) -> None:
         """Allocate. Collective among all PEs, which are the ranks.

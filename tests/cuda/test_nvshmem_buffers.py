@@ -118,6 +118,9 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         ("joined_by_some", 2, OWN, {}),
         in_long("groups_of_some", 4, SHARED, {}),
         ("groups_of_some", 4, OWN, {}),
+        ("ranks_of_two_jobs", 4, OWN, {}),
+        ("initialised_anew", 2, SHARED, {}),
+        in_long("initialised_anew", 2, OWN, {}),
     ],
 )
 def test_what_nvshmem_is_like(

@@ -249,6 +249,28 @@ def groups_of_some() -> None:
         gc.collect()  # its memory is the next one's
 
 
+def ranks_of_two_jobs() -> None:
+    """Each pair's Buffer has initialised NVSHMEM for the pair: PE 1 of one pair is not PE 1 of the other."""
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 3]), dist.new_group([2, 1])]
+    with make(pairs[rank // 2]) as buffer:
+        check(buffer, 2)
+    said = refusal(NvshmemError, group=across[rank in (1, 2)])
+    assert "expected all to be PEs of one: let the first Buffer" in said, said
+
+
+def initialised_anew() -> None:
+    """The program has finalized what a Buffer had initialised: nothing of its memory is taken again."""
+    for _ in range(2):
+        assert blocks_after() == 1
+        dist.barrier()
+        with C.cuda.Context(0).current():
+            library.library().bindings.hostlib_finalize()
+        assert library.library().status() == 0
+        dist.barrier()
+
+
 # --- without being asked for ----------------------------------------------------------------------------------------
 
 
@@ -294,6 +316,8 @@ CASES: dict[str, Callable[[], None]] = {
         joined,
         joined_by_some,
         groups_of_some,
+        ranks_of_two_jobs,
+        initialised_anew,
         by_itself,
     )
 }
