@@ -191,12 +191,7 @@ class Buffer(V1Surface):
         self.device = where.torch_device
         connected = connect(bootstrap)
         try:
-            symmetric = choose_memory(connected, where, heap, fabric, num_qps_per_rank)
-            if symmetric is not None and self.enable_shrink:
-                raise ValueError(
-                    "enable_shrink=True: expected heap='own' with it, NVSHMEM's queue pairs to a rank that is masked "
-                    "cannot be closed, so what is on its way there may still arrive"
-                )
+            symmetric = choose_memory(connected, where, heap, fabric, num_qps_per_rank, self.enable_shrink)
             make_topology = partial(
                 Topology.of,
                 bootstrap.rank,

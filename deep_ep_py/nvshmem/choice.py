@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.core import arguments
 from deep_ep_py.core.environment import FABRIC
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ def _nics_prefix() -> str:
     return os.environ.get("NVSHMEM_HCA_PREFIX") or "mlx5"
 
 
-def choose_memory(bootstrap: Bootstrap, device: Device, heap: Any, fabric: Any, queues: int) -> NvshmemMemory | None:
+def choose_memory(
+    bootstrap: Bootstrap, device: Device, heap: Any, fabric: Any, queues: int, masks_ranks: bool
+) -> NvshmemMemory | None:
     """Return what a Buffer has of NVSHMEM; None: its heaps lie in memory of their own. Collective among its ranks.
 
     Parameters
@@ -41,48 +45,66 @@ def choose_memory(bootstrap: Bootstrap, device: Device, heap: Any, fabric: Any, 
         As `Buffer` takes them.
     queues
         Queue pairs to each peer.
+    masks_ranks
+        `Buffer`'s enable_shrink.
 
     Raises
     ------
-    TypeError, ValueError
-        Naming the argument.
+    ValueError
+        Naming the argument, on all ranks if on any. Also where ranks disagree about `heap`.
     NvshmemError
         It was asked for and cannot be had.
     """
-    if heap not in (None, OWN, NVSHMEM):
-        raise ValueError(f"heap={heap!r}: expected {OWN!r} or {NVSHMEM!r}, or None for what suits these ranks")
-    context = getattr(device, "context", None)
-    if heap == NVSHMEM and context is None:
-        raise ValueError(f"heap={NVSHMEM!r}: expected device='cuda', its memory is a GPU's, not {device.torch_device}")
-    if not isinstance(bootstrap, Connections):
-        machines = [0] * bootstrap.size
-    else:
-        machines = bootstrap.machines
-        if heap is None and len(set(machines)) > 1 and _all_are_able(bootstrap, device, fabric):
-            heap = NVSHMEM
-    if heap != NVSHMEM:
+    refused = _refusal(device, heap, masks_ranks)
+    machines = bootstrap.machines if isinstance(bootstrap, Connections) else [0] * bootstrap.size
+    asks = heap is None and len(set(machines)) > 1
+    mine: list[Any] = [refused, None if refused else heap, _lacking(device, fabric, masks_ranks) if asks else ""]
+    told = [mine] * bootstrap.size if bootstrap.in_process else bootstrap.all_gather(mine)
+    for rank, (why, *_) in enumerate(told):
+        if why:
+            raise ValueError(refused or f"rank {rank}: {why}")
+    arguments.same_on_all_ranks(bootstrap.rank, [{"heap": theirs} for _, theirs, _ in told])
+    if heap == OWN or (heap is None and not (asks and _all_are_able(bootstrap.rank, [lacks for *_, lacks in told]))):
         return None
     from deep_ep_py.nvshmem.memory import NvshmemMemory
 
-    return NvshmemMemory(bootstrap, machines, context, queues)
+    return NvshmemMemory(bootstrap, machines, getattr(device, "context", None), queues)
 
 
-def _all_are_able(bootstrap: Bootstrap, device: Device, fabric: Any) -> bool:
-    """Tell whether every rank has what it takes: a GPU, nvshmem4py, a ConnectX, and IBGDA enabled."""
-    lacks = ""
+def _refusal(device: Device, heap: Any, masks_ranks: bool) -> str:
+    """Say what is wrong with what this rank is given; empty: nothing."""
+    if heap not in (None, OWN, NVSHMEM):
+        return f"heap={heap!r}: expected {OWN!r} or {NVSHMEM!r}, or None for what suits these ranks"
+    if heap == NVSHMEM and getattr(device, "context", None) is None:
+        return f"heap={NVSHMEM!r}: expected device='cuda', its memory is a GPU's, not {device.torch_device}"
+    if heap == NVSHMEM and masks_ranks:
+        return (
+            "enable_shrink=True: expected heap='own' with it, NVSHMEM's queue pairs to a rank that is masked cannot be "
+            "closed, so what is on its way there may still arrive"
+        )
+    return ""
+
+
+def _lacking(device: Device, fabric: Any, masks_ranks: bool) -> str:
+    """Return what this rank lacks of a GPU, nvshmem4py, a ConnectX, and IBGDA enabled; empty: nothing."""
     if not device.asynchronous:
-        lacks = "a GPU"
-    elif fabric is not None or os.environ.get(FABRIC):
-        lacks = "no fabric named"
-    elif os.environ.get(_IBGDA, "0") in ("0", ""):
-        lacks = f"{_IBGDA}=1"
-    elif importlib.util.find_spec("nvshmem") is None:
-        lacks = "nvshmem4py"
-    elif not any(nic.name.startswith(_nics_prefix()) for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
-        lacks = "a ConnectX"
-    told = bootstrap.all_gather(lacks)
-    for rank, missing in enumerate(told):
+        return "a GPU"
+    if masks_ranks:
+        return "enable_shrink=False"
+    if fabric is not None or os.environ.get(FABRIC):
+        return "no fabric named"
+    if os.environ.get(_IBGDA, "0") in ("0", ""):
+        return f"{_IBGDA}=1"
+    if importlib.util.find_spec("nvshmem") is None:
+        return "nvshmem4py"
+    if not any(nic.name.startswith(_nics_prefix()) for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
+        return "a ConnectX"
+    return ""
+
+
+def _all_are_able(own: int, lacking: Sequence[str]) -> bool:
+    for rank, missing in enumerate(lacking):
         if missing:
-            _log.debug("rank %d: heaps lie in memory of their own, for rank %d lacks %s", bootstrap.rank, rank, missing)
+            _log.debug("rank %d: heaps lie in memory of their own, for rank %d lacks %s", own, rank, missing)
             return False
     return True

@@ -122,6 +122,15 @@ def wrong_arguments() -> None:
     assert "heap='symmetric': expected 'own' or 'nvshmem'" in refusal(ValueError, heap="symmetric")
     assert "enable_shrink=True: expected heap='own'" in refusal(ValueError, enable_shrink=True, low_latency_mode=True)
     assert "fabric='proxy': expected one of peer, ibgda with heap='nvshmem'" in refusal(ValueError, fabric="proxy")
+    on_one = dist.get_rank() == 0
+    said = refusal(ValueError, heap="nvshmem" if on_one else None)
+    assert said.startswith("heap='nvshmem' on rank 0" if on_one else "heap=None on rank 1"), said
+    for wrong, why in (
+        ({"heap": "symmetric"}, "heap='symmetric': expected"),
+        ({"enable_shrink": True, "low_latency_mode": True}, "enable_shrink=True: expected heap='own'"),
+    ):
+        said = refusal(ValueError, **(wrong if on_one else {}))
+        assert said.startswith(why if on_one else f"rank 0: {why}"), said
     said = refusal(NvshmemError, num_qps_per_rank=2 + dist.get_rank())
     assert "num_qps_per_rank: expected the same on all ranks, there are [2, 3]" in said, said
 
