@@ -120,6 +120,14 @@ static_assert(cqe_kind(~0u) == kInvalidCqe && ((cqe_index(~0u) + 1) & 0xffff) ==
 static_assert(cqe_index(cqe_tail(0x12345, kRequestError)) == 0x2345 &&
                   cqe_kind(cqe_tail(7, kRequestError)) == kRequestError,
               "completion: 16 bits of index");
+// Whether `count` blocks are done, by a completion that was read after `count`: others may have posted behind them, and
+// have theirs done too. At most half as many blocks as the index can tell apart are on their way.
+constexpr bool cqe_covers(u32 tail, u64 count) { return ((cqe_index(tail) + 1 - count) & 0xffff) < 0x8000; }
+static_assert(cqe_covers(~0u, 0) && !cqe_covers(~0u, 1) && !cqe_covers(~0u, 0x8000), "nothing is done");
+static_assert(cqe_covers(cqe_tail(0xffff, kRequestDone), 0x10000) &&
+                  !cqe_covers(cqe_tail(0xfffe, kRequestDone), 0x10000),
+              "all is done, or all but one block");
+static_assert(cqe_covers(cqe_tail(0x10005, kRequestDone), 0x10000), "and more, that others have posted since");
 
 enum Syndrome : u32 {
     kLocalLength = 0x01,

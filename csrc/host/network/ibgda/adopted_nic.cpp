@@ -77,14 +77,14 @@ bool AdoptedNic::idle() const {
                        [this](const fabric::QueuePair& qp) { return qp.cqe == nullptr || idle(qp); });
 }
 
-// Also where another library has posted last: then its requests are waited for too. The count first: a completion that
-// is read afterwards is of all that was filled then, once it is of the last.
+// Also where another library has posted last: then its requests are waited for too, but not what it posts meanwhile.
+// The count first, as `cqe_covers` wants it.
 bool AdoptedNic::idle(const fabric::QueuePair& qp) const {
     const u64 filled = memory_.load_word(reinterpret_cast<const uint64_t*>(qp.filled));
     mlx5::Cqe cqe;
     memory_.read(&cqe, qp.cqe, sizeof(cqe));
     const bool failed = mlx5::cqe_kind(cqe.tail) == mlx5::kRequestError;  // nothing leaves any more
-    return failed || ((mlx5::cqe_index(cqe.tail) + 1 - filled) & 0xffff) == 0;
+    return failed || mlx5::cqe_covers(cqe.tail, filled);
 }
 
 }  // namespace deep_ep::host
