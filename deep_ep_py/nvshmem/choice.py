@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import logging
 import os
@@ -58,13 +59,15 @@ def choose_memory(
     refused = _refusal(device, heap, masks_ranks)
     machines = bootstrap.machines if isinstance(bootstrap, Connections) else [0] * bootstrap.size
     asks = heap is None and len(set(machines)) > 1
-    mine: list[Any] = [refused, None if refused else heap, _lacking(device, fabric, masks_ranks) if asks else ""]
+    lacking = _lacking(device, fabric, masks_ranks) if asks else ""
+    job = _job(bootstrap.size) if asks and not lacking else ""
+    mine: list[Any] = [refused, None if refused else heap, lacking, job]
     told = [mine] * bootstrap.size if bootstrap.in_process else bootstrap.all_gather(mine)
     for rank, (why, *_) in enumerate(told):
         if why:
             raise ValueError(refused or f"rank {rank}: {why}")
-    arguments.same_on_all_ranks(bootstrap.rank, [{"heap": theirs} for _, theirs, _ in told])
-    if heap == OWN or (heap is None and not (asks and _all_are_able(bootstrap.rank, [lacks for *_, lacks in told]))):
+    arguments.same_on_all_ranks(bootstrap.rank, [{"heap": theirs} for _, theirs, *_ in told])
+    if heap == OWN or (heap is None and not (asks and _all_are_able(bootstrap.rank, told))):
         return None
     from deep_ep_py.nvshmem.memory import NvshmemMemory
 
@@ -93,7 +96,7 @@ def _lacking(device: Device, fabric: Any, masks_ranks: bool) -> str:
         return "enable_shrink=False"
     if fabric is not None or os.environ.get(FABRIC):
         return "no fabric named"
-    if os.environ.get(_IBGDA, "0") in ("0", ""):
+    if os.environ.get(_IBGDA, "").lower() in ("", "0", "f", "false", "n", "no", "off"):
         return f"{_IBGDA}=1"
     if importlib.util.find_spec("nvshmem") is None:
         return "nvshmem4py"
@@ -102,9 +105,27 @@ def _lacking(device: Device, fabric: Any, masks_ranks: bool) -> str:
     return ""
 
 
-def _all_are_able(own: int, lacking: Sequence[str]) -> bool:
-    for rank, missing in enumerate(lacking):
+def _job(ranks: int) -> str:
+    """Name the NVSHMEM that this rank's process has: alike on all ranks where these are its PEs, and no others."""
+    from deep_ep_py.nvshmem.library import NAME, NvshmemError, library
+    from deep_ep_py.nvshmem.pool import pool
+
+    try:
+        ctypes.CDLL(NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        loaded = library()
+    except (OSError, NvshmemError):  # it is not loaded; or it cannot be used, as a Buffer will say
+        return "none"
+    if loaded.status() == 0:
+        return "none"
+    return f"{pool().job or 'the program'}, PE {loaded.pe()}" if loaded.pes() != ranks else pool().job or "the program"
+
+
+def _all_are_able(own: int, told: Sequence[Sequence[Any]]) -> bool:
+    for rank, (_, _, missing, _) in enumerate(told):
         if missing:
             _log.debug("rank %d: heaps lie in memory of their own, for rank %d lacks %s", own, rank, missing)
             return False
+    if len({job for *_, job in told}) > 1:
+        _log.warning("rank %d: heaps lie in memory of their own, for NVSHMEM's PEs are others than these ranks", own)
+        return False
     return True

@@ -1,7 +1,7 @@
 """Symmetric memory and queue pairs of this process: what Buffers have taken, and what they may take again.
 
 Only all PEs together can allocate or make queue pairs, and neither is given back: so Buffers take from here. What one
-has left is taken again by a Buffer of the same ranks and the same size alone. That all of its ranks make a Buffer says
+has left is taken again by a Buffer of the same ranks alone, which wants no more. That all of its ranks make one says
 that all have left the old one, and then no request of theirs is on its way there.
 """
 
@@ -144,15 +144,15 @@ class Pool:
         return self.blocks[part.block].address + part.offset
 
     def _left(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part | None:
-        """Return what a Buffer of these ranks has left, of that size: the first that all have left."""
-        of_one = [
-            part
+        """Return what a Buffer of these ranks has left, and all of them: the smallest that will do."""
+        free = {
+            (part.size, part.block, part.offset): part
             for part in self._parts[job.pes]
-            if part.is_free and part.size == size and _count(part.queues) == queues
-        ]
-        told = bootstrap.all_gather([[part.block, part.offset] for part in of_one])
-        common = set.intersection(*({(block, offset) for block, offset in theirs} for theirs in told))
-        return next((part for part in of_one if (part.block, part.offset) == min(common, default=None)), None)
+            if part.is_free and part.size >= size and _count(part.queues) == queues
+        }
+        told = bootstrap.all_gather([[*place] for place in free])
+        common = set.intersection(*({(*place,) for place in theirs} for theirs in told))
+        return free[min(common)] if common else None
 
     def _fresh(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part:
         place = self._room(bootstrap, size)
@@ -161,7 +161,7 @@ class Pool:
             raise NvshmemError(
                 f"heap='nvshmem': these ranks are {len(job.pes)} of NVSHMEM's {job.all_pes} PEs, which alone can "
                 f"{'allocate' if place is None else 'make queue pairs'} together: expected "
-                f"all to have called deep_ep_py.nvshmem.reserve(group, {size}, num_qps_per_rank={job.queues})"
+                f"all to have called deep_ep_py.nvshmem.reserve(group, {size}, num_qps_per_rank={max(1, job.queues)})"
             )
         if place is None:
             self.reserve(bootstrap, job, size)

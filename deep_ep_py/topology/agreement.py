@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deep_ep_py.core import arguments
+from deep_ep_py.errors import DeepEPError
 from deep_ep_py.topology.routes import Reach, Routes
 
 if TYPE_CHECKING:
@@ -31,21 +32,24 @@ def agree(bootstrap: Bootstrap, make: Callable[[], Topology]) -> Topology:
 
     Raises
     ------
-    TypeError, ValueError
-        What `make` raises; on the other ranks a ValueError with its text. Also where ranks disagree about what must be
-        the same, and where two ranks have no path between them: then with a table of all paths.
+    Exception
+        What `make` raises; on the other ranks a ValueError with its text, or a DeepEPError where it is no TypeError or
+        ValueError. A ValueError also where ranks disagree about what must be the same, and where two ranks have no path
+        between them: then with a table of all paths.
     """
     mine, failed = None, None
     try:
         mine = make()
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # of the driver, say, which a path has asked
         failed = error
     told = bootstrap.all_gather(
-        [str(failed), None, None] if mine is None else ["", mine.must_agree(), mine.reach.tell()]
+        [str(failed), isinstance(failed, TypeError | ValueError), None]
+        if mine is None
+        else ["", mine.must_agree(), mine.reach.tell()]
     )
-    for rank, (why, *_) in enumerate(told):
+    for rank, (why, by_argument, _) in enumerate(told):
         if why and rank != bootstrap.rank:
-            raise failed or ValueError(f"rank {rank}: {why}")
+            raise failed or (ValueError if by_argument else DeepEPError)(f"rank {rank}: {why}")
     if mine is None:
         assert failed is not None
         raise failed

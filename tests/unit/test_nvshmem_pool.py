@@ -143,6 +143,15 @@ def test_what_all_have_left_is_taken_again() -> None:
     assert len(world.pools[0].blocks) == 2
 
 
+def test_a_smaller_buffer_takes_what_a_larger_one_has_left() -> None:
+    world = World()
+    for size in (10_000, 50_000, 20_000):
+        for part in world.take((0, 1, 2, 3), size):
+            part.left, part.lease.ended = True, True
+    assert len(world.pools[0].blocks) == 2, "of 10000 bytes, and of 50000"
+    assert world.take((0, 1, 2, 3), 8_000)[0].size == 10_000, "the smallest that will do"
+
+
 def test_others_do_not_take_it() -> None:
     """Of a Buffer of two ranks the third knows nothing: what it takes might still be written to."""
     world = World()

@@ -173,6 +173,19 @@ def test_what_one_rank_has_been_told_wrongly_fails_on_all() -> None:
     assert [str(error).partition(":")[0] for error in found] == ["fabric=[]", "fabric='copper'"] * 2
 
 
+def test_what_one_rank_fails_of_otherwise_is_told_too() -> None:
+    """As the driver, which a path has asked: it is no wrong argument."""
+
+    def make(rank: int) -> Topology:
+        if rank == 2:
+            raise RuntimeError("no driver")
+        return of(rank, None)
+
+    found = agreed(make)
+    assert [type(error) for error in found] == [deep_ep.DeepEPError] * 2 + [RuntimeError] + [deep_ep.DeepEPError]
+    assert str(found[3]) == "rank 2: no driver"
+
+
 def test_ranks_that_were_given_different_lists() -> None:
     found = agreed(lambda rank: of(rank, ["peer", "proxy"] if rank == 3 else ["peer", "ibgda"], ranks_per_node=2))
     said = r"fabric=['peer', 'ibgda'] on rank 0: expected the same on all ranks, rank 3 has ['peer', 'proxy']"

@@ -164,7 +164,8 @@ def memory_is_taken_again() -> None:
     kept.clear()
     gc.collect()
     assert blocks_after(3) == 3
-    assert blocks_after(arena_bytes=2 << 20) == 4, "another size"
+    assert blocks_after(arena_bytes=2 << 20) == 4, "more than any has left"
+    assert blocks_after(arena_bytes=1 << 19) == 4, "less"
 
 
 def memory_of_a_failed_buffer_is_not() -> None:
@@ -298,10 +299,25 @@ def by_itself() -> None:
     if rank == 3:
         os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "0"
     for lacking in ({**options}, {**options, "heap": "own"}):
-        if C.proxy_providers():
-            with make(**lacking) as buffer:
-                assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
-                round_trip(buffer, rank, Trial.of(case), 2)
+        with make(**lacking) as buffer:
+            assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
+            round_trip(buffer, rank, Trial.of(case), 2)
+
+
+def by_itself_beside_others() -> None:
+    """Two halves have an NVSHMEM each, so a Buffer of all ranks that is not told does without."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    start.machine_name = lambda: f"machine {rank // 2}"  # type: ignore[assignment]
+    choice._NICS = Path(os.environ["NICS"])
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    halves = [dist.new_group([*range(half, ranks, 2)]) for half in range(2)]
+    with make(halves[rank % 2], heap=None, ranks_per_node=None) as buffer:
+        assert buffer._engine.is_symmetric
+    with make(heap=None, ranks_per_node=None) as buffer:
+        assert not buffer._engine.is_symmetric
+        case = Case("nvshmem", ranks, 20, hidden=264, topk=2, experts=2 * ranks, ranks_per_node=2)
+        round_trip(buffer, rank, Trial.of(case), 2)
+    assert "rank" in refusal(NvshmemError)
 
 
 CASES: dict[str, Callable[[], None]] = {
@@ -328,6 +344,7 @@ CASES: dict[str, Callable[[], None]] = {
         ranks_of_two_jobs,
         initialised_anew,
         by_itself,
+        by_itself_beside_others,
     )
 }
 

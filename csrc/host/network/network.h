@@ -27,6 +27,8 @@ class Network {
     virtual int look_up_peers() { return -1; }
     // All that kernels have posted, and that is not an operation's to wait for, has left.
     virtual bool idle() const { return true; }
+    // All that kernels have posted has arrived, or still may: no request has failed.
+    virtual bool works() const { return true; }
     // What kernels have written that a NIC would refuse; empty where all is well.
     virtual std::string refusal() const { return {}; }
     // The first put that has failed, in words; empty: none has, or its code says enough.

@@ -80,6 +80,11 @@ bool Networks::idle() const {
                        [](const auto& network) { return !network || network->idle(); });
 }
 
+bool Networks::works() const {
+    return std::all_of(by_route_.begin(), by_route_.end(),
+                       [](const auto& network) { return !network || network->works(); });
+}
+
 std::string Networks::refusal() const {
     for (const auto& network : by_route_) {
         if (network && !network->refusal().empty()) return network->refusal();

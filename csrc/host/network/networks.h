@@ -27,6 +27,7 @@ class Networks {
     uint64_t most_put_bytes(uint32_t pieces) const;
     int look_up_peers();
     bool idle() const;
+    bool works() const;
     std::string refusal() const;
     std::string fault() const;
     std::vector<nic::Counters> counters() const;

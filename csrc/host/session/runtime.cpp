@@ -275,7 +275,7 @@ bool Runtime::drain() {
                networks_.idle();
     };
     // A rank that went away will not acknowledge: then this one need not wait for it either.
-    return left() || launcher_->wait_for(left, "last puts of a Buffer", timeout_ns_);
+    return (left() || launcher_->wait_for(left, "last puts of a Buffer", timeout_ns_)) && networks_.works();
 }
 
 void Runtime::leave() {

@@ -138,7 +138,7 @@ class Runtime final : private FailureCount::Member {
     // themselves.
     bool settle(uint64_t nanoseconds);
     // Until the puts that no operation waits for have left; before a rank goes away in good order. -> whether they
-    // have.
+    // have, all of them.
     bool drain();
     // This rank's kernels have ended and none will be launched, and its network is gone: it says so in its heap.
     void leave();

@@ -77,14 +77,26 @@ bool AdoptedNic::idle() const {
                        [this](const fabric::QueuePair& qp) { return qp.cqe == nullptr || idle(qp); });
 }
 
+bool AdoptedNic::works() const {
+    return std::none_of(queue_pairs_.begin(), queue_pairs_.end(),
+                        [this](const fabric::QueuePair& qp) { return qp.cqe != nullptr && has_failed(qp); });
+}
+
+// Whoever posted the request: a queue pair does nothing any more then.
+bool AdoptedNic::has_failed(const fabric::QueuePair& qp) const {
+    mlx5::Cqe cqe;
+    memory_.read(&cqe, qp.cqe, sizeof(cqe));
+    return mlx5::cqe_kind(cqe.tail) == mlx5::kRequestError;
+}
+
 // Also where another library has posted last: then its requests are waited for too, but not what it posts meanwhile.
 // The count first, as `cqe_covers` wants it.
 bool AdoptedNic::idle(const fabric::QueuePair& qp) const {
     const u64 filled = memory_.load_word(reinterpret_cast<const uint64_t*>(qp.filled));
     mlx5::Cqe cqe;
     memory_.read(&cqe, qp.cqe, sizeof(cqe));
-    const bool failed = mlx5::cqe_kind(cqe.tail) == mlx5::kRequestError;  // nothing leaves any more
-    return failed || mlx5::cqe_covers(cqe.tail, filled);
+    // Of a queue pair that has failed nothing leaves any more.
+    return mlx5::cqe_kind(cqe.tail) == mlx5::kRequestError || mlx5::cqe_covers(cqe.tail, filled);
 }
 
 }  // namespace deep_ep::host

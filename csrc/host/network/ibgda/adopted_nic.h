@@ -17,8 +17,10 @@ class AdoptedNic final : public Network {
     void* state() override { return device_.get(); }
     uint64_t most_put_bytes(uint32_t pieces) const override;
     bool idle() const override;
+    bool works() const override;
 
   private:
+    bool has_failed(const fabric::QueuePair& queue_pair) const;
     bool idle(const fabric::QueuePair& queue_pair) const;
 
     Memory& memory_;
