@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from builds import BUILD, EXAMPLES
 from deep_ep_py.device.hardware_queues import needs_restart, restart_with_queues
 from native_programs import NvshmemDoubles, build_driver_double
+from nvshmem_runs import Nvshmem, compile_probe
 from places import TESTS, WORKERS
 
 # No deadline: an example's time is mostly that of the schedule it draws. The same examples on every run: a failure
@@ -78,3 +79,21 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nvshmem_doubles(tmp_path_factory: pytest.TempPathFactory) -> NvshmemDoubles:
     """The folders of the stand-ins for libnvshmem_host.so.3, by release."""
     return NvshmemDoubles(tmp_path_factory.mktemp("nvshmem"))
+
+
+@pytest.fixture(scope="session")
+def compiled_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What NVSHMEM's memory is read by, compiled."""
+    return compile_probe(tmp_path_factory.mktemp("probe") / "probe.cubin")
+
+
+@pytest.fixture
+def nvshmem(
+    double: Path,
+    nvshmem_doubles: NvshmemDoubles,
+    compiled_probe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Nvshmem:
+    """Runs workers over the stand-ins for the driver and for NVSHMEM's host library."""
+    return Nvshmem(double, nvshmem_doubles, compiled_probe, tmp_path, monkeypatch)

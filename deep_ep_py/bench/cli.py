@@ -12,6 +12,7 @@ from rich.console import Console
 from deep_ep_py.bench import config as limits
 from deep_ep_py.bench.config import BenchConfig, CapabilityError
 from deep_ep_py.bench.gpu import run_bench_on_gpu
+from deep_ep_py.bench.gpu_nodes import machines, require_nodes
 from deep_ep_py.bench.gpu_ranks import require_gpu
 from deep_ep_py.bench.launch import launch, torchrun_rank, under_torchrun
 from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, plot_report
@@ -21,6 +22,7 @@ from deep_ep_py.bench.results import report as make_report
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.bench.worker import run_bench
 from deep_ep_py.core.files import write_json
+from deep_ep_py.errors import DeepEPError
 
 _DEFAULTS = BenchConfig()
 _DEFAULT_PLOT = Path("out/bench.png")
@@ -44,15 +46,29 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.option("--mode", type=click.Choice(limits.MODES), default=_DEFAULTS.mode)
 @click.option("--device", type=click.Choice(limits.DEVICES), default=_DEFAULTS.device, help="Where kernels run.")
 @click.option("--ranks", type=int, default=None, help="Ranks in all.  [default: 8, or torchrun's]")
-@click.option("--nodes", type=int, default=_DEFAULTS.nodes, help="Nodes they are spread over.")
+@click.option(
+    "--nodes",
+    type=int,
+    default=None,
+    help="Nodes they are spread over.  [default: 1; with --device cuda torchrun's machines]",
+)
 @click.option(
     "--hops",
     type=click.IntRange(0, 2),
     default=_DEFAULTS.hops,
     help="In which rows go between nodes; 0: two where nodes have several ranks.",
 )
-@click.option("--fabric", type=click.Choice(limits.FABRICS), default=None, help="What joins nodes.  [default: ibgda]")
+@click.option(
+    "--fabric", type=click.Choice(limits.FABRICS), default=None, help="What joins nodes.  [default: ibgda on CPUs]"
+)
 @click.option("--provider", default="", help="Of libfabric, with --fabric proxy.  [default: the best there is]")
+@click.option(
+    "--heap",
+    type=click.Choice(limits.HEAPS),
+    default=None,
+    help="Where GPUs' heaps lie; nvshmem: in NVSHMEM's, whose queue pairs then join nodes.  [default: nvshmem between "
+    "machines that are set up for it, and no --fabric is named]",
+)
 @click.option(
     "--tokens",
     multiple=True,
@@ -101,6 +117,7 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.option("--corrupt", type=click.Choice(limits.CORRUPTIBLE), default=None, hidden=True)
 def command(
     ranks: int | None,
+    nodes: int | None,
     iterations: int | None,
     json_file: Path | None,
     plot_file: Path | None,
@@ -110,16 +127,22 @@ def command(
     """Time dispatch and combine, check them against an oracle, and compare with baselines.
 
     Starts the ranks itself, as processes pinned to cores; under torchrun it uses torchrun's. With --device cuda the
-    ranks are threads that share one GPU, under torchrun processes with a GPU each, and the time is that of their
-    kernels. The exit code is 1 where a result is wrong.
+    ranks are threads that share one GPU, under torchrun processes with a GPU each, of one machine or of several, and
+    the time is that of their kernels. The exit code is 1 where a result is wrong.
     """
     if iterations is None:
         iterations = _GPU_ITERATIONS if options["device"] == "cuda" else _DEFAULTS.iterations
-    bench_config = BenchConfig(ranks=_default_ranks() if ranks is None else ranks, iterations=iterations, **options)
     try:
+        bench_config = BenchConfig(
+            ranks=_default_ranks() if ranks is None else ranks,
+            nodes=_default_nodes(options["device"]) if nodes is None else nodes,
+            iterations=iterations,
+            **options,
+        )
         bench_config.validate()
         if bench_config.device == "cuda":
             _require_gpu()
+            require_nodes(bench_config)
     except (ValueError, CapabilityError) as error:
         raise click.UsageError(str(error)) from error
     if plot_file is not None and not can_plot():
@@ -144,6 +167,10 @@ def _default_ranks() -> int:
     return int(os.environ["WORLD_SIZE"]) if under_torchrun() else _DEFAULTS.ranks
 
 
+def _default_nodes(device: str) -> int:
+    return machines() if device == "cuda" and under_torchrun() else _DEFAULTS.nodes
+
+
 def _measure(bench_config: BenchConfig, console: Console) -> dict[str, Any]:
     try:
         with BenchProgress(console) as progress:
@@ -151,7 +178,7 @@ def _measure(bench_config: BenchConfig, console: Console) -> dict[str, Any]:
                 sizes = run_bench_on_gpu(bench_config, progress.on_event)
             else:
                 sizes = launch(run_bench, bench_config.ranks, (bench_config,), progress.on_event)
-    except RankFailed as error:
+    except (RankFailed, DeepEPError) as error:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error

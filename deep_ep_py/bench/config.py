@@ -10,6 +10,7 @@ from deep_ep_py.bench.routing import require_groups
 MODES = ("normal", "low-latency")
 DEVICES = ("cpu", "cuda")
 FABRICS = ("ibgda", "proxy")
+HEAPS = ("own", "nvshmem")
 DTYPES = ("bf16", "fp8")
 ROUTINGS = ("uniform", "deepseek", "skewed")
 BASELINES_OF = {
@@ -44,6 +45,8 @@ class BenchConfig:
     fabric, provider
         What joins nodes, as `Buffer` takes it, and which of libfabric's providers the proxy takes; None and empty: the
         defaults.
+    heap
+        Where heaps on GPUs lie, as `Buffer` takes it; None: its default.
     tokens
         The sizes to measure, in tokens per rank.
     hidden, topk, experts
@@ -72,6 +75,7 @@ class BenchConfig:
     hops: int = 0
     fabric: str | None = None
     provider: str = ""
+    heap: str | None = None
     tokens: tuple[int, ...] = (128, 1024, 4096)
     hidden: int = 7168
     topk: int = 8
@@ -155,6 +159,10 @@ class BenchConfig:
         _require(self.hops in (0, 1, 2), "hops", self.hops, "1 or 2; 0: the Buffer's default")
         _require(self.hops < 2 or self.nodes > 1, "hops", self.hops, "several nodes with two hops")
         _require(self.fabric is None or self.nodes > 1, "fabric", self.fabric, "several nodes with it")
+        _require(self.heap in (None, *HEAPS), "heap", self.heap, "one of " + ", ".join(HEAPS))
+        _require(self.heap != "nvshmem" or self.device == "cuda", "heap", self.heap, "--device cuda with it")
+        known_paths = self.heap != "nvshmem" or self.fabric in (None, "ibgda")
+        _require(known_paths, "fabric", self.fabric, "ibgda with --heap nvshmem, or none named")
         _require(not self.provider or self.fabric == "proxy", "provider", self.provider, "--fabric proxy with it")
         _require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
         _require(0 <= self.keep <= MAX_KEEP, "keep", self.keep, f"between 0 and {MAX_KEEP}")
@@ -170,8 +178,6 @@ class BenchConfig:
             raise CapabilityError(
                 f"--num-sms {self.num_sms}: in normal mode only; low-latency calls choose by their size"
             )
-        if self.nodes != 1 and self.device != "cpu":
-            raise CapabilityError(f"--nodes {self.nodes}: ranks inside one node only so far on a GPU; use --nodes 1")
         if self.keep and self.device != "cpu":
             raise CapabilityError(f"--keep {self.keep}: on CPUs only so far; use --keep 0")
         if self.corrupt == "combine" and not self.combines:

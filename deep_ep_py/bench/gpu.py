@@ -4,6 +4,7 @@ or, where torchrun has started them, processes with a GPU each.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from deep_ep_py.bench.gpu_ranks import gpu_per_rank
 from deep_ep_py.bench.gpu_size_run import Event, GpuSizeRun
 from deep_ep_py.bench.launch import require_torchrun_ranks, under_torchrun
 from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.core.environment import PROVIDER
 
 
 def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
@@ -35,8 +37,10 @@ def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> 
     Raises
     ------
     ValueError
-        Torchrun has started another number of ranks, or there are fewer GPUs.
+        Torchrun has started another number of ranks, there are fewer GPUs, or nothing joins the nodes.
     """
+    if config.provider:
+        os.environ[PROVIDER] = config.provider
     if under_torchrun():
         require_torchrun_ranks(config.ranks)
         with gpu_per_rank() as group:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.gpu_nodes import buffer_options
 from deep_ep_py.bench.gpu_size_run import SETS, Event, GpuSizeRun
 from deep_ep_py.bench.low_latency_oracle import Selections
 
@@ -16,7 +17,7 @@ OPS = {
     "dispatch": "low_latency_dispatch: one kernel, from the tokens' rows to rows by expert",
     "combine": "low_latency_combine of results in ordinary memory, which are pushed: one kernel",
     "combine_zero_copy": "low_latency_combine of results where get_next_low_latency_combine_buffer has said, which "
-    "their owners read there",
+    "owners on the same node read there",
     "dispatch_send": "the sending half of a dispatch with a receive hook",
     "dispatch_receive": "its other half, queued by the hook when all ranks' sending halves have ended",
     "combine_send": "the sending half of a combine of results in ordinary memory with a receive hook",
@@ -57,6 +58,7 @@ class GpuLowLatencyRun(GpuSizeRun):
             low_latency_mode=True,
             device="cuda",
             arena_bytes=2 * results_bytes + _ARENA_SLACK,  # zero-copy combines take turns with two
+            **buffer_options(config),
         )
         self.buffer.warmup(config.hidden, config.topk)
         device = self.buffer.device

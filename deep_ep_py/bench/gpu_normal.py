@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.gpu_nodes import buffer_options
 from deep_ep_py.bench.gpu_size_run import SETS, Event, GpuSizeRun, each
 from deep_ep_py.bench.oracle import Oracle
+from deep_ep_py.bench.routing import tokens_in_rank
 
 OPS = {
     "layout_notify": "the kernels of get_dispatch_layout and of the count exchange",
     "dispatch": "the kernels of get_dispatch_layout and of a dispatch with top-k ids and weights: layout, notify and "
     "the rows, straight into the outputs (num_worst_tokens: the host waits for nothing)",
     "dispatch_cached": "a dispatch along the routes of an earlier one: the rows alone",
-    "combine": "combine of the received tensor itself, which all ranks have mapped",
+    "combine": "combine of the received tensor itself, which all ranks of its node have mapped",
     "combine_private": "combine of an expert output in ordinary memory, which is copied first",
     "pair": "one period of back-to-back dispatch (with layout and notify) -> combine of the received tensor",
 }
@@ -50,6 +52,7 @@ class GpuNormalRun(GpuSizeRun):
             num_nvl_bytes=buffer_config.get_nvl_buffer_size_hint(config.row_bytes, config.ranks),
             device="cuda",
             arena_bytes=3 * self._worst * config.payload_bytes + _ARENA_SLACK,
+            **buffer_options(config),
         )
         self.buffer.warmup(config.hidden, config.topk, fp8=config.dtype == "fp8")
         self._launch = deep_ep.Config(num_sms=config.num_sms) if config.num_sms else None
@@ -78,6 +81,18 @@ class GpuNormalRun(GpuSizeRun):
     def _rows(self) -> list[int]:
         rows: list[int] = self._inputs.counts.sum(dim=(1, 2)).tolist()
         return rows
+
+    def _crossing_rows(self) -> list[int]:
+        config, inputs = self._config, self._inputs
+        if config.nodes == 1:
+            return []
+        parts = config.nodes if config.two_hops else config.ranks  # a row goes to each node, or to each rank
+        node = self._ranks.rank * config.nodes // config.ranks
+        mine = []
+        for given in self._sets:
+            goes = tokens_in_rank(given.topk_idx.cpu(), config.experts, parts).view(inputs.tokens, config.nodes, -1)
+            mine.append(int(goes.sum() - goes[:, node].sum()))
+        return [sum(rows) for rows in zip(*self._ranks.all_gather(mine), strict=True)]
 
     def _release(self) -> None:
         self._recv = ()

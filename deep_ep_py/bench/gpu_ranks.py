@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from deep_ep_py.bench.gpu_nodes import machines, torchrun_variable
 from deep_ep_py.bench.rank_process import be_killed_with_parent
 from deep_ep_py.bootstrap.groups import make_bootstrap
 
@@ -63,15 +64,17 @@ def gpu_per_rank() -> Iterator[dist.ProcessGroup]:
     Raises
     ------
     ValueError
-        There are fewer GPUs than ranks, or the ranks are on several machines; all ranks raise.
+        There are fewer GPUs than ranks, or not as many ranks on each machine.
     """
     require_gpu()
-    rank, ranks, local_rank, local_ranks = map(_variable, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    if local_ranks != ranks:
-        raise ValueError(f"{ranks} ranks, {local_ranks} of them on this machine: expected all of them on one, so far")
+    several = machines() > 1
+    rank, ranks, local_rank, local_ranks = map(
+        torchrun_variable, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    )
     torch.cuda.set_device(choose_gpu(local_rank, local_ranks, torch.cuda.device_count()))
     be_killed_with_parent()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if not several:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo" if dist.is_gloo_available() else "nccl", rank=rank, world_size=ranks)
     try:
         group = dist.group.WORLD
@@ -85,14 +88,7 @@ def gpu_per_rank() -> Iterator[dist.ProcessGroup]:
         dist.destroy_process_group()
 
 
-def _variable(name: str) -> int:
-    value = os.environ.get(name, "")
-    if not value.isdecimal():
-        raise ValueError(f"{name}={value!r}: expected a number in the environment, as torchrun sets it")
-    return int(value)
-
-
 def _require_distinct(uuids: list[str]) -> None:
     gpus = len(set(uuids))
     if gpus < len(uuids):
-        raise ValueError(f"{len(uuids)} ranks on this machine: expected a GPU for each, they have {gpus} among them")
+        raise ValueError(f"{len(uuids)} ranks: expected a GPU for each, they have {gpus} among them")

@@ -11,6 +11,7 @@ import torch
 
 from deep_ep_py.bench import gpu_timing
 from deep_ep_py.bench.config import BenchConfig
+from deep_ep_py.bench.gpu_nodes import transport
 from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bootstrap.groups import make_bootstrap
 
@@ -59,13 +60,14 @@ class GpuSizeRun(ABC):
     def run(self) -> dict[str, Any]:
         """Measure, check the last step, and let go of everything; returns what `results.report` expects."""
         config = self._config
+        joined = transport(self.buffer, config)
         steps = config.warmup + config.iterations
         for step in range(steps):
             self._timer.recording = step >= config.warmup
             self._last = step == steps - 1
             self._iteration(step % SETS)
             self._emit({"kind": "step", "step": step})
-        rows = self._rows()
+        rows, crossing = self._rows(), self._crossing_rows()
         everyones = self._ranks.all_gather(self._checked)
         result = {
             "tokens": self._tokens,
@@ -74,6 +76,8 @@ class GpuSizeRun(ABC):
             "rows": [rows[step % SETS] for step in range(config.warmup, steps)],
             "checks": {name: [error for checks in everyones for error in checks[name]] for name in self._checked},
             "variants": {},
+            "transport": joined,
+            **({"crossing_rows": [crossing[step % SETS] for step in range(config.warmup, steps)]} if crossing else {}),
         }
         self._release()
         self.buffer.destroy()
@@ -86,6 +90,12 @@ class GpuSizeRun(ABC):
     @abstractmethod
     def _rows(self) -> list[int]:
         """Count the rows that all ranks receive together, with each set of the inputs."""
+
+    def _crossing_rows(self) -> list[int]:
+        """Count the rows that a dispatch takes to other nodes, and a combine back, of all ranks together, with each set
+        of the inputs; empty where that is not known.
+        """
+        return []
 
     @abstractmethod
     def _release(self) -> None:

@@ -27,6 +27,7 @@ LINKED_BOUNDARY = (
     "call by CUDA events on the rank's own streams, of the slowest rank; the figure is the median over the timed "
     "iterations. Host work (Python, launches, waiting for counts) is outside."
 )
+NODES_BOUNDARY = " Between nodes that dispatch ends within about the time that a message takes from one to another."
 _CYCLES_PER_MS = 2_000_000
 _GATE_CYCLES = 2_000_000  # the launch is queued by then
 _ALIGNED_GATE_CYCLES = 5 * _GATE_CYCLES  # the ranks' hosts do not begin together, and launch twice

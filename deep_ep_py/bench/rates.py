@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from deep_ep_py.bench.gpu_nodes import machines
 from deep_ep_py.bench.gpu_ranks import gpu_per_rank, require_gpu
 from deep_ep_py.bench.gpu_timing import EventTimer, make_aligner
 from deep_ep_py.bench.machine import describe_machine
@@ -213,6 +214,10 @@ def _measure_here(tokens: int, hidden: int, iterations: int) -> dict[str, Any] |
 
         reports: list[dict[str, Any]] = run_ranks(1, measure, tokens, hidden, iterations, device="cuda")
         return reports[0]
+    if (there := machines()) > 1:
+        raise ValueError(
+            f"ranks on {there} machines: expected all of them on one, the rates are those of the links inside it"
+        )
     with gpu_per_rank() as group:
         report = measure(group, tokens, hidden, iterations)
         return report if group.rank() == 0 else None

@@ -36,11 +36,17 @@ MOVED_NOTE = (
     "and each row that is received once, in a combine the other way round; what combine_private copies is not counted. "
     "of_copy: these bytes per second over those of a large copy on {copying} in the same run, read and written."
 )
+CROSSING_NOTE = (
+    "Crossing bytes: what a rank sends to other nodes in a dispatch, the mean over the ranks: a row (with FP8 its "
+    "scales too) for each token and {target}; combine gets as many back. Computed from the routings, not counted, and "
+    "without top-k ids, weights, counts and signals. GB/s are 10^9 of these bytes per second of the median, of a rank."
+)
 _ONE_GPU = {"gpus": "one GPU that holds all ranks", "copying": "this GPU"}
 _GPU_EACH = {
     "gpus": "a GPU with one rank, the mean over the ranks,",
     "copying": "the GPU that copies slowest, within its own memory,",
 }
+_PASSED_ON = " What is passed on inside a node, and what NICs read and write, is not counted either."
 _COUNT_BYTES = 4
 _RESULT_BYTES = 2
 """Of an element that a low-latency dispatch is given, and of one that combine takes, whatever travels between."""
@@ -77,7 +83,8 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
         "tokens": largest["tokens"],
         "all_tokens": [result["tokens"] for result in results],
         "machine": describe_machine(),
-        "timing": _boundary(gpus),
+        **({"transport": sizes[0]["transport"]} if gpus else {}),
+        "timing": _boundary(gpus, config.nodes),
         "notes": {
             "ops": _ops(config),
             "baselines": {name: _baseline_notes(config)[name] for name in config.baselines},
@@ -85,7 +92,8 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
             "ratios": RATIO_NOTE,
             **({"host_us": host_time.NOTE} if config.mode == "low-latency" and not gpus else {}),
             **({"wire": wire.NOTE} if any(size.get("wire") for size in sizes) else {}),
-            **({"moved": MOVED_NOTE.format(**(_GPU_EACH if gpus > 1 else _ONE_GPU))} if gpus else {}),
+            **({"moved": _moved_note(gpus, config.nodes)} if gpus else {}),
+            **({"crossing": _crossing_note(config)} if any("crossing_rows" in size for size in sizes) else {}),
         },
     }
     headline = {key: largest[key] for key in ("ops", "baselines", "ratios", "checks", "host_us")}
@@ -93,10 +101,21 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
     return {"config": described, **headline, "sizes": results, "verified": verified}
 
 
-def _boundary(gpus: int) -> str:
+def _boundary(gpus: int, nodes: int) -> str:
     if not gpus:
         return timing.BOUNDARY
-    return gpu_timing.LINKED_BOUNDARY if gpus > 1 else gpu_timing.BOUNDARY
+    if gpus == 1:
+        return gpu_timing.BOUNDARY
+    return gpu_timing.LINKED_BOUNDARY + (gpu_timing.NODES_BOUNDARY if nodes > 1 else "")
+
+
+def _moved_note(gpus: int, nodes: int) -> str:
+    return MOVED_NOTE.format(**(_GPU_EACH if gpus > 1 else _ONE_GPU)) + (_PASSED_ON if nodes > 1 else "")
+
+
+def _crossing_note(config: BenchConfig) -> str:
+    target = "other node that it goes to" if config.two_hops else "rank of another node that it goes to"
+    return CROSSING_NOTE.format(target=target)
 
 
 def _baseline_notes(config: BenchConfig) -> dict[str, str]:
@@ -129,6 +148,12 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
             op = ops[name]
             op["moved_bytes"] = round(moved / size["gpus"])
             op["of_copy"] = op["moved_bytes"] / op["ms"]["median"] / 1e6 / size["copy_gb_per_s"]
+    if "crossing_rows" in size:
+        crossing = round(statistics.mean(size["crossing_rows"]) * config.payload_bytes / size["gpus"])
+        for name, op in ops.items():
+            if name != "layout_notify":
+                op["crossing_bytes"] = crossing * (2 if name == "pair" else 1)
+                op["crossing_gb_per_s"] = op["crossing_bytes"] / op["ms"]["median"] / 1e6
     baselines = {name: _baseline_report(series, name, variants) for name, variants in size["variants"].items()}
     ratios = {
         op: {name: baseline[of]["ms"] / ops[op]["ms"]["median"] for name, baseline in baselines.items()}

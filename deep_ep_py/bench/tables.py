@@ -40,10 +40,32 @@ def _where(config: dict[str, Any]) -> str:
     machine = config["machine"]
     if config["device"] == "cuda":
         if config["gpus"] > 1:
-            return f"{config['gpus']} linked GPUs, a process and a GPU each ({machine['gpu']})"
+            return _gpus(config)
         return f"one GPU ({machine['gpu']})" + (", which they share as threads" if config["ranks"] > 1 else "")
     nodes = f", as {config['nodes']} nodes with {_between(config)} between them" if config["nodes"] > 1 else ""
     return f"{machine['cores']} cores{nodes}"
+
+
+def _gpus(config: dict[str, Any]) -> str:
+    """Ranks with a GPU each: where these are, and what joins them."""
+    used = config["transport"]
+    linked = "linked " if config["nodes"] == 1 else ""
+    where = f" of {used['machines']} machines" if used["machines"] > 1 else ""
+    text = f"{config['gpus']} {linked}GPUs{where}, a process and a GPU each ({config['machine']['gpu']})"
+    if config["nodes"] > 1:
+        nodes = f"{config['nodes']} nodes" + (" on one machine" if used["machines"] == 1 else "")
+        text += f", as {nodes} with {_joins(used)} between them"
+    return text + (", heaps in NVSHMEM's" if used["heap"] == "nvshmem" else "")
+
+
+def _joins(used: dict[str, Any]) -> str:
+    """What joins nodes of GPUs, in words."""
+    names = {
+        "ibgda": "NVSHMEM's queue pairs" if used["heap"] == "nvshmem" else "software NICs",
+        "proxy": f"the proxy (libfabric's {used['provider'] or 'best provider'})",
+    }
+    joins = " and ".join(names[path] for path in used["paths"] if path in names)
+    return joins + (" through host memory" if used["through_host"] else "")
 
 
 def _between(config: dict[str, Any]) -> str:
@@ -66,6 +88,12 @@ def _size_table(size: dict[str, Any]) -> Table:
         caption += f"; of copy: bytes moved per second over a large copy's, {size['copy_gb_per_s']:.0f} GB/s on a GPU"
         table.caption = caption
         table.add_column("of copy", justify="right")
+    crossing = any("crossing_bytes" in result for result in size["ops"].values())
+    if crossing:
+        caption += "; crossing: what a rank sends to other nodes, the mean over the ranks"
+        table.caption = caption
+        for column in ("crossing MB", "crossing GB/s"):
+            table.add_column(column, justify="right")
     on_the_wire = any("messages" in result for result in size["ops"].values())
     if on_the_wire:
         caption += "; wire: what all ranks send over the network in an operation"
@@ -80,6 +108,8 @@ def _size_table(size: dict[str, Any]) -> Table:
         row.append(f"{result['logical_gb_per_s']:.1f}")
         if "copy_gb_per_s" in size:
             row.append(f"{result['of_copy']:.2f}" if "of_copy" in result else "")
+        if crossing:
+            row += _crossing_cells(result)
         if on_the_wire:
             row += _wire_cells(result)
         row += [_baseline_cell(size, op, name, baseline) for name, baseline in size["baselines"].items()]
@@ -90,6 +120,12 @@ def _size_table(size: dict[str, Any]) -> Table:
 def _host_line(host: dict[str, dict[str, float]]) -> str:
     times = (f"{op} {times['median']:.0f} µs ({times['min']:.0f} .. {times['max']:.0f})" for op, times in host.items())
     return f"  host time per eager call, up to its launch: {', '.join(times)}"
+
+
+def _crossing_cells(result: dict[str, Any]) -> list[str]:
+    if "crossing_bytes" not in result:
+        return ["", ""]
+    return [f"{result['crossing_bytes'] / 1e6:.3g}", f"{result['crossing_gb_per_s']:.2f}"]
 
 
 def _wire_cells(result: dict[str, Any]) -> list[str]:

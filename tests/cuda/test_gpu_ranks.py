@@ -97,7 +97,7 @@ def test_which_gpu_is_a_ranks_own() -> None:
 
 def test_ranks_that_have_one_gpu_among_them_are_refused() -> None:
     gpu_ranks._require_distinct(["a", "b"])
-    with pytest.raises(ValueError, match="3 ranks on this machine: expected a GPU for each, they have 2 among them"):
+    with pytest.raises(ValueError, match="3 ranks: expected a GPU for each, they have 2 among them"):
         gpu_ranks._require_distinct(["a", "b", "a"])
 
 
@@ -119,9 +119,10 @@ def test_what_cannot_work_is_told_before_ranks_meet(monkeypatch: pytest.MonkeyPa
     result = CliRunner().invoke(command, ["--device=cuda", "--ranks=2"])
     assert result.exit_code == 2
     assert "--ranks is 2; expected 4, the number of ranks that torchrun started" in result.output
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="4 ranks, 2 of them on this machine"), gpu_per_rank():
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="4 ranks, 3 of them on this machine"), gpu_per_rank():
         pass
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.delenv("LOCAL_RANK")
     with pytest.raises(ValueError, match="LOCAL_RANK='': expected a number in the environment"), gpu_per_rank():
         pass

@@ -15,11 +15,8 @@ import pytest
 import deep_ep_py as deep_ep
 from builds import in_long
 from deep_ep_py.core.native import C
-from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
-from deep_ep_py.nvshmem import probe
 from deep_ep_py.testing import run_ranks
 from launches import of_ranks
-from native_programs import NvshmemDoubles
 from nvshmem_runs import Nvshmem
 
 pytestmark = [
@@ -29,29 +26,6 @@ pytestmark = [
 
 SHARED, OWN = "3.4.5", "3.8.0"
 """The release that shares its queue pairs, and the newest, which makes others."""
-
-
-@pytest.fixture(scope="module")
-def compiled_probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """NVRTC looks for the driver, and must not find the stand-in."""
-    try:
-        require_nvrtc()
-    except NvrtcUnavailableError as error:
-        pytest.skip(str(error))
-    path = tmp_path_factory.mktemp("probe") / "probe.cubin"
-    path.write_bytes(probe._cubin("sm_90a"))
-    return path
-
-
-@pytest.fixture
-def nvshmem(
-    double: Path,
-    nvshmem_doubles: NvshmemDoubles,
-    compiled_probe: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Nvshmem:
-    return Nvshmem(double, nvshmem_doubles, compiled_probe, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

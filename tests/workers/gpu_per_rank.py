@@ -2,7 +2,9 @@
 
     gpu_per_rank.py bench|rates all|own|shared OPTIONS
 
-All ranks see as many GPUs as there are ranks, or each sees one that is its own, or each the same one.
+All ranks see as many GPUs as there are ranks, or each sees one that is its own, or each the same one. With MACHINES=2
+in the environment they believe to be on so many machines; with PROBE_CUBIN there is NVSHMEM, and ConnectX NICs in the
+folder NICS.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +20,9 @@ from rates_on_threads import times
 
 import pretend_gpu
 import pretend_torch_cuda
-from deep_ep_py.bench import cli, gpu_timing, rates
+from deep_ep_py.bench import cli, gpu_low_latency, gpu_normal, gpu_timing, rates
+from deep_ep_py.bootstrap import start
+from deep_ep_py.nvshmem import choice, probe
 
 
 def measure_copy() -> float:
@@ -37,10 +42,32 @@ class ScriptedTimer:
         return launch(), next(self.script) / (2 - int(os.environ["RANK"]))
 
 
+def be_on_machines(count: int) -> int:
+    """Take this machine for one of several, by what torchrun sets, and by what Buffers ask. Returns which."""
+    rank, near = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) // count
+    os.environ.update(LOCAL_RANK=str(rank % near), LOCAL_WORLD_SIZE=str(near))
+    start.machine_name = lambda: f"machine {rank // near}"  # type: ignore[assignment]
+    return rank // near
+
+
+def have_nvshmem() -> None:
+    """NVRTC must not meet the driver, so it has compiled the probe elsewhere; the stand-in's heaps are small."""
+    probe._cubin = lambda _: Path(os.environ["PROBE_CUBIN"]).read_bytes()  # type: ignore[assignment]
+    choice._NICS = Path(os.environ.get("NICS", "/nowhere"))
+    gpu_normal._ARENA_SLACK = gpu_low_latency._ARENA_SLACK = 4 << 20
+
+
 def main() -> None:
     command, sees, options = sys.argv[1], sys.argv[2], sys.argv[3:]
+    machine = be_on_machines(int(os.environ.get("MACHINES", "1")))
+    if "PROBE_CUBIN" in os.environ:
+        have_nvshmem()
     rank, ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    uuids = {"all": [f"GPU-{i}" for i in range(ranks)], "own": [f"GPU-{rank}"], "shared": ["GPU-0"]}[sees]
+    uuids = {
+        "all": [f"GPU-{machine}.{i}" for i in range(ranks)],
+        "own": [f"GPU-{machine}.{rank}"],
+        "shared": ["GPU-0"],
+    }[sees]
     torch.set_num_threads(1)
     current = pretend_torch_cuda.install(uuids)
     pretend_gpu.install(compile_kernels=False)
