@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NvshmemMemory:
-    """What a rank has of NVSHMEM for one Buffer.
+    """What a rank has of NVSHMEM for one Buffer. It does not grow (P10): all PEs allocate at once.
 
     Parameters
     ----------
@@ -35,9 +35,6 @@ class NvshmemMemory:
     NvshmemError
         On all ranks.
     """
-
-    grows = False
-    """P10: symmetric memory is allocated by all PEs at once, so what a Buffer has stays as it is."""
 
     def __init__(self, bootstrap: Bootstrap, machines: Sequence[int], context: Any, queues: int) -> None:
         self.job: Job = join(bootstrap, context, queues)

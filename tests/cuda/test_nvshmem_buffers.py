@@ -90,6 +90,7 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         ("allocated_in_another_order", 2, OWN, {}),
         ("joined", 3, SHARED, {}),
         in_long("joined", 3, OWN, {}),
+        ("joined_without_a_gpu", 2, SHARED, {}),
         ("joined_by_some", 2, OWN, {}),
         in_long("groups_of_some", 4, SHARED, {}),
         ("groups_of_some", 4, OWN, {}),

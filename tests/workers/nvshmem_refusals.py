@@ -231,6 +231,20 @@ def joined() -> None:
         check(buffer, ranks)
 
 
+def joined_without_a_gpu() -> None:
+    """The program has initialised it before it had a GPU: the Buffer gives it one."""
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    loaded = library.library()
+    unique = [loaded.unique_id() if rank == 0 else b""]
+    dist.broadcast_object_list(unique, src=0)
+    loaded.initialize(unique[0], rank, ranks)
+    assert loaded.status() == 1
+    with make() as buffer:
+        assert loaded.status() >= C.nvshmem.INITIALIZED
+        check(buffer, ranks)
+
+
 def joined_by_some() -> None:
     rank = dist.get_rank()
     if rank == 0:
@@ -339,6 +353,7 @@ CASES: dict[str, Callable[[], None]] = {
         reserved_differently,
         allocated_in_another_order,
         joined,
+        joined_without_a_gpu,
         joined_by_some,
         groups_of_some,
         ranks_of_two_jobs,

@@ -27,17 +27,26 @@ void replace_pe(std::shared_ptr<Pe> pe) {
 
 }  // namespace
 
+// Of processes that have met: a GPU that was missing then is taken now.
+void join(Pe& there) {
+    const Gpu::Context context = Gpu::current_context();
+    if (!there.initialised() && context != nullptr) there.initialise(context);
+    ++initialisations;
+}
+
 void initialise(unsigned flags, const void* given) {
     const std::lock_guard<std::mutex> lock(one_call_at_a_time);
+    const std::shared_ptr<Pe> there = the_pe();
+    // Where processes have met before, nothing need be said of that.
+    if (flags == 0 && there != nullptr) return join(*there);
     const Arguments arguments = read_arguments(golden(), flags, given);
-    if (const std::shared_ptr<Pe> there = the_pe(); there != nullptr) {
+    if (there != nullptr) {
         if (arguments.pe != there->number() || arguments.pes != there->pes()) {
             throw Failure(kInvalidValue, "PE " + std::to_string(arguments.pe) + " of " + std::to_string(arguments.pes) +
                                              " cannot join: it is PE " + std::to_string(there->number()) + " of " +
                                              std::to_string(there->pes()) + " already");
         }
-        ++initialisations;
-        return;
+        return join(*there);
     }
     if (!used_ids.insert(arguments.id).second) throw Failure(kInvalidValue, "the unique id has been used before");
     auto pe = std::make_shared<Pe>(arguments.id, arguments.pe, arguments.pes);
