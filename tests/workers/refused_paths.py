@@ -1,4 +1,4 @@
-"""Runs under torchrun: where one rank cannot go along, all raise and say why; then they make a Buffer all the same."""
+"""Runs under torchrun: where ranks cannot go along, all raise and say why; then they make a Buffer all the same."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ODD = 1
 
 
 @contextmanager
-def told(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment on one rank."""
-    if dist.get_rank() == ODD:
+def told(name: str, value: str, everywhere: bool = False) -> Iterator[None]:
+    """Set a variable of the environment on one rank, or on all."""
+    if everywhere or dist.get_rank() == ODD:
         os.environ[name] = value
     try:
         yield
@@ -36,10 +36,13 @@ def refusal(fabric: list[str] | None) -> str:
 def main() -> None:
     dist.init_process_group("gloo")
     with told(PROVIDER, "carrier pigeons"):
+        said = refusal(["peer", "proxy"])
+        assert said.startswith(f"{PROVIDER}=") and "expected the same on all ranks" in said, said
+    with told(PROVIDER, "carrier pigeons", everywhere=True):
         first, *table = refusal(["peer", "proxy"]).splitlines()
-        assert f"rank {ODD} does not reach rank 0 (peer: it is on another node" in first, first
+        assert "rank 0 does not reach rank 1 (peer: it is on another node" in first, first
         assert "proxy: DEEP_EP_PROXY_PROVIDER='carrier pigeons': expected one of efa" in first, first
-        assert [line.split()[-1] for line in table[1:4]] == [".-X", "-.-", "X-."], table
+        assert [line.split()[-1] for line in table[1:4]] == [".--", "-.-", "--."], table
     with told(PROXY_CPUS, "none"):
         said = refusal(["peer", "proxy"])
         assert said.startswith("" if dist.get_rank() == ODD else f"rank {ODD}: "), said
