@@ -18,7 +18,7 @@
 //   * take blocks by adding to `reserved`, and wait for room only then: so `reserved` may be ahead of `completed` by
 //     more than the ring holds;
 //   * write whole blocks, move `filled` from their first block to behind their last, in order, and release there what
-//     they have written, for whoever acquires it;
+//     they have written, for any thread that acquires it;
 //   * change `rung` under the lock alone, upwards, with the record and then the doorbell, which release to the NIC what
 //     was acquired from `filled`; they block nowhere with the lock, and release it;
 //   * raise `completed` no further than a completion that they have acquired says, and release it;
@@ -49,7 +49,7 @@ struct QueuePair {
     u32 peer;
     u32 nic;         // of this rank
     u32 remote_nic;  // of the peer
-    // Blocks, counted since the queue pair was made. They lie with whoever has made it.
+    // Blocks, counted since the queue pair was made. They lie in memory of its maker's.
     u64* reserved;   // handed out to threads
     u64* filled;     // written, without gaps
     u64* rung;       // told to the NIC
@@ -120,7 +120,7 @@ DEEP_EP_DEVICE void ring(const QueuePair& qp) {
     const QueuePair here = qp;
     // No thread blocks while it holds the lock, so this wait ends by itself. A thread that finds the lock taken must
     // wait for it: the holder may have read `filled` before this thread's blocks were filled. The next holder sees what
-    // the lock guards, whoever held it before. Litmus: ring_lock.
+    // the lock guards, also where the one before was another library's. Litmus: ring_lock.
     do {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(here.ringing) == 0; }, ~0ull, nullptr);
     } while (device::cas_acq_rel<Scope::kDevice>(here.ringing, 0u, 1u) != 0);
@@ -243,8 +243,8 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, const Ibgda& net, Waiter& waiter, Co
     // the thread that rings. Litmus: ibgda_fill_in_order.
     //
     // What is taken is published, though the operation be given up meanwhile (P14). The turn comes whatever the NIC
-    // does: these blocks were free when they were taken, so those before them are free too, whoever has taken them, and
-    // wait for nothing else. There is a bound nonetheless, for a thread of another library that hangs.
+    // does: these blocks were free when they were taken, so those before them are free too, also another library's, and
+    // their threads wait for nothing else. There is a bound nonetheless, for a thread of another library that hangs.
     u64* const filled = qp.filled;
     const u64* const reserved = qp.reserved;
     const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(filled) == begin; };
@@ -277,7 +277,8 @@ DEEP_EP_DEVICE_CALL bool quiet(const Peers& peers, const Ibgda& net, Waiter& wai
     return true;
 }
 
-// One thread: a queue pair whose completion tells of an error does nothing any more, whoever posted that request.
+// One thread: a queue pair whose completion tells of an error does nothing any more, also where that request was
+// another library's.
 DEEP_EP_DEVICE bool fault(const Peers& peers, const Ibgda& net, Fault& found) {
     using namespace ibgda;
 #pragma unroll 1

@@ -22,7 +22,7 @@ constexpr u32 version(u32 major, u32 minor, u32 patch) { return major << 20 | mi
 constexpr u32 kMajor = 3;
 // The oldest whose tables are known. Later ones of the same major version are taken to be like the newest that is
 // known: NVSHMEM keeps what modules compiled for an older version read. Which queue pair is where it has changed once
-// all the same, so who reads the table checks that no queue pair leads to the reader itself.
+// all the same, so a reader of the table checks that no queue pair leads to itself.
 constexpr u32 kOldest = version(3, 4, 5);
 // Before: queue_pairs[(pe * rcs_per_pe + queue) * nics + nic]. Since then:
 // queue_pairs[(nic * default_rcs_per_pe + queue) * pes + pe], and behind these what nvshmemx_qp_create has added, the
@@ -46,7 +46,7 @@ enum InitStatus : u32 { kNotInitialized = 0, kBootstrapped = 1, kInitialized = 2
 constexpr u32 kMostNics = 15;        // of a PE
 constexpr u32 kKeysInState = 64;     // of each kind; the others are in a table of their own
 constexpr u32 kMostBlocks = 32768;   // of a ring: NVSHMEM_QP_DEPTH
-constexpr u32 kSlotBytes = 256;      // of QueuePair::returned; the first slot takes what nobody reads
+constexpr u32 kSlotBytes = 256;      // of QueuePair::returned; the first slot takes what is never read
 constexpr u64 kMostBytes = 1 << 30;  // of a request
 
 // nvshmemi_device_state_d

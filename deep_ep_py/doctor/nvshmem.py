@@ -9,8 +9,6 @@ from shlex import quote
 from deep_ep_py.doctor.findings import Finding, Verdict, not_read
 from deep_ep_py.doctor.nics import Link, Nic, Port
 
-INSTALL = "pip install nvshmem4py-cu13"
-ENABLE_IBGDA = "NVSHMEM_IB_ENABLE_IBGDA"
 TRAFFIC_CLASS, SERVICE_LEVEL = "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"
 HCA_LIST, LIST_COUNTS, HCA_PREFIX = "NVSHMEM_HCA_LIST", "NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_PREFIX"
 _NAME = "NVSHMEM's settings"
@@ -114,7 +112,7 @@ def _none_chosen(places: _Places, environment: Mapping[str, str]) -> Finding:
 
 
 def _number(text: str | None) -> int | None:
-    """Return a setting as C's strtol reads it, decimal or 0x...; None where it is no number."""
+    """Return a setting as C's strtol reads it, decimal or 0x...; None where it is not a number."""
     try:
         return int(text or "", 0)
     except ValueError:
@@ -175,7 +173,9 @@ def _on_roce(places: _Places, given: str | None) -> Finding:
         return Finding(name, Verdict.WARNING, value, reason, note, command)
     number = _number(given)
     if number is None or not 0 <= number <= 255:
-        return Finding(name, Verdict.ERROR, f"{TRAFFIC_CLASS}={given}", "it is no number from 0 to 255", note, command)
+        return Finding(
+            name, Verdict.ERROR, f"{TRAFFIC_CLASS}={given}", "it is not a number from 0 to 255", note, command
+        )
     if classes and classes != [number]:
         value = f"{TRAFFIC_CLASS}={given}; by the system {here}"
         return Finding(name, Verdict.WARNING, value, reason, note, command)
@@ -190,7 +190,7 @@ def _service_level(given: str | None, infiniband: bool) -> Iterator[Finding]:
         return
     number = _number(given)
     if number is None or not 0 <= number <= 15:
-        reason, command = "it is no number from 0 to 15", f"unset {SERVICE_LEVEL}"
+        reason, command = "it is not a number from 0 to 15", f"unset {SERVICE_LEVEL}"
         yield Finding(
             name, Verdict.ERROR, f"{SERVICE_LEVEL}={given}", reason, "take it out of the environment:", command
         )

@@ -10,8 +10,8 @@ from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Verdict, count
 from deep_ep_py.doctor.gpus import connectx_to_memory, doorbells
 from deep_ep_py.doctor.nics import Nic, read_nics
-from deep_ep_py.doctor.nvshmem import ENABLE_IBGDA, INSTALL
 from deep_ep_py.doctor.pci import read_gpus
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, INSTALL, enables_ibgda
 
 NAME = "ibgda"
 _HEAP = 'heap="nvshmem"'
@@ -45,8 +45,8 @@ def posting(
         )
         return
     nics = [nic for nic in read_nics(files) if nic.is_connectx and nic.active]
-    # Who has set the variable wants it; elsewhere nothing is wrong.
-    wanted = environment.get(ENABLE_IBGDA, "0") not in ("0", "")
+    # A user who has set the variable wants it; elsewhere nothing is wrong.
+    wanted = enables_ibgda(environment)
     missing = list(_missing(files, nics, environment, has_nvshmem4py, read))
     names = ", ".join(nic.name for nic in nics)
     if missing:
@@ -83,9 +83,9 @@ def _missing(
         reason = "of NICs, kernels post to a ConnectX alone; the proxy drives others"
         note = "this shows whether there is one, and which driver has it:"
         yield lacks("a ConnectX", "none with a link", reason, note, "lspci -d 15b3: -k")
-    if environment.get(ENABLE_IBGDA) == "0":
+    if (given := environment.get(ENABLE_IBGDA)) and not enables_ibgda(environment):
         reason = "NVSHMEM then makes no queue pairs that kernels post to"
-        yield lacks("IBGDA", f"{ENABLE_IBGDA}=0", reason, "set it, on all machines:", f"export {ENABLE_IBGDA}=1")
+        yield lacks("IBGDA", f"{ENABLE_IBGDA}={given}", reason, "set it, on all machines:", f"export {ENABLE_IBGDA}=1")
     for what, found in (("doorbells", doorbells(files, True)), ("GPU memory", connectx_to_memory(files))):
         if found.verdict is not Verdict.GOOD:
             yield replace(found, name=f"{NAME} needs {what}")

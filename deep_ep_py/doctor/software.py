@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from deep_ep_py.compat import shim
 from deep_ep_py.core.native import C
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
-from deep_ep_py.doctor.nvshmem import INSTALL
+from deep_ep_py.nvshmem.settings import INSTALL
 
 
 def software() -> Section:

@@ -14,6 +14,7 @@ from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core import arguments
 from deep_ep_py.core.environment import FABRIC
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, enables_ibgda, nics_prefix
 
 if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
@@ -23,12 +24,6 @@ _log = logging.getLogger("deep_ep_py")
 
 NVSHMEM, OWN = "nvshmem", "own"
 _NICS = Path("/sys/class/infiniband")
-_IBGDA = "NVSHMEM_IB_ENABLE_IBGDA"
-
-
-def _nics_prefix() -> str:
-    """Return how the names of NICs that NVSHMEM uses begin."""
-    return os.environ.get("NVSHMEM_HCA_PREFIX") or "mlx5"
 
 
 def choose_memory(
@@ -96,11 +91,12 @@ def _lacking(device: Device, fabric: Any, masks_ranks: bool) -> str:
         return "enable_shrink=False"
     if fabric is not None or os.environ.get(FABRIC):
         return "no fabric named"
-    if os.environ.get(_IBGDA, "").lower() in ("", "0", "f", "false", "n", "no", "off"):
-        return f"{_IBGDA}=1"
+    if not enables_ibgda(os.environ):
+        return f"{ENABLE_IBGDA}=1"
     if importlib.util.find_spec("nvshmem") is None:
         return "nvshmem4py"
-    if not any(nic.name.startswith(_nics_prefix()) for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
+    prefix = nics_prefix(os.environ)
+    if not any(nic.name.startswith(prefix) for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
         return "a ConnectX"
     return ""
 

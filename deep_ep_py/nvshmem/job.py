@@ -11,10 +11,8 @@ from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core.native import C
 from deep_ep_py.nvshmem.library import Library, NvshmemError, library
 from deep_ep_py.nvshmem.pool import Pool, pool
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA
 from deep_ep_py.nvshmem.together import on_all
-
-_BY_DEFAULT = {"NVSHMEM_IB_ENABLE_IBGDA": "1"}
-"""What a Buffer sets before it initialises NVSHMEM, unless it is set."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,8 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
             f"NVSHMEM: rank {there[0]}'s process has initialised it, rank {missing}'s has not; expected all or none"
         )
     if not there:
-        for name, value in {**_BY_DEFAULT, "NVSHMEM_IBGDA_NUM_RC_PER_PE": str(max(1, queues))}.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault(ENABLE_IBGDA, "1")
+        os.environ.setdefault("NVSHMEM_IBGDA_NUM_RC_PER_PE", str(max(1, queues)))
         unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
         found = on_all(bootstrap, lambda: _initialize(bytes.fromhex(unique), bootstrap, context))
     if len({job for *_, job in found}) > 1:

@@ -11,10 +11,10 @@ from typing import Any
 
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
+from deep_ep_py.nvshmem.settings import INSTALL
 
 NAME = "libnvshmem_host.so.3"
 """Its SONAME, by which a process has one library of that name: whichever is loaded first."""
-INSTALL = "pip install nvshmem4py-cu13"
 _UNIQUE_ID_BYTES = 128
 _INIT_WITH_UNIQUE_ID = 1 << 3
 _ATTRIBUTES = 1 << 16 | 144

@@ -40,22 +40,26 @@ class NvshmemMemory:
         self.job: Job = join(bootstrap, context, queues)
         self._rank, self._machines = bootstrap.rank, machines
         self._part: Part | None = None
-        with context.current():
-            self._states = read_states(self.job.library, context)
-            self._mapped = [self.job.library.mapped(self._states.heap, pe) != 0 for pe in self.job.pes]
-        library = self.job.library
-        shared = C.nvshmem.shared_queues(library.version, self._states.ibgda)
+        on_all(bootstrap, self._look)
+        shared = C.nvshmem.shared_queues(self.job.library.version, self._states.ibgda)
         self._own = self.job.has_own_queues
         self._queues = max(1, queues if self._own else min(queues, shared))
-        on_all(bootstrap, self._check_near)
 
-    def _check_near(self) -> None:
-        for rank, machine in enumerate(self._machines):
-            if machine == self._machines[self._rank] and not self._mapped[rank]:
+    def _look(self) -> None:
+        self._read_states()
+        for rank, pe in enumerate(self.job.pes):
+            if self._is_near(rank) and not self.job.library.mapped(self._states.heap, pe):
                 raise NvshmemError(
                     f"NVSHMEM does not map the memory of rank {rank}, which is on the same machine: expected "
                     "NVSHMEM_DISABLE_P2P unset, and GPUs that reach each other"
                 )
+
+    def _read_states(self) -> None:
+        with self.job.context.current():
+            self._states = read_states(self.job.library, self.job.context)
+
+    def _is_near(self, rank: int) -> bool:
+        return self._machines[rank] == self._machines[self._rank]
 
     def refusal_of_nic(self, peer: int) -> str:
         """Return why NVSHMEM's queue pairs do not lead to a rank; empty: they do."""
@@ -93,24 +97,24 @@ class NvshmemMemory:
         wanted : native.C.nvshmem.Wanted
             What queue pairs and keys go with them.
         """
-        library, context = self.job.library, self.job.context
-        with context.current():
+        with self.job.context.current():
             self._part = part = self.job.pool.take(bootstrap, self.job, size, self._queues if self._own else 0)
-            address = self.job.pool.address(part)
-            part.lease = C.nvshmem.lease(context, address, size, cleared)
-            own = part.lease.take()
-            # No rank stores into another's heap before that is clear.
-            _check_places(bootstrap.all_gather(address - self._states.heap))
-            heaps = [
-                own
-                if rank == self._rank
-                else self._heap_of(address, size, pe)
-                if self._machines[rank] == self._machines[self._rank]
-                else make_copy()
-                for rank, pe in enumerate(self.job.pes)
-            ]
-            self._states = read_states(library, context)  # with the keys of what was allocated
-        return heaps, self._wanted([], address - self._states.heap, size)
+        address = self.job.pool.address(part)
+        offset = address - self._states.heap
+
+        def clear() -> int:
+            part.lease = C.nvshmem.lease(self.job.context, address, size, cleared)
+            return offset
+
+        # No rank stores into another's heap before that is clear.
+        _check_places(on_all(bootstrap, clear))
+        own = part.lease.take()
+        heaps = [
+            own if rank == self._rank else self._heap_of(address, size, pe) if self._is_near(rank) else make_copy()
+            for rank, pe in enumerate(self.job.pes)
+        ]
+        on_all(bootstrap, self._read_states)  # with the keys of what was allocated
+        return heaps, self._wanted([], offset, size)
 
     def leave(self) -> None:
         """Say that the Buffer has ended well: what it had may be taken again once no output lies there."""

@@ -115,7 +115,7 @@ class Engine:
         self.topology, self.rank, self.ranks, self.device = topology, topology.rank, topology.ranks, device
         self.regions, self.timeout, self.num_nvl_bytes = regions, timeout, num_nvl_bytes
         self._symmetric = symmetric
-        memory = MemoryPlan.of(bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes, symmetric is None)
+        memory = MemoryPlan.of(bootstrap, device, topology, num_nvl_bytes, regions, arena_bytes, self.is_symmetric)
         self.region_bytes = memory.region_bytes
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))

@@ -57,15 +57,16 @@ class MemoryPlan:
         num_nvl_bytes: int,
         regions: int,
         arena_bytes: int | None,
-        grows: bool,
+        is_symmetric: bool,
     ) -> MemoryPlan:
         """Plan with whole pages for outputs: what is named, all of it at once, else what suits every rank's device; of
-        that only the first part where heaps cannot grow. Collective.
+        that the first part alone where heaps lie in NVSHMEM's, which do not grow. Collective.
         """
         sizes = (arena_bytes, arena_bytes)
         if arena_bytes is None:
-            sizes = device.default_arena_bytes(topology.machines.count(0), grows and bool(topology.networks))
-            sizes = sizes if grows else (sizes[0], sizes[0])
+            by_host = bool(topology.networks) and not is_symmetric
+            sizes = device.default_arena_bytes(topology.machines.count(0), by_host)
+            sizes = (sizes[0], sizes[0]) if is_symmetric else sizes
         first, most = (min(proposed) // _PAGE * _PAGE for proposed in zip(*bootstrap.all_gather(sizes), strict=True))
         return MemoryPlan(num_nvl_bytes, regions, arena_bytes, first, most)
 

@@ -69,7 +69,7 @@ class Path(Protocol):
     mutual: bool
 
     def refusal(self, peer: int) -> str:
-        """Return why it does not reach a rank, so that it reads well behind "rank 3 by peer: "; empty: it does."""
+        """Return why it does not reach a rank, to be read behind the path's name; empty: it does."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,30 @@ class EvenPeerPath:
 
 
 @dataclass(frozen=True)
-class IbgdaPath:
-    """Work requests that kernels write for software NICs, which lie in memory that the ranks of a machine share."""
+class _PathOfMachine:
+    """What works in memory that the ranks of a machine share, also those of different nodes."""
 
     places: Places
-    name = IBGDA
+    name = ""
     mutual = True
+    _elsewhere = "it reaches its own machine alone"
 
     def refusal(self, peer: int) -> str:
         """See `Path`."""
-        return "" if self.places.is_near(peer) else "software NICs reach their own machine alone"
+        return "" if self.places.is_near(peer) else self._elsewhere
+
+
+class IbgdaPath(_PathOfMachine):
+    """Work requests that kernels write for software NICs."""
+
+    name = IBGDA
+    _elsewhere = "software NICs reach their own machine alone"
+
+
+class WeakPath(_PathOfMachine):
+    """An agent that delays, cuts and reorders, for tests: it copies from memory to memory."""
+
+    name = WEAK
 
 
 @dataclass(frozen=True)
@@ -126,19 +140,6 @@ class NvshmemPath:
     def refusal(self, peer: int) -> str:
         """See `Path`."""
         return self.symmetric.refusal_of_nic(peer)
-
-
-@dataclass(frozen=True)
-class WeakPath:
-    """An agent that delays, cuts and reorders, for tests: it copies from memory to memory."""
-
-    places: Places
-    name = WEAK
-    mutual = True
-
-    def refusal(self, peer: int) -> str:
-        """See `Path`."""
-        return "" if self.places.is_near(peer) else "it reaches its own machine alone"
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ IMPORTS = {
     "moe": GROUND | {"ops"},
     "compat": GROUND | {"", "absent", "v1", "moe"},
     "bench": GROUND | {"", "jit", "bootstrap", "device", "testing", "moe"},
-    "doctor": GROUND | {"jit", "bootstrap", "device", "topology", "buffer", "compat"},
+    "doctor": GROUND | {"jit", "bootstrap", "nvshmem", "device", "topology", "buffer", "compat"},
     "cli": GROUND | {"jit", "device", "compat", "doctor"},
     "examples": GROUND | {"", "ops", "moe", "bench"},
     "__main__": GROUND | {"device"},

@@ -9,8 +9,8 @@ import pytest
 from deep_ep_py.doctor.driver import NO_ORDERING, OWNER_ORDERING, DriverFacts, DriverGpu, DriverUnavailableError
 from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Finding, Section, Verdict
-from deep_ep_py.doctor.nvshmem import ENABLE_IBGDA, INSTALL
 from deep_ep_py.doctor.posting import posting
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, INSTALL
 from machine_trees import Tree, by_name, efa, two_gpus_and_nics
 
 pytestmark = pytest.mark.once
@@ -69,7 +69,7 @@ def test_each_thing_that_is_missing_has_a_line(tmp_path: Path) -> None:
     assert {one.verdict for one in found.values()} == {Verdict.WARNING}
 
 
-def test_nothing_is_wrong_where_nobody_asks_for_it(tmp_path: Path) -> None:
+def test_nothing_is_wrong_where_it_is_not_asked_for(tmp_path: Path) -> None:
     efa(tmp_path)
     found = found_in(tmp_path, {}, has_nvshmem4py=False)
     assert {one.verdict for one in found.values()} == {Verdict.INFO}

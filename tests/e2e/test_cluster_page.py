@@ -14,9 +14,10 @@ from deep_ep_py.doctor.files import Files
 from deep_ep_py.doctor.findings import Section
 from deep_ep_py.doctor.gpus import gpus
 from deep_ep_py.doctor.network import network
-from deep_ep_py.doctor.nvshmem import ENABLE_IBGDA, Process
+from deep_ep_py.doctor.nvshmem import Process
 from deep_ep_py.doctor.posting import posting
 from deep_ep_py.doctor.visible import visible
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA
 from deep_ep_py.topology.matrix import matrix
 from machine_trees import roce, two_gpus_and_nics
 from places import CSRC, ROOT

@@ -59,7 +59,7 @@ struct Scene {
         wanted.queues = static_cast<u32>(job.rcs * job.nics);
     }
 
-    nv::Adopted adopt() { return nv::adopt(as_filled_in(), reader()); }
+    deep_ep::host::MadeQueuePairs adopt() { return nv::adopt(as_filled_in(), reader()); }
     void check() { nv::check(as_filled_in(), reader()); }
 
     const nv::Wanted& as_filled_in() {
@@ -121,7 +121,7 @@ class Cases {
         }
     }
 
-    void compare(const std::string& name, Scene& scene, const nv::Adopted& adopted) {
+    void compare(const std::string& name, Scene& scene, const deep_ep::host::MadeQueuePairs& adopted) {
         const Job& job = scene.job;
         const nv::Wanted& wanted = scene.wanted;
         const auto same = [&](const std::string& what, u64 got, u64 expected) {
@@ -137,7 +137,6 @@ class Cases {
         same("key_offset", adopted.key_offset, wanted.heap_offset - (first << job.chunk_log2));
         same("most_bytes", adopted.most_bytes, 1 << 30);
         same("heap", adopted.heap, job.heap + wanted.heap_offset);
-        same("table", adopted.table, scene.states.address_of(0));
         same("queue pairs", adopted.queue_pairs.size(), wanted.pes.size() * wanted.queues);
         for (size_t rank = 0; rank < wanted.pes.size(); ++rank) {
             const int pe = static_cast<int>(wanted.pes[rank]);
@@ -272,7 +271,7 @@ class Cases {
         near.wanted.reached = {true, true, true, false};
         near.states.put_key(true, 3, 0, 0);
         ++cases_;
-        const nv::Adopted adopted = near.adopt();
+        const deep_ep::host::MadeQueuePairs adopted = near.adopt();
         expect(adopted.queue_pairs[6].number == 0 && adopted.queue_pairs[4].number != 0,
                "the way to rank 3 is left out");
 

@@ -174,7 +174,7 @@ def test_what_one_rank_has_been_told_wrongly_fails_on_all() -> None:
 
 
 def test_what_one_rank_fails_of_otherwise_is_told_too() -> None:
-    """As the driver, which a path has asked: it is no wrong argument."""
+    """As the driver, which a path has asked: it is not a wrong argument."""
 
     def make(rank: int) -> Topology:
         if rank == 2:

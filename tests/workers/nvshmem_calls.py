@@ -195,7 +195,7 @@ def created_queue_pairs(scene: Scene) -> None:
 
 
 def barriers(scene: Scene) -> None:
-    """Nobody passes one before all have come, while another thread posts to the same queue pairs."""
+    """No PE passes one before all have come, while another thread posts to the same queue pairs."""
     scene.start()
     library, module = scene.nvshmem.library, scene.register()
     far = PER_NODE < PES or os.environ.get("NVSHMEM_DISABLE_P2P") == "1"

@@ -40,8 +40,8 @@ constexpr int kComputeCapabilityMinor = 76;
 constexpr int kCanUseHostPointer = 91;
 constexpr int kCooperativeLaunch = 95;
 constexpr int kMaxSharedPerBlockOptin = 97;
-// Whose kernels see a NIC's writes in the order in which it has written them, while they run: nobody's (0), this GPU's
-// (100), or every GPU's (200).
+// Which running kernels see a NIC's writes in the order in which it has written them: none (0), this GPU's (100), or
+// every GPU's (200).
 constexpr int kNicWritesOrdering = 118, kNoNicWritesOrdering = 0;
 
 constexpr int kSharedSizeBytes = 1;  // CUfunction_attribute

@@ -23,21 +23,20 @@ class Adoption {
   public:
     Adoption(const Wanted& wanted, const Read& read) : wanted_(wanted), read_(read) {}
 
-    Adopted check() {
+    MadeQueuePairs check() {
         check_version();
         copy_states();
         check_ibgda();
         check_nics();
         check_ranks();
         check_queues();
-        Adopted adopted{};
-        adopted.table = ibgda_.queue_pairs;
+        MadeQueuePairs adopted{};
         adopted.queues = wanted_.queues;
         adopt_queue_pairs(adopted);
         return adopted;
     }
-    Adopted run() {
-        Adopted adopted = check();
+    MadeQueuePairs run() {
+        MadeQueuePairs adopted = check();
         adopt_heaps(adopted);
         Keys(device_, ibgda_, read_).adopt(wanted_, adopted);
         return adopted;
@@ -260,7 +259,7 @@ class Adoption {
         return made;
     }
 
-    void adopt_queue_pairs(Adopted& adopted) const {
+    void adopt_queue_pairs(MadeQueuePairs& adopted) const {
         adopted.queue_pairs.resize(wanted_.pes.size() * wanted_.queues);
         for (u32 queue = 0; queue < wanted_.queues; ++queue) {
             // No PE has a queue pair to itself. In a table of another order this place would be another PE's, and rows
@@ -277,7 +276,7 @@ class Adoption {
         }
     }
 
-    void adopt_heaps(Adopted& adopted) const {
+    void adopt_heaps(MadeQueuePairs& adopted) const {
         if (wanted_.heap_bytes == 0 || wanted_.heap_offset > device_.heap_bytes ||
             wanted_.heap_bytes > device_.heap_bytes - wanted_.heap_offset) {
             throw Refused(Refusal::kHeap, "bytes " + std::to_string(wanted_.heap_offset) + " to " +
@@ -312,7 +311,7 @@ bool reaches(const Wanted& wanted, size_t rank) {
     return rank != wanted.rank && (wanted.reached.empty() || wanted.reached[rank]);
 }
 
-Adopted adopt(const Wanted& wanted, const Read& read) { return Adoption(wanted, read).run(); }
+MadeQueuePairs adopt(const Wanted& wanted, const Read& read) { return Adoption(wanted, read).run(); }
 
 void check(const Wanted& wanted, const Read& read) { Adoption(wanted, read).check(); }
 

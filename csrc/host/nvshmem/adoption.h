@@ -2,10 +2,9 @@
 // keeps for kernels, and checked. Nothing is called and nothing is written: what lies in device memory comes through a
 // reader.
 //
-// What is adopted holds until NVSHMEM moves it. nvshmemx_qp_create allocates the table of queue pairs anew, with the
-// counters in it, so all queue pairs are to be created first and the states to be copied after that; who cannot be sure
-// of the first compares `Adopted::table` before each use. Keys are copied, and those of memory that stays allocated do
-// not change when the heap grows.
+// What is adopted holds as long as NVSHMEM is initialised. nvshmemx_qp_create moves the table of queue pairs, with
+// NVSHMEM's counts in it: where there is that call, queue pairs are to be of one's own, whose counts lie elsewhere.
+// Keys are copied, and those of memory that stays allocated do not change when the heap grows.
 #pragma once
 
 #include <functional>
@@ -57,7 +56,8 @@ struct Wanted {
     u64 heap_offset;  // of this library's heap in NVSHMEM's, the same on every PE
     u64 heap_bytes;
     u32 queues;  // per peer
-    // One for each queue, from nvshmemx_qp_create: used by nobody else. Empty: NVSHMEM's own, shared with its kernels.
+    // One for each queue, from nvshmemx_qp_create: used by no other library. Empty: NVSHMEM's own, shared with its
+    // kernels.
     std::vector<i32> handles;
     // Where kernels count what they post to those: OwnCounts[queues, PEs] in device memory. NVSHMEM's own are in a
     // table that it moves. 0 without handles.
@@ -70,15 +70,11 @@ struct alignas(64) OwnCounts {
     u32 ringing;
 };
 
-struct Adopted : MadeQueuePairs {
-    u64 table;  // NVSHMEM's queue pairs; another address: all the above is void
-};
-
 // Whether there is to be a way to a rank.
 bool reaches(const Wanted& wanted, size_t rank);
 
 // Throws Refused.
-Adopted adopt(const Wanted& wanted, const Read& read);
+MadeQueuePairs adopt(const Wanted& wanted, const Read& read);
 // The same but for what the heap needs, which need not be there yet.
 void check(const Wanted& wanted, const Read& read);
 // Adopts when a network is made.

@@ -30,7 +30,7 @@ std::vector<nv::Key> Keys::read(const Key* in_state, u64 more, u64 first, u64 co
     return keys;
 }
 
-void Keys::adopt(const Wanted& wanted, Adopted& adopted) const {
+void Keys::adopt(const Wanted& wanted, MadeQueuePairs& adopted) const {
     if (ibgda_.chunk_log2 < kLeastChunkLog2 || ibgda_.chunk_log2 > kMostChunkLog2) {
         throw Refused(Refusal::kState, "NVSHMEM's keys are for chunks of 2^" + number(ibgda_.chunk_log2) +
                                            " bytes: expected 2^" + number(kLeastChunkLog2) + " to 2^" +

@@ -11,7 +11,7 @@ class Keys {
         : device_(device), ibgda_(ibgda), read_(read) {}
 
     // Fills in `nics`, what is said of chunks, and the keys. Throws Refused.
-    void adopt(const Wanted& wanted, Adopted& adopted) const;
+    void adopt(const Wanted& wanted, MadeQueuePairs& adopted) const;
 
   private:
     using Key = wire::nvshmem::Key;

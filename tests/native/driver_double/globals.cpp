@@ -23,8 +23,9 @@ constexpr size_t kAlignment = 256;
 // No image here has more; a number in a damaged one is larger than this, or leads out of its section.
 constexpr uint64_t kMostBytes = 1 << 30;
 
-// Whoever loads a module does not say how long its image is; the headers do. So a number is believed where it fits into
-// what the others say: an entry into its section, a name into its table, contents into the section they are in.
+// The caller that loads a module does not say how long its image is; the headers do. So a number is believed where it
+// fits into what the others say: an entry into its section, a name into its table, contents into the section they are
+// in.
 class Image {
   public:
     explicit Image(const void* image) : bytes_(static_cast<const char*>(image)) {

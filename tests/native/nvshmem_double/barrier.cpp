@@ -60,7 +60,7 @@ void Pe::post_arrival(int peer) {
     queue.submit(index, index + 1, settings_.seconds);
 }
 
-// What a put with a signal posts: a write that tells nobody of its end, and an atomic that does.
+// What a put with a signal posts: a write without a completion, and an atomic with one.
 void Pe::post_pair(int peer, int turn) {
     const std::shared_lock<std::shared_mutex> here(table_);
     QueueRow queue = row(peer, turn);
@@ -81,7 +81,7 @@ void Pe::post_pair(int peer, int turn) {
     queue.submit(index, index + 2, settings_.seconds);
 }
 
-// Of all queue pairs, whoever posts to them.
+// Of all queue pairs, also those that others post to.
 void Pe::quiet() {
     const std::shared_lock<std::shared_mutex> here(table_);
     for (int peer = 0; peer < pes_; ++peer) {

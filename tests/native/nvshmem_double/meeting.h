@@ -16,7 +16,7 @@ class Meeting {
     Meeting& operator=(const Meeting&) = delete;
 
     // Returns once all PEs have come, with all that they wrote before. Throws Failure where one comes with another call
-    // or other arguments, on all PEs alike; or where one does not come in time, after which nobody can meet here again.
+    // or other arguments, on all PEs alike; or where one does not come in time, after which no PE can meet here again.
     void meet(const std::string& call, uint64_t first = 0, uint64_t second = 0);
 
   private:

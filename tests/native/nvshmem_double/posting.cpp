@@ -63,11 +63,13 @@ void QueueRow::write(uint64_t index, const mlx5::Block& block) { ring_[index & (
 void QueueRow::submit(uint64_t begin, uint64_t end, double seconds) {
     const auto turn = [&] {
         uint64_t expected = begin;
-        // Acquire: the blocks of those before. Release: whoever rings for blocks up to here, or behind, has them all.
+        // Acquire: the blocks of those before. Release: a thread that rings for blocks up to here, or behind, has them
+        // all.
         return __atomic_compare_exchange_n(filled_, &expected, end, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     };
     await(turn, seconds, "the blocks in front of " + std::to_string(begin) + " to be filled");
-    // Relaxed: whoever has reserved blocks behind these makes the same check once they are filled, and then has these.
+    // Relaxed: a thread that has reserved blocks behind these makes the same check once they are filled, and then has
+    // these.
     if (__atomic_load_n(reserved_, __ATOMIC_RELAXED) == end || begin / kBatch != end / kBatch) ring(end, seconds);
 }
 
@@ -109,7 +111,7 @@ void QueueRow::await_completed(uint64_t count, double seconds) {
                                          " has failed: " + mlx5::syndrome_name(cqe_->syndrome));
         }
         const uint64_t now = known + ((mlx5::cqe_index(tail) + 1 - known) & 0xffff);
-        // Release: who acquires it has what this thread has acquired of the NIC. It only grows.
+        // Release: a thread that acquires it has what this thread has acquired of the NIC. It only grows.
         while (known < now &&
                !__atomic_compare_exchange_n(completed_, &known, now, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         }
@@ -119,7 +121,7 @@ void QueueRow::await_completed(uint64_t count, double seconds) {
 }
 
 void QueueRow::quiet(double seconds) {
-    // Acquire: everything that is valid by now counts, whoever has posted it.
+    // Acquire: everything that is valid by now counts, whichever thread has posted it.
     await_completed(__atomic_load_n(filled_, __ATOMIC_ACQUIRE), seconds);
 }
 

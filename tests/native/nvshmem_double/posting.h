@@ -17,7 +17,8 @@ class QueueRow {
     // Hands out blocks and waits until they are free: -> the first.
     uint64_t reserve(uint64_t blocks, double seconds);
     void write(uint64_t index, const deep_ep::wire::mlx5::Block& block);
-    // Makes blocks [begin, end) valid, behind those of all others before, and tells the NIC where nobody behind will.
+    // Makes blocks [begin, end) valid, behind those of all others before, and tells the NIC where no thread behind
+    // will.
     void submit(uint64_t begin, uint64_t end, double seconds);
     // Until the NIC has done all that is valid now.
     void quiet(double seconds);

@@ -171,7 +171,7 @@ DEEP_EP_KERNEL void leave_doorbells(const void* args) {
     }
 }
 
-// Whatever has become of ours.
+// Also where ours have given up.
 DEEP_EP_KERNEL void send_more(const void* args) {
     const Args& a = *static_cast<const Args*>(args);
     const u32 poster = blockIdx.x * warps() + warp();

@@ -82,19 +82,25 @@ bool AdoptedNic::works() const {
                         [this](const fabric::QueuePair& qp) { return qp.cqe != nullptr && has_failed(qp); });
 }
 
-// Whoever posted the request: a queue pair does nothing any more then.
-bool AdoptedNic::has_failed(const fabric::QueuePair& qp) const {
+// The NIC writes it meanwhile, the tail last and at once (`Cqe`): a copy has one or the next, and nothing else is read.
+mlx5::Cqe AdoptedNic::completion(const fabric::QueuePair& qp) const {
     mlx5::Cqe cqe;
     memory_.read(&cqe, qp.cqe, sizeof(cqe));
-    return mlx5::cqe_kind(cqe.tail) == mlx5::kRequestError;
+    return cqe;
+}
+
+// Also where the request was another library's: a queue pair does nothing any more then.
+bool AdoptedNic::has_failed(const fabric::QueuePair& qp) const {
+    return mlx5::cqe_kind(completion(qp).tail) == mlx5::kRequestError;
 }
 
 // Also where another library has posted last: then its requests are waited for too, but not what it posts meanwhile.
-// The count first, as `cqe_covers` wants it.
 bool AdoptedNic::idle(const fabric::QueuePair& qp) const {
+    // Kernels write it, this rank's, which have ended, and another library's. It stands for itself, and it is read
+    // before the completion, which the copies' order ensures: so what `cqe_covers` is given is never the older of the
+    // two.
     const u64 filled = memory_.load_word(reinterpret_cast<const uint64_t*>(qp.filled));
-    mlx5::Cqe cqe;
-    memory_.read(&cqe, qp.cqe, sizeof(cqe));
+    const mlx5::Cqe cqe = completion(qp);
     // Of a queue pair that has failed nothing leaves any more.
     return mlx5::cqe_kind(cqe.tail) == mlx5::kRequestError || mlx5::cqe_covers(cqe.tail, filled);
 }

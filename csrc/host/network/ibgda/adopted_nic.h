@@ -20,6 +20,7 @@ class AdoptedNic final : public Network {
     bool works() const override;
 
   private:
+    wire::mlx5::Cqe completion(const fabric::QueuePair& queue_pair) const;
     bool has_failed(const fabric::QueuePair& queue_pair) const;
     bool idle(const fabric::QueuePair& queue_pair) const;
 
