@@ -136,7 +136,7 @@ SINCE = {
     "kGpuNetIo": (3, 7),
     "nvshmemx_qp_create": (3, 5),
 }
-# The functions that this library calls.
+# The functions that this library calls, and what the stand-in for NVSHMEM has besides.
 FUNCTIONS = (
     *("nvshmem_align", "nvshmem_free", "nvshmem_malloc", "nvshmem_my_pe", "nvshmem_n_pes", "nvshmem_ptr"),
     *("nvshmemx_cumodule_finalize", "nvshmemx_cumodule_init", "nvshmemx_get_uniqueid", "nvshmemx_hostlib_finalize"),

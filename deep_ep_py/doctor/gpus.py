@@ -63,8 +63,7 @@ def _gpus(files: Files, process: Process | None) -> Iterator[Finding]:
         yield Finding(f"GPU {gpu.address}", Verdict.INFO, _describe(files, gpu))
     yield _nvlink_domain(files)
     nics = [nic for nic in read_nics(files) if nic.device]
-    connectx = [nic for nic in nics if nic.is_connectx]
-    if connectx:
+    if any(nic.is_connectx for nic in nics):
         yield connectx_to_memory(files)
         yield doorbells(files, judged=process is not None and process.nvshmem is not None)
     yield from (_efa_to_memory(files, nic) for nic in nics if nic.driver == "efa")

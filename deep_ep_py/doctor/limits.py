@@ -65,7 +65,8 @@ def _open_files(limit: _Limit) -> Finding:
         Verdict.WARNING,
         value,
         reason,
-        "raise the hard limit: for a container by docker run --ulimit nofile=65536, else by this and a new login:",
+        f"raise the hard limit: for a container by docker run --ulimit nofile={_AMPLE_FILES}, else by this and a new "
+        "login:",
         f"echo '* - nofile {_AMPLE_FILES}' | sudo tee /etc/security/limits.d/nofile.conf",
     )
 

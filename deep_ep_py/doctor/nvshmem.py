@@ -8,11 +8,11 @@ from shlex import quote
 
 from deep_ep_py.doctor.findings import Finding, Verdict, not_read
 from deep_ep_py.doctor.nics import Link, Nic, Port
+from deep_ep_py.nvshmem.settings import is_on, nics_prefix
 
 TRAFFIC_CLASS, SERVICE_LEVEL = "NVSHMEM_IB_TRAFFIC_CLASS", "NVSHMEM_IB_SL"
 HCA_LIST, LIST_COUNTS, HCA_PREFIX = "NVSHMEM_HCA_LIST", "NVSHMEM_ENABLE_NIC_PE_MAPPING", "NVSHMEM_HCA_PREFIX"
 _NAME = "NVSHMEM's settings"
-_TRUE = ("1", "true", "yes", "on", "y")
 _Places = Sequence[tuple[Nic, Port]]
 
 
@@ -84,10 +84,10 @@ def _use_only(places: _Places) -> str:
 
 def _chosen(places: _Places, environment: Mapping[str, str]) -> list[tuple[Nic, Port]]:
     """Return those that NVSHMEM would use: of its prefix, and of its list where it reads that."""
-    prefix = environment.get(HCA_PREFIX) or "mlx5"
+    prefix = nics_prefix(environment)
     found = [place for place in places if place[0].name.startswith(prefix)]
     listed = environment.get(HCA_LIST) or ""
-    if not listed or (environment.get(LIST_COUNTS) or "").lower() not in _TRUE:
+    if not listed or not is_on(environment, LIST_COUNTS):
         return found
     excluding = listed.startswith("^")
     entries = [entry.strip().lstrip("^") for entry in listed.split(",")]
@@ -112,7 +112,7 @@ def _none_chosen(places: _Places, environment: Mapping[str, str]) -> Finding:
 
 
 def _number(text: str | None) -> int | None:
-    """Return a setting as C's strtol reads it, decimal or 0x...; None where it is not a number."""
+    """Return a setting as a number, decimal or 0x...; None where it is not one."""
     try:
         return int(text or "", 0)
     except ValueError:

@@ -10,9 +10,14 @@ ENABLE_IBGDA = "NVSHMEM_IB_ENABLE_IBGDA"
 _NO = ("", "0", "f", "false", "n", "no", "off")
 
 
+def is_on(environment: Mapping[str, str], name: str) -> bool:
+    """Tell whether a variable of NVSHMEM's is set, and to something else than no."""
+    return environment.get(name, "").lower() not in _NO
+
+
 def enables_ibgda(environment: Mapping[str, str]) -> bool:
-    """Tell whether the variable is set, and to something else than no."""
-    return environment.get(ENABLE_IBGDA, "").lower() not in _NO
+    """Tell whether NVSHMEM is told to make queue pairs for kernels."""
+    return is_on(environment, ENABLE_IBGDA)
 
 
 def nics_prefix(environment: Mapping[str, str]) -> str:

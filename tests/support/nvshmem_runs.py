@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,13 +39,10 @@ class Nvshmem:
         self, worker: str, ranks: int, *arguments: str, version: str = "3.4.5", **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a worker on so many processes over a release of NVSHMEM."""
-        paths = [str(self.driver), str(self.doubles.folder(version)), os.environ.get("LD_LIBRARY_PATH", "")]
         given = {
-            "LD_LIBRARY_PATH": os.pathsep.join(path for path in paths if path),
+            **self.doubles.environment(self.driver, version, self.folder),
             "PROBE_CUBIN": str(self.probe),
             "DOUBLE_LOG": str(self.folder / "log"),
-            "NVSHMEM_DOUBLE_FOLDER": str(self.folder),
-            "NVSHMEM_DOUBLE_VERSION": version,
             **environment,
         }
         with self.monkeypatch.context() as patch:

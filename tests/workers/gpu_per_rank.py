@@ -22,7 +22,7 @@ import pretend_gpu
 import pretend_torch_cuda
 from deep_ep_py.bench import cli, gpu_low_latency, gpu_normal, gpu_timing, rates
 from deep_ep_py.bootstrap import start
-from deep_ep_py.nvshmem import choice, probe
+from deep_ep_py.nvshmem import choice
 
 
 def measure_copy() -> float:
@@ -51,8 +51,8 @@ def be_on_machines(count: int) -> int:
 
 
 def have_nvshmem() -> None:
-    """NVRTC must not meet the driver, so it has compiled the probe elsewhere; the stand-in's heaps are small."""
-    probe._cubin = lambda _: Path(os.environ["PROBE_CUBIN"]).read_bytes()  # type: ignore[assignment]
+    """Take the probe that NVRTC has compiled; the stand-in's heaps are small."""
+    pretend_gpu.take_compiled_probe()
     choice._NICS = Path(os.environ.get("NICS", "/nowhere"))
     gpu_normal._ARENA_SLACK = gpu_low_latency._ARENA_SLACK = 4 << 20
 

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -19,7 +17,6 @@ import deep_ep_py as deep_ep
 import low_latency
 import pretend_gpu
 from cases import Case
-from deep_ep_py.nvshmem import probe
 from deep_ep_py.nvshmem.library import NAME
 from harness import Trial, dispatch_arguments, round_trip
 
@@ -34,7 +31,7 @@ def main() -> None:
     pretend()
     dist.init_process_group("gloo")
     for per_node in options.ranks_per_node:
-        with posting() if options.foreign else threading.Lock():
+        with posting() if options.foreign else nullcontext():
             normal(per_node)
             low_latency_calls(per_node)
         dist.barrier()
@@ -44,7 +41,7 @@ def main() -> None:
 def pretend() -> None:
     """Have a GPU, whose driver NVRTC must not meet: it has compiled the probe elsewhere."""
     pretend_gpu.install(compile_kernels=False)
-    probe._cubin = lambda _: Path(os.environ["PROBE_CUBIN"]).read_bytes()  # type: ignore[assignment]
+    pretend_gpu.take_compiled_probe()
 
 
 def make_buffer(per_node: int, **options: Any) -> deep_ep.Buffer:
@@ -85,14 +82,17 @@ def low_latency_calls(per_node: int) -> None:
 @contextmanager
 def posting() -> Iterator[None]:
     """In the body another thread posts to NVSHMEM's queue pairs as NVSHMEM's kernels do."""
-    over, failed = threading.Event(), list[int]()
+    over, failed, posted = threading.Event(), list[int](), list[int]()
 
     def post() -> None:
         library = ctypes.CDLL(NAME)
         while not over.is_set():
-            if library.nvshmemx_init_status() >= 2 and (status := library.nvshmem_double_foreign_posts(3)):
+            if library.nvshmemx_init_status() < 2:
+                continue
+            if status := library.nvshmem_double_foreign_posts(3):
                 failed.append(status)
                 return
+            posted.append(3)
 
     thread = threading.Thread(target=post)
     thread.start()
@@ -101,7 +101,7 @@ def posting() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-    assert not failed, failed
+    assert posted and not failed, failed
 
 
 if __name__ == "__main__":

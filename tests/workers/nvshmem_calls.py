@@ -232,7 +232,7 @@ def barriers(scene: Scene) -> None:
             assert len(counts) == 1, counts
             reserved += counts.pop()
         peers = PES if os.environ.get("NVSHMEM_DISABLE_P2P") == "1" else PES - PER_NODE + 1
-        assert reserved == (peers - 1) * (2 * 700 + 21)
+        assert reserved == (PES - 1) * 2 * 700 + (peers - 1) * 21
     library.nvshmemx_cumodule_finalize(module)
     scene.end()
 

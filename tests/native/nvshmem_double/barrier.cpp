@@ -83,9 +83,10 @@ void Pe::post_pair(int peer, int turn) {
 
 // Of all queue pairs, also those that others post to.
 void Pe::quiet() {
+    if (!settings_.ibgda || settings_.rcs == 0) return;
     const std::shared_lock<std::shared_mutex> here(table_);
     for (int peer = 0; peer < pes_; ++peer) {
-        if (!far(peer)) continue;
+        if (peer == pe_) continue;
         for (int turn = 0; turn < settings_.rcs * settings_.nics; ++turn) row(peer, turn).quiet(settings_.seconds);
         for (int n = 0; n < states_->created(); ++n) {
             const auto index = static_cast<uint64_t>(states_->handle(n) + peer);
@@ -133,7 +134,7 @@ void Pe::post_foreign(int count) {
     if (!settings_.ibgda || settings_.rcs == 0) throw Failure(kNotSupported, "foreign posts: IBGDA is off");
     for (int turn = 0; turn < count; ++turn) {
         for (int peer = 0; peer < pes_; ++peer) {
-            if (far(peer)) post_pair(peer, turn);
+            if (peer != pe_) post_pair(peer, turn);
         }
     }
     nics_->check();

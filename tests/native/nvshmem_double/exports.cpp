@@ -7,15 +7,13 @@
 //   NVSHMEM_DOUBLE_NICS     of each PE: 1
 //   NVSHMEM_DOUBLE_CHUNK_LOG2    bytes of the heap under one key: 20
 //   NVSHMEM_DOUBLE_CPU_DOORBELLS a thread of the host rings
-//   NVSHMEM_DOUBLE_NIC_{MTU,IN_FLIGHT,MOST_DELAY,RELAXED,SEED}   of csrc/nic/options.h
+//   NVSHMEM_DOUBLE_NIC_{MTU,MOST_DELAY,RELAXED}   of csrc/nic/options.h
 //   NVSHMEM_DOUBLE_FAULT    "PE,PEER,AFTER,SYNDROME": that queue pair fails, as csrc/nic/options.h says
 //   NVSHMEM_DOUBLE_FAIL     "nvshmemx_hostlib_init_attr=7": that call returns that status, or null
 //   NVSHMEM_DOUBLE_STRICT   version words of arguments are looked at, which NVSHMEM itself does not do
 //
 // Of NVSHMEM's own it reads NVSHMEM_SYMMETRIC_SIZE (64M), NVSHMEM_DISABLE_P2P, NVSHMEM_IB_ENABLE_IBGDA,
 // NVSHMEM_IBGDA_NUM_RC_PER_PE (2) and NVSHMEM_QP_DEPTH (1024).
-#include <cstring>
-
 #include "arguments.h"
 #include "calls.h"
 
@@ -32,12 +30,6 @@ void nvshmemx_vendor_get_version_info(int* major, int* minor, int* patch) {
         *patch = layout.patch();
     });
 }
-void nvshmem_info_get_version(int* major, int* minor) {
-    *major = 1;
-    *minor = 3;
-}
-void nvshmem_info_get_name(char* name) { std::strcpy(name, "the stand-in for NVSHMEM"); }
-void nvshmem_query_thread(int* provided) { *provided = 2; }  // serialised
 
 int nvshmemx_init_status() {
     const std::shared_ptr<Pe> pe = the_pe();
@@ -108,7 +100,7 @@ int nvshmemx_qp_create(int count, int** handles) {
 }
 #endif
 
-// As many posts to each far PE as NVSHMEM's own kernels may make beside ours; from any thread.
+// As many posts to each other PE as NVSHMEM's own kernels may make beside ours; from any thread.
 int nvshmem_double_foreign_posts(int count) {
     return carry_out("nvshmem_double_foreign_posts", [&] {
         const std::shared_ptr<Pe> pe = the_pe();

@@ -21,12 +21,13 @@ Nics::Nics(const Settings& settings, Gpu& gpu, const Heap& heap, int pe, int pes
       heap_(heap),
       pe_(pe),
       pes_(pes),
-      random_((settings.seed + 1) * 2654435761u ^ static_cast<uint32_t>(pe)),
+      random_(2654435761u ^ static_cast<uint32_t>(pe)),
       memory_(static_cast<size_t>(settings.nics)),
       thread_([this] { run(); }) {}
 
 Nics::~Nics() {
-    stopping_.store(true);
+    // Relaxed: it only ends run(), and the join orders the rest.
+    stopping_.store(true, std::memory_order_relaxed);
     thread_.join();
 }
 
@@ -100,6 +101,7 @@ void Nics::check() const {
 
 void Nics::run() {
     deep_ep::host::Looks looks;
+    // Relaxed: the destructor's store, which hands nothing on.
     while (!stopping_.load(std::memory_order_relaxed)) looks.note(serve());
 }
 

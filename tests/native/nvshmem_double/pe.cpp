@@ -46,7 +46,7 @@ void Pe::initialise(Gpu::Context context) {
     grow();
     // No PE reaches another's heap before.
     meeting_.meet("end of the device's initialisation");
-    ready_ = true;
+    ready_.store(true, std::memory_order_release);  // initialised() acquires it, and with it the tables and NICs
 }
 
 void Pe::finalise() {

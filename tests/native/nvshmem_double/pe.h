@@ -31,14 +31,15 @@ class Pe {
 
     int number() const { return pe_; }
     int pes() const { return pes_; }
-    bool initialised() const { return ready_; }
+    // Acquire: pairs with the store at the end of initialise(); threads that post ask without the calls' lock.
+    bool initialised() const { return ready_.load(std::memory_order_acquire); }
 
     // Collective; null where there is no room.
     void* allocate(const std::string& call, uint64_t alignment, uint64_t bytes, uint8_t filled_with);
     void free(void* address);
     void* near(const void* address, int pe) const;
     void barrier();
-    // To each far PE, over the queue pairs that NVSHMEM's own kernels use.
+    // To each other PE, near ones too, over the queue pairs that NVSHMEM's own kernels use.
     void post_foreign(int count);
 
     void add_module(void* module);

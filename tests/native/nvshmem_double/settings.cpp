@@ -66,12 +66,10 @@ Settings::Settings()
       rcs(small("NVSHMEM_IBGDA_NUM_RC_PER_PE", 2, 0, 1024)),
       nics(small("NVSHMEM_DOUBLE_NICS", 1, 1, 15)),
       chunk_log2(small("NVSHMEM_DOUBLE_CHUNK_LOG2", 20, 16, 40)),
-      cpu_doorbells(flag("NVSHMEM_DOUBLE_CPU_DOORBELLS")),
-      seed(static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_SEED", 0, 0, 1 << 30))) {
+      cpu_doorbells(flag("NVSHMEM_DOUBLE_CPU_DOORBELLS")) {
     if (folder.empty()) throw Failure(kInvalidValue, "NVSHMEM_DOUBLE_FOLDER is not set: PEs cannot meet");
     nic.blocks = power_of_two(number("NVSHMEM_QP_DEPTH", 1024, 128, 32768));
     nic.mtu = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_MTU", 4096, 16, 1 << 20));
-    nic.in_flight = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_IN_FLIGHT", 4, 1, 1 << 10));
     nic.most_delay = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_MOST_DELAY", 0, 0, 1 << 20));
     nic.relaxed = flag("NVSHMEM_DOUBLE_NIC_RELAXED");
     read_fault(nic);

@@ -44,7 +44,6 @@ struct Settings {
     int nics;
     int chunk_log2;
     bool cpu_doorbells;
-    uint32_t seed;
     deep_ep::nic::Options nic;
 
     Settings();

@@ -1,5 +1,6 @@
 // A thread of another library that posts to a queue pair of ours in its own way, the one that fabric/ibgda.h assumes:
-// it takes blocks before it has room, waits without ringing, and leaves the doorbell to others up to a batch.
+// it takes blocks before it has room, waits without ringing, and leaves the doorbell to others up to a batch. Its waits
+// have no bound of their own: the executor ends a run in which no fiber can go on.
 #pragma once
 
 #include "device/device.h"
@@ -17,6 +18,7 @@ class Guest {
 
     // Takes blocks, to be written from the one returned on, once they are free.
     u64 take(u32 count) {
+        // Relaxed: it only hands out blocks; `filled` orders what is in them.
         const u64 begin = add_relaxed<Scope::kDevice>(queue_.reserved, u64{count});
         if (begin + count > queue_.blocks) await_done(begin + count - queue_.blocks, "a guest's room");
         return begin;
@@ -31,29 +33,34 @@ class Guest {
     // In order; rings for nothing.
     void fill(u64 begin, u64 end) {
         const WaitNote note{"a guest's turn", -1, begin, queue_.filled};
-        do {
+        do {  // Relaxed: the swap looks again. It acquires the blocks of those before, and releases these with them.
             spin_until([&] { return load_relaxed<Scope::kDevice>(queue_.filled) == begin; }, cpu::kForever, &note);
         } while (cas_acq_rel<Scope::kDevice>(queue_.filled, begin, end) != begin);
     }
     void publish(u64 begin, u64 end) {
         fill(begin, end);
+        // Relaxed: a thread that has taken blocks behind makes this check itself.
         const bool last = load_relaxed<Scope::kDevice>(queue_.reserved) == end;
         if (last || begin / batch_ != end / batch_) ring(end);
     }
 
+    // Acquire: all that is valid by now counts, whichever thread posted it.
     void quiet() { await_done(load_acquire<Scope::kDevice>(queue_.filled), "a guest's requests"); }
 
   private:
     // Only looks at what the NIC has done once all of it has been rung for.
     void await_done(u64 count, const char* what) {
         const WaitNote note{what, -1, count, queue_.completed};
+        // Acquire: pairs with the swap of a thread, ours or a kernel's, that has seen the completion.
         u64 known = load_acquire<Scope::kDevice>(queue_.completed);
         if (known >= count) return;
+        // Relaxed: it only says that the NIC will hear of them.
         spin_until([&] { return load_relaxed<Scope::kDevice>(queue_.rung) >= count; }, cpu::kForever, &note);
         u64 now = known;
         spin_until(
             [&] {
                 known = load_acquire<Scope::kDevice>(queue_.completed);
+                // Acquire: pairs with the NIC's release behind its last access.
                 const u32 tail = load_acquire<Scope::kSystem>(&queue_.cqe->tail);
                 now = known + ((wire::mlx5::cqe_index(tail) + 1 - known) & 0xffff);
                 return now >= count;
@@ -61,20 +68,25 @@ class Guest {
             cpu::kForever, &note);
         while (known < now) {
             const u64 before = known;
+            // Release: a thread that acquires it may write where the NIC has read.
             known = cas_acq_rel<Scope::kDevice>(queue_.completed, before, now);
             if (known == before) break;
         }
     }
 
     void ring(u64 end) {
-        do {
+        do {  // Relaxed: the swap looks again, and acquires what the lock guards.
             spin_until([&] { return load_relaxed<Scope::kDevice>(queue_.ringing) == 0; }, cpu::kForever, nullptr);
         } while (cas_acq_rel<Scope::kDevice>(queue_.ringing, 0u, 1u) != 0);
+        // Relaxed: it changes under the lock alone.
         if (load_relaxed<Scope::kDevice>(queue_.rung) < end) {
             store_relaxed<Scope::kDevice>(queue_.rung, end);
+            // Release: the NIC may read it for an earlier doorbell, and then the blocks; it reads it behind the
+            // doorbell.
             store_release<Scope::kSystem>(queue_.record, wire::mlx5::send_counter(end));
             store_release<Scope::kSystem>(queue_.doorbell, wire::mlx5::doorbell(queue_.number, end));
         }
+        // Release: the next holder finds what the lock guards.
         store_release<Scope::kDevice>(queue_.ringing, 0u);
     }
 

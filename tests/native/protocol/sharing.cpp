@@ -53,6 +53,7 @@ struct Waiter {
 
     template <class Ready>
     bool wait(wire::Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
+        // Relaxed, as the store below: it hands nothing on, the others only learn that they may leave.
         const auto is_told = [&] { return load_relaxed<Scope::kDevice>(told) != 0; };
         if (is_told()) return false;
         const WaitNote note{wire::phase_name(phase), peer, expected, shown};
@@ -165,6 +166,7 @@ DEEP_EP_KERNEL void leave_doorbells(const void* args) {
         const bool posted = post(a, waiter, kOurs, put);
         if (lane() != 0) continue;
         const u64 rung = put + 1 == kOvertaken ? behind.begin : 0;
+        // Relaxed: at that moment no thread but this one posts here.
         const bool right = posted && load_relaxed<Scope::kDevice>(queue.rung) == rung;
         if (right && a.posted[kOurs] == put) a.posted[kOurs] = a.posted[kGuest] = put + 1;
         guest.fill(behind.begin, behind.end);
@@ -193,6 +195,7 @@ struct Check {
 DEEP_EP_KERNEL void receive(const void* args) {
     const Check& a = *static_cast<const Check*>(args);
     const u32 poster = blockIdx.x * warps() + warp(), posted = a.posted[poster];
+    // Acquire: pairs with the NIC's add, behind the rows that it has placed. `wrong` is read once the kernel has ended.
     const u64 word = load_acquire<Scope::kSystem>(reinterpret_cast<const u64*>(a.heap + a.sizes.word(poster)));
     if (word != posted * wire::kUnit) add_relaxed<Scope::kDevice>(a.wrong, 1);
     for (u32 put = 0; put < posted; ++put) {
@@ -223,6 +226,7 @@ std::vector<u32> run_kernels(Args args, const nic::Options& options, const std::
     const fabric::Route by_network = host::route_named("ibgda");
     std::vector<u32> posted(kPosters, 0);
     u64 wrong = 0;
+    // Each orders what its rank did before for the other, which waits for it: posts and counts, then checks.
     std::atomic<bool> sent{false}, received{false};
     planted::run_world(2, args.seed, [&](int rank) {
         cpu::Executor& executor = cpu::Executor::get();
