@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import toolchain
@@ -67,6 +68,7 @@ STANDARD_HEADERS = (
     *("thread", "utility", "vector"),
 )
 BINDINGS_HEADERS = ("pybind11/pybind11.h", "pybind11/functional.h", "pybind11/stl.h")
+LIBFABRIC_HEADER = "rdma/fabric.h"
 PRECOMPILED_FOR = 4  # sources with the same flags; for fewer the headers take longer than they save
 
 
@@ -137,6 +139,18 @@ def find_compiler(variant: Variant, program: bool = False) -> tuple[list[str], t
     clang.make_runtime()
     flags = variant.instrument if program else clang.module_flags  # a program contains the sanitizer's runtime
     return [*clang.command, *clang.flags], (*flags, *clang.libraries)
+
+
+@cache
+def _optional_flags(variant: Variant) -> tuple[str, ...]:
+    """What the machine has of the headers that the library can do without.
+
+    Asked before the compilation, not in it by __has_include: what is installed later must make a build stale.
+    """
+    compiler, _ = find_compiler(variant)
+    asking = [*compiler, "-fsyntax-only", "-x", "c++", "-include", LIBFABRIC_HEADER, os.devnull]
+    found = subprocess.run(asking, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return ("-DDEEP_EP_LIBFABRIC",) if found.returncode == 0 else ()
 
 
 def job_count() -> int:
@@ -213,7 +227,7 @@ def _is_bindings(source: Path) -> bool:
 
 def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
     """The flags `source` is compiled with for `module`, whose name only bindings learn."""
-    flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
+    flags = [*COMMON_FLAGS, *variant.flags, *_optional_flags(variant), f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
     if _is_bindings(source):

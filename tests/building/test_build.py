@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ class Tree:
         path.write_text(text)
 
     def build(self) -> bool:
+        native_build._optional_flags.cache_clear()  # each build is another process
         return native_build.build_extension(native_build.VARIANTS["fast"], self.target)
 
     def answer(self) -> int:
@@ -64,10 +66,33 @@ class Tree:
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     monkeypatch.setattr(native_build, "ROOT", tmp_path)
     monkeypatch.setattr(native_build, "SOURCE_ROOT", tmp_path / "csrc")
-    return Tree(tmp_path)
+    yield Tree(tmp_path)
+    native_build._optional_flags.cache_clear()
+
+
+def test_an_optional_header_that_is_installed_later(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As README says to: the package, then the library built again, which finds what it has compiled without."""
+    monkeypatch.setattr(native_build, "LIBFABRIC_HEADER", "installed/later.h")
+    monkeypatch.setenv("CPATH", str(tree.root / "include"))
+    tree.write(
+        "host/answer.cpp",
+        """\
+#ifdef DEEP_EP_LIBFABRIC
+#include <installed/later.h>
+#else
+int answer() { return 41; }
+#endif
+""",
+    )
+    tree.build()
+    assert tree.answer() == 41
+
+    tree.write("../include/installed/later.h", "inline int of_later = 42;\nint answer() { return of_later; }\n")
+    assert tree.build()
+    assert tree.answer() == 42
 
 
 def test_build_does_only_what_changed(tree: Tree, capfd: pytest.CaptureFixture[str]) -> None:

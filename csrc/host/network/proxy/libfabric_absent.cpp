@@ -1,4 +1,4 @@
-#if !__has_include(<rdma/fabric.h>)
+#ifndef DEEP_EP_LIBFABRIC
 
 #include <stdexcept>
 

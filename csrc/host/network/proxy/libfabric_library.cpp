@@ -1,4 +1,4 @@
-#if __has_include(<rdma/fabric.h>)
+#ifdef DEEP_EP_LIBFABRIC
 
 #include "host/network/proxy/libfabric_library.h"
 

@@ -1,6 +1,6 @@
 #include "host/network/proxy/measure/puts.h"
 
-#if __has_include(<rdma/fabric.h>)
+#ifdef DEEP_EP_LIBFABRIC
 
 #include <rdma/fi_errno.h>
 
