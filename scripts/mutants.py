@@ -129,7 +129,8 @@ def plant(mutant: Mutant, folder: Path) -> None:
 
 
 def flags_of(variant: native_build.Variant, source: Path) -> list[str]:
-    return [flag for flag in native_build.compile_flags(variant, source, "") if flag != "-Werror"] + QUICK
+    flags = [*native_build.compile_flags(variant, source, ""), *native_build.optional_flags(variant)]
+    return [flag for flag in flags if flag != "-Werror"] + QUICK
 
 
 @cache

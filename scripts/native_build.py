@@ -142,7 +142,7 @@ def find_compiler(variant: Variant, program: bool = False) -> tuple[list[str], t
 
 
 @cache
-def _optional_flags(variant: Variant) -> tuple[str, ...]:
+def optional_flags(variant: Variant) -> tuple[str, ...]:
     """What the machine has of the headers that the library can do without.
 
     Asked before the compilation, not in it by __has_include: what is installed later must make a build stale.
@@ -226,8 +226,8 @@ def _is_bindings(source: Path) -> bool:
 
 
 def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
-    """The flags `source` is compiled with for `module`, whose name only bindings learn."""
-    flags = [*COMMON_FLAGS, *variant.flags, *_optional_flags(variant), f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
+    """The flags `source` is compiled with for `module`, whose name only bindings learn; without `optional_flags`."""
+    flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
     if _is_bindings(source):
@@ -286,7 +286,8 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
         begin = begins[flags].result() if flags in begins else []
         _compile(f"[{variant.name}] {path}", command, output.with_suffix(".d"), output, begin)
 
-    flags_of = {source: tuple(compile_flags(variant, source, module)) for source in sources}
+    optional = optional_flags(variant)
+    flags_of = {source: (*compile_flags(variant, source, module), *optional) for source in sources}
     count = Counter(flags_of.values())
     one_of = {flags: source for source, flags in flags_of.items() if count[flags] >= PRECOMPILED_FOR}
     with ThreadPoolExecutor(job_count()) as pool:

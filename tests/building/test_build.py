@@ -57,7 +57,7 @@ class Tree:
         path.write_text(text)
 
     def build(self) -> bool:
-        native_build._optional_flags.cache_clear()  # each build is another process
+        native_build.optional_flags.cache_clear()  # each build is another process
         return native_build.build_extension(native_build.VARIANTS["fast"], self.target)
 
     def answer(self) -> int:
@@ -70,7 +70,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     monkeypatch.setattr(native_build, "ROOT", tmp_path)
     monkeypatch.setattr(native_build, "SOURCE_ROOT", tmp_path / "csrc")
     yield Tree(tmp_path)
-    native_build._optional_flags.cache_clear()
+    native_build.optional_flags.cache_clear()
 
 
 def test_an_optional_header_that_is_installed_later(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
