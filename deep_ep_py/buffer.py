@@ -28,6 +28,7 @@ from deep_ep_py.nvshmem.choice import choose_memory
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of
 from deep_ep_py.topology.agreement import agree
+from deep_ep_py.topology.gpus import ask_gpus
 from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology
@@ -189,8 +190,9 @@ class Buffer(V1Surface):
         make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
         where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
         self.device = where.torch_device
-        connected = connect(bootstrap)
+        connected, symmetric = connect(bootstrap), None
         try:
+            apart = ask_gpus(connected, where)
             symmetric = choose_memory(connected, where, heap, fabric, num_qps_per_rank, self.enable_shrink)
             make_topology = partial(
                 Topology.of,
@@ -209,6 +211,7 @@ class Buffer(V1Surface):
                 in_process=bootstrap.in_process,
                 address=connected.address if isinstance(connected, Connections) else "",
                 symmetric=symmetric,
+                apart=apart,
             )
             topology = agree(connected, make_topology)
             if self.enable_shrink and once_per_node:
@@ -231,6 +234,8 @@ class Buffer(V1Surface):
                 symmetric,
             )
         except BaseException:
+            if symmetric is not None:
+                symmetric.leave()
             if isinstance(connected, Connections):
                 connected.close()
             raise

@@ -128,8 +128,13 @@ void bind_cuda(py::module_& module) {
         .def("__enter__",
              [](ContextScope& scope) { scope.current = std::make_unique<PrimaryContext::Current>(*scope.context); })
         .def("__exit__", [](ContextScope& scope, const py::args&) { scope.current.reset(); });
+    py::class_<PrimaryContext::Peer>(m, "Peer", "How kernels of one GPU may use the memory of another.")
+        .def_readonly("access", &PrimaryContext::Peer::access, "By loads and stores.")
+        .def_readonly("native_atomics", &PrimaryContext::Peer::native_atomics,
+                      "And by atomics that are atomic for the other too.");
     py::class_<PrimaryContext, std::shared_ptr<PrimaryContext>>(m, "Context")
         .def(py::init<int>(), py::arg("ordinal"))
+        .def_property_readonly("ordinal", &PrimaryContext::ordinal)
         .def_property_readonly("name", &PrimaryContext::name)
         .def_property_readonly("architecture", &PrimaryContext::architecture)
         .def_property_readonly("multiprocessors", &PrimaryContext::multiprocessors)
@@ -139,6 +144,10 @@ void bind_cuda(py::module_& module) {
                 return context.attribute(host::cuda::kNicWritesOrdering) != host::cuda::kNoNicWritesOrdering;
             },
             "Whether its running kernels see a NIC's writes in order.")
+        .def_property_readonly("uuid", &PrimaryContext::uuid, "32 hexadecimal digits that no other GPU has.")
+        .def("owns", &PrimaryContext::owns, py::arg("address"), "Whether memory at an address is this GPU's.")
+        .def("peer", &PrimaryContext::peer, py::arg("uuid"),
+             "How its kernels may use another GPU's memory; None where this process does not see that GPU.")
         .def(
             "current",
             [](std::shared_ptr<PrimaryContext> context) { return ContextScope{std::move(context), nullptr}; },

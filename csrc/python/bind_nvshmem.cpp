@@ -83,9 +83,11 @@ void bind_adoption(py::module_& module) {
     m.def(
         "shared_queues",
         [](uint32_t version, const py::bytes& ibgda_state) {
-            return host::nvshmem::shared_queues(version, bytes_of(ibgda_state));
+            const auto found = host::nvshmem::shared_queues(version, bytes_of(ibgda_state));
+            return std::pair(found.nics, found.per_nic);
         },
-        py::arg("version"), py::arg("ibgda_state"), "How many queue pairs to each PE NVSHMEM shares with its kernels.");
+        py::arg("version"), py::arg("ibgda_state"),
+        "How many NICs NVSHMEM uses, and how many queue pairs to each PE its kernels share on each.");
 }
 
 void bind_nvshmem(py::module_& module) {

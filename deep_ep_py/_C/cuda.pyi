@@ -17,6 +17,7 @@ __all__: list[str] = [
     "Gathering",
     "Launcher",
     "Memory",
+    "Peer",
     "PinnedWords",
     "PoolScope",
     "StreamLauncher",
@@ -32,11 +33,34 @@ class ContextScope:
     def __enter__(self) -> None: ...
     def __exit__(self, *args) -> None: ...
 
+class Peer:
+    """
+    How kernels of one GPU may use the memory of another.
+    """
+    @property
+    def access(self) -> bool:
+        """
+        By loads and stores.
+        """
+    @property
+    def native_atomics(self) -> bool:
+        """
+        And by atomics that are atomic for the other too.
+        """
+
 class Context:
     def __init__(self, ordinal: int) -> None: ...
     def current(self) -> ContextScope:
         """
         A context manager: in its body the context is current on this thread.
+        """
+    def owns(self, address: int) -> bool:
+        """
+        Whether memory at an address is this GPU's.
+        """
+    def peer(self, uuid: str) -> Peer | None:
+        """
+        How its kernels may use another GPU's memory; None where this process does not see that GPU.
         """
     @property
     def architecture(self) -> str: ...
@@ -48,6 +72,13 @@ class Context:
     def orders_nic_writes(self) -> bool:
         """
         Whether its running kernels see a NIC's writes in order.
+        """
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def uuid(self) -> str:
+        """
+        32 hexadecimal digits that no other GPU has.
         """
 
 class PoolScope:

@@ -98,9 +98,9 @@ def lease(context: deep_ep_py._C.cuda.Context, address: int, bytes: int, cleared
     A heap at an address of the GPU's memory, whose first bytes are set to 0.
     """
 
-def shared_queues(version: int, ibgda_state: bytes) -> int:
+def shared_queues(version: int, ibgda_state: bytes) -> tuple[int, int]:
     """
-    How many queue pairs to each PE NVSHMEM shares with its kernels.
+    How many NICs NVSHMEM uses, and how many queue pairs to each PE its kernels share on each.
     """
 
 def version(major: int, minor: int, patch: int) -> int:

@@ -45,6 +45,8 @@ class CpuDevice:
     calls = 2
     fabrics: tuple[str, ...] = ("peer", "ibgda", "weak", "mixed", "proxy")
     default_fabrics: tuple[str, ...] = ("peer", "ibgda", "proxy")
+    gpu = ""
+    gpu = ""
     poison = True
     fresh_memory_is_slow = True
     comm_stream = None
@@ -72,6 +74,11 @@ class CpuDevice:
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
         """Make one over the executor."""
         return C.Runtime(options, heaps, network)
+
+    def refusal_of_gpu(self, gpu: str) -> str:
+        """See `Device`: nothing is asked."""
+        del gpu
+        return ""
 
     def blocks_for(self, moved: float) -> int:
         """One, for any call."""

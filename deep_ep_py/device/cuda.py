@@ -75,6 +75,7 @@ class CudaDevice:
             )
         self.context = C.cuda.Context(device.index)
         self._bulk_copies = bulk_copies(self.context.architecture)
+        self.gpu = self.context.uuid
         self.name, self.copies = self.context.name, "bulk" if self._bulk_copies else "vector"
         self._gathered = make_launcher is not None
         make_launcher = make_launcher or partial(C.cuda.Launcher, sharers=sharers)
@@ -84,6 +85,19 @@ class CudaDevice:
         )
         self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // sharers))
         self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
+
+    def refusal_of_gpu(self, gpu: str) -> str:
+        """See `Device`. Signals are atomic additions, which CUDA promises between GPUs only where they are native."""
+        try:
+            peer = self.context.peer(gpu) if gpu else None
+        except CudaError as error:
+            _log.debug("how this GPU and %s use each other's memory is not known: %s", gpu, error)
+            return ""
+        if peer is None or (peer.access and peer.native_atomics):
+            return ""
+        if not peer.access:
+            return "its GPU's memory cannot be mapped here (nvidia-smi topo -p2p r)"
+        return "atomics between their GPUs are not native, as over PCIe, and signals need them (nvidia-smi topo -p2p a)"
 
     @cached_property
     def _rates(self) -> Rates | None:

@@ -38,6 +38,8 @@ class Device(Protocol):
         How ranks on such devices may reach each other.
     default_fabrics : tuple of str
         Those of them that are tried where the caller names none, in this order.
+    gpu : str
+        Names it among those of the machine's processes; empty: it is none.
     poison : bool
         Whether memory may be filled with a pattern before it is written, to make reading it unwritten show.
     fresh_memory_is_slow : bool
@@ -50,12 +52,18 @@ class Device(Protocol):
     calls: int
     fabrics: tuple[str, ...]
     default_fabrics: tuple[str, ...]
+    gpu: str
     poison: bool
     fresh_memory_is_slow: bool
 
     @property
     def comm_stream(self) -> Any:
         """torch.cuda.Stream that kernels run on, or None."""
+
+    def refusal_of_gpu(self, gpu: str) -> str:
+        """Return why this GPU and another do not use each other's memory as kernels need it; empty: they do, or this
+        process does not see the other.
+        """
 
     def blocks_for(self, moved: float) -> int:
         """Return the blocks of a kernel that reads and writes so many bytes of rows, where no Config says otherwise."""

@@ -93,7 +93,7 @@ def _peer_access(facts: DriverFacts) -> Finding:
         "peer access",
         Verdict.WARNING,
         missing,
-        "ranks on these GPUs cannot use each other's memory by loads and stores",
+        "ranks on these GPUs cannot use each other's memory by loads and stores, and take another path",
         "without NVLink, PCIe access control (ACS) or an IOMMU may be in the way; this shows the links:",
         "nvidia-smi topo -m; nvidia-smi topo -p2p r",
     )
@@ -107,9 +107,9 @@ def _peer_atomics(facts: DriverFacts) -> Finding:
         "atomics on peers",
         Verdict.WARNING,
         f"not native for {len(without)} of {count(len(facts.access), 'pair')}",
-        "signals to peers are atomic additions, which CUDA promises only where they are native",
-        "let these ranks use the proxy:",
-        "export DEEP_EP_FABRIC=proxy DEEP_EP_RANKS_PER_NODE=1",
+        "signals between ranks that share memory are atomic additions, so ranks on these GPUs take another path",
+        "NVLink would make them native; this shows which pairs have them:",
+        "nvidia-smi topo -p2p a",
     )
 
 

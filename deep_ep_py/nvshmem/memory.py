@@ -40,12 +40,18 @@ class NvshmemMemory:
         self.job: Job = join(bootstrap, context, queues)
         self._rank, self._machines = bootstrap.rank, machines
         self._part: Part | None = None
-        on_all(bootstrap, self._look)
-        shared = C.nvshmem.shared_queues(self.job.library.version, self._states.ibgda)
+        told = on_all(bootstrap, self._look)
+        if len({(nics, per_nic) for nics, per_nic in told if nics}) > 1:
+            raise NvshmemError(
+                "NVSHMEM: expected as many NICs and queue pairs on all PEs (NVSHMEM_IBGDA_NUM_RC_PER_PE, "
+                f"NVSHMEM_HCA_LIST), their numbers are {[(nics, per_nic) for nics, per_nic in told]} by rank"
+            )
+        nics, per_nic = told[self._rank]
         self._own = self.job.has_own_queues
-        self._queues = max(1, queues if self._own else min(queues, shared))
+        self._queues = max(1, queues if self._own else min(queues, nics * per_nic))
 
-    def _look(self) -> None:
+    def _look(self) -> tuple[int, int]:
+        """Return how many NICs NVSHMEM's kernels use, and how many queue pairs to each PE they share on each."""
         self._read_states()
         for rank, pe in enumerate(self.job.pes):
             if self._is_near(rank) and not self.job.library.mapped(self._states.heap, pe):
@@ -53,6 +59,7 @@ class NvshmemMemory:
                     f"NVSHMEM does not map the memory of rank {rank}, which is on the same machine: expected "
                     "NVSHMEM_DISABLE_P2P unset, and GPUs that reach each other"
                 )
+        return C.nvshmem.shared_queues(self.job.library.version, self._states.ibgda)
 
     def _read_states(self) -> None:
         with self.job.context.current():
@@ -103,6 +110,11 @@ class NvshmemMemory:
         offset = address - self._states.heap
 
         def clear() -> int:
+            if not self.job.context.owns(address):
+                raise NvshmemError(
+                    f"NVSHMEM was initialised with another GPU than this Buffer's, cuda:{self.job.context.ordinal}: "
+                    "expected torch.cuda.set_device with the Buffer's GPU before NVSHMEM is initialised"
+                )
             part.lease = C.nvshmem.lease(self.job.context, address, size, cleared)
             return offset
 
@@ -117,9 +129,11 @@ class NvshmemMemory:
         return heaps, self._wanted([], offset, size)
 
     def leave(self) -> None:
-        """Say that the Buffer has ended well: what it had may be taken again once no output lies there."""
+        """Say that the Buffer has ended well, or never began: its part may be taken again once no output lies there."""
         if self._part is not None:
             self._part.left = True
+            if self._part.lease is not None:
+                self._part.lease.take()  # what no Buffer has come to use
 
     def _heap_of(self, address: int, size: int, pe: int) -> C.Heap:
         mapped = self.job.library.mapped(address, pe)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,6 +35,8 @@ class Places:
         At which other machines reach this one; empty where all ranks are on one.
     symmetric : NvshmemMemory, optional
         Where heaps lie. None: in memory of their own.
+    apart : mapping of int to str
+        Ranks of this machine whose GPUs do not use this one's memory, or the other way round, and why.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class Places:
     provider: str = ""
     address: str = ""
     symmetric: NvshmemMemory | None = None
+    apart: Mapping[int, str] = field(default_factory=dict)
 
     def is_near(self, peer: int) -> bool:
         """Whether a rank is on this machine."""
@@ -84,7 +87,9 @@ class PeerPath:
         """See `Path`."""
         if not self.places.is_near(peer):
             return "it is on another machine, which shares no memory"
-        return "" if self.places.shares_node(peer) else "it is on another node (ranks_per_node)"
+        if not self.places.shares_node(peer):
+            return "it is on another node (ranks_per_node)"
+        return self.places.apart.get(peer, "")
 
 
 @dataclass(frozen=True)

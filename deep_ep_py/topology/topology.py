@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +171,7 @@ class Topology:
         in_process: bool = True,
         address: str = "",
         symmetric: NvshmemMemory | None = None,
+        apart: Mapping[int, str] | None = None,
     ) -> Topology:
         """Check what a caller passes, and find what it leaves out. Of paths this rank alone is asked: see `agree`.
 
@@ -192,6 +193,8 @@ class Topology:
             At which ranks of other machines reach this one; empty where there are none.
         symmetric
             Where heaps lie; None: in memory of their own.
+        apart
+            Ranks that are not to be reached by loads and stores, and why.
 
         Raises
         ------
@@ -224,7 +227,9 @@ class Topology:
                 f"link.rails=True: expected {'low_latency_mode=False' if low_latency else 'hops=2'} with it: otherwise "
                 "each rank sends to all ranks of other nodes"
             )
-        places = Places(rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address, symmetric)
+        places = Places(
+            rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address, symmetric, apart or {}
+        )
         reach = Reach.of(paths_of(choice.fabrics, places), rank, ranks)
         routes = Routes.alone(reach, rank)
         return Topology(

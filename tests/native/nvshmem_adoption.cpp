@@ -289,7 +289,8 @@ class Cases {
         }
         expect(nv::heap_of(early.states.device) == early.job.heap, "where the heap is");
         expect(nv::heap_of({}) == 0, "where no heap is");
-        expect(nv::shared_queues(early.wanted.version, early.states.ibgda) == 2, "how many are shared");
+        const nv::SharedQueues shared = nv::shared_queues(early.wanted.version, early.states.ibgda);
+        expect(shared.nics * shared.per_nic == 2, "how many are shared");
     }
 
     // 64 keys of each kind are in the state.

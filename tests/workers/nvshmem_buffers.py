@@ -32,7 +32,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     for per_node in options.ranks_per_node:
         with posting() if options.foreign else nullcontext():
-            normal(per_node)
+            assert ("ibgda" in normal(per_node)) == (per_node < dist.get_world_size())
             low_latency_calls(per_node)
         dist.barrier()
     dist.destroy_process_group()
@@ -45,19 +45,16 @@ def pretend() -> None:
 
 
 def make_buffer(per_node: int, **options: Any) -> deep_ep.Buffer:
-    return deep_ep.Buffer(
-        dist.group.WORLD, ranks_per_node=per_node, heap="nvshmem", num_qps_per_rank=QUEUES, timeout=60.0, **options
-    )
+    return deep_ep.Buffer(dist.group.WORLD, ranks_per_node=per_node, num_qps_per_rank=QUEUES, timeout=60.0, **options)
 
 
-def normal(per_node: int) -> None:
+def normal(per_node: int, heap: str = "nvshmem") -> tuple[str, ...]:
+    """Check normal mode; -> by rank, the path there."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tokens = tuple(10 + 7 * one for one in range(ranks))
     case = Case("nvshmem", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, ranks_per_node=per_node)
     trials = [Trial.of(case, seed) for seed in (1, 2, 3)]
-    with make_buffer(per_node, num_nvl_bytes=1 << 20, arena_bytes=4 << 20) as buffer:
-        topology = buffer._engine.topology
-        assert topology.networks == (("ibgda",) if per_node < ranks else ()), topology
+    with make_buffer(per_node, heap=heap, num_nvl_bytes=1 << 20, arena_bytes=4 << 20) as buffer:
         kept = []
         for turn, blocks in enumerate((1, 2, 5, 2)):
             trial = trials[turn % 3]
@@ -65,15 +62,16 @@ def normal(per_node: int) -> None:
             kept.append((trial, buffer.dispatch(**dispatch_arguments(trial.work, rank))))
         for trial, results in kept:
             trial.check_dispatch(rank, results)
-        assert buffer.stats()["through_host"] == 0
+        assert buffer.stats()["through_host"] == (heap == "own")
+        return tuple(buffer._engine.topology.routes)
 
 
-def low_latency_calls(per_node: int) -> None:
+def low_latency_calls(per_node: int, heap: str = "nvshmem") -> None:
     ranks = dist.get_world_size()
     tokens = tuple(10 + 7 * rank for rank in range(ranks))
     sizes = low_latency.Sizes("nvshmem", ranks, tokens, max(tokens), 256, 4, 4 * ranks)
     both = [low_latency.Work.of(sizes, seed) for seed in (1, 2)]
-    with make_buffer(per_node, num_rdma_bytes=4 << 20, low_latency_mode=True, arena_bytes=1 << 20) as buffer:
+    with make_buffer(per_node, heap=heap, num_rdma_bytes=4 << 20, low_latency_mode=True, arena_bytes=1 << 20) as buffer:
         for cast in low_latency.CASTS.values():
             for work in both:
                 low_latency.round_trip(buffer, work, cast, hooks=work is both[1])

@@ -180,6 +180,26 @@ def memory_of_a_failed_buffer_is_not() -> None:
     assert blocks_after() == 2
 
 
+def memory_of_one_that_could_not_be_made_is() -> None:
+    """A rank fails once memory has been taken."""
+    lease = C.nvshmem.lease
+
+    def fails(*given: Any) -> Any:
+        C.nvshmem.lease = lease
+        raise CudaError("no more")
+
+    if dist.get_rank() == 1:
+        C.nvshmem.lease = fails  # type: ignore[misc, assignment]
+    assert "no more" in refusal(CudaError if dist.get_rank() == 1 else NvshmemError)
+    assert blocks_after() == 1
+
+
+def queue_pairs_differ() -> None:
+    os.environ["NVSHMEM_IBGDA_NUM_RC_PER_PE"] = str(QUEUES + dist.get_rank())
+    said = refusal(NvshmemError)
+    assert "expected as many NICs and queue pairs on all PEs" in said and "[(1, 3), (1, 4)] by rank" in said, said
+
+
 def no_memory_on_one() -> None:
     """Of the GPU, for counts: the others must not wait in nvshmemx_qp_create, which only all leave."""
 
@@ -243,6 +263,18 @@ def joined_without_a_gpu() -> None:
     with make() as buffer:
         assert loaded.status() >= C.nvshmem.INITIALIZED
         check(buffer, ranks)
+
+
+def joined_with_another_gpu() -> None:
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    loaded, context = library.library(), C.cuda.Context(1)
+    unique = [loaded.unique_id() if rank == 0 else b""]
+    dist.broadcast_object_list(unique, src=0)
+    with context.current():
+        loaded.initialize(unique[0], rank, ranks)
+    said = refusal(NvshmemError)
+    assert "NVSHMEM was initialised with another GPU than this Buffer's, cuda:0" in said, said
 
 
 def joined_by_some() -> None:
@@ -349,11 +381,14 @@ CASES: dict[str, Callable[[], None]] = {
         wrong_arguments,
         memory_is_taken_again,
         memory_of_a_failed_buffer_is_not,
+        memory_of_one_that_could_not_be_made_is,
+        queue_pairs_differ,
         no_memory_on_one,
         reserved_differently,
         allocated_in_another_order,
         joined,
         joined_without_a_gpu,
+        joined_with_another_gpu,
         joined_by_some,
         groups_of_some,
         ranks_of_two_jobs,

@@ -83,6 +83,50 @@ std::string PrimaryContext::architecture() const {
     return "sm_" + std::to_string(10 * major + minor) + (major >= 9 ? "a" : "");
 }
 
+namespace {
+
+std::string uuid_of(const Driver& driver, Device device) {
+    Uuid uuid{};
+    driver.check(driver.device_uuid(&uuid, device), "asking for the UUID of cuda:" + std::to_string(device));
+    std::string text;
+    for (const char byte : uuid.bytes) {
+        constexpr const char* kDigits = "0123456789abcdef";
+        text += {kDigits[(byte >> 4) & 15], kDigits[byte & 15]};
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string PrimaryContext::uuid() const { return uuid_of(Driver::get(), device_); }
+
+bool PrimaryContext::owns(uint64_t address) const {
+    int owner = 0;
+    const Driver& driver = Driver::get();
+    driver.check(driver.pointer_attribute(&owner, kPointerDevice, address), "asking whose memory an address is");
+    return owner == device_;
+}
+
+std::optional<PrimaryContext::Peer> PrimaryContext::peer(const std::string& uuid) const {
+    const Driver& driver = Driver::get();
+    int count = 0;
+    driver.check(driver.device_count(&count), "counting GPUs");
+    for (int ordinal = 0; ordinal < count; ++ordinal) {
+        Device other = 0;
+        driver.check(driver.device_get(&other, ordinal), "opening cuda:" + std::to_string(ordinal));
+        if (uuid_of(driver, other) != uuid) continue;
+        if (other == device_) return Peer{true, true};
+        const auto is = [&](int which) {
+            int value = 0;
+            driver.check(driver.peer_attribute(&value, which, device_, other),
+                         "asking how " + name_ + " reaches cuda:" + std::to_string(ordinal));
+            return value != 0;
+        };
+        return Peer{is(kPeerAccess), is(kPeerNativeAtomics)};
+    }
+    return std::nullopt;
+}
+
 bool PrimaryContext::synchronize(const std::shared_ptr<const PrimaryContext>& context, uint64_t nanoseconds) {
     // The driver's wait has no bound: a thread of its own sits it out, and keeps the context as long.
     std::packaged_task<void()> task([context] {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -70,6 +71,18 @@ class PrimaryContext {
     std::string architecture() const;  // as NVRTC wants it: "sm_90a"
     int multiprocessors() const { return attribute(kMultiprocessorCount); }
     int attribute(int which) const;
+    // 32 hexadecimal digits that no other GPU has.
+    std::string uuid() const;
+
+    // How kernels of one GPU may use the memory of another.
+    struct Peer {
+        bool access;          // by loads and stores
+        bool native_atomics;  // and by atomics that are atomic for the other too, and ordered as stores are
+    };
+    // Whether memory at a device address is this GPU's, and not another's.
+    bool owns(uint64_t address) const;
+    // Nothing where this process does not see the other.
+    std::optional<Peer> peer(const std::string& uuid) const;
 
     // Until all that runs in the context has ended, or so long: -> whether it has.
     static bool synchronize(const std::shared_ptr<const PrimaryContext>& context, uint64_t nanoseconds);

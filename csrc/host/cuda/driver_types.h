@@ -44,6 +44,10 @@ constexpr int kMaxSharedPerBlockOptin = 97;
 // every GPU's (200).
 constexpr int kNicWritesOrdering = 118, kNoNicWritesOrdering = 0;
 
+constexpr int kPointerDevice = 9;  // CUpointer_attribute: the ordinal of whose memory it is
+
+constexpr int kPeerAccess = 2, kPeerNativeAtomics = 3;  // CUdevice_P2PAttribute
+
 constexpr int kSharedSizeBytes = 1;  // CUfunction_attribute
 constexpr int kLocalSizeBytes = 3;
 constexpr int kMaxDynamicSharedSizeBytes = 8;
@@ -68,6 +72,11 @@ constexpr int kHandleNone = 0;        // CUmemAllocationHandleType
 constexpr int kHandleFileDescriptor = 1;
 constexpr int kAccessReadWrite = 3;         // CUmemAccess_flags
 constexpr int kGranularityRecommended = 1;  // CUmemAllocationGranularity_flags
+
+struct Uuid {
+    char bytes[16];
+};
+static_assert(sizeof(Uuid) == 16, "CUuuid");
 
 struct MemoryLocation {
     int type;
@@ -119,6 +128,9 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(device_get, cuDeviceGet, Device*, int)                                                                          \
     X(device_attribute, cuDeviceGetAttribute, int*, int, Device)                                                      \
     X(device_name, cuDeviceGetName, char*, int, Device)                                                               \
+    X(device_uuid, cuDeviceGetUuid_v2, Uuid*, Device)                                                                 \
+    X(peer_attribute, cuDeviceGetP2PAttribute, int*, int, Device, Device)                                             \
+    X(pointer_attribute, cuPointerGetAttribute, void*, int, DevicePointer)                                            \
     X(primary_context_retain, cuDevicePrimaryCtxRetain, Context*, Device)                                             \
     X(primary_context_release, cuDevicePrimaryCtxRelease_v2, Device)                                                  \
     X(context_push, cuCtxPushCurrent_v2, Context)                                                                     \

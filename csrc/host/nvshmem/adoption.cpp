@@ -324,10 +324,10 @@ MakeQueuePairs adopting(Wanted wanted) {
     };
 }
 
-u32 shared_queues(u32 version, const std::vector<u8>& ibgda_state) {
+SharedQueues shared_queues(u32 version, const std::vector<u8>& ibgda_state) {
     nv::IbgdaState state{};
     std::memcpy(&state, ibgda_state.data(), std::min(ibgda_state.size(), sizeof(state)));
-    return (version >= nv::kDefaultRcsSince ? state.default_rcs_per_pe : state.rcs_per_pe) * state.nics;
+    return {state.nics, version >= nv::kDefaultRcsSince ? state.default_rcs_per_pe : state.rcs_per_pe};
 }
 
 u64 heap_of(const std::vector<u8>& device_state) {

@@ -80,8 +80,12 @@ void check(const Wanted& wanted, const Read& read);
 // Adopts when a network is made.
 MakeQueuePairs adopting(Wanted wanted);
 
-// How many queue pairs to each PE NVSHMEM shares with its kernels, on all its NICs.
-u32 shared_queues(u32 version, const std::vector<u8>& ibgda_state);
+// The queue pairs to each PE that NVSHMEM shares with its kernels.
+struct SharedQueues {
+    u32 nics;
+    u32 per_nic;
+};
+SharedQueues shared_queues(u32 version, const std::vector<u8>& ibgda_state);
 // Where this PE's symmetric heap begins; 0: NVSHMEM has filled in nothing.
 u64 heap_of(const std::vector<u8>& device_state);
 

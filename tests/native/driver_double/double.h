@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "host/cuda/driver_types.h"
 
@@ -18,9 +19,10 @@ constexpr int kBlocksEach = 2;
 
 int multiprocessors();
 int devices();
+int gpu_of_machine(Device device);
 
-inline thread_local int contexts_pushed = 0;
-inline thread_local int capture_mode = 0;  // global: nothing that a capture forbids
+inline thread_local std::vector<Device> contexts;  // the last is current
+inline thread_local int capture_mode = 0;          // global: nothing that a capture forbids
 inline thread_local bool capturing = false;
 inline std::recursive_mutex mutex;  // guards all that follows, and what else the files keep
 inline bool initialized = false;

@@ -14,6 +14,11 @@
 //   DOUBLE_QUERIES  how many times an event says that its kernel still runs
 //   DOUBLE_MULTIPROCESSORS  how many it has
 //   DOUBLE_DEVICES  how many GPUs this process sees
+//   DOUBLE_FIRST_GPU  which GPU of the machine is its first; the others follow, and the machine's first comes again
+//                   behind its last
+//   DOUBLE_MACHINE  how many GPUs the machine has
+//   DOUBLE_PCIE     kernels use the memory of GPUs whose numbers are one odd and one even without native atomics
+//   DOUBLE_APART    they do not use it at all
 //   DOUBLE_SHARED_BYTES  of shared memory that a block may have
 //   DOUBLE_SERIAL   a launch returns when its kernel has ended, and until then there is no other, as under tools that
 //                   watch kernels
@@ -26,7 +31,8 @@
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //
 // double_share(address, bytes) tells the executor of device memory that a NIC uses too: kernels keep to accesses at
-// system scope there, until double_unshare(address).
+// system scope there, until double_unshare(address). double_own(address, bytes) says that memory which others have
+// allocated is the current device's, until double_disown(address).
 //
 // double_capture(1) and double_capture(0) begin and end a capture by the calling thread: launches go into a graph,
 // which double_replay(number) launches again and waits for; -> its number. double_alive() counts what has been made and
@@ -34,6 +40,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "double.h"
@@ -54,6 +61,18 @@ int devices() {
     const char* given = std::getenv("DOUBLE_DEVICES");
     return given ? std::atoi(given) : 2;
 }
+
+int gpu_of_machine(Device device) {
+    const char *const first = std::getenv("DOUBLE_FIRST_GPU"), *const all = std::getenv("DOUBLE_MACHINE");
+    return (device + (first ? std::atoi(first) : 0)) % (all ? std::atoi(all) : devices());
+}
+
+namespace {
+
+Context context_of(Device device) { return reinterpret_cast<Context>(static_cast<uintptr_t>(device) + 1); }
+Device device_of(Context context) { return static_cast<Device>(reinterpret_cast<uintptr_t>(context) - 1); }
+
+}  // namespace
 
 Result enter(const char* name, const char* format, ...) {
     if (shut_down) return kDeinitialized;
@@ -76,7 +95,7 @@ Result enter(const char* name, const char* format, ...) {
 Result enter_in_context(const char* name) {
     if (shut_down) return kDeinitialized;
     if (!initialized) return kNotInitialized;
-    if (contexts_pushed == 0) return kInvalidContext;
+    if (contexts.empty()) return kInvalidContext;
     return enter(name);
 }
 
@@ -134,6 +153,20 @@ Result cuDeviceGet(Device* device, int ordinal) {
     *device = ordinal;
     return kSuccess;
 }
+Result cuDeviceGetUuid_v2(Uuid* uuid, Device device) {
+    BEGIN(enter("cuDeviceGetUuid", "%d", device));
+    std::memset(uuid->bytes, 0, sizeof(uuid->bytes));
+    std::snprintf(uuid->bytes, sizeof(uuid->bytes), "double %d", gpu_of_machine(device));
+    return kSuccess;
+}
+Result cuDeviceGetP2PAttribute(int* value, int which, Device device, Device peer) {
+    BEGIN(enter("cuDeviceGetP2PAttribute", "%d, %d and %d", which, device, peer));
+    if (device == peer || device >= devices() || peer >= devices()) return kInvalidDevice;
+    const bool odd = (gpu_of_machine(device) + gpu_of_machine(peer)) % 2 != 0;
+    const bool apart = odd && std::getenv("DOUBLE_APART") != nullptr;
+    *value = !apart && (which == kPeerAccess || !odd || std::getenv("DOUBLE_PCIE") == nullptr);
+    return which == kPeerAccess || which == kPeerNativeAtomics ? kSuccess : kInvalidValue;
+}
 Result cuDeviceGetName(char* name, int size, Device) {
     BEGIN(enter("cuDeviceGetName"));
     std::snprintf(name, static_cast<size_t>(size), "Double");
@@ -165,29 +198,31 @@ Result cuDeviceGetAttribute(int* value, int which, Device device) {
             return kInvalidValue;
     }
 }
-Result cuDevicePrimaryCtxRetain(Context* context, Device) {
+Result cuDevicePrimaryCtxRetain(Context* context, Device device) {
     BEGIN(enter("cuDevicePrimaryCtxRetain"));
-    *context = reinterpret_cast<Context>(0x1);
+    *context = context_of(device);
     return kSuccess;
 }
 Result cuDevicePrimaryCtxRelease_v2(Device) {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     return enter("cuDevicePrimaryCtxRelease", "alive=%d", double_alive());
 }
-Result cuCtxPushCurrent_v2(Context) {
+Result cuCtxPushCurrent_v2(Context context) {
     if (shut_down) return kDeinitialized;
-    ++contexts_pushed;
+    contexts.push_back(device_of(context));
     return kSuccess;
 }
 Result cuCtxGetCurrent(Context* context) {
     if (shut_down) return kDeinitialized;
     if (!initialized) return kNotInitialized;
-    *context = contexts_pushed > 0 ? reinterpret_cast<Context>(0x1) : nullptr;
+    *context = contexts.empty() ? nullptr : context_of(contexts.back());
     return kSuccess;
 }
 Result cuCtxPopCurrent_v2(Context*) {
     if (shut_down) return kDeinitialized;
-    return contexts_pushed-- > 0 ? kSuccess : kInvalidContext;
+    if (contexts.empty()) return kInvalidContext;
+    contexts.pop_back();
+    return kSuccess;
 }
 }  // extern "C"
 #pragma GCC visibility pop

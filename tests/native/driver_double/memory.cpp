@@ -26,6 +26,12 @@ constexpr size_t kGranularity = 2 << 20;
 std::map<const void*, size_t> host_bytes;    // of allocations in host memory
 std::map<const void*, size_t> device_bytes;  // of those in a device's, and these
 
+struct Owner {
+    size_t bytes;
+    Device device;
+};
+std::map<const void*, Owner> owners;  // of memory that others have allocated
+
 // No memory is ever clean: it holds what an earlier allocation of its size has left, else a pattern.
 constexpr char kNeverWritten = '\xee';
 constexpr size_t kMostRemembered = 4 << 20;
@@ -175,6 +181,25 @@ void double_share(const void* address, size_t bytes) {
 void double_unshare(const void* address) {
     const std::lock_guard<std::recursive_mutex> lock(mutex);
     driver_double::unshare(address);
+}
+void double_own(const void* address, size_t bytes) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    owners[address] = {bytes, contexts.back()};
+}
+void double_disown(const void* address) {
+    const std::lock_guard<std::recursive_mutex> lock(mutex);
+    owners.erase(address);
+}
+Result cuPointerGetAttribute(void* value, int which, DevicePointer pointer) {
+    BEGIN(enter("cuPointerGetAttribute", "%d", which));
+    if (which != kPointerDevice) return kInvalidValue;
+    for (const auto& [address, owner] : owners) {
+        const DevicePointer begin = reinterpret_cast<DevicePointer>(address);
+        if (pointer < begin || pointer >= begin + owner.bytes) continue;
+        std::memcpy(value, &owner.device, sizeof(owner.device));
+        return kSuccess;
+    }
+    return kInvalidValue;
 }
 Result cuMemsetD8Async(DevicePointer address, unsigned char byte, size_t bytes, Stream stream) {
     BEGIN(enter_in_context("cuMemsetD8Async"));

@@ -31,6 +31,13 @@ void call(const char* name, Arguments... arguments) {
     }
 }
 
+// What a driver knows by itself.
+void tell(const char* name, uint64_t address, uint64_t bytes) {
+    void* const function = dlsym(library(), name);
+    if (function == nullptr) throw Failure(kInternal, "libcuda.so.1 is not the stand-in");
+    reinterpret_cast<void (*)(const void*, size_t)>(function)(reinterpret_cast<const void*>(address), bytes);
+}
+
 }  // namespace
 
 class Gpu::Current {
@@ -58,6 +65,9 @@ Gpu::~Gpu() {
         const Current current(context_);
         for (const uint64_t address : shared_) {
             call_unchecked("double_unshare", reinterpret_cast<const void*>(address));
+        }
+        for (const uint64_t address : owned_) {
+            call_unchecked("double_disown", reinterpret_cast<const void*>(address));
         }
         for (const uint64_t address : allocated_) call("cuMemFree_v2", DevicePointer{address});
         for (void* address : on_host_) call("cuMemFreeHost", address);
@@ -113,11 +123,14 @@ bool Gpu::find_global(void* module, const char* name, Global& found) {
 }
 
 void Gpu::share(uint64_t address, uint64_t bytes) {
-    const auto* memory = reinterpret_cast<const void*>(address);
-    void* const function = dlsym(library(), "double_share");
-    if (function == nullptr) throw Failure(kInternal, "libcuda.so.1 is not the stand-in");
-    reinterpret_cast<void (*)(const void*, size_t)>(function)(memory, bytes);
+    tell("double_share", address, bytes);
     shared_.insert(address);
+}
+
+void Gpu::own(uint64_t address, uint64_t bytes) {
+    const Current current(context_);
+    tell("double_own", address, bytes);
+    owned_.insert(address);
 }
 
 }  // namespace nvshmem_double

@@ -37,6 +37,8 @@ class Gpu {
 
     // Tells the stand-in for the driver that a NIC uses this device memory, too.
     void share(uint64_t address, uint64_t bytes);
+    // And that memory which is not allocated by it is this GPU's.
+    void own(uint64_t address, uint64_t bytes);
 
   private:
     class Current;
@@ -46,6 +48,7 @@ class Gpu {
     std::set<uint64_t> allocated_;
     std::set<void*> on_host_;
     std::set<uint64_t> shared_;
+    std::set<uint64_t> owned_;
 };
 
 }  // namespace nvshmem_double

@@ -40,6 +40,7 @@ void Pe::initialise(Gpu::Context context) {
     meeting_.meet("initialisation of the device", settings_.heap_bytes, static_cast<uint64_t>(settings_.chunk_log2));
     gpu_ = std::make_unique<Gpu>(context);
     heap_ = std::make_unique<Heap>(settings_, folder_, pe_, pes_);
+    gpu_->own(reinterpret_cast<uint64_t>(heap_->base()), heap_->bytes());
     std::memset(heap_->base(), 0, Heap::kReserved);
     nics_ = std::make_unique<Nics>(settings_, *gpu_, *heap_, pe_, pes_);
     make_states();
