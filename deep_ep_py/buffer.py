@@ -28,7 +28,7 @@ from deep_ep_py.nvshmem.choice import choose_memory
 from deep_ep_py.session.engine import Engine
 from deep_ep_py.session.recovery import mask_of
 from deep_ep_py.topology.agreement import agree
-from deep_ep_py.topology.gpus import ask_gpus
+from deep_ep_py.topology.gpus import Apart
 from deep_ep_py.topology.link import Link
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.topology import Topology
@@ -192,7 +192,7 @@ class Buffer(V1Surface):
         self.device = where.torch_device
         connected, symmetric = connect(bootstrap), None
         try:
-            apart = ask_gpus(connected, where)
+            apart = Apart.ask(connected, where)
             symmetric = choose_memory(connected, where, heap, fabric, num_qps_per_rank, self.enable_shrink)
             make_topology = partial(
                 Topology.of,

@@ -46,7 +46,6 @@ class CpuDevice:
     fabrics: tuple[str, ...] = ("peer", "ibgda", "weak", "mixed", "proxy")
     default_fabrics: tuple[str, ...] = ("peer", "ibgda", "proxy")
     gpu = ""
-    gpu = ""
     poison = True
     fresh_memory_is_slow = True
     comm_stream = None

@@ -98,7 +98,7 @@ def _missing(
         yield lacks(
             "ordered writes",
             f"not ordered on {', '.join(unordered)}",
-            "a kernel there may see a NIC's signal before the rows in front of it, so such a Buffer is refused",
-            "let these ranks use the proxy:",
-            "export DEEP_EP_FABRIC=proxy",
+            "a kernel there may see a NIC's signal before the rows in front of it",
+            "the proxy joins such machines instead, by itself; this need not be set then:",
+            f"unset {ENABLE_IBGDA}",
         )

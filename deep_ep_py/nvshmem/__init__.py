@@ -45,6 +45,7 @@ def reserve(
     from deep_ep_py.core.native import C
     from deep_ep_py.nvshmem.job import join
     from deep_ep_py.nvshmem.library import NvshmemError
+    from deep_ep_py.nvshmem.together import on_all
 
     arguments.integer("num_bytes", num_bytes, 1, arguments.MAX_BYTES)
     arguments.integer("num_qps_per_rank", num_qps_per_rank, 1, arguments.MAX_ROWS)
@@ -52,12 +53,16 @@ def reserve(
     where = arguments.device("cuda" if device is None else device)
     if where.type != "cuda":
         raise ValueError(f"device={device!r}: expected a GPU, NVSHMEM's memory is a GPU's")
-    if where.index is None and not torch.cuda.is_available():
-        raise ValueError("device=None: expected a GPU that torch sees; there is none")
-    bootstrap = make_bootstrap(group)
-    ordinal = torch.cuda.current_device() if where.index is None else where.index
-    job = join(bootstrap, C.cuda.Context(ordinal), num_qps_per_rank)
+    bootstrap, contexts = make_bootstrap(group), list[Any]()
     arguments.same_on_all_ranks(bootstrap.rank, bootstrap.all_gather({"num_bytes": num_bytes, "buffers": buffers}))
+
+    def find_gpu() -> None:
+        if where.index is None and not torch.cuda.is_available():
+            raise NvshmemError("device=None: expected a GPU that torch sees; there is none")
+        contexts.append(C.cuda.Context(torch.cuda.current_device() if where.index is None else where.index))
+
+    on_all(bootstrap, find_gpu)
+    job = join(bootstrap, contexts[0], num_qps_per_rank)
     if not job.is_whole:
         raise NvshmemError(
             f"group: expected all of NVSHMEM's {job.all_pes} PEs, which alone allocate together, not {bootstrap.size}"

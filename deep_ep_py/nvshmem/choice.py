@@ -14,7 +14,7 @@ from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core import arguments
 from deep_ep_py.core.environment import FABRIC
-from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, enables_ibgda, nics_prefix
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, enables_ibgda, given_by_user, nics_prefix
 
 if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
@@ -91,13 +91,16 @@ def _lacking(device: Device, fabric: Any, masks_ranks: bool) -> str:
         return "enable_shrink=False"
     if fabric is not None or os.environ.get(FABRIC):
         return "no fabric named"
-    if not enables_ibgda(os.environ):
+    environment = given_by_user()
+    if not enables_ibgda(environment):
         return f"{ENABLE_IBGDA}=1"
     if importlib.util.find_spec("nvshmem") is None:
         return "nvshmem4py"
-    prefix = nics_prefix(os.environ)
+    prefix = nics_prefix(environment)
     if not any(nic.name.startswith(prefix) for nic in (_NICS.iterdir() if _NICS.is_dir() else ())):
         return "a ConnectX"
+    if not getattr(device, "context").orders_nic_writes:  # noqa: B009
+        return "a GPU that orders a NIC's writes"
     return ""
 
 

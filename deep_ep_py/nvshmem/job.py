@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -11,7 +10,7 @@ from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core.native import C
 from deep_ep_py.nvshmem.library import Library, NvshmemError, library
 from deep_ep_py.nvshmem.pool import Pool, pool
-from deep_ep_py.nvshmem.settings import ENABLE_IBGDA
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, set_default
 from deep_ep_py.nvshmem.together import on_all
 
 
@@ -50,7 +49,7 @@ class Job:
     @property
     def has_own_queues(self) -> bool:
         """Whether queue pairs can be made that only their owner posts to."""
-        return self.library.version >= C.nvshmem.QUEUE_PAIRS_OF_ONES_OWN_SINCE
+        return _makes_queues(self.library)
 
 
 def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
@@ -84,8 +83,9 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
             f"NVSHMEM: rank {there[0]}'s process has initialised it, rank {missing}'s has not; expected all or none"
         )
     if not there:
-        os.environ.setdefault(ENABLE_IBGDA, "1")
-        os.environ.setdefault("NVSHMEM_IBGDA_NUM_RC_PER_PE", str(max(1, queues)))
+        set_default(ENABLE_IBGDA, "1")
+        if not _makes_queues(library()):  # else Buffers have others than those that NVSHMEM shares
+            set_default("NVSHMEM_IBGDA_NUM_RC_PER_PE", str(max(1, queues)))
         unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
         found = on_all(bootstrap, lambda: _initialize(bytes.fromhex(unique), bootstrap, context))
     if len({job for *_, job in found}) > 1:
@@ -100,6 +100,10 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
     if any(status < C.nvshmem.INITIALIZED for _, status, *_ in found):
         on_all(bootstrap, lambda: _give_it_a_device(job))
     return job
+
+
+def _makes_queues(loaded: Library) -> bool:
+    return loaded.version >= C.nvshmem.QUEUE_PAIRS_OF_ONES_OWN_SINCE
 
 
 def _found(bootstrap: Bootstrap, context: Any) -> list[Any]:

@@ -82,7 +82,7 @@ class NvshmemMemory:
         return ""
 
     def make_heaps(
-        self, bootstrap: Bootstrap, size: int, cleared: int, make_copy: Callable[[], Any]
+        self, bootstrap: Bootstrap, size: int, cleared: int, by_nics: bool, make_copy: Callable[[], Any]
     ) -> tuple[list[C.Heap], C.nvshmem.Wanted]:
         """Take memory for this rank's heap at the same place on all ranks, and find theirs. Collective among them.
 
@@ -94,6 +94,8 @@ class NvshmemMemory:
             Bytes of a heap.
         cleared
             How many of them, from the first, are zero before any peer can reach them.
+        by_nics
+            Whether NICs join some ranks, for which queue pairs are needed.
         make_copy : callable
             Makes memory for a copy of the first bytes of a heap that is not mapped here.
 
@@ -103,9 +105,16 @@ class NvshmemMemory:
             By rank.
         wanted : native.C.nvshmem.Wanted
             What queue pairs and keys go with them.
+
+        Raises
+        ------
+        NvshmemError
+            On all ranks: NVSHMEM has no room, or no more queue pairs, or another GPU's memory.
         """
         with self.job.context.current():
-            self._part = part = self.job.pool.take(bootstrap, self.job, size, self._queues if self._own else 0)
+            self._part = part = self.job.pool.take(
+                bootstrap, self.job, size, self._queues if self._own and by_nics else 0
+            )
         address = self.job.pool.address(part)
         offset = address - self._states.heap
 
@@ -152,7 +161,7 @@ class NvshmemMemory:
             heap_offset=offset,
             heap_bytes=size,
             queues=1 if shared else self._queues,
-            handles=queues.handles if queues else [],
+            handles=queues.handles[: self._queues] if queues else [],
             counts=queues.counts.address if queues else 0,
         )
 

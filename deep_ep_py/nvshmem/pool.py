@@ -104,17 +104,9 @@ class Pool:
         NvshmemError
             There is no room.
         """
-        on_all(bootstrap, partial(self._allocate, job.library, size))
-
-    def _allocate(self, library: Library, size: int) -> None:
         size = -(-size // _ALIGNMENT) * _ALIGNMENT
-        address = library.allocate(_ALIGNMENT, size)
-        if address == 0:
-            raise NvshmemError(
-                f"NVSHMEM's symmetric heap has no room for {size} bytes: expected a smaller arena_bytes, or more free "
-                "memory of the GPU; with NVSHMEM_DISABLE_CUDA_VMM=1 a larger NVSHMEM_SYMMETRIC_SIZE"
-            )
-        self.blocks.append(Block(address, size))
+        address = on_all(bootstrap, partial(_allocate, job.library, size))[bootstrap.rank]
+        self.blocks.append(Block(address, size))  # on all ranks, or on none
 
     def take(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part:
         """Take memory at the same place on all ranks of a Buffer, and queue pairs. Collective among them.
@@ -146,9 +138,9 @@ class Pool:
     def _left(self, bootstrap: Bootstrap, job: Job, size: int, queues: int) -> Part | None:
         """Return what a Buffer of these ranks has left, and all of them: the smallest that will do."""
         free = {
-            (part.size, part.block, part.offset): part
+            (part.size, _count(part.queues), part.block, part.offset): part
             for part in self._parts[job.pes]
-            if part.is_free and part.size >= size and _count(part.queues) == queues
+            if part.is_free and part.size >= size and _count(part.queues) >= queues
         }
         told = bootstrap.all_gather([[*place] for place in free])
         common = set.intersection(*({(*place,) for place in theirs} for theirs in told))
@@ -192,6 +184,16 @@ class Pool:
             if offset + size <= block.size:
                 return place, offset
         return None
+
+
+def _allocate(library: Library, size: int) -> int:
+    address = library.allocate(_ALIGNMENT, size)
+    if address == 0:
+        raise NvshmemError(
+            f"NVSHMEM's symmetric heap has no room for {size} bytes: expected a smaller arena_bytes, or more free "
+            "memory of the GPU; with NVSHMEM_DISABLE_CUDA_VMM=1 a larger NVSHMEM_SYMMETRIC_SIZE"
+        )
+    return address
 
 
 def _count(queues: Queues | None) -> int:

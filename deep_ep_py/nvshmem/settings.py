@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 INSTALL = "pip install nvshmem4py-cu13"
@@ -13,6 +14,21 @@ _NO = ("", "0", "f", "false", "n", "no", "off")
 def is_on(environment: Mapping[str, str], name: str) -> bool:
     """Tell whether a variable of NVSHMEM's is set, and to something else than no."""
     return environment.get(name, "").lower() not in _NO
+
+
+_set_here = set[str]()
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable of this process for NVSHMEM, which reads it whenever it comes to need it, unless it is set."""
+    if name not in os.environ:
+        _set_here.add(name)
+        os.environ[name] = value
+
+
+def given_by_user() -> dict[str, str]:
+    """Return this process's environment without what was set by `set_default`."""
+    return {name: value for name, value in os.environ.items() if name not in _set_here}
 
 
 def enables_ibgda(environment: Mapping[str, str]) -> bool:

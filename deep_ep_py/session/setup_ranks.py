@@ -145,7 +145,7 @@ def make_runtime(
     first = arena_offset + memory.first_arena_bytes
     copies, adopted = partial(device.make_copy, C.control_bytes(options)), None
     if symmetric is not None:
-        heaps, adopted = symmetric.make_heaps(bootstrap, heap_bytes, regions_offset, copies)
+        heaps, adopted = symmetric.make_heaps(bootstrap, heap_bytes, regions_offset, by_nics, copies)
     else:
         heap = device.make_heap(heap_bytes, first, regions_offset, bootstrap.in_process, by_nics)
         heaps = exchange_heaps(bootstrap, heap, partial(device.map_heap, by_nics=by_nics), copies)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,21 +11,49 @@ if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
 
 
-def ask_gpus(bootstrap: Bootstrap, device: Device) -> dict[int, str]:
-    """Return the ranks whose memory is not to be used by loads and stores, and why. Collective.
+@dataclass(frozen=True)
+class Apart:
+    """Ranks that are not to use each other's memory by loads and stores; the same on all ranks.
 
-    A rank whose process does not see another's GPU cannot ask the driver. What either end says counts for both.
-
-    Parameters
+    Attributes
     ----------
-    bootstrap : Bootstrap
-        The ranks.
-    device : Device
-        Where this one computes.
+    reasons : mapping of (int, int) to str
+        By pair, the lower rank first: why not.
     """
-    gpus = [str(gpu) for gpu in bootstrap.all_gather(device.gpu)]
-    found = {gpu: device.refusal_of_gpu(gpu) for gpu in {*gpus}}
-    mine = {rank: found[gpu] for rank, gpu in enumerate(gpus) if found[gpu]}
-    told = bootstrap.all_gather([[*pair] for pair in mine.items()])
-    theirs = {rank: dict(pairs)[bootstrap.rank] for rank, pairs in enumerate(told) if bootstrap.rank in dict(pairs)}
-    return theirs | mine
+
+    reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+    @staticmethod
+    def ask(bootstrap: Bootstrap, device: Device) -> Apart:
+        """Ask each rank's driver. Collective.
+
+        A process that does not see another's GPU cannot ask; then what the other says counts, and where neither sees
+        the other's, they count as able to.
+
+        Parameters
+        ----------
+        bootstrap : Bootstrap
+            The ranks.
+        device : Device
+            Where this one computes.
+
+        Returns
+        -------
+        Apart
+        """
+        gpus = [str(gpu) for gpu in bootstrap.all_gather(device.gpu)]
+        refusals = {gpu: device.refusal_of_gpu(gpu) for gpu in {*gpus}}
+        told = bootstrap.all_gather([[peer, refusals[gpu]] for peer, gpu in enumerate(gpus) if refusals[gpu]])
+        reasons = dict[tuple[int, int], str]()
+        for rank, refused in enumerate(told):
+            for peer, why in refused:
+                reasons.setdefault((min(rank, peer), max(rank, peer)), str(why))
+        return Apart(reasons)
+
+    def reason(self, one: int, other: int) -> str:
+        """Return why two ranks are apart; empty: they are not."""
+        return self.reasons.get((min(one, other), max(one, other)), "")
+
+    def inside_a_node(self, ranks_per_node: int) -> tuple[int, int] | None:
+        """Return two ranks of one node that are apart, the first there are; None where there are none."""
+        return min((pair for pair in self.reasons if len({rank // ranks_per_node for rank in pair}) == 1), default=None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from deep_ep_py.core.native import C
+from deep_ep_py.topology.gpus import Apart
 
 if TYPE_CHECKING:
     from deep_ep_py.nvshmem.memory import NvshmemMemory
@@ -35,8 +36,8 @@ class Places:
         At which other machines reach this one; empty where all ranks are on one.
     symmetric : NvshmemMemory, optional
         Where heaps lie. None: in memory of their own.
-    apart : mapping of int to str
-        Ranks of this machine whose GPUs do not use this one's memory, or the other way round, and why.
+    apart : Apart
+        Ranks whose GPUs do not use each other's memory.
     """
 
     rank: int
@@ -46,7 +47,7 @@ class Places:
     provider: str = ""
     address: str = ""
     symmetric: NvshmemMemory | None = None
-    apart: Mapping[int, str] = field(default_factory=dict)
+    apart: Apart = field(default_factory=Apart)
 
     def is_near(self, peer: int) -> bool:
         """Whether a rank is on this machine."""
@@ -89,7 +90,7 @@ class PeerPath:
             return "it is on another machine, which shares no memory"
         if not self.places.shares_node(peer):
             return "it is on another node (ranks_per_node)"
-        return self.places.apart.get(peer, "")
+        return self.places.apart.reason(self.places.rank, peer)
 
 
 @dataclass(frozen=True)

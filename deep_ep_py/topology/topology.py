@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from deep_ep_py.core.cpus import proxy_cpus
 from deep_ep_py.core.environment import PROVIDER
 from deep_ep_py.core.native import C
 from deep_ep_py.topology.fabrics import Choice
+from deep_ep_py.topology.gpus import Apart
 from deep_ep_py.topology.link import SOFTWARE, Link
 from deep_ep_py.topology.nic import NicOptions
 from deep_ep_py.topology.paths import PEER, PROXY, Places, paths_of
@@ -171,7 +172,7 @@ class Topology:
         in_process: bool = True,
         address: str = "",
         symmetric: NvshmemMemory | None = None,
-        apart: Mapping[int, str] | None = None,
+        apart: Apart | None = None,
     ) -> Topology:
         """Check what a caller passes, and find what it leaves out. Of paths this rank alone is asked: see `agree`.
 
@@ -193,8 +194,8 @@ class Topology:
             At which ranks of other machines reach this one; empty where there are none.
         symmetric
             Where heaps lie; None: in memory of their own.
-        apart
-            Ranks that are not to be reached by loads and stores, and why.
+        apart : Apart, optional
+            Ranks that are not to use each other's memory by loads and stores. None: there are none.
 
         Raises
         ------
@@ -209,8 +210,10 @@ class Topology:
         if link is not None and not isinstance(link, Link):
             raise TypeError(f"link={link!r}: expected a Link")
         several = per_node < ranks
+        apart = apart or Apart()
+        split = apart.inside_a_node(per_node) if several else None
         if hops is None:
-            hops = 2 if several and per_node > 1 else 1
+            hops = 2 if several and per_node > 1 and split is None else 1
         if arguments.integer("hops", hops, 1, 2) == 2 and not several:
             raise ValueError("hops=2: expected several nodes, these ranks are on one")
         if once_per_node is not None and arguments.flag("once_per_node", once_per_node):
@@ -221,15 +224,21 @@ class Topology:
                     f"once_per_node=True: expected several nodes of several ranks, here each node has {per_node} of "
                     f"{ranks}"
                 )
+        if split is not None:
+            # A rank that passes rows on stores them into the heaps of its node.
+            if hops == 2 or once_per_node:
+                raise ValueError(
+                    f"{'hops=2' if hops == 2 else 'once_per_node=True'}: expected ranks of a node to use each other's "
+                    f"memory; ranks {split[0]} and {split[1]}: {apart.reason(*split)}"
+                )
+            once_per_node = False
         arguments.integer("forward_sms", forward_sms, 0, arguments.MAX_BLOCKS)
         if link is not None and link.rails and several and per_node > 1 and (hops == 1 or low_latency):
             raise ValueError(
                 f"link.rails=True: expected {'low_latency_mode=False' if low_latency else 'hops=2'} with it: otherwise "
                 "each rank sends to all ranks of other nodes"
             )
-        places = Places(
-            rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address, symmetric, apart or {}
-        )
+        places = Places(rank, machines, per_node, in_process, os.environ.get(PROVIDER, ""), address, symmetric, apart)
         reach = Reach.of(paths_of(choice.fabrics, places), rank, ranks)
         routes = Routes.alone(reach, rank)
         return Topology(

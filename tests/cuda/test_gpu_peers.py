@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import deep_ep_py as deep_ep
+import low_latency
 from builds import in_long
+from cases import Case
 from deep_ep_py.bootstrap.groups import make_bootstrap
 from deep_ep_py.core.native import C
 from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.testing import run_ranks
 from deep_ep_py.topology.agreement import agree
-from deep_ep_py.topology.gpus import ask_gpus
+from deep_ep_py.topology.gpus import Apart
 from deep_ep_py.topology.topology import Topology
+from harness import Trial, round_trip
 from nvshmem_runs import Nvshmem
 
 pytestmark = pytest.mark.once
@@ -33,63 +38,105 @@ class Gpus(SimpleNamespace):
         return self.refused.get(gpu, "")
 
 
-def apart(*refused: dict[str, str]) -> list[dict[int, str]]:
-    """What each rank learns, by what each one's GPU says of others: they are named a, b, ..."""
+def apart(*refused: dict[str, str]) -> dict[tuple[int, int], str]:
+    """What all ranks learn, by what each one's GPU says of others: they are named a, b, ..."""
     found: list[Any] = [None] * len(refused)
 
     def on_each_rank(group: Any) -> None:
         rank = group.rank()
-        found[rank] = ask_gpus(make_bootstrap(group), Gpus(gpu="abcd"[rank], refused=refused[rank]))  # type: ignore[arg-type]
+        found[rank] = Apart.ask(make_bootstrap(group), Gpus(gpu="abcd"[rank], refused=refused[rank]))  # type: ignore[arg-type]
 
     run_ranks(len(refused), on_each_rank)
-    return found
+    assert all(one == found[0] for one in found)
+    return dict(found[0].reasons)
 
 
 def test_what_either_end_says_counts_for_both() -> None:
     """A process may not see the GPUs of the others."""
-    assert apart({}, {}, {}) == [{}, {}, {}]
-    assert apart({"c": "far"}, {}, {}) == [{2: "far"}, {}, {0: "far"}]
-    assert apart({"b": "one"}, {"a": "other"}, {"a": "third"}) == [{1: "one", 2: "third"}, {0: "other"}, {0: "third"}]
+    assert apart({}, {}, {}) == {}
+    assert apart({"c": "far"}, {}, {}) == {(0, 2): "far"}
+    assert apart({"b": "one"}, {"a": "other"}, {"a": "third"}) == {(0, 1): "one", (0, 2): "third"}
 
 
-def test_ranks_whose_gpus_are_apart_take_another_path() -> None:
-    """And without one the table of paths says why."""
-    refused = [{}, {}, {"a": "over PCIe"}, {}]
+NONE, ACROSS = Apart(), Apart({(0, 2): "over PCIe"})
+INSIDE = Apart({(2, 3): "over PCIe"})
+
+
+def settled(apart: Apart, fabric: list[str], ranks_per_node: int, **options: Any) -> list[Any]:
+    """Each rank's topology, of 4 that agree on paths, or what it raises."""
     found: list[Any] = [None] * 4
 
     def on_each_rank(group: Any) -> None:
         rank, bootstrap = group.rank(), make_bootstrap(group)
-        gpus = ask_gpus(bootstrap, Gpus(gpu="abcd"[rank], refused=refused[rank]))  # type: ignore[arg-type]
-
-        def settle(fabric: list[str]) -> Topology:
-            return agree(bootstrap, lambda: Topology.of(rank, 4, CpuDevice(), fabric, 4, None, apart=gpus))
-
-        routes = settle(["peer", "ibgda"]).routes
-        with pytest.raises(ValueError) as info:
-            settle(["peer"])
-        found[rank] = routes, str(info.value)
+        given = {"apart": apart, **options}
+        try:
+            made = partial(Topology.of, rank, 4, CpuDevice(), fabric, ranks_per_node, None, **given)
+            found[rank] = agree(bootstrap, made)
+        except ValueError as error:
+            found[rank] = str(error)
 
     run_ranks(4, on_each_rank)
-    assert [routes for routes, _ in found] == [
+    return found
+
+
+def test_ranks_whose_gpus_are_apart_take_another_path() -> None:
+    """And without one the table of paths says why."""
+    assert [topology.routes for topology in settled(ACROSS, ["peer", "ibgda"], 4)] == [
         ("peer", "peer", "ibgda", "peer"),
         ("peer",) * 4,
         ("ibgda", "peer", "peer", "peer"),
         ("peer",) * 4,
     ]
-    assert all("rank 0 does not reach rank 2 (peer: over PCIe)" in said for _, said in found), found[1]
+    for said in settled(ACROSS, ["peer"], 4):
+        assert "rank 0 does not reach rank 2 (peer: over PCIe)" in said, said
+
+
+def test_no_rank_passes_rows_on_inside_a_node_that_is_apart() -> None:
+    """It would store them into the heaps of its node."""
+    both = ["peer", "ibgda"]
+    for ranks, hops, once in ((NONE, 2, None), (ACROSS, 2, None), (INSIDE, 1, False)):
+        for topology in settled(ranks, both, 2, low_latency=True):
+            assert (topology.hops, topology.once_per_node) == (hops, once)
+    for said in settled(INSIDE, both, 2, hops=2):
+        assert said == "hops=2: expected ranks of a node to use each other's memory; ranks 2 and 3: over PCIe"
+    for said in settled(INSIDE, both, 2, hops=1, low_latency=True, once_per_node=True):
+        assert said.startswith("once_per_node=True: expected ranks of a node to use each other's memory"), said
+    # One node passes nothing on.
+    assert {topology.hops for topology in settled(INSIDE, both, 4)} == {1}
+
+
+@pytest.mark.parametrize("ranks_per_node", [2, 4])
+def test_rows_between_them(monkeypatch: pytest.MonkeyPatch, ranks_per_node: int) -> None:
+    monkeypatch.setattr(Apart, "ask", lambda *_: INSIDE)
+    case = Case("apart", 4, 20, hidden=264, topk=4, experts=16, ranks_per_node=ranks_per_node, hops=1)
+    sizes = low_latency.Sizes("apart", 4, (20,) * 4, 20, 256, 4, 16)
+    given = {"ranks_per_node": ranks_per_node, "fabric": ["peer", "ibgda"], "timeout": 60.0, "low_latency_mode": True}
+
+    def on_each_rank(group: Any) -> None:
+        rank = group.rank()
+        with deep_ep.Buffer(group, 1 << 20, 4 << 20, **given) as buffer:
+            assert buffer._engine.topology.routes[rank ^ 1] == ("peer" if rank < 2 else "ibgda")
+            round_trip(buffer, rank, Trial.of(case), 2)
+            for cast in low_latency.CASTS.values():
+                low_latency.round_trip(buffer, low_latency.Work.of(sizes), cast, hooks=False)
+
+    run_ranks(4, on_each_rank)
 
 
 @needs_nvshmem
 @pytest.mark.parametrize(
-    ("heap", "reason"),
+    ("heap", "reason", "machines"),
     [
-        pytest.param("own", "DOUBLE_PCIE", marks=needs_libfabric),
-        in_long("own", "DOUBLE_APART"),
-        ("nvshmem", "DOUBLE_PCIE"),
+        pytest.param("own", "DOUBLE_PCIE", "1", marks=needs_libfabric),
+        in_long("own", "DOUBLE_APART", "1"),
+        in_long("own", "DOUBLE_PCIE", "2"),
+        in_long("nvshmem", "DOUBLE_PCIE", "1"),
+        ("nvshmem", "DOUBLE_PCIE", "2"),
     ],
 )
-def test_both_modes(nvshmem: Nvshmem, heap: str, reason: str) -> None:
-    done = nvshmem.run("gpus_over_pcie.py", 4, heap, version="3.8.0", **{reason: "1"})
+def test_both_modes(nvshmem: Nvshmem, heap: str, reason: str, machines: str) -> None:
+    near = {"NVSHMEM_DOUBLE_PES_PER_NODE": str(4 // int(machines))}
+    done = nvshmem.run("gpus_over_pcie.py", 4, heap, version="3.8.0", MACHINES=machines, **{reason: "1"}, **near)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

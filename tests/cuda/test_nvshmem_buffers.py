@@ -72,6 +72,7 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
     ("case", "ranks", "version", "environment"),
     [
         ("ibgda_off", 2, SHARED, {"NVSHMEM_IB_ENABLE_IBGDA": "0"}),
+        ("ibgda_off", 2, OWN, {"NVSHMEM_IB_ENABLE_IBGDA": "0"}),
         ("cpu_doorbells", 2, SHARED, {"NVSHMEM_DOUBLE_CPU_DOORBELLS": "1"}),
         ("no_loads_and_stores", 2, SHARED, {"NVSHMEM_DISABLE_P2P": "1"}),
         ("heap_too_small", 2, OWN, {"NVSHMEM_SYMMETRIC_SIZE": "1M"}),

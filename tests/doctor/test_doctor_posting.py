@@ -62,7 +62,7 @@ def test_each_thing_that_is_missing_has_a_line(tmp_path: Path) -> None:
         "ibgda needs nvshmem4py": INSTALL,
         "ibgda needs doorbells": found["ibgda needs doorbells"].command,
         "ibgda needs GPU memory": "sudo modprobe nvidia_peermem",
-        "ibgda needs ordered writes": "export DEEP_EP_FABRIC=proxy",
+        "ibgda needs ordered writes": f"unset {ENABLE_IBGDA}",
     }
     assert "PeerMappingOverride=1" in found["ibgda needs doorbells"].command
     assert found["ibgda needs ordered writes"].value == "not ordered on cuda:1"

@@ -72,7 +72,7 @@ class World:
 
         def on_rank(rank: int) -> Part:
             pe = pes[rank]
-            bootstrap: Any = SimpleNamespace(all_gather=lambda value: gathering.all_gather(rank, value))
+            bootstrap: Any = SimpleNamespace(rank=rank, all_gather=lambda value: gathering.all_gather(rank, value))
             whole = len(pes) == PES
             job: Any = SimpleNamespace(
                 library=self.heaps[pe], pes=tuple(pes), all_pes=PES, queues=0, is_whole=whole, context=None
@@ -85,7 +85,7 @@ class World:
             return [one.result() for one in [threads.submit(on_rank, rank) for rank in range(len(pes))]]
 
     def reserve(self, size: int) -> None:
-        alone: Any = SimpleNamespace(all_gather=lambda value: [value])
+        alone: Any = SimpleNamespace(rank=0, all_gather=lambda value: [value])
         for pool, heap in zip(self.pools, self.heaps, strict=True):
             job: Any = SimpleNamespace(library=heap)
             pool.reserve(alone, job, size)
@@ -174,3 +174,13 @@ def test_some_of_the_pes_cannot_allocate() -> None:
 def test_no_room() -> None:
     with pytest.raises(NvshmemError, match="symmetric heap has no room for 2097152 bytes"):
         World().take((0, 1, 2, 3), 2 << 20)
+
+
+def test_no_room_on_one() -> None:
+    """No rank has a block that another lacks: blocks are told apart by their numbers."""
+    world = World()
+    world.heaps[2].room = 8192
+    with pytest.raises(NvshmemError, match="symmetric heap has no room for 16384 bytes"):
+        world.take((0, 1, 2, 3), 16_384)
+    assert [len(pool.blocks) for pool in world.pools] == [0] * PES
+    assert {part.block for part in world.take((0, 1, 2, 3), 4096)} == {0}

@@ -1,5 +1,5 @@
-"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: the GPUs of odd and even ranks, all on one
-machine, reach each other without native atomics. Both modes, checked against the oracle.
+"""Runs under torchrun, over the stand-ins for the driver and for NVSHMEM: the GPUs of odd and even ranks of a machine
+reach each other without native atomics. Both modes, checked against the oracle. MACHINES in the environment: how many.
 
     gpus_over_pcie.py own|nvshmem
 """
@@ -10,18 +10,22 @@ import os
 import sys
 
 import torch.distributed as dist
+from gpu_per_rank import be_on_machines
 from nvshmem_buffers import low_latency_calls, normal, pretend
 
 
 def main() -> None:
     heap, rank, ranks = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    os.environ.update(DOUBLE_DEVICES=str(ranks), DOUBLE_MACHINE=str(ranks), DOUBLE_FIRST_GPU=str(rank))
+    machine = be_on_machines(int(os.environ.get("MACHINES", "1")))
+    near = os.environ["LOCAL_WORLD_SIZE"]
+    os.environ.update(DOUBLE_DEVICES=near, DOUBLE_FIRST_GPU=os.environ["LOCAL_RANK"], DOUBLE_HOST=f"host {machine}")
     pretend()
     dist.init_process_group("gloo")
     between = {"own": "proxy", "nvshmem": "ibgda"}[heap]
-    routes = tuple("peer" if (rank + peer) % 2 == 0 else between for peer in range(ranks))
-    assert normal(ranks, heap) == routes
-    low_latency_calls(ranks, heap)
+    peers = [peer for peer in range(ranks) if peer // int(near) == machine and (rank + peer) % 2 == 0]
+    routes = tuple("peer" if peer in peers else between for peer in range(ranks))
+    assert normal(int(near), heap, hops=1) == routes
+    low_latency_calls(int(near), heap)
     dist.destroy_process_group()
 
 

@@ -48,11 +48,11 @@ def make_buffer(per_node: int, **options: Any) -> deep_ep.Buffer:
     return deep_ep.Buffer(dist.group.WORLD, ranks_per_node=per_node, num_qps_per_rank=QUEUES, timeout=60.0, **options)
 
 
-def normal(per_node: int, heap: str = "nvshmem") -> tuple[str, ...]:
-    """Check normal mode; -> by rank, the path there."""
+def normal(per_node: int, heap: str = "nvshmem", hops: int | None = None) -> tuple[str, ...]:
+    """Check normal mode, which takes so many hops; -> by rank, the path there."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tokens = tuple(10 + 7 * one for one in range(ranks))
-    case = Case("nvshmem", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, ranks_per_node=per_node)
+    case = Case("nvshmem", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, ranks_per_node=per_node, hops=hops)
     trials = [Trial.of(case, seed) for seed in (1, 2, 3)]
     with make_buffer(per_node, heap=heap, num_nvl_bytes=1 << 20, arena_bytes=4 << 20) as buffer:
         kept = []

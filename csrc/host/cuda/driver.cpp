@@ -19,6 +19,17 @@ void find(void* library, const char* symbol, F& function) {
     }
 }
 
+std::string uuid_of(const Driver& driver, Device device) {
+    Uuid uuid{};
+    driver.check(driver.device_uuid(&uuid, device), "asking for the UUID of cuda:" + std::to_string(device));
+    std::string text;
+    for (const char byte : uuid.bytes) {
+        constexpr const char* kDigits = "0123456789abcdef";
+        text += {kDigits[(byte >> 4) & 15], kDigits[byte & 15]};
+    }
+    return text;
+}
+
 }  // namespace
 
 Driver::Driver() {
@@ -82,21 +93,6 @@ std::string PrimaryContext::architecture() const {
     // From Hopper on there are instructions that only the architecture-specific target has.
     return "sm_" + std::to_string(10 * major + minor) + (major >= 9 ? "a" : "");
 }
-
-namespace {
-
-std::string uuid_of(const Driver& driver, Device device) {
-    Uuid uuid{};
-    driver.check(driver.device_uuid(&uuid, device), "asking for the UUID of cuda:" + std::to_string(device));
-    std::string text;
-    for (const char byte : uuid.bytes) {
-        constexpr const char* kDigits = "0123456789abcdef";
-        text += {kDigits[(byte >> 4) & 15], kDigits[byte & 15]};
-    }
-    return text;
-}
-
-}  // namespace
 
 std::string PrimaryContext::uuid() const { return uuid_of(Driver::get(), device_); }
 

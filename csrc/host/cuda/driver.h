@@ -73,14 +73,14 @@ class PrimaryContext {
     int attribute(int which) const;
     // 32 hexadecimal digits that no other GPU has.
     std::string uuid() const;
+    // Whether memory at a device address is this GPU's, and not another's.
+    bool owns(uint64_t address) const;
 
     // How kernels of one GPU may use the memory of another.
     struct Peer {
         bool access;          // by loads and stores
-        bool native_atomics;  // and by atomics that are atomic for the other too, and ordered as stores are
+        bool native_atomics;  // and by atomics that are atomic for the other too
     };
-    // Whether memory at a device address is this GPU's, and not another's.
-    bool owns(uint64_t address) const;
     // Nothing where this process does not see the other.
     std::optional<Peer> peer(const std::string& uuid) const;
 

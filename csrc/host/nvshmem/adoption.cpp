@@ -178,10 +178,11 @@ class Adoption {
             // nvshmemx_qp_create leaves 1 where it has created none.
             const u64 place = static_cast<u32>(handle);
             if (handle < 0 || place % device_.pes != 0 || place < shared * device_.pes || place >= behind_all) {
-                throw Refused(Refusal::kQueues,
-                              "handle " + std::to_string(handle) +
-                                  " is not that of a queue pair of one's own, so nvshmemx_qp_create has made none: " +
-                                  kMoreRcs + ", and take NVSHMEM's own");
+                throw Refused(
+                    Refusal::kQueues,
+                    "handle " + std::to_string(handle) +
+                        " is not that of a queue pair of one's own, so nvshmemx_qp_create has made none, as where a "
+                        "NIC has no more: give the Buffer a smaller num_qps_per_rank");
             }
         }
     }

@@ -17,6 +17,7 @@
 //   DOUBLE_FIRST_GPU  which GPU of the machine is its first; the others follow, and the machine's first comes again
 //                   behind its last
 //   DOUBLE_MACHINE  how many GPUs the machine has
+//   DOUBLE_HOST     a name of the machine, of which no other's GPUs are
 //   DOUBLE_PCIE     kernels use the memory of GPUs whose numbers are one odd and one even without native atomics
 //   DOUBLE_APART    they do not use it at all
 //   DOUBLE_SHARED_BYTES  of shared memory that a block may have
@@ -156,7 +157,8 @@ Result cuDeviceGet(Device* device, int ordinal) {
 Result cuDeviceGetUuid_v2(Uuid* uuid, Device device) {
     BEGIN(enter("cuDeviceGetUuid", "%d", device));
     std::memset(uuid->bytes, 0, sizeof(uuid->bytes));
-    std::snprintf(uuid->bytes, sizeof(uuid->bytes), "double %d", gpu_of_machine(device));
+    const char* const host = std::getenv("DOUBLE_HOST");
+    std::snprintf(uuid->bytes, sizeof(uuid->bytes), "%s %d", host ? host : "double", gpu_of_machine(device));
     return kSuccess;
 }
 Result cuDeviceGetP2PAttribute(int* value, int which, Device device, Device peer) {
