@@ -110,12 +110,20 @@ def test_what_nvshmem_is_like(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("case", ["by_itself", in_long("by_itself_beside_others")])
-def test_it_is_chosen_where_it_serves(nvshmem: Nvshmem, tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "environment"),
+    [
+        ("by_itself", {}),
+        in_long("by_itself_beside_others", {}),
+        ("not_by_itself_where_writes_are_not_ordered", {"DOUBLE_NO_ORDERING": "1"}),
+        in_long("not_by_itself_after_one_that_was_told", {}),
+    ],
+)
+def test_it_is_chosen_where_it_serves(nvshmem: Nvshmem, tmp_path: Path, case: str, environment: dict[str, str]) -> None:
     if not C.proxy_providers():
         pytest.skip("no libfabric (Debian: libfabric-dev), which serves where it is not chosen")
     (tmp_path / "nics" / "mlx5_0").mkdir(parents=True)
-    nics = {"NICS": str(tmp_path / "nics"), "NVSHMEM_DOUBLE_PES_PER_NODE": "2"}
+    nics = {"NICS": str(tmp_path / "nics"), "NVSHMEM_DOUBLE_PES_PER_NODE": "2", **environment}
     done = nvshmem.run("nvshmem_refusals.py", 4, case, version=OWN, **nics)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -333,9 +333,7 @@ def initialised_anew() -> None:
 def by_itself() -> None:
     """On two machines, which share no memory, with ConnectX NICs; unless a rank lacks what it takes."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    start.machine_name = lambda: f"machine {rank // 2}"  # type: ignore[assignment]
-    choice._NICS = Path(os.environ["NICS"])
-    options = {"heap": None, "ranks_per_node": None}
+    options = be_on_two_machines()
     case = Case("nvshmem", ranks, 20, hidden=264, topk=2, experts=2 * ranks, ranks_per_node=2)
     os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
     with make(**options) as buffer:
@@ -350,16 +348,38 @@ def by_itself() -> None:
             round_trip(buffer, rank, Trial.of(case), 2)
 
 
+def be_on_two_machines() -> dict[str, Any]:
+    """With ConnectX NICs; -> what a Buffer is told that chooses for itself."""
+    start.machine_name = lambda: f"machine {dist.get_rank() // 2}"  # type: ignore[assignment]
+    choice._NICS = Path(os.environ["NICS"])
+    return {"heap": None, "ranks_per_node": None}
+
+
+def not_by_itself_where_writes_are_not_ordered() -> None:
+    options = be_on_two_machines()
+    os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
+    with make(**options) as buffer:
+        assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
+
+
+def not_by_itself_after_one_that_was_told() -> None:
+    """What a Buffer sets for NVSHMEM is not what the user has set."""
+    options = be_on_two_machines()
+    with make(**{**options, "heap": "nvshmem"}) as buffer:
+        assert buffer._engine.is_symmetric and os.environ["NVSHMEM_IB_ENABLE_IBGDA"] == "1"
+    with make(**options) as buffer:
+        assert not buffer._engine.is_symmetric
+
+
 def by_itself_beside_others() -> None:
     """Two halves have an NVSHMEM each, so a Buffer of all ranks that is not told does without."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    start.machine_name = lambda: f"machine {rank // 2}"  # type: ignore[assignment]
-    choice._NICS = Path(os.environ["NICS"])
+    options = be_on_two_machines()
     os.environ["NVSHMEM_IB_ENABLE_IBGDA"] = "1"
     halves = [dist.new_group([*range(half, ranks, 2)]) for half in range(2)]
-    with make(halves[rank % 2], heap=None, ranks_per_node=None) as buffer:
+    with make(halves[rank % 2], **options) as buffer:
         assert buffer._engine.is_symmetric
-    with make(heap=None, ranks_per_node=None) as buffer:
+    with make(**options) as buffer:
         assert not buffer._engine.is_symmetric
         case = Case("nvshmem", ranks, 20, hidden=264, topk=2, experts=2 * ranks, ranks_per_node=2)
         round_trip(buffer, rank, Trial.of(case), 2)
@@ -394,6 +414,8 @@ CASES: dict[str, Callable[[], None]] = {
         ranks_of_two_jobs,
         initialised_anew,
         by_itself,
+        not_by_itself_where_writes_are_not_ordered,
+        not_by_itself_after_one_that_was_told,
         by_itself_beside_others,
     )
 }
