@@ -13,10 +13,12 @@ import torch
 from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.groups import make_bootstrap
 from deep_ep_py.bootstrap.start import connect
+from deep_ep_py.bootstrap.together import attempt
 from deep_ep_py.core import arguments
 from deep_ep_py.core.config import Config
 from deep_ep_py.core.events import EventHandle, EventOverlap
 from deep_ep_py.core.native import C
+from deep_ep_py.device.device import Device
 from deep_ep_py.device.make import make_device
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.modes.low_latency.needs import LOW_LATENCY
@@ -156,44 +158,50 @@ class Buffer(V1Surface):
         forward_sms: int = 0,
         heap: str | None = None,
     ) -> None:
-        for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
-            if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
-                raise ValueError(f"{name}={size}: expected a multiple of 128")
         if comm is None and (enable_shrink is None or hasattr(enable_shrink, "Get_rank")):
             # In the order without `use_fabric`, up to the communicator.
             use_fabric, explicitly_destroy, enable_shrink, comm = False, use_fabric, explicitly_destroy, enable_shrink
-        arguments.integer("num_qps_per_rank", num_qps_per_rank, 0, arguments.MAX_ROWS)
-        for name, value in (
-            ("allow_nvlink_for_low_latency_mode", allow_nvlink_for_low_latency_mode),
-            ("allow_mnnvl", allow_mnnvl),
-            ("use_fabric", use_fabric),
-        ):
-            arguments.flag(name, value)
-        self.low_latency_mode = arguments.flag("low_latency_mode", low_latency_mode)
-        self.enable_shrink = arguments.flag("enable_shrink", enable_shrink)
-        if self.enable_shrink and not self.low_latency_mode:
-            raise ValueError("enable_shrink=True: expected low_latency_mode=True with it, other calls mask no ranks")
-        if arena_bytes is not None:
-            arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
-        self.device = arguments.device(device)
         bootstrap = make_bootstrap(group, comm)
         arguments.integer("group.size()", bootstrap.size, 1, arguments.MAX_RANKS)
         self.group = group if group is not None else comm
         self.rank, self.group_size = bootstrap.rank, bootstrap.size
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
-        self.timeout = arguments.seconds("timeout", timeout)
-        self.regions = arguments.integer("regions", regions, 1, C.MOST_REGIONS)
-        # Between processes each has a GPU of its own; in one process all ranks share one.
-        sharers = bootstrap.size if bootstrap.in_process else 1
-        together = getattr(group, "one_launch", None)
-        make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
-        where = make_device(self.device, sharers, sharers < bootstrap.size, make_launcher)
-        self.device = where.torch_device
-        connected, symmetric = connect(bootstrap), None
+
+        def find_device() -> Device:
+            for name, size in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
+                if arguments.integer(name, size, 0, arguments.MAX_BYTES) % 128:
+                    raise ValueError(f"{name}={size}: expected a multiple of 128")
+            arguments.integer("num_qps_per_rank", num_qps_per_rank, 0, arguments.MAX_ROWS)
+            for name, value in (
+                ("allow_nvlink_for_low_latency_mode", allow_nvlink_for_low_latency_mode),
+                ("allow_mnnvl", allow_mnnvl),
+                ("use_fabric", use_fabric),
+            ):
+                arguments.flag(name, value)
+            self.low_latency_mode = arguments.flag("low_latency_mode", low_latency_mode)
+            self.enable_shrink = arguments.flag("enable_shrink", enable_shrink)
+            if self.enable_shrink and not self.low_latency_mode:
+                raise ValueError(
+                    "enable_shrink=True: expected low_latency_mode=True with it, other calls mask no ranks"
+                )
+            if arena_bytes is not None:
+                arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
+            self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
+            self.timeout = arguments.seconds("timeout", timeout)
+            self.regions = arguments.integer("regions", regions, 1, C.MOST_REGIONS)
+            # Between processes each has a GPU of its own; in one process all ranks share one.
+            sharers = bootstrap.size if bootstrap.in_process else 1
+            together = getattr(group, "one_launch", None)
+            make_launcher = None if together is None else partial(together.launcher, self.rank, self.timeout)
+            return make_device(arguments.device(device), sharers, sharers < bootstrap.size, make_launcher)
+
+        where, failed = attempt(find_device)
+        connected, symmetric = connect(bootstrap, failed), None
         try:
+            assert where is not None
+            self.device = where.torch_device
             apart = Apart.ask(connected, where)
-            symmetric = choose_memory(connected, where, heap, fabric, num_qps_per_rank, self.enable_shrink)
+            symmetric = choose_memory(connected, where, apart, heap, fabric, num_qps_per_rank, self.enable_shrink)
             make_topology = partial(
                 Topology.of,
                 bootstrap.rank,

@@ -109,12 +109,6 @@ def clean_program(name: str) -> Path:
     return target
 
 
-def sources() -> list[Path]:
-    """What the program is made of."""
-    everything = sorted(native_build.SOURCE_ROOT.rglob("*.cpp"))
-    return [path for path in everything if not path.is_relative_to(native_build.SOURCE_ROOT / "python")] + PROGRAM
-
-
 def plant(mutant: Mutant, folder: Path) -> None:
     """Make a copy of the sources with the bug in it; raises ValueError where its text is not there, or not once."""
     for part in ("csrc", "tests/native"):
@@ -129,8 +123,7 @@ def plant(mutant: Mutant, folder: Path) -> None:
 
 
 def flags_of(variant: native_build.Variant, source: Path) -> list[str]:
-    flags = [*native_build.compile_flags(variant, source, ""), *native_build.optional_flags(variant)]
-    return [flag for flag in flags if flag != "-Werror"] + QUICK
+    return [flag for flag in native_build.compile_flags(variant, source, "") if flag != "-Werror"] + QUICK
 
 
 @cache
@@ -147,7 +140,7 @@ def build(mutant: Mutant, name: str, folder: Path) -> Path:
     variant = native_build.VARIANTS[name]
     compiler, link_flags = native_build.find_compiler(variant, program=True)
     objects = []
-    for source in sources():
+    for source in [*native_build.library_sources(variant, bindings=False), *PROGRAM]:
         path = source.relative_to(ROOT)
         clean = native_build.objects_folder(variant) / path.with_suffix(".o")
         depends = clean.with_suffix(".d").read_text().replace("\\\n", " ").split()

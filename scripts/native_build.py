@@ -69,6 +69,7 @@ STANDARD_HEADERS = (
 )
 BINDINGS_HEADERS = ("pybind11/pybind11.h", "pybind11/functional.h", "pybind11/stl.h")
 LIBFABRIC_HEADER = "rdma/fabric.h"
+WITH_LIBFABRIC, WITHOUT_LIBFABRIC = "host/network/proxy/with_libfabric", "host/network/proxy/without_libfabric"
 PRECOMPILED_FOR = 4  # sources with the same flags; for fewer the headers take longer than they save
 
 
@@ -142,15 +143,23 @@ def find_compiler(variant: Variant, program: bool = False) -> tuple[list[str], t
 
 
 @cache
-def optional_flags(variant: Variant) -> tuple[str, ...]:
-    """What the machine has of the headers that the library can do without.
-
-    Asked before the compilation, not in it by __has_include: what is installed later must make a build stale.
-    """
+def _has_libfabric(variant: Variant) -> bool:
     compiler, _ = find_compiler(variant)
     asking = [*compiler, "-fsyntax-only", "-x", "c++", "-include", LIBFABRIC_HEADER, os.devnull]
-    found = subprocess.run(asking, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return ("-DDEEP_EP_LIBFABRIC",) if found.returncode == 0 else ()
+    return subprocess.run(asking, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def library_sources(variant: Variant, bindings: bool) -> list[Path]:
+    """The sources of csrc/ that a build is made of, with those of the bindings or without.
+
+    Which of the optional ones are among them is asked of the compiler at every build, so that one is stale whose
+    machine has got the headers since.
+    """
+    left_out = [SOURCE_ROOT / (WITHOUT_LIBFABRIC if _has_libfabric(variant) else WITH_LIBFABRIC)]
+    if not bindings:
+        left_out.append(SOURCE_ROOT / "python")
+    everything = sorted(SOURCE_ROOT.rglob("*.cpp"))
+    return [path for path in everything if not any(path.is_relative_to(folder) for folder in left_out)]
 
 
 def job_count() -> int:
@@ -226,7 +235,7 @@ def _is_bindings(source: Path) -> bool:
 
 
 def compile_flags(variant: Variant, source: Path, module: str) -> list[str]:
-    """The flags `source` is compiled with for `module`, whose name only bindings learn; without `optional_flags`."""
+    """The flags `source` is compiled with for `module`, whose name only bindings learn."""
     flags = [*COMMON_FLAGS, *variant.flags, f"-I{SOURCE_ROOT.relative_to(ROOT)}"]
     if not (variant.uninstrumented and source.is_relative_to(SOURCE_ROOT / variant.uninstrumented)):
         flags += variant.instrument
@@ -286,8 +295,7 @@ def _objects(variant: Variant, compiler: list[str], sources: Sequence[Path], mod
         begin = begins[flags].result() if flags in begins else []
         _compile(f"[{variant.name}] {path}", command, output.with_suffix(".d"), output, begin)
 
-    optional = optional_flags(variant)
-    flags_of = {source: (*compile_flags(variant, source, module), *optional) for source in sources}
+    flags_of = {source: tuple(compile_flags(variant, source, module)) for source in sources}
     count = Counter(flags_of.values())
     one_of = {flags: source for source, flags in flags_of.items() if count[flags] >= PRECOMPILED_FOR}
     with ThreadPoolExecutor(job_count()) as pool:
@@ -324,7 +332,7 @@ def build_module(variant: Variant, sources: Sequence[Path], target: Path) -> boo
 def build_extension(variant: Variant, target: Path) -> bool:
     """Brings `target`, the variant's extension module, up to date; returns whether anything had changed."""
     linked = objects_folder(variant) / target.name
-    changed = build_module(variant, sorted(SOURCE_ROOT.rglob("*.cpp")), linked)
+    changed = build_module(variant, library_sources(variant, bindings=True), linked)
     if not target.exists() or target.stat().st_mtime_ns != linked.stat().st_mtime_ns:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp{os.getpid()}")
@@ -333,10 +341,9 @@ def build_extension(variant: Variant, target: Path) -> bool:
     return changed
 
 
-def build_program(variant: Variant, sources: Sequence[Path], target: Path) -> None:
-    """Links `sources` with all of csrc/ but the bindings into a program. Not to be run with a preloaded runtime."""
+def build_program(variant: Variant, own: Sequence[Path], target: Path) -> None:
+    """Links sources with all of csrc/ but the bindings into a program. Not to be run with a preloaded runtime."""
     compiler, link_flags = find_compiler(variant, program=True)
-    library = [path for path in sorted(SOURCE_ROOT.rglob("*.cpp")) if not path.is_relative_to(SOURCE_ROOT / "python")]
     with _locked(objects_folder(variant) / ".lock"):
-        objects = _objects(variant, compiler, [*library, *sources], "")
+        objects = _objects(variant, compiler, [*library_sources(variant, bindings=False), *own], "")
         _link(variant, compiler, link_flags, objects, target)

@@ -118,7 +118,8 @@ DEEP_EP_DEVICE bool note_completed(const QueuePair& qp, u64 count) {
 // One thread: tells the NIC of all that is filled.
 DEEP_EP_DEVICE void ring(const QueuePair& qp) {
     const QueuePair here = qp;
-    // No thread blocks while it holds the lock, so this wait ends by itself. A thread that finds the lock taken must
+    // No thread blocks while it holds the lock, ours or NVSHMEM's, so this wait ends by itself: unlike that for
+    // `filled`, which goes through code of the holder's that waits for the NIC. A thread that finds the lock taken must
     // wait for it: the holder may have read `filled` before this thread's blocks were filled. The next holder sees what
     // the lock guards, also where the one before was another library's. Litmus: ring_lock.
     do {

@@ -10,7 +10,10 @@ namespace deep_ep::fabric::peer {
 // it (an acquire load at system scope) sees every store that this thread made before, and every store of other threads
 // ordered before it by a barrier. Litmus: bar_then_release, mp_release_acquire_sys.
 DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word, u64 amount = wire::kUnit) {
-    // The word has one writer: this rank. An add, not a store, so that no thread needs to remember the total.
+    // The word has one writer: this rank. An add, not a store, so that no thread needs to remember the total. Over
+    // NVLink it is native (paths between GPUs where it is not are refused); in pinned memory of the host, where heaps
+    // lie beside a proxy, it is one GPU's alone, and atomic among its threads: what `gpu-check` asks as
+    // `pinned_atomics`.
     device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), amount);
 }
 

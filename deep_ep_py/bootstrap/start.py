@@ -10,16 +10,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from deep_ep_py._version import __version__
 from deep_ep_py.bootstrap.connections import Connections
 from deep_ep_py.bootstrap.far_meeting import Place
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.bootstrap.handshake import SECRET_BYTES, listen, secret_of
 from deep_ep_py.bootstrap.machines import listen_at, machine_name, own_address
+from deep_ep_py.bootstrap.together import raise_together, told_of
+from deep_ep_py.core import arguments
 from deep_ep_py.core.environment import SECRET
+from deep_ep_py.core.native import BUILD
 from deep_ep_py.errors import CudaError, DeepEPError
 
 
-def connect(bootstrap: Bootstrap) -> Bootstrap:
+def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
     """Let the processes of a Buffer meet, by one exchange of the bootstrap, or two where they are on several machines;
     what they exchange next needs no other.
 
@@ -27,6 +31,8 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
     ----------
     bootstrap : Bootstrap
         The ranks.
+    failed : Exception, optional
+        What this rank has failed of already: the others must not wait for it.
 
     Returns
     -------
@@ -35,20 +41,27 @@ def connect(bootstrap: Bootstrap) -> Bootstrap:
 
     Raises
     ------
+    Exception
+        `failed`; on the other ranks a ValueError or DeepEPError with its text.
     DeepEPError
         If one's process ends meanwhile, or machines do not reach each other.
     ValueError
-        Naming an environment variable.
+        Naming an environment variable; or ranks have other versions or builds of this library.
     """
     if bootstrap.in_process:
+        if failed is not None:
+            raise failed
         return bootstrap
     listener, name = listen()
     with listener:
         # The secret travels here alone: what connects is a rank if it has it.
         numbers = os.readlink("/proc/self/ns/pid")  # which namespace's a pid is
         part = secrets.token_bytes(SECRET_BYTES)
-        everyones = bootstrap.all_gather((machine_name(), name, os.getpid(), part, numbers))
-        machines, names, pids, parts, namespaces = zip(*everyones, strict=True)
+        mine = (machine_name(), name, os.getpid(), part, numbers)
+        everyones = bootstrap.all_gather([{"version": __version__, "build": BUILD}, told_of(failed), mine])
+        arguments.same_on_all_ranks(bootstrap.rank, [one[0] for one in everyones])
+        raise_together(bootstrap.rank, failed, [told for _, told, _ in everyones])
+        machines, names, pids, parts, namespaces = zip(*(theirs for *_, theirs in everyones), strict=True)
         near = [rank for rank, machine in enumerate(machines) if machine == machines[bootstrap.rank]]
         alike = [rank for rank in near if namespaces[rank] == numbers]
         connections = Connections(bootstrap.rank, bootstrap.size, list(pids), alike)

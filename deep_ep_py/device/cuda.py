@@ -14,6 +14,7 @@ import torch
 
 from deep_ep_py.core import arguments, choices
 from deep_ep_py.core.events import EventHandle
+from deep_ep_py.core.gpus import NO_ACCESS, NO_ATOMICS
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Compiling, MakeLauncher, Shape
 from deep_ep_py.device.rates import Rates, rates_file
@@ -91,13 +92,12 @@ class CudaDevice:
         try:
             peer = self.context.peer(gpu) if gpu else None
         except CudaError as error:
-            _log.debug("how this GPU and %s use each other's memory is not known: %s", gpu, error)
-            return ""
+            return f"how their GPUs use each other's memory cannot be asked: {error}"
         if peer is None or (peer.access and peer.native_atomics):
             return ""
         if not peer.access:
-            return "its GPU's memory cannot be mapped here (nvidia-smi topo -p2p r)"
-        return "atomics between their GPUs are not native, as over PCIe, and signals need them (nvidia-smi topo -p2p a)"
+            return NO_ACCESS
+        return NO_ATOMICS
 
     @cached_property
     def _rates(self) -> Rates | None:

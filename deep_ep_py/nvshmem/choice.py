@@ -19,6 +19,7 @@ from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, enables_ibgda, given_by_us
 if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
     from deep_ep_py.nvshmem.memory import NvshmemMemory
+    from deep_ep_py.topology.gpus import Apart
 
 _log = logging.getLogger("deep_ep_py")
 
@@ -27,7 +28,7 @@ _NICS = Path("/sys/class/infiniband")
 
 
 def choose_memory(
-    bootstrap: Bootstrap, device: Device, heap: Any, fabric: Any, queues: int, masks_ranks: bool
+    bootstrap: Bootstrap, device: Device, apart: Apart, heap: Any, fabric: Any, queues: int, masks_ranks: bool
 ) -> NvshmemMemory | None:
     """Return what a Buffer has of NVSHMEM; None: its heaps lie in memory of their own. Collective among its ranks.
 
@@ -37,6 +38,8 @@ def choose_memory(
         The ranks, as `connect` has returned them.
     device : Device
         Where this one computes.
+    apart : Apart
+        Ranks whose GPUs do not use each other's memory.
     heap, fabric
         As `Buffer` takes them.
     queues
@@ -54,7 +57,7 @@ def choose_memory(
     refused = _refusal(device, heap, masks_ranks)
     machines = bootstrap.machines if isinstance(bootstrap, Connections) else [0] * bootstrap.size
     asks = heap is None and len(set(machines)) > 1
-    lacking = _lacking(device, fabric, masks_ranks) if asks else ""
+    lacking = _lacking(device, apart, fabric, masks_ranks) if asks else ""
     job = _job(bootstrap.size) if asks and not lacking else ""
     mine: list[Any] = [refused, None if refused else heap, lacking, job]
     told = [mine] * bootstrap.size if bootstrap.in_process else bootstrap.all_gather(mine)
@@ -83,12 +86,14 @@ def _refusal(device: Device, heap: Any, masks_ranks: bool) -> str:
     return ""
 
 
-def _lacking(device: Device, fabric: Any, masks_ranks: bool) -> str:
+def _lacking(device: Device, apart: Apart, fabric: Any, masks_ranks: bool) -> str:
     """Return what this rank lacks of a GPU, nvshmem4py, a ConnectX, and IBGDA enabled; empty: nothing."""
     if not device.asynchronous:
         return "a GPU"
     if masks_ranks:
         return "enable_shrink=False"
+    if apart.have_no_access:
+        return "access between all GPUs of a machine"
     if fabric is not None or os.environ.get(FABRIC):
         return "no fabric named"
     environment = given_by_user()

@@ -10,7 +10,7 @@ from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.core.native import C
 from deep_ep_py.nvshmem.library import Library, NvshmemError, library
 from deep_ep_py.nvshmem.pool import Pool, pool
-from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, set_default
+from deep_ep_py.nvshmem.settings import ENABLE_IBGDA, set_default, take_back
 from deep_ep_py.nvshmem.together import on_all
 
 
@@ -86,8 +86,12 @@ def join(bootstrap: Bootstrap, context: Any, queues: int) -> Job:
         set_default(ENABLE_IBGDA, "1")
         if not _makes_queues(library()):  # else Buffers have others than those that NVSHMEM shares
             set_default("NVSHMEM_IBGDA_NUM_RC_PER_PE", str(max(1, queues)))
-        unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
-        found = on_all(bootstrap, lambda: _initialize(bytes.fromhex(unique), bootstrap, context))
+        try:
+            unique = on_all(bootstrap, lambda: library().unique_id().hex() if bootstrap.rank == 0 else "")[0]
+            found = on_all(bootstrap, lambda: _initialize(bytes.fromhex(unique), bootstrap, context))
+        except BaseException:
+            take_back()
+            raise
     if len({job for *_, job in found}) > 1:
         raise NvshmemError(
             "NVSHMEM: Buffers have initialised it for some of these ranks, and others for others; expected all to be "

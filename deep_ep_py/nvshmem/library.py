@@ -96,8 +96,8 @@ class Library:
         self._call("filling in its state", self.bindings.cumodule_init, module)
 
     def forget(self, module: int) -> None:
-        """Have it fill them in no longer, before the module goes."""
-        self._call("leaving its state alone", self.bindings.cumodule_finalize, module)
+        """Have it fill them in no longer, before the module goes; also one that it does not know."""
+        self.bindings.cumodule_finalize(module)
 
     def make_queue_pairs(self, count: int) -> list[int]:
         """Return handles of so many queue pairs to each PE that only their owner posts to. Collective among all PEs."""
@@ -116,13 +116,17 @@ class Library:
 
     def _call(self, doing: str, function: Any, *arguments: Any) -> None:
         try:
-            function(*arguments)
+            status = function(*arguments)
         except Exception as error:  # nvshmem4py has types of its own, for missing functions too
-            status = getattr(error, "status", None)
-            likely = f": {_LIKELY[status]}" if status in _LIKELY else ""
-            what = f"status {status}{likely}" if status is not None else f"{type(error).__name__}: {error}"
-            hint = "" if os.environ.get("NVSHMEM_DEBUG") else "; NVSHMEM_DEBUG=INFO makes it say more"
-            raise NvshmemError(f"NVSHMEM {self}: {doing} fails ({what}){hint}") from error
+            raise self._failed(doing, getattr(error, "status", None), error) from error
+        if status:  # of some calls it returns it
+            raise self._failed(doing, status)
+
+    def _failed(self, doing: str, status: int | None, error: Exception | None = None) -> NvshmemError:
+        likely = f": {_LIKELY[status]}" if status in _LIKELY else ""
+        what = f"status {status}{likely}" if status is not None else f"{type(error).__name__}: {error}"
+        hint = "" if os.environ.get("NVSHMEM_DEBUG") else "; NVSHMEM_DEBUG=INFO makes it say more"
+        return NvshmemError(f"NVSHMEM {self}: {doing} fails ({what}){hint}")
 
     def __str__(self) -> str:
         return ".".join(map(str, self.release))

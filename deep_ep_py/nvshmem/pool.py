@@ -177,9 +177,14 @@ class Pool:
 
     def _room(self, bootstrap: Bootstrap, size: int) -> tuple[int, int] | None:
         """Return the first block, and where in it, that has never been used on any of the ranks."""
-        told = bootstrap.all_gather([block.used for block in self.blocks])
+        told = bootstrap.all_gather([[block.size, block.used] for block in self.blocks])
+        if len({tuple(block_size for block_size, _ in theirs) for theirs in told}) > 1:
+            raise NvshmemError(
+                "NVSHMEM: these ranks do not have the same symmetric memory, as where a Buffer's construction was "
+                "interrupted on some; expected new processes"
+            )
         for place, block in enumerate(self.blocks):
-            offset = max(used[place] for used in told)
+            offset = max(theirs[place][1] for theirs in told)
             offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
             if offset + size <= block.size:
                 return place, offset

@@ -51,10 +51,11 @@ def read_states(library: Library, context: Any) -> States:
         The library refuses the module.
     """
     module = C.nvshmem.LoadedModule(context, _cubin(context.architecture))
-    library.fill_in(module.handle)
     try:
+        library.fill_in(module.handle)
         return States(module.read(_DEVICE), module.read(_IBGDA))
     finally:
+        # Also where an interrupt has come while the library waited: it must not come to know a module that is gone.
         library.forget(module.handle)
 
 

@@ -26,6 +26,13 @@ def set_default(name: str, value: str) -> None:
         os.environ[name] = value
 
 
+def take_back() -> None:
+    """Take out of the environment what `set_default` has set: NVSHMEM was not initialised by it."""
+    for name in _set_here:
+        os.environ.pop(name, None)
+    _set_here.clear()
+
+
 def given_by_user() -> dict[str, str]:
     """Return this process's environment without what was set by `set_default`."""
     return {name: value for name, value in os.environ.items() if name not in _set_here}

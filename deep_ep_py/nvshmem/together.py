@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.nvshmem.library import NvshmemError
+
+_log = logging.getLogger("deep_ep_py")
 
 
 def on_all(bootstrap: Bootstrap, do: Callable[[], Any]) -> list[Any]:
@@ -17,6 +20,8 @@ def on_all(bootstrap: Bootstrap, do: Callable[[], Any]) -> list[Any]:
         value = do()
     except Exception as error:  # of the driver, say, or of nvshmem4py, which has types of its own
         failed = error
+        # At once: others may wait in NVSHMEM for what has failed here, and then no exception tells them.
+        _log.error("rank %d: %s", bootstrap.rank, _named(error))
     told = bootstrap.all_gather(["" if failed is None else _named(failed), value])
     for rank, (why, _) in enumerate(told):
         if why:

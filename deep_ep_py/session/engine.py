@@ -119,11 +119,7 @@ class Engine:
         self.region_bytes = memory.region_bytes
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))
-        runtime, self._regions_offset = make_runtime(
-            bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks, symmetric
-        )
-        self.growth = Growth(bootstrap, runtime)
-        self._runtime: C.Runtime | None = runtime
+        self._runtime: C.Runtime | None = None
         self._needs, self.masks_ranks = needs, masks_ranks
         self.stats = dict.fromkeys(("operations", *needs.stats), 0)
         self._publishes_rows = self.ranks == 1 or sum(topology.mapped) > 1
@@ -132,8 +128,6 @@ class Engine:
         self._on_their_way: deque[_OnItsWay] = deque()
         self._collecting = threading.RLock()
         self._driver: Driver | None = None
-        if not bootstrap.in_process and not device.asynchronous:  # ranks as threads: kernels run while all of them wait
-            self._driver = Driver(runtime, self._end_with_process)
         self._alone: list[tuple[torch.Tensor | None, ...]] = []  # what kernels that no call waits for any more use
         self._captured: list[_OnItsWay] = []
         self._in_capture = False  # the open operations
@@ -142,6 +136,17 @@ class Engine:
         self._results_told = False  # of a broken Buffer: its caller has been told what the calls failed of
         self.generation, self.mask = 1, 0
         self._attempts = 0
+        runtime, self._regions_offset = make_runtime(
+            bootstrap, device, topology, memory, timeout, needs.call_words, masks_ranks, symmetric
+        )
+        try:
+            self.growth = Growth(bootstrap, runtime)
+            if not bootstrap.in_process and not device.asynchronous:  # threads' kernels run while all of them wait
+                self._driver = Driver(runtime, self._end_with_process)
+        except BaseException:
+            runtime.leave()  # or the others would take this process for dead
+            raise
+        self._runtime = runtime
 
     @property
     def runtime(self) -> C.Runtime:

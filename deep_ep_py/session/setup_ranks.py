@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from deep_ep_py._version import __version__
 from deep_ep_py.bootstrap.connections import EXCHANGE_SECONDS, Connections
 from deep_ep_py.bootstrap.groups import Bootstrap
 from deep_ep_py.bootstrap.start import exchange_heaps
 from deep_ep_py.core import arguments
-from deep_ep_py.core.native import BUILD, C
+from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.topology.membership import name_of
@@ -186,8 +185,6 @@ def _agree(
 ) -> None:
     """Refuse ranks that were started differently before they share memory."""
     mine = {
-        "version": __version__,
-        "build": BUILD,
         "device": device.torch_device.type,
         "num_nvl_bytes": memory.num_nvl_bytes,
         "arena_bytes": memory.named_arena_bytes,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from deep_ep_py.bootstrap.together import attempt, raise_together, told_of
 from deep_ep_py.core import arguments
-from deep_ep_py.errors import DeepEPError
 from deep_ep_py.topology.routes import Reach, Routes
 
 if TYPE_CHECKING:
@@ -37,22 +37,12 @@ def agree(bootstrap: Bootstrap, make: Callable[[], Topology]) -> Topology:
         ValueError. A ValueError also where ranks disagree about what must be the same, and where two ranks have no path
         between them: then with a table of all paths.
     """
-    mine, failed = None, None
-    try:
-        mine = make()
-    except Exception as error:  # of the driver, say, which a path has asked
-        failed = error
+    mine, failed = attempt(make)
     told = bootstrap.all_gather(
-        [str(failed), isinstance(failed, TypeError | ValueError), None]
-        if mine is None
-        else ["", mine.must_agree(), mine.reach.tell()]
+        [told_of(failed), *([None, None] if mine is None else [mine.must_agree(), mine.reach.tell()])]
     )
-    for rank, (why, by_argument, _) in enumerate(told):
-        if why and rank != bootstrap.rank:
-            raise failed or (ValueError if by_argument else DeepEPError)(f"rank {rank}: {why}")
-    if mine is None:
-        assert failed is not None
-        raise failed
+    raise_together(bootstrap.rank, failed, [one[0] for one in told])
+    assert mine is not None
     arguments.same_on_all_ranks(mine.rank, [theirs for _, theirs, _ in told])
     reaches = [Reach.told(theirs) for *_, theirs in told]
     routes = Routes.agreed(reaches, mine.rank, mine.given, mine.machines)

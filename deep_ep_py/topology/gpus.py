@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from deep_ep_py.core.gpus import NO_ACCESS
+
 if TYPE_CHECKING:
     from deep_ep_py.bootstrap.groups import Bootstrap
     from deep_ep_py.device.device import Device
@@ -43,12 +45,18 @@ class Apart:
         """
         gpus = [str(gpu) for gpu in bootstrap.all_gather(device.gpu)]
         refusals = {gpu: device.refusal_of_gpu(gpu) for gpu in {*gpus}}
-        told = bootstrap.all_gather([[peer, refusals[gpu]] for peer, gpu in enumerate(gpus) if refusals[gpu]])
+        told = bootstrap.all_gather([[gpu, why] for gpu, why in refusals.items() if why])
         reasons = dict[tuple[int, int], str]()
         for rank, refused in enumerate(told):
-            for peer, why in refused:
-                reasons.setdefault((min(rank, peer), max(rank, peer)), str(why))
+            why = dict(refused)
+            for peer in (peer for peer, gpu in enumerate(gpus) if gpu in why):
+                reasons.setdefault((min(rank, peer), max(rank, peer)), str(why[gpus[peer]]))
         return Apart(reasons)
+
+    @property
+    def have_no_access(self) -> bool:
+        """Whether some are because their memory cannot be mapped."""
+        return NO_ACCESS in self.reasons.values()
 
     def reason(self, one: int, other: int) -> str:
         """Return why two ranks are apart; empty: they are not."""

@@ -57,7 +57,7 @@ class Tree:
         path.write_text(text)
 
     def build(self) -> bool:
-        native_build.optional_flags.cache_clear()  # each build is another process
+        native_build._has_libfabric.cache_clear()  # each build is another process
         return native_build.build_extension(native_build.VARIANTS["fast"], self.target)
 
     def answer(self) -> int:
@@ -70,23 +70,16 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tree]:
     monkeypatch.setattr(native_build, "ROOT", tmp_path)
     monkeypatch.setattr(native_build, "SOURCE_ROOT", tmp_path / "csrc")
     yield Tree(tmp_path)
-    native_build.optional_flags.cache_clear()
+    native_build._has_libfabric.cache_clear()
 
 
 def test_an_optional_header_that_is_installed_later(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     """As README says to: the package, then the library built again, which finds what it has compiled without."""
     monkeypatch.setattr(native_build, "LIBFABRIC_HEADER", "installed/later.h")
     monkeypatch.setenv("CPATH", str(tree.root / "include"))
-    tree.write(
-        "host/answer.cpp",
-        """\
-#ifdef DEEP_EP_LIBFABRIC
-#include <installed/later.h>
-#else
-int answer() { return 41; }
-#endif
-""",
-    )
+    (tree.root / "csrc/host/answer.cpp").unlink()
+    tree.write(f"{native_build.WITH_LIBFABRIC}/answer.cpp", "#include <installed/later.h>\n")
+    tree.write(f"{native_build.WITHOUT_LIBFABRIC}/answer.cpp", "int answer() { return 41; }\n")
     tree.build()
     assert tree.answer() == 41
 

@@ -77,6 +77,8 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         ("no_loads_and_stores", 2, SHARED, {"NVSHMEM_DISABLE_P2P": "1"}),
         ("heap_too_small", 2, OWN, {"NVSHMEM_SYMMETRIC_SIZE": "1M"}),
         ("initialisation_fails", 2, OWN, {"NVSHMEM_DOUBLE_FAIL": "nvshmemx_hostlib_init_attr=7"}),
+        ("states_are_not_filled_in", 2, OWN, {"NVSHMEM_DOUBLE_FAIL": "nvshmemx_cumodule_init=7"}),
+        ("interrupted_while_states_are_filled_in", 2, OWN, {}),
         ("no_queue_pairs_of_ones_own", 2, SHARED, {}),
         ("unknown_version", 2, OWN, {}),
         ("rows_do_not_wait_for_writes", 2, OWN, {"DOUBLE_NO_ORDERING": "1"}),
@@ -117,6 +119,7 @@ def test_what_nvshmem_is_like(
         in_long("by_itself_beside_others", {}),
         ("not_by_itself_where_writes_are_not_ordered", {"DOUBLE_NO_ORDERING": "1"}),
         in_long("not_by_itself_after_one_that_was_told", {}),
+        in_long("not_by_itself_where_gpus_are_apart", {"DOUBLE_APART": "1", "NVSHMEM_DISABLE_P2P": "1"}),
     ],
 )
 def test_it_is_chosen_where_it_serves(nvshmem: Nvshmem, tmp_path: Path, case: str, environment: dict[str, str]) -> None:

@@ -67,3 +67,9 @@ def test_a_process_that_dies(workers: Path) -> None:
     assert all(f"rank {rank} raised" in done.stdout for rank in range(2)), done.stdout + done.stderr
     assert done.stdout.count("because rank 2's process (pid ") == 2, done.stdout
     assert shared_memory() <= before, "processes have left shared memory behind"
+
+
+@pytest.mark.once
+def test_what_one_rank_cannot_make(workers: Path) -> None:
+    done = torchrun(workers / "half_made.py", 2)
+    assert done.returncode == 0, done.stdout + done.stderr

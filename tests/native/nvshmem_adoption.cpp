@@ -240,7 +240,7 @@ class Cases {
             check("queue pairs that were created", own);
             for (const i32 handle : {1, -4, own.states.handle(0) - 4, own.states.handle(1) + 1, own.states.handle(5)}) {
                 own.wanted.handles[1] = handle;
-                refused("handle " + std::to_string(handle), own, Refusal::kQueues, "NVSHMEM_IBGDA_NUM_RC_PER_PE");
+                refused("handle " + std::to_string(handle), own, Refusal::kQueues, "a smaller num_qps_per_rank");
             }
         } else {
             refused("handles", own, Refusal::kQueues, "no handles");

@@ -184,3 +184,12 @@ def test_no_room_on_one() -> None:
         world.take((0, 1, 2, 3), 16_384)
     assert [len(pool.blocks) for pool in world.pools] == [0] * PES
     assert {part.block for part in world.take((0, 1, 2, 3), 4096)} == {0}
+
+
+def test_memory_of_some_alone() -> None:
+    """A rank that was interrupted has not noted what the others have: no rank goes on to what all must call."""
+    world = World()
+    world.reserve(8192)
+    world.pools[1].blocks.pop()
+    with pytest.raises(NvshmemError, match="do not have the same symmetric memory"):
+        world.take((0, 1, 2, 3), 4096)

@@ -174,17 +174,20 @@ def test_what_one_rank_has_been_told_wrongly_fails_on_all() -> None:
     assert [str(error).partition(":")[0] for error in found] == ["fabric=[]", "fabric='copper'"] * 2
 
 
-def test_what_one_rank_fails_of_otherwise_is_told_too() -> None:
-    """As the driver, which a path has asked: it is not a wrong argument."""
+@pytest.mark.parametrize(
+    ("error", "said"), [(RuntimeError("no driver"), "no driver"), (MemoryError(), "MemoryError()")]
+)
+def test_what_one_rank_fails_of_otherwise_is_told_too(error: Exception, said: str) -> None:
+    """As the driver, which a path has asked: it is not a wrong argument. Some say nothing."""
 
     def make(rank: int) -> Topology:
         if rank == 2:
-            raise RuntimeError("no driver")
+            raise error
         return of(rank, None)
 
     found = agreed(make)
-    assert [type(error) for error in found] == [deep_ep.DeepEPError] * 2 + [RuntimeError] + [deep_ep.DeepEPError]
-    assert str(found[3]) == "rank 2: no driver"
+    assert [type(one) for one in found] == [deep_ep.DeepEPError] * 2 + [type(error)] + [deep_ep.DeepEPError]
+    assert str(found[3]) == f"rank 2: {said}"
 
 
 def test_ranks_that_were_given_different_lists() -> None:

@@ -74,6 +74,35 @@ def heap_too_small() -> None:
 def initialisation_fails() -> None:
     said = refusal(NvshmemError)
     assert "initialising it as PE" in said and "status 7" in said and "NVSHMEM_DEBUG=INFO" in said, said
+    assert "NVSHMEM_IB_ENABLE_IBGDA" not in os.environ, "a Buffer with other wishes may try again"
+
+
+def states_are_not_filled_in() -> None:
+    assert "filling in its state fails (status 7" in refusal(NvshmemError)
+
+
+def interrupted_while_states_are_filled_in() -> None:
+    """The library must not come to know a module that is gone: it fills in all whenever memory is allocated."""
+    with make() as buffer:
+        check(buffer, 2)
+    del buffer
+    gc.collect()
+    bindings = library.library().bindings
+    fill_in = bindings.cumodule_init
+
+    def interrupted(module: int) -> None:
+        bindings.cumodule_init = fill_in
+        fill_in(module)
+        raise KeyboardInterrupt
+
+    if dist.get_rank() == 1:
+        bindings.cumodule_init = interrupted
+    with pytest.raises((KeyboardInterrupt, deep_ep.DeepEPError)):
+        make()
+    dist.barrier()
+    for arena_bytes in (1 << 20, 2 << 20):
+        with make(arena_bytes=arena_bytes) as buffer:
+            check(buffer, 2)
 
 
 def no_queue_pairs_of_ones_own() -> None:
@@ -125,6 +154,9 @@ def wrong_arguments() -> None:
     on_one = dist.get_rank() == 0
     said = refusal(ValueError, heap="nvshmem" if on_one else None)
     assert said.startswith("heap='nvshmem' on rank 0" if on_one else "heap=None on rank 1"), said
+    # Before ranks have met, too.
+    said = refusal(ValueError, num_nvl_bytes=100 if on_one else 1 << 20)
+    assert said.startswith(f"{'' if on_one else 'rank 0: '}num_nvl_bytes=100: expected a multiple of 128"), said
     for wrong, why in (
         ({"heap": "symmetric"}, "heap='symmetric': expected"),
         ({"enable_shrink": True, "low_latency_mode": True}, "enable_shrink=True: expected heap='own'"),
@@ -362,6 +394,16 @@ def not_by_itself_where_writes_are_not_ordered() -> None:
         assert not buffer._engine.is_symmetric and "proxy" in buffer._engine.topology.routes
 
 
+def not_by_itself_where_gpus_are_apart() -> None:
+    options = be_on_two_machines()
+    near = dist.get_rank() % 2
+    os.environ.update(NVSHMEM_IB_ENABLE_IBGDA="1", DOUBLE_DEVICES="2", DOUBLE_FIRST_GPU=str(near))
+    os.environ["DOUBLE_HOST"] = f"host {dist.get_rank() // 2}"
+    with make(**options) as buffer:
+        assert not buffer._engine.is_symmetric and {*buffer._engine.topology.routes} == {"peer", "proxy"}
+        assert buffer._engine.topology.mapped.count(True) == 1
+
+
 def not_by_itself_after_one_that_was_told() -> None:
     """What a Buffer sets for NVSHMEM is not what the user has set."""
     options = be_on_two_machines()
@@ -394,6 +436,8 @@ CASES: dict[str, Callable[[], None]] = {
         no_loads_and_stores,
         heap_too_small,
         initialisation_fails,
+        states_are_not_filled_in,
+        interrupted_while_states_are_filled_in,
         no_queue_pairs_of_ones_own,
         unknown_version,
         rows_do_not_wait_for_writes,
@@ -415,6 +459,7 @@ CASES: dict[str, Callable[[], None]] = {
         initialised_anew,
         by_itself,
         not_by_itself_where_writes_are_not_ordered,
+        not_by_itself_where_gpus_are_apart,
         not_by_itself_after_one_that_was_told,
         by_itself_beside_others,
     )

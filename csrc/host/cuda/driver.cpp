@@ -19,9 +19,7 @@ void find(void* library, const char* symbol, F& function) {
     }
 }
 
-std::string uuid_of(const Driver& driver, Device device) {
-    Uuid uuid{};
-    driver.check(driver.device_uuid(&uuid, device), "asking for the UUID of cuda:" + std::to_string(device));
+std::string text_of(const Uuid& uuid) {
     std::string text;
     for (const char byte : uuid.bytes) {
         constexpr const char* kDigits = "0123456789abcdef";
@@ -94,7 +92,12 @@ std::string PrimaryContext::architecture() const {
     return "sm_" + std::to_string(10 * major + minor) + (major >= 9 ? "a" : "");
 }
 
-std::string PrimaryContext::uuid() const { return uuid_of(Driver::get(), device_); }
+std::string PrimaryContext::uuid() const {
+    Uuid uuid{};
+    const Driver& driver = Driver::get();
+    driver.check(driver.device_uuid(&uuid, device_), "asking for the UUID of cuda:" + std::to_string(device_));
+    return text_of(uuid);
+}
 
 bool PrimaryContext::owns(uint64_t address) const {
     int owner = 0;
@@ -109,8 +112,10 @@ std::optional<PrimaryContext::Peer> PrimaryContext::peer(const std::string& uuid
     driver.check(driver.device_count(&count), "counting GPUs");
     for (int ordinal = 0; ordinal < count; ++ordinal) {
         Device other = 0;
-        driver.check(driver.device_get(&other, ordinal), "opening cuda:" + std::to_string(ordinal));
-        if (uuid_of(driver, other) != uuid) continue;
+        Uuid name{};
+        // One that fails is not the other's: that rank has named its own.
+        if (driver.device_get(&other, ordinal) != kSuccess || driver.device_uuid(&name, other) != kSuccess) continue;
+        if (text_of(name) != uuid) continue;
         if (other == device_) return Peer{true, true};
         const auto is = [&](int which) {
             int value = 0;

@@ -1,5 +1,3 @@
-#ifndef DEEP_EP_LIBFABRIC
-
 #include <stdexcept>
 
 #include "host/network/proxy/libfabric.h"
@@ -20,5 +18,3 @@ LibfabricHere libfabric_here() { return {{}, kRefusal, {}}; }
 std::string libfabric_refusal(const std::string&, const std::string&) { return kRefusal; }
 
 }  // namespace deep_ep::host::proxy
-
-#endif

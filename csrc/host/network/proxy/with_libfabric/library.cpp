@@ -1,6 +1,4 @@
-#ifdef DEEP_EP_LIBFABRIC
-
-#include "host/network/proxy/libfabric_library.h"
+#include "host/network/proxy/with_libfabric/library.h"
 
 #include <dlfcn.h>
 
@@ -76,5 +74,3 @@ const LibfabricLibrary& LibfabricLibrary::get() {
 }
 
 }  // namespace deep_ep::host::proxy
-
-#endif

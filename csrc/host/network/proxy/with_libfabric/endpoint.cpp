@@ -1,6 +1,4 @@
-#ifdef DEEP_EP_LIBFABRIC
-
-#include "host/network/proxy/libfabric_endpoint.h"
+#include "host/network/proxy/with_libfabric/endpoint.h"
 
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
@@ -237,5 +235,3 @@ std::string libfabric_refusal(const std::string& provider, const std::string& ad
 }
 
 }  // namespace deep_ep::host::proxy
-
-#endif

@@ -1,13 +1,11 @@
 #include "host/network/proxy/measure/puts.h"
 
-#ifdef DEEP_EP_LIBFABRIC
-
 #include <rdma/fi_errno.h>
 
 #include <array>
 #include <stdexcept>
 
-#include "host/network/proxy/libfabric_endpoint.h"
+#include "host/network/proxy/with_libfabric/endpoint.h"
 
 namespace deep_ep::host::proxy {
 namespace {
@@ -69,18 +67,3 @@ class RawPuts final : public Puts {
 std::unique_ptr<Puts> make_raw_puts(const NetworkPlace& place) { return std::make_unique<RawPuts>(place); }
 
 }  // namespace deep_ep::host::proxy
-
-#else
-
-#include "host/network/proxy/libfabric.h"
-
-namespace deep_ep::host::proxy {
-
-std::unique_ptr<Puts> make_raw_puts(const NetworkPlace& place) {
-    make_libfabric(place);  // says what is missing
-    return nullptr;
-}
-
-}  // namespace deep_ep::host::proxy
-
-#endif

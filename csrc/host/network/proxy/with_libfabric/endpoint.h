@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "host/network/network.h"
-#include "host/network/proxy/libfabric_library.h"
+#include "host/network/proxy/with_libfabric/library.h"
 
 namespace deep_ep::host::proxy {
 

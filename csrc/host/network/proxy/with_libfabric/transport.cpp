@@ -1,5 +1,3 @@
-#ifdef DEEP_EP_LIBFABRIC
-
 #include "host/network/proxy/libfabric.h"
 
 #include <rdma/fi_errno.h>
@@ -7,7 +5,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "host/network/proxy/libfabric_endpoint.h"
+#include "host/network/proxy/with_libfabric/endpoint.h"
 
 namespace deep_ep::host::proxy {
 namespace {
@@ -118,5 +116,3 @@ class Libfabric final : public Transport {
 std::unique_ptr<Transport> make_libfabric(const NetworkPlace& place) { return std::make_unique<Libfabric>(place); }
 
 }  // namespace deep_ep::host::proxy
-
-#endif

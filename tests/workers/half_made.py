@@ -1,0 +1,72 @@
+"""Runs under torchrun: a Buffer that one rank cannot finish, or must not begin; then one that all make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import deep_ep_py as deep_ep
+from cases import Case
+from deep_ep_py.bootstrap import start
+from deep_ep_py.session import engine
+from harness import Trial, round_trip
+
+
+def make(**options: Any) -> deep_ep.Buffer:
+    return deep_ep.Buffer(dist.group.WORLD, 1 << 20, arena_bytes=1 << 20, timeout=20.0, **options)
+
+
+def check(buffer: deep_ep.Buffer) -> None:
+    round_trip(buffer, buffer.rank, Trial.of(Case("half_made", 2, 20, hidden=264, topk=2, experts=4)), 1)
+
+
+def no_thread_for_it(rank: int) -> None:
+    """Of the last that is made: the others have a Buffer, and hear from the first call that this rank has left."""
+    make_driver = engine.Driver
+
+    def fails(*_: Any) -> Any:
+        engine.Driver = make_driver  # type: ignore[misc]
+        raise RuntimeError("can't start new thread")
+
+    if rank == 1:
+        engine.Driver = fails  # type: ignore[assignment, misc]
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            make()
+        return
+    with pytest.raises(deep_ep.DeepEPError) as info:
+        check(make())
+    assert "has died" not in str(info.value) and "rank 1" in str(info.value), info.value
+
+
+def another_version(rank: int) -> None:
+    own = start.__version__
+    if rank == 1:
+        start.__version__ = "0.0.1"
+    with pytest.raises(
+        ValueError, match=r"version='\S+' on rank \d: expected the same on all ranks, rank \d has '\S+'"
+    ):
+        make()
+    start.__version__ = own
+
+
+def a_wrong_argument(rank: int) -> None:
+    with pytest.raises(
+        ValueError, match="num_nvl_bytes=100: expected a multiple of 128" if rank else "rank 1: num_nvl"
+    ):
+        deep_ep.Buffer(dist.group.WORLD, 100 if rank == 1 else 1 << 20)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for fail in (a_wrong_argument, another_version, no_thread_for_it):
+        fail(dist.get_rank())
+        dist.barrier()
+        with make() as buffer:
+            check(buffer)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
