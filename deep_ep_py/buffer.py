@@ -249,6 +249,13 @@ class Buffer(V1Surface):
             raise
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """By rank, how it is reached: "peer" by loads and stores, as this rank is by itself; else by the fabric of that
+        name; "none" where no operation has to do with it.
+        """
+        return self._engine.topology.routes
+
+    @property
     def runtime(self) -> Any:
         """What V1 has under this name, a `deep_ep_py.v1.runtime.Runtime`; None once the Buffer is destroyed."""
         return None if self._engine.destroyed else Runtime(self, self._engine.runtime)

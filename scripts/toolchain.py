@@ -62,7 +62,7 @@ def find_gcc() -> list[str]:
     """The command of the C++ compiler for every variant but tsan: `CXX`, else g++, else c++."""
     for command in _commands(os.environ.get("CXX", ""), "g++", "c++"):
         return command
-    raise BuildError("no C++ compiler found: install g++ (11 or newer), or name one in CXX")
+    raise BuildError("no C++ compiler found: install g++ (12 or newer), or name one in CXX")
 
 
 def _libgcc() -> str:

@@ -56,18 +56,24 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     "--hops",
     type=click.IntRange(0, 2),
     default=_DEFAULTS.hops,
-    help="In which rows go between nodes; 0: two where nodes have several ranks.",
+    help="Hops of a row to another node: 1, straight to its rank; 2, by a rank that passes it on there; 0: two where "
+    "nodes have several ranks.",
 )
 @click.option(
     "--fabric", type=click.Choice(limits.FABRICS), default=None, help="What joins nodes.  [default: ibgda on CPUs]"
 )
-@click.option("--provider", default="", help="Of libfabric, with --fabric proxy.  [default: the best there is]")
+@click.option(
+    "--provider",
+    default="",
+    show_default="the best there is",
+    help="Of libfabric, with --fabric proxy.",
+)
 @click.option(
     "--heap",
     type=click.Choice(limits.HEAPS),
     default=None,
     help="Where GPUs' heaps lie; nvshmem: in NVSHMEM's, whose queue pairs then join nodes.  [default: nvshmem between "
-    "machines that are set up for it, and no --fabric is named]",
+    "machines that are set up for it, if no --fabric is named]",
 )
 @click.option(
     "--tokens",
@@ -101,7 +107,7 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     "--num-sms", type=int, default=_DEFAULTS.num_sms, help="Blocks of each rank's kernels; 0: the Buffer's default."
 )
 @click.option(
-    "--keep", type=int, default=_DEFAULTS.keep, help="So many earlier dispatches' outputs stay alive, as in training."
+    "--keep", type=int, default=_DEFAULTS.keep, help="How many earlier dispatches' outputs stay alive, as in training."
 )
 @click.option("--iterations", type=int, default=None, help="Timed iterations.  [default: 15; with --device cuda 50]")
 @click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Iterations before them.")

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from deep_ep_py.bench.machine import usable_cores
 from deep_ep_py.bench.processes import run_processes
 from deep_ep_py.bench.rank_process import be_killed_with_parent
 
@@ -121,7 +122,8 @@ def _run_rank(
 ) -> Any:
     pin_to_core(rank)
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):  # all on this machine
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with warnings.catch_warnings():
         dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=ranks, timeout=_TIMEOUT)
     try:
@@ -140,5 +142,5 @@ def _discard(event: Event) -> None:
 
 def pin_to_core(rank: int) -> None:
     """Bind this process to one of the cores it may use: rank after rank, around and around."""
-    cores = sorted(os.sched_getaffinity(0))
+    cores = usable_cores()
     os.sched_setaffinity(0, {cores[rank % len(cores)]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,17 @@ import torch
 from deep_ep_py.core import choices
 
 
+@cache
+def usable_cores() -> list[int]:
+    """Return the cores that this process may use, as they were when it was asked first: before it pins itself."""
+    return sorted(os.sched_getaffinity(0))
+
+
 def describe_machine() -> dict[str, Any]:
     """Return the processor, the memory and the versions, as far as this machine tells."""
     return {
         "cpu": _first_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(usable_cores()),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),

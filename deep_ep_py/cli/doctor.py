@@ -69,10 +69,12 @@ def _report(job: Job, json_file: Path | None) -> None:
     if json_file == _STDOUT:
         click.echo(json.dumps(job.as_json(), indent=2))
         return
+    failed = ""
+    if json_file is not None:  # first: what is printed may go to a reader that stops reading
+        try:
+            write_json(json_file, job.as_json())
+        except OSError as error:
+            failed = f"--json {json_file}: {error.strerror}"
     print_job(job, Console(highlight=False))
-    if json_file is None:
-        return
-    try:
-        write_json(json_file, job.as_json())
-    except OSError as error:
-        raise click.ClickException(f"--json {json_file}: {error.strerror}") from None
+    if failed:
+        raise click.ClickException(failed)

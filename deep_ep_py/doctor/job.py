@@ -117,13 +117,28 @@ def examine_job(sections: list[Section], measured: bool) -> Job | None:
         machine = machines.setdefault(key, Machine(name, sections=theirs))
         machine.ranks.append(rank)
     of_all: list[_Tried] = [theirs for *_, theirs in found]
-    failures = [f"rank {rank}: {one.failure}" for rank, one in enumerate(of_all) if one.failure]
+    failures = _by_text([one.failure for one in of_all])
     return Job(
         machines=[*machines.values()],
         routes=[] if failures else [one.routes for one in of_all],
         pairs=[pair for one in of_all for pair in one.pairs],
         failure="\n".join(failures),
     )
+
+
+def _by_text(failures: list[str]) -> list[str]:
+    """Return what ranks have failed of, each text once."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(failures):
+        if text:
+            ranks.setdefault(text, []).append(rank)
+    return [f"{_named(those, len(failures))}: {text}" for text, those in ranks.items()]
+
+
+def _named(ranks: list[int], of: int) -> str:
+    if len(ranks) == of > 1:
+        return "all ranks"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _try(tried: _Tried, measured: bool) -> Buffer:

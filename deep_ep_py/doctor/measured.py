@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ _ROWS = 1024
 _ITERATIONS = 5
 
 HOW_MEASURED = (
-    "medians over pairs, of dispatches in which each rank sends 14.7 MB, or one row, to one other, all at the same time"
+    "medians over pairs, of dispatches in which each rank sends 14.7 MB, or one row, to one other, all at the same "
+    "time: first to ranks of their nodes, then to those of other nodes"
 )
 
 
@@ -54,7 +56,9 @@ def buffer_bytes(ranks: int) -> int:
 
 
 def measure(buffer: Buffer, routes: list[str], device: torch.device) -> list[Pair]:
-    """Have each rank send to the next but k, for all k, and time it at the receiver.
+    """Have each rank send to each other, all at the same time to one each, and time it at the receiver.
+
+    Either all of them stay inside their nodes or all go to other nodes, so that no path waits for a slower one.
 
     Parameters
     ----------
@@ -70,12 +74,25 @@ def measure(buffer: Buffer, routes: list[str], device: torch.device) -> list[Pai
     list of Pair
         In which this rank is the destination: means of 5 dispatches, one after the other.
     """
-    rank, ranks, found = buffer.rank, buffer.group_size, []
-    for step in range(1, ranks):
-        source = (rank - step) % ranks
-        many, one = (_seconds(buffer, (rank + step) % ranks, rows, device) for rows in (_ROWS, 1))
-        found.append(Pair(source, rank, routes[source], _ROWS * _ROW_BYTES / many / 1e9, one * 1e6))
+    found = []
+    for source, target in rounds(buffer.rank, buffer.group_size, buffer._engine.topology.ranks_per_node):
+        many, one = (_seconds(buffer, target, rows, device) for rows in (_ROWS, 1))
+        found.append(Pair(source, buffer.rank, routes[source], _ROWS * _ROW_BYTES / many / 1e9, one * 1e6))
     return found
+
+
+def rounds(rank: int, ranks: int, ranks_per_node: int) -> Iterator[tuple[int, int]]:
+    """Yield by round from whom a rank receives and to whom it sends, those inside its node first."""
+    node, place = divmod(rank, ranks_per_node)
+    nodes = ranks // ranks_per_node
+    for far in range(nodes):
+        for step in range(ranks_per_node):
+            if far or step:
+                source, target = (
+                    (node + sign * far) % nodes * ranks_per_node + (place + sign * step) % ranks_per_node
+                    for sign in (-1, 1)
+                )
+                yield source, target
 
 
 def _seconds(buffer: Buffer, target: int, rows: int, device: torch.device) -> float:

@@ -54,7 +54,7 @@ def _torch(version: str, cuda: str | None) -> Finding:
 
 
 def _nvrtc() -> Finding:
-    from deep_ep_py.jit.compiler import NvrtcUnavailableError, nvrtc_version
+    from deep_ep_py.jit.compiler import INSTALL, NvrtcUnavailableError, nvrtc_version
 
     try:
         return Finding("NVRTC", Verdict.GOOD, nvrtc_version())
@@ -63,9 +63,9 @@ def _nvrtc() -> Finding:
             "NVRTC",
             Verdict.ABSENT,
             "cannot be used",
-            f"it compiles the kernels for a GPU; {error}",
-            "install it, and what loads its kernels:",
-            "pip install cuda-core nvidia-cuda-nvrtc",
+            f"it compiles the kernels for a GPU, where there is one; {error.reason}",
+            "install it, and what reaches it:",
+            INSTALL,
         )
 
 

@@ -13,11 +13,21 @@ from deep_ep_py.jit.registry import Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_INSTALL_HINT = "pip install cuda-core nvidia-cuda-nvrtc"
+INSTALL = "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
 
 
 class NvrtcUnavailableError(RuntimeError):
-    """NVRTC, or the package that reaches it, is not installed."""
+    """NVRTC, or the package that reaches it, is not installed.
+
+    Parameters
+    ----------
+    reason : str
+        What is missing; the message says besides how to install it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"NVRTC cannot be used ({INSTALL}): {reason}")
+        self.reason = reason
 
 
 class CompileError(RuntimeError):
@@ -59,11 +69,11 @@ def require_nvrtc() -> None:
         from cuda.bindings import nvrtc
         from cuda.core import Program  # noqa: F401
     except ImportError as error:
-        raise NvrtcUnavailableError(f"NVRTC needs cuda.core ({_INSTALL_HINT}): {error}") from None
+        raise NvrtcUnavailableError(str(error)) from None
     try:
         nvrtc.nvrtcVersion()
     except RuntimeError as error:
-        raise NvrtcUnavailableError(f"NVRTC cannot be loaded ({_INSTALL_HINT}): {error}") from None
+        raise NvrtcUnavailableError(str(error)) from None
 
 
 def nvrtc_version() -> str:

@@ -39,11 +39,16 @@ def agree(bootstrap: Bootstrap, make: Callable[[], Topology]) -> Topology:
     """
     mine, failed = attempt(make)
     told = bootstrap.all_gather(
-        [told_of(failed), *([None, None] if mine is None else [mine.must_agree(), mine.reach.tell()])]
+        [told_of(failed), *([None] * 3 if mine is None else [mine.given, mine.must_agree(), mine.reach.tell()])]
     )
     raise_together(bootstrap.rank, failed, [one[0] for one in told])
     assert mine is not None
-    arguments.same_on_all_ranks(mine.rank, [theirs for _, theirs, _ in told])
+    for rank, (_, given, theirs, _) in enumerate(told):
+        if theirs["fabric"] != [*mine.fabrics]:
+            raise ValueError(
+                f"{mine.given} on rank {mine.rank}: expected the same on all ranks, rank {rank} has {given}"
+            )
+    arguments.same_on_all_ranks(mine.rank, [theirs for *_, theirs, _ in told])
     reaches = [Reach.told(theirs) for *_, theirs in told]
     routes = Routes.agreed(reaches, mine.rank, mine.given, mine.machines)
     for name, count in sorted(Counter(routes.own).items()):

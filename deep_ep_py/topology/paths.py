@@ -89,7 +89,8 @@ class PeerPath:
         if not self.places.is_near(peer):
             return "it is on another machine, which shares no memory"
         if not self.places.shares_node(peer):
-            return "it is on another node (ranks_per_node)"
+            count = self.places.ranks_per_node
+            return f"it is on another node, {'each rank is one' if count == 1 else f'of {count} ranks'} here"
         return self.places.apart.reason(self.places.rank, peer)
 
 

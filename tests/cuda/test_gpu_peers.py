@@ -115,7 +115,7 @@ def test_rows_between_them(monkeypatch: pytest.MonkeyPatch, ranks_per_node: int)
     def on_each_rank(group: Any) -> None:
         rank = group.rank()
         with deep_ep.Buffer(group, 1 << 20, 4 << 20, **given) as buffer:
-            assert buffer._engine.topology.routes[rank ^ 1] == ("peer" if rank < 2 else "ibgda")
+            assert buffer.paths[rank ^ 1] == ("peer" if rank < 2 else "ibgda")
             round_trip(buffer, rank, Trial.of(case), 2)
             for cast in low_latency.CASTS.values():
                 low_latency.round_trip(buffer, low_latency.Work.of(sizes), cast, hooks=False)

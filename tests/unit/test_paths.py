@@ -84,9 +84,10 @@ def test_the_environment_has_the_same(text: str, given: Any, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("fabric", "ranks_per_node", "said"),
     [
-        ("copper", None, "fabric='copper': expected one of peer, ibgda, weak, mixed, proxy on cpu"),
+        ("copper", None, "fabric='copper': expected one of peer, ibgda, proxy on cpu"),
+        ("peer,proxy", None, "fabric='peer,proxy': expected one of peer, ibgda, proxy on cpu; several go in a list"),
         (["peer", "copper"], None, r"fabric=\['peer', 'copper'\]: expected some of peer, ibgda"),
-        ([], None, r"fabric=\[\]: expected the name of a fabric, or a list of names"),
+        ([], None, r"fabric=\[\]: expected at least one name"),
         (7, None, "fabric=7: expected the name of a fabric, or a list of names"),
         (["ibgda", "peer"], None, "expected 'peer' first or not at all"),
         (["ibgda", "ibgda"], None, "expected each once"),
@@ -114,7 +115,7 @@ def test_ranks_without_a_path_are_shown() -> None:
 
 def test_nodes_of_one_machine_without_a_network() -> None:
     error = agreed(lambda rank: of(rank, ["peer"], ranks_per_node=2))[3]
-    assert "rank 0 does not reach rank 2 (peer: it is on another node (ranks_per_node))" in str(error)
+    assert "rank 0 does not reach rank 2 (peer: it is on another node, of 2 ranks here)" in str(error)
     assert "between machines" not in str(error)
 
 
@@ -192,8 +193,20 @@ def test_what_one_rank_fails_of_otherwise_is_told_too(error: Exception, said: st
 
 def test_ranks_that_were_given_different_lists() -> None:
     found = agreed(lambda rank: of(rank, ["peer", "proxy"] if rank == 3 else ["peer", "ibgda"], ranks_per_node=2))
-    said = r"fabric=['peer', 'ibgda'] on rank 0: expected the same on all ranks, rank 3 has ['peer', 'proxy']"
+    said = r"fabric=['peer', 'ibgda'] on rank 0: expected the same on all ranks, rank 3 has fabric=['peer', 'proxy']"
     assert str(found[0]) == said
+
+
+def test_fabrics_are_told_as_they_were_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(rank: int) -> Topology:
+        if rank == 3:
+            monkeypatch.setenv("DEEP_EP_FABRIC", "peer,proxy,")
+        topology = of(rank, None)
+        monkeypatch.delenv("DEEP_EP_FABRIC", raising=False)
+        return topology
+
+    said = "fabric=None on rank 0: expected the same on all ranks, rank 3 has DEEP_EP_FABRIC=['peer', 'proxy']"
+    assert str(agreed(make)[0]) == said
 
 
 def test_the_proxy_says_why_not() -> None:
