@@ -43,11 +43,12 @@ std::vector<std::shared_ptr<uint8_t>> control_pages(const BufferOptions& options
 }
 
 RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::shared_ptr<Heap>> heaps,
-                            const NetworkOptions& network_options) {
+                            const NetworkOptions& network_options, const std::shared_ptr<host::KernelSource>& kernels) {
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<host::CpuMemory>();
     const size_t words = Runtime::heap_layout(options).regions_offset();  // the header and the signal words
-    auto launcher = std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
+    auto launcher = kernels ? std::make_unique<host::CpuLauncher>(options.rank, own->base(), words, kernels)
+                            : std::make_unique<host::CpuLauncher>(options.rank, own->base(), words);
     auto networks = networks_over(options, network_options, heaps, Kernels::kOnCpu);
     const auto make_teller = [rank = options.rank, in_process = network_options.in_process](
                                  const uint64_t* claimed,
@@ -374,7 +375,8 @@ void bind_runtime(py::module_& m) {
     m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
 
     py::class_<Runtime, RuntimePointer>(m, "Runtime")
-        .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"))
+        .def(py::init(&make_runtime), py::arg("options"), py::arg("heaps"), py::arg("network"),
+             py::arg("kernels") = nullptr)
         .def_property_readonly("network_refusal", [](const Runtime& runtime) { return runtime.networks().refusal(); })
         .def_property_readonly("network_fault", [](const Runtime& runtime) { return runtime.networks().fault(); })
         .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })

@@ -79,6 +79,7 @@ host::MakeNetworks networks_over(const host::BufferOptions& options, const Netwo
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
 void bind_mesh(pybind11::module_& m);
+void bind_ptx(pybind11::module_& m);  // before what takes kernels
 void bind_runtime(pybind11::module_& m);
 void bind_modes(pybind11::module_& m);
 void bind_low_latency(pybind11::module_& m);

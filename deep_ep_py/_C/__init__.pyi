@@ -8,6 +8,7 @@ import collections.abc
 import typing
 from . import nvshmem
 from . import executor
+from . import ptx
 from . import normal
 from . import two_hops
 from . import low_latency
@@ -69,6 +70,7 @@ __all__: list[str] = [
     "pretouch",
     "proxy",
     "proxy_providers",
+    "ptx",
     "round_to_bf16",
     "round_to_e4m3",
     "round_to_logfmt",
@@ -390,7 +392,11 @@ class LibfabricHere:
 
 class Runtime:
     def __init__(
-        self, options: BufferOptions, heaps: collections.abc.Sequence[Heap], network: NetworkOptions
+        self,
+        options: BufferOptions,
+        heaps: collections.abc.Sequence[Heap],
+        network: NetworkOptions,
+        kernels: ptx.KernelSource = None,
     ) -> None: ...
     def abort(self, reason: int, peer: int = -1) -> None: ...
     def abort_generation(self, arg0: int, arg1: int) -> None: ...

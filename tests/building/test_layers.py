@@ -45,6 +45,7 @@ INCLUDES = {
     "host/modes/low_latency": {"host/session", "kernels/low_latency", "device", "wire"},
     "host/modes/measure": {"host/session", "kernels/measure", "wire"},
     "host/cuda": {"host/heap", "host/launch"},
+    "ptx": {"cpu/executor", "device", "wire"},
     "host/cpu": {*HOST, *EXECUTOR, "kernels", "nic", "fabric", "device"},
     "python": {
         *HOST,
@@ -54,6 +55,7 @@ INCLUDES = {
         *MODES,
         "host/cpu",
         "host/cuda",
+        "ptx",
         *EXECUTOR,
         *KERNELS,
         "nic",

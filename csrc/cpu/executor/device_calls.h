@@ -51,6 +51,9 @@ void check_scope(const void* address, Site site);
 
 u64 now_ns();
 
+// Ends everything with a SimtError that names the rule which the caller has broken.
+[[noreturn]] void refuse(const char* rule, Site site);
+
 // Lets everything else that is ready run first.
 void yield(const char* file = __builtin_FILE(), int line = __builtin_LINE());
 

@@ -24,6 +24,8 @@ void misuse(Site site, const char* rule, ...) {
     Scheduler::get().suspend_for_good(State::kFailed);
 }
 
+void refuse(const char* rule, Site site) { misuse(site, "%s", rule); }
+
 void yield(const char* file, int line) {
     Fiber* self = current;
     self->site = {file, line};

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "host/cpu/kernel_source.h"
 #include "kernels/registry.h"
 
 namespace deep_ep::host {
@@ -25,5 +26,11 @@ cpu::Entry find_kernel(const char* name) {
     }
     return found;
 }
+
+void CompiledKernels::find(cpu::Launch& launch, const RuntimeShape&, std::string&) const {
+    launch.entry = find_kernel(launch.name);
+}
+
+uint32_t CompiledKernels::copies_bytes() const { return device::RowCopies::kSharedBytes; }
 
 }  // namespace deep_ep::host

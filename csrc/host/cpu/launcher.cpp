@@ -3,12 +3,11 @@
 #include "cpu/executor/executor.h"
 #include "cpu/vector/vector.h"
 #include "device/device.h"
-#include "host/cpu/kernel_table.h"
 
 namespace deep_ep::host {
 
-CpuLauncher::CpuLauncher(int rank, const void* words, size_t bytes)
-    : rank_(rank), stream_(cpu::Executor::get().new_stream()), words_(words) {
+CpuLauncher::CpuLauncher(int rank, const void* words, size_t bytes, std::shared_ptr<const KernelSource> kernels)
+    : rank_(rank), stream_(cpu::Executor::get().new_stream()), words_(words), kernels_(std::move(kernels)) {
     cpu::Executor::get().share_memory(words, bytes, -1);
 }
 
@@ -17,7 +16,7 @@ CpuLauncher::~CpuLauncher() {
     cpu::Executor::get().unshare_memory(words_);
 }
 
-uint64_t CpuLauncher::launch(const char* kernel, const RuntimeShape&, unsigned blocks, unsigned warps,
+uint64_t CpuLauncher::launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps,
                              size_t shared_bytes, const void* args, size_t args_bytes) {
     cpu::Launch launch{};
     launch.name = kernel;
@@ -26,15 +25,16 @@ uint64_t CpuLauncher::launch(const char* kernel, const RuntimeShape&, unsigned b
     launch.blocks = blocks;
     launch.threads = warps * device::kWarpSize;
     launch.shared_bytes = shared_bytes;
-    launch.entry = find_kernel(kernel);
     launch.args = args;
     launch.args_bytes = args_bytes;
+    std::string held;
+    kernels_->find(launch, shape, held);
     return cpu::Executor::get().launch(launch);
 }
 
 bool CpuLauncher::finished(uint64_t serial) const { return cpu::Executor::get().finished(serial); }
 
-uint32_t CpuLauncher::copies_bytes() const { return device::RowCopies::kSharedBytes; }
+uint32_t CpuLauncher::copies_bytes() const { return kernels_->copies_bytes(); }
 
 uint64_t CpuLauncher::streaming_threshold() const { return cpu::streaming_threshold(); }
 

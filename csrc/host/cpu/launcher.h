@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/executor/executor.h"
+#include "host/cpu/kernel_source.h"
 #include "host/launch/launcher.h"
 
 namespace deep_ep::host {
@@ -10,7 +11,8 @@ class CpuLauncher final : public Launcher {
   public:
     // Each launcher is a stream of its own. `words`: memory of this rank that other ranks' kernels and the host poll
     // and add to, so that every access needs system scope.
-    CpuLauncher(int rank, const void* words, size_t bytes);
+    CpuLauncher(int rank, const void* words, size_t bytes,
+                std::shared_ptr<const KernelSource> kernels = std::make_shared<CompiledKernels>());
     ~CpuLauncher() override;
 
     // Where its launches are queued: others on the same stream come in between.
@@ -31,6 +33,7 @@ class CpuLauncher final : public Launcher {
     const int rank_;
     const int stream_;
     const void* const words_;
+    const std::shared_ptr<const KernelSource> kernels_;
 };
 
 }  // namespace deep_ep::host

@@ -1,0 +1,55 @@
+// What the threads of a block share: its shared memory, and the bulk copies that are on their way into it.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "ptx/module.h"
+
+namespace deep_ep::ptx {
+
+// A copy from global to shared memory that is not made yet.
+struct BulkLoad {
+    u64 target;  // in shared memory
+    const u8* source;
+    u64 bytes;
+};
+
+// An mbarrier: a phase ends once all arrivals and all expected bytes have come. Its bytes come as late as they may:
+// when a thread waits for the phase, or arrives for the next one.
+struct Arrivals {
+    u32 expected = 0;  // arrivals of a phase
+    u32 arrived = 0;
+    u32 phase = 0;
+    u64 expected_bytes = 0, issued_bytes = 0;
+    std::vector<BulkLoad> loads;
+};
+
+class Block {
+  public:
+    Block(u8* shared, u64 shared_bytes, u32 threads) : threads(threads), shared_(shared), written_(shared_bytes) {}
+
+    u8* shared() { return shared_; }
+    // By byte of shared memory: whether it has been.
+    std::vector<u8>& written() { return written_; }
+    // By their places in shared memory.
+    std::map<u64, Arrivals>& barriers() { return barriers_; }
+
+    u32 threads;  // that have not ended
+
+    // Aligned instructions, which all threads of a warp execute together (PTX ISA, "Uniform Control Flow"): whether the
+    // `turn`-th of a thread of that warp is the one that the warp's other threads have come to.
+    bool is_aligned(u32 warp, u64 turn, const Instruction& instruction) {
+        std::vector<const Instruction*>& of_warp = aligned_[warp];
+        if (turn == of_warp.size()) of_warp.push_back(&instruction);
+        return of_warp[turn] == &instruction;
+    }
+
+  private:
+    u8* const shared_;
+    std::vector<u8> written_;
+    std::map<u64, Arrivals> barriers_;
+    std::map<u32, std::vector<const Instruction*>> aligned_;  // by warp, in the order in which it executes them
+};
+
+}  // namespace deep_ep::ptx

@@ -1,0 +1,115 @@
+// Bulk copies, and the barriers in shared memory that tell of their end.
+#include "cpu/executor/device_calls.h"
+#include "ptx/block.h"
+#include "ptx/handlers.h"
+#include "ptx/lane.h"
+#include "ptx/types.h"
+
+namespace deep_ep::ptx {
+namespace {
+
+using Step = const Instruction&;
+using Access = Lane::Access;
+
+constexpr u64 kBulkUnit = 16;  // of addresses and sizes
+
+Arrivals& barrier(Lane& lane, Step step, u32 operand) {
+    const auto found = lane.block().barriers().find(lane.get<u64>(step.operands[operand]));
+    if (found == lane.block().barriers().end()) lane.fail("there is no mbarrier at this address");
+    return found->second;
+}
+
+// Makes the copies of a phase that can end, and ends it.
+void settle(Lane& lane, Arrivals& arrivals) {
+    if (arrivals.arrived < arrivals.expected || arrivals.issued_bytes != arrivals.expected_bytes) return;
+    for (const BulkLoad& load : arrivals.loads) {
+        std::memcpy(lane.block().shared() + load.target, load.source, load.bytes);
+        std::memset(lane.block().written().data() + load.target, 1, load.bytes);
+    }
+    const u32 expected = arrivals.expected, next = arrivals.phase + 1;
+    arrivals = {};
+    arrivals.expected = expected;
+    arrivals.phase = next;
+}
+
+u64 bulk_bytes(Lane& lane, Step step, u32 operand) {
+    const u64 bytes = lane.get<u32>(step.operands[operand]);
+    if (bytes % kBulkUnit != 0) lane.fail("a bulk copy of " + std::to_string(bytes) + " bytes, not a multiple of 16");
+    return bytes;
+}
+
+void initialise(Lane& lane, Step step) {
+    lane.reach(step.operands[0], Space::kShared, sizeof(u64), Access::kWrite);
+    Arrivals made;
+    made.expected = lane.get<u32>(step.operands[1]);
+    lane.block().barriers()[lane.get<u64>(step.operands[0])] = made;
+}
+
+void arrive(Lane& lane, Step step) {
+    cpu::switch_point(lane.site());
+    Arrivals& arrivals = barrier(lane, step, 1);
+    settle(lane, arrivals);
+    if (arrivals.arrived == arrivals.expected) lane.fail("it arrives at an mbarrier whose phase has not ended");
+    ++arrivals.arrived;
+    arrivals.expected_bytes += lane.get<u32>(step.operands[2]);
+}
+
+void try_wait(Lane& lane, Step step) {
+    cpu::switch_point(lane.site());
+    Arrivals& arrivals = barrier(lane, step, 1);
+    settle(lane, arrivals);
+    lane.set<bool>(step.operands[0], arrivals.phase % 2 != lane.get<u32>(step.operands[2]) % 2);
+}
+
+// [target], [source], bytes, [barrier]
+void load(Lane& lane, Step step) {
+    const u64 bytes = bulk_bytes(lane, step, 2), target = lane.get<u64>(step.operands[0]);
+    Arrivals& arrivals = barrier(lane, step, 3);
+    if (bytes == 0) return;
+    lane.reach(step.operands[0], Space::kShared, kBulkUnit, Access::kWrite);
+    std::vector<u8>& written = lane.block().written();
+    if (bytes > written.size() - target) lane.fail("a bulk copy beyond the end of shared memory");
+    // Until the copy has been waited for, what lies there is nothing.
+    std::memset(written.data() + target, 0, bytes);
+    arrivals.loads.push_back({target, lane.reach(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead), bytes});
+    arrivals.issued_bytes += bytes;
+}
+
+// [target], [source], bytes
+void store(Lane& lane, Step step) {
+    const u64 bytes = bulk_bytes(lane, step, 2), source = lane.get<u64>(step.operands[1]);
+    if (bytes == 0) return;
+    lane.reach(step.operands[1], Space::kShared, kBulkUnit, Access::kRead);
+    const std::vector<u8>& written = lane.block().written();
+    if (bytes > written.size() - source || std::memchr(written.data() + source, 0, bytes) != nullptr) {
+        lane.fail("a bulk copy of shared memory that was not written");
+    }
+    lane.stores().add(lane.reach(step.operands[0], Space::kGlobal, kBulkUnit, Access::kWrite),
+                      lane.block().shared() + source, bytes);
+}
+
+void commit(Lane& lane, Step) { lane.stores().commit(); }
+void wait_read(Lane& lane, Step step) { lane.stores().read(lane.get<u64>(step.operands[0])); }
+void wait(Lane& lane, Step step) { lane.stores().complete(lane.get<u64>(step.operands[0])); }
+void fence(Lane&, Step) {}
+
+const Handlers& handlers() {
+    static const Handlers all{
+        {"mbarrier.init.shared::cta.b64", initialise},
+        {"mbarrier.arrive.expect_tx.shared::cta.b64", arrive},
+        {"mbarrier.try_wait.parity.shared::cta.b64", try_wait},
+        {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", load},
+        {"cp.async.bulk.global.shared::cta.bulk_group", store},
+        {"cp.async.bulk.commit_group", commit},
+        {"cp.async.bulk.wait_group.read", wait_read},
+        {"cp.async.bulk.wait_group", wait},
+        {"fence.proxy.async", fence},
+    };
+    return all;
+}
+
+}  // namespace
+
+Handler find_bulk(std::string_view opcode) { return look_up(handlers(), opcode); }
+
+}  // namespace deep_ep::ptx

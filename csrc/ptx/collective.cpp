@@ -1,0 +1,96 @@
+// What several threads of a warp or a block do together.
+#include "cpu/executor/builtin_variables.h"
+#include "cpu/executor/device_calls.h"
+#include "ptx/handlers.h"
+#include "ptx/lane.h"
+#include "ptx/types.h"
+
+namespace deep_ep::ptx {
+namespace {
+
+using Step = const Instruction&;
+using cpu::Collective;
+
+void synchronize_warp(Lane& lane, Step step) {
+    cpu::collective(Collective::kSyncWarp, lane.get<u32>(step.operands[0]), 0, 0, lane.site());
+}
+
+// d|p, value, b, c, mask: the source lane by PTX ISA, "shfl.sync".
+enum class Shuffle : u8 { kIndex, kUp, kDown, kButterfly };
+
+template <Shuffle kMode>
+void shuffle(Lane& lane, Step step) {
+    const Operand* const given = step.operands + (step.count - 4);
+    const u32 self = threadIdx.x % 32, b = lane.get<u32>(given[1]) & 31, c = lane.get<u32>(given[2]);
+    const u32 segment = c >> 8 & 31, clamp = c & 31;
+    const u32 least = self & segment, most = least | (clamp & ~segment);
+    u32 source = 0;
+    bool inside = false;
+    switch (kMode) {
+        case Shuffle::kIndex:
+            source = least | (b & ~segment);
+            inside = source <= most;
+            break;
+        case Shuffle::kUp:
+            source = self - b;
+            inside = static_cast<i32>(source) >= static_cast<i32>(most);
+            break;
+        case Shuffle::kDown:
+            source = self + b;
+            inside = source <= most;
+            break;
+        case Shuffle::kButterfly:
+            source = self ^ b;
+            inside = source <= most;
+            break;
+    }
+    const u64 got = cpu::collective(Collective::kShuffle, lane.get<u32>(given[3]), lane.get<u32>(given[0]),
+                                    inside ? source : self, lane.site());
+    lane.set<u32>(step.operands[0], static_cast<u32>(got));
+    if (step.count == 6) lane.set<bool>(step.operands[1], inside);
+}
+
+template <Collective kVote, class T>
+void vote(Lane& lane, Step step) {
+    const bool mine = lane.holds(step.operands[1]);
+    lane.set<T>(step.operands[0],
+                static_cast<T>(cpu::collective(kVote, lane.get<u32>(step.operands[2]), mine, 0, lane.site())));
+}
+
+void synchronize_block(Lane& lane, Step step) {
+    lane.align(step);
+    const u32 threads = step.count > 1 ? lane.get<u32>(step.operands[1]) : 0;
+    cpu::barrier(lane.get<u32>(step.operands[0]), threads, false, lane.site());
+}
+
+// all, barrier[, threads], mine
+template <bool kAligned>
+void any_of_block(Lane& lane, Step step) {
+    if (kAligned) lane.align(step);
+    const u32 threads = step.count > 3 ? lane.get<u32>(step.operands[2]) : 0;
+    const bool mine = lane.holds(step.operands[step.count - 1]);
+    lane.set<bool>(step.operands[0], cpu::barrier(lane.get<u32>(step.operands[1]), threads, mine, lane.site()));
+}
+
+const Handlers& handlers() {
+    static const Handlers all{
+        {"bar.warp.sync", synchronize_warp},
+        {"shfl.sync.idx.b32", shuffle<Shuffle::kIndex>},
+        {"shfl.sync.up.b32", shuffle<Shuffle::kUp>},
+        {"shfl.sync.down.b32", shuffle<Shuffle::kDown>},
+        {"shfl.sync.bfly.b32", shuffle<Shuffle::kButterfly>},
+        {"vote.sync.ballot.b32", vote<Collective::kBallot, u32>},
+        {"vote.sync.any.pred", vote<Collective::kAny, bool>},
+        {"vote.sync.all.pred", vote<Collective::kAll, bool>},
+        {"bar.sync", synchronize_block},
+        {"bar.red.or.pred", any_of_block<true>},
+        {"barrier.cta.red.or.pred", any_of_block<false>},
+    };
+    return all;
+}
+
+}  // namespace
+
+Handler find_collective(std::string_view opcode) { return look_up(handlers(), opcode); }
+
+}  // namespace deep_ep::ptx

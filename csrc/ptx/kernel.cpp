@@ -1,0 +1,73 @@
+#include "ptx/kernel.h"
+
+#include <atomic>
+#include <cstring>
+#include <map>
+
+#include "cpu/executor/builtin_variables.h"
+#include "cpu/executor/device_calls.h"
+#include "ptx/block.h"
+#include "ptx/lane.h"
+
+namespace deep_ep::ptx {
+namespace {
+
+constexpr size_t kMostText = 512;
+
+// Of a launch, and in its grid.
+using BlockPlace = std::tuple<u64, u32, u32>;
+
+struct RunningBlock {
+    Block block;
+    std::map<u32, Lane> lanes;  // here, not on a fiber's stack, which may never be unwound
+};
+
+// Blocks that run now. Threads of all blocks run by turns on one thread of the host.
+std::map<BlockPlace, std::unique_ptr<RunningBlock>>& running() {
+    static std::map<BlockPlace, std::unique_ptr<RunningBlock>> blocks;
+    return blocks;
+}
+
+void enter(const void* args) {
+    LaunchHead head;
+    std::memcpy(&head, args, sizeof(head));
+    const BlockPlace place{head.number, blockIdx.x, blockIdx.y};
+    std::unique_ptr<RunningBlock>& here = running()[place];
+    if (here == nullptr) {
+        auto* const shared = static_cast<u8*>(cpu::dynamic_shared());
+        here = std::make_unique<RunningBlock>(RunningBlock{Block(shared, head.shared_bytes, blockDim.x), {}});
+    }
+    RunningBlock& mine = *here;
+    const u32 thread = threadIdx.x;
+    const void* const own = static_cast<const u8*>(args) + sizeof(head);
+    // A thread that is refused is never given its turn again, and must not be left with an exception in its hands.
+    char why[kMostText] = "";
+    try {
+        mine.lanes.try_emplace(thread, *head.image, *head.entry, mine.block, own).first->second.run();
+    } catch (const PtxError& error) {
+        std::strncpy(why, error.what(), kMostText - 1);
+    }
+    if (why[0] != 0) {
+        running().clear();  // no thread of any kernel has its turn again
+        cpu::refuse(why, {head.entry->name.c_str(), 0});
+    }
+    mine.lanes.erase(thread);
+    if (--mine.block.threads == 0) running().erase(place);
+}
+
+std::atomic<u64> launches{0};
+
+}  // namespace
+
+void prepare(cpu::Launch& launch, std::string& held, const Image& image, const std::string& symbol) {
+    const LaunchHead head{&image, &image.module().function(symbol), image.static_shared_bytes() + launch.shared_bytes,
+                          ++launches};
+    held.assign(reinterpret_cast<const char*>(&head), sizeof(head));
+    held.append(static_cast<const char*>(launch.args), launch.args_bytes);
+    launch.entry = enter;
+    launch.shared_bytes = head.shared_bytes;
+    launch.args = held.data();
+    launch.args_bytes = held.size();
+}
+
+}  // namespace deep_ep::ptx

@@ -1,0 +1,116 @@
+// A thread of a kernel: its registers, its frames, its local memory, and where it is.
+//
+// It runs on a fiber of the executor, which gives turns to threads and lets them meet; a thread keeps its turn from one
+// access to memory that others may take part in to the next.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/executor/device_calls.h"
+#include "ptx/bulk_stores.h"
+#include "ptx/image.h"
+
+namespace deep_ep::ptx {
+
+class Block;
+
+// Generic addresses of what is not global memory. Those of global memory are the host's.
+constexpr u64 kSharedWindow = 1ull << 60, kLocalWindow = 2ull << 60, kParamWindow = 3ull << 60;
+constexpr u64 kWindowMask = 3ull << 60;
+
+class Lane {
+  public:
+    // `arguments`: the kernel's, of as many bytes as its parameters have.
+    Lane(const Image& image, const Function& entry, Block& block, const void* arguments);
+
+    // Until it returns from its kernel. Throws PtxError.
+    void run();
+
+    template <class T>
+    T get(const Operand& operand) const {
+        if (operand.kind == OperandKind::kRegister) return as<T>(read(operand.index));
+        return as<T>(value_of(operand));
+    }
+    template <class T>
+    void set(const Operand& operand, T value) {
+        if (operand.kind == OperandKind::kNothing) return;
+        u64 bits = 0;
+        if constexpr (std::is_integral_v<T> && std::is_signed_v<T>) {
+            bits = static_cast<u64>(static_cast<i64>(value));
+        } else {
+            std::memcpy(&bits, &value, sizeof(value));
+        }
+        write(operand.index, bits);
+    }
+    bool holds(const Operand& predicate) const { return get<bool>(predicate) != predicate.negated; }
+
+    void jump(const Operand& label) { next_ = label.index; }
+    void call(const Instruction& instruction);
+    void leave();
+
+    // Where an operand's address leads: `bytes` there are there to be used, and to be read only once they are written.
+    enum class Access { kRead, kWrite, kUpdate };
+    u8* reach(const Operand& operand, Space space, u64 bytes, Access access);
+    // A generic address of what an address in `space` is.
+    u64 generic(u64 address, Space space) const;
+
+    Block& block() { return block_; }
+    BulkStores& stores() { return stores_; }
+    // The instruction must be one that all threads of the warp come to together.
+    void align(const Instruction& instruction);
+    cpu::Site site() const;  // of CUDA C++
+    const Instruction& here() const { return function().code[next_ - 1]; }
+    const Image& image() const { return image_; }
+    [[noreturn]] void fail(const std::string& why) const;
+
+  private:
+    struct Frame {
+        const Function* function;
+        u32 next;  // where it goes on once the function that it has called returns
+        const Instruction* called_by;
+        size_t slots, parameters, local;  // where its own begin
+    };
+
+    template <class T>
+    static T as(u64 bits) {
+        if constexpr (std::is_same_v<T, bool>) {
+            return bits != 0;
+        } else {
+            T value;
+            std::memcpy(&value, &bits, sizeof(value));
+            return value;
+        }
+    }
+
+    const Function& function() const { return *frames_.back().function; }
+    void enter(const Function& function, const Instruction* called_by);
+    u64 read(u32 slot) const {
+        const size_t place = frames_.back().slots + slot;
+        if (__builtin_expect(!written_[place], 0)) unwritten();
+        return registers_[place];
+    }
+    void write(u32 slot, u64 bits) {
+        const size_t place = frames_.back().slots + slot;
+        registers_[place] = bits;
+        written_[place] = true;
+    }
+    [[noreturn]] void unwritten() const;
+    u64 value_of(const Operand& operand) const;
+    u64 special(SpecialRegister which) const;
+    u8* part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what);
+    u8* shared(u64 offset, u64 bytes, Access access);
+
+    const Image& image_;
+    Block& block_;
+    u32 next_ = 0;
+    std::vector<Frame> frames_;
+    std::vector<u64> registers_;
+    std::vector<u8> written_;
+    std::vector<u8> parameters_, local_;
+    BulkStores stores_;
+    u64 aligned_ = 0;  // instructions that the warp has executed together
+};
+
+}  // namespace deep_ep::ptx

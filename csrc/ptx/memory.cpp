@@ -1,0 +1,227 @@
+// Loads, stores and atomics.
+#include <array>
+#include <map>
+#include <tuple>
+
+#include "ptx/handlers.h"
+#include "ptx/lane.h"
+#include "ptx/types.h"
+
+namespace deep_ep::ptx {
+namespace {
+
+using Step = const Instruction&;
+using Access = Lane::Access;
+
+// --- plain accesses
+// -----------------------------------------------------------------------------------------------------
+
+template <class T>
+void load(Lane& lane, Step step) {
+    const u32 count = step.vector;
+    const u8* const from = lane.reach(step.operands[count], step.space, count * sizeof(T), Access::kRead);
+    T values[4];
+    std::memcpy(values, from, count * sizeof(T));
+    for (u32 i = 0; i < count; ++i) lane.set<T>(step.operands[i], values[i]);
+}
+
+template <class T>
+void store(Lane& lane, Step step) {
+    const u32 count = step.vector;
+    T values[4];
+    for (u32 i = 0; i < count; ++i) values[i] = lane.get<T>(step.operands[1 + i]);
+    std::memcpy(lane.reach(step.operands[0], step.space, count * sizeof(T), Access::kWrite), values, count * sizeof(T));
+}
+
+// --- accesses that others may take part in
+// ------------------------------------------------------------------------------
+
+template <class T>
+T* word(Lane& lane, Step step, u32 operand, Access access) {
+    cpu::switch_point(lane.site());
+    return reinterpret_cast<T*>(lane.reach(step.operands[operand], step.space, sizeof(T), access));
+}
+
+// Of several elements: each by itself, in any order.
+template <class T, int kOrder>
+void strong_load(Lane& lane, Step step) {
+    const u32 count = step.vector;
+    cpu::switch_point(lane.site());
+    const u8* const from = lane.reach(step.operands[count], step.space, count * sizeof(T), Access::kRead);
+    for (u32 i = 0; i < count; ++i) {
+        lane.set<T>(step.operands[i], __atomic_load_n(reinterpret_cast<const T*>(from) + i, kOrder));
+    }
+}
+
+template <class T, int kOrder>
+void strong_store(Lane& lane, Step step) {
+    if (step.vector != 1) lane.fail("a strong access of several elements");
+    const T value = lane.get<T>(step.operands[1]);
+    __atomic_store_n(word<T>(lane, step, 0, Access::kWrite), value, kOrder);
+}
+
+template <class T, int kOrder>
+void atomic_add(Lane& lane, Step step) {
+    const T value = lane.get<T>(step.operands[2]);
+    lane.set<T>(step.operands[0], __atomic_fetch_add(word<T>(lane, step, 1, Access::kUpdate), value, kOrder));
+}
+template <class T, int kOrder>
+void atomic_exchange(Lane& lane, Step step) {
+    const T value = lane.get<T>(step.operands[2]);
+    lane.set<T>(step.operands[0], __atomic_exchange_n(word<T>(lane, step, 1, Access::kUpdate), value, kOrder));
+}
+template <class T, int kOrder>
+void atomic_compare(Lane& lane, Step step) {
+    T expected = lane.get<T>(step.operands[2]);
+    const T value = lane.get<T>(step.operands[3]);
+    __atomic_compare_exchange_n(word<T>(lane, step, 1, Access::kUpdate), &expected, value, false, kOrder,
+                                __ATOMIC_RELAXED);
+    lane.set<T>(step.operands[0], expected);
+}
+
+// --- by name
+// ------------------------------------------------------------------------------------------------------------
+
+enum class Order : u8 { kWeak, kRelaxed, kAcquire, kRelease, kAcqRel };
+
+struct Opcode {
+    std::string_view name, operation, type;
+    Order order = Order::kWeak;
+    bool scoped = false;
+};
+
+const std::map<std::string_view, Space> kSpaces{
+    {"global", Space::kGlobal}, {"shared", Space::kShared}, {"shared::cta", Space::kShared},
+    {"local", Space::kLocal},   {"param", Space::kParam},   {"const", Space::kConst},
+};
+// Volatile accesses are relaxed ones at system scope (PTX ISA, "Volatile operation").
+const std::map<std::string_view, Order> kOrders{
+    {"weak", Order::kWeak},       {"volatile", Order::kRelaxed}, {"relaxed", Order::kRelaxed},
+    {"acquire", Order::kAcquire}, {"release", Order::kRelease},  {"acq_rel", Order::kAcqRel},
+};
+
+// False: it has something that is not known.
+bool take_apart(std::string_view text, Opcode& opcode, Instruction& instruction) {
+    bool known = true;
+    for (bool first = true; !text.empty(); first = false) {
+        const size_t end = std::min(text.find('.'), text.size());
+        const std::string_view part = text.substr(0, end);
+        text.remove_prefix(std::min(end + 1, text.size()));
+        if (first) {
+            opcode.name = part;
+        } else if (const auto space = kSpaces.find(part); space != kSpaces.end()) {
+            instruction.space = space->second;
+        } else if (const auto order = kOrders.find(part); order != kOrders.end()) {
+            opcode.order = order->second;
+        } else if (part == "cta" || part == "gpu" || part == "sys") {
+            opcode.scoped = true;
+        } else if (part == "v2" || part == "v4") {
+            instruction.vector = static_cast<u8>(part[1] - '0');
+        } else if (part == "add" || part == "cas" || part == "exch") {
+            opcode.operation = part;
+        } else if (text.empty()) {
+            opcode.type = part;
+        } else {
+            known = known && part == "L1::no_allocate";
+        }
+    }
+    return known;
+}
+
+template <template <class> class Made>
+Handler by_type(std::string_view type) {
+    if (type == "u8" || type == "b8") return Made<u8>::kHandler;
+    if (type == "s8") return Made<i8>::kHandler;
+    if (type == "u16" || type == "b16") return Made<u16>::kHandler;
+    if (type == "s16") return Made<i16>::kHandler;
+    if (type == "u32" || type == "b32" || type == "f32") return Made<u32>::kHandler;
+    if (type == "s32") return Made<i32>::kHandler;
+    if (type == "u64" || type == "b64" || type == "s64") return Made<u64>::kHandler;
+    return nullptr;
+}
+template <class T>
+struct Load {
+    static constexpr Handler kHandler = load<T>;
+};
+template <class T>
+struct Store {
+    static constexpr Handler kHandler = store<T>;
+};
+
+// A strong access of a word, of either size.
+#define DEEP_EP_OF_WORD(function, order)                                                            \
+    (type == "b32" || type == "u32" || type == "s32"   ? static_cast<Handler>(function<u32, order>) \
+     : type == "b64" || type == "u64" || type == "s64" ? static_cast<Handler>(function<u64, order>) \
+                                                       : nullptr)
+
+Handler find_load(const Opcode& opcode) {
+    const std::string_view type = opcode.type;
+    switch (opcode.order) {
+        case Order::kWeak:
+            return by_type<Load>(type);
+        case Order::kRelaxed:
+            return DEEP_EP_OF_WORD(strong_load, __ATOMIC_RELAXED);
+        case Order::kAcquire:
+            return DEEP_EP_OF_WORD(strong_load, __ATOMIC_ACQUIRE);
+        case Order::kRelease:
+        case Order::kAcqRel:
+            break;
+    }
+    return nullptr;
+}
+
+Handler find_store(const Opcode& opcode) {
+    const std::string_view type = opcode.type;
+    switch (opcode.order) {
+        case Order::kWeak:
+            return by_type<Store>(type);
+        case Order::kRelaxed:
+            return DEEP_EP_OF_WORD(strong_store, __ATOMIC_RELAXED);
+        case Order::kRelease:
+            return DEEP_EP_OF_WORD(strong_store, __ATOMIC_RELEASE);
+        case Order::kAcquire:
+        case Order::kAcqRel:
+            break;
+    }
+    return nullptr;
+}
+
+template <int kOrder>
+Handler find_atomic_of(const Opcode& opcode) {
+    const std::string_view type = opcode.type;
+    if (opcode.operation == "add") return DEEP_EP_OF_WORD(atomic_add, kOrder);
+    if (opcode.operation == "exch") return DEEP_EP_OF_WORD(atomic_exchange, kOrder);
+    if (opcode.operation == "cas") return DEEP_EP_OF_WORD(atomic_compare, kOrder);
+    return nullptr;
+}
+
+Handler find_atomic(const Opcode& opcode) {
+    switch (opcode.order) {
+        case Order::kRelaxed:
+            return find_atomic_of<__ATOMIC_RELAXED>(opcode);
+        case Order::kAcquire:
+            return find_atomic_of<__ATOMIC_ACQUIRE>(opcode);
+        case Order::kRelease:
+            return find_atomic_of<__ATOMIC_RELEASE>(opcode);
+        case Order::kAcqRel:
+            return find_atomic_of<__ATOMIC_ACQ_REL>(opcode);
+        case Order::kWeak:
+            break;
+    }
+    return nullptr;
+}
+
+#undef DEEP_EP_OF_WORD
+
+}  // namespace
+
+bool find_memory(std::string_view text, Instruction& instruction) {
+    Opcode opcode;
+    if (!take_apart(text, opcode, instruction)) return false;
+    if (opcode.name == "ld") instruction.handler = find_load(opcode);
+    if (opcode.name == "st") instruction.handler = find_store(opcode);
+    if (opcode.name == "atom") instruction.handler = find_atomic(opcode);
+    return instruction.handler != nullptr;
+}
+
+}  // namespace deep_ep::ptx

@@ -1,0 +1,43 @@
+# Written by `make stubs` from the bindings in csrc/python: change those.
+"""
+The compiler's PTX, interpreted.
+"""
+
+from __future__ import annotations
+import typing
+
+__all__: list[str] = ["Image", "KernelSource", "Kernels", "PtxError", "run"]
+
+class PtxError(Exception):
+    pass
+
+class Image:
+    """
+    A module of PTX.
+    """
+    def __init__(self, text: str) -> None: ...
+    @property
+    def instructions(self) -> int: ...
+    @property
+    def opcodes(self) -> list[str]:
+        """
+        Those that occur in it, in the order of their first places.
+        """
+    @property
+    def target(self) -> str: ...
+
+class KernelSource:
+    pass
+
+class Kernels(KernelSource):
+    """
+    Kernels that a Runtime launches instead of its own.
+    """
+    def __init__(self, bulk_copies: bool) -> None: ...
+    def add(self, name: str, shape: tuple[int, int, int], symbol: str, image: Image) -> None: ...
+    def has(self, name: str, shape: tuple[int, int, int]) -> bool: ...
+
+def run(image: Image, symbol: str, *, blocks: int = 1, threads: int = 32, shared_bytes: int = 0, args: bytes) -> None:
+    """
+    Run a kernel of a module by itself, whose parameters are these bytes.
+    """

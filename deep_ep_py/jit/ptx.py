@@ -1,0 +1,71 @@
+"""Compiles a kernel to PTX, by NVRTC's own functions: `cuda.core` asks for a driver first, and PTX needs none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deep_ep_py.jit.compiler import CompileError, include_root, require_nvrtc, source_of
+from deep_ep_py.jit.registry import Kernel, Shape
+
+_OPTIONS = ("-std=c++17", "-default-device", "-lineinfo")
+
+
+def compile_ptx(kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, str]:
+    """Compile one kernel as `compile_kernel` does, up to the PTX.
+
+    Parameters
+    ----------
+    kernel
+        Which one.
+    shape
+        Constants of the instantiation.
+    architecture
+        As `sm_90a`.
+
+    Returns
+    -------
+    text : str
+        The PTX, with the lines that it comes from.
+    symbol : str
+        The kernel's name in it.
+
+    Raises
+    ------
+    CompileError
+        NVRTC refuses the kernel or the architecture.
+    NvrtcUnavailableError
+        NVRTC is not installed.
+    """
+    require_nvrtc()
+    from cuda.bindings import nvrtc
+
+    expression = kernel.expression_for(shape).encode()
+    source = source_of(kernel, shape, architecture).encode()
+    (program,) = _done(nvrtc.nvrtcCreateProgram(source, f"{kernel.name}.cu".encode(), 0, [], []))
+    try:
+        _done(nvrtc.nvrtcAddNameExpression(program, expression))
+        virtual = architecture.replace("sm_", "compute_")
+        options = [option.encode() for option in (f"-arch={virtual}", f"-I{include_root()}", *_OPTIONS)]
+        if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]) != 0:
+            log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+            raise CompileError(f"{kernel.name} for {architecture}: {log}")
+        text = _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
+        (symbol,) = _done(nvrtc.nvrtcGetLoweredName(program, expression))
+        return text, symbol.decode()
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _text(program: Any, get_size: Any, get: Any) -> str:
+    (size,) = _done(get_size(program))
+    held = b" " * size
+    _done(get(program, held))
+    return held.decode().rstrip("\0")
+
+
+def _done(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what an NVRTC call has given, behind its status."""
+    status, *given = result
+    if int(status) != 0:
+        raise CompileError(f"NVRTC: {status}")
+    return tuple(given)

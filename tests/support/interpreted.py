@@ -1,0 +1,56 @@
+"""Ranks as threads whose kernels are the compiler's PTX, interpreted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from deep_ep_py import buffer
+from deep_ep_py.core.native import C
+from deep_ep_py.device.cpu import CpuDevice
+from deep_ep_py.device.device import Compiling, Device, MakeLauncher
+from deep_ep_py.jit.ptx import compile_ptx
+from deep_ep_py.jit.registry import KERNELS, Shape, has_bulk_copies
+
+_lock = threading.Lock()
+
+
+@cache
+def image_of(name: str, shape: tuple[int, int, int] | None, architecture: str) -> tuple[str, Any]:
+    """A kernel's symbol, and the module that has it."""
+    ranks, row_bytes, topk = shape or (1, 16, 1)
+    static = Shape(ranks, row_bytes, topk, bulk_copies=has_bulk_copies(architecture))
+    text, symbol = compile_ptx(KERNELS[name], static, architecture)
+    return symbol, C.ptx.Image(text)
+
+
+class Interpreted(CpuDevice):
+    """A GPU, as far as its kernels see: memory is the CPU's."""
+
+    def __init__(self, architecture: str) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.kernels = C.ptx.Kernels(bulk_copies=has_bulk_copies(architecture))
+
+    def prepare(self, kernels: Iterable[str], shape: tuple[int, int, int], compiling: Compiling) -> None:
+        for name in kernels:
+            key = shape if KERNELS[name].takes_shape else (0, 0, 0)
+            if not self.kernels.has(name, key):
+                with compiling(), _lock:
+                    found = image_of(name, shape if KERNELS[name].takes_shape else None, self.architecture)
+                self.kernels.add(name, key, *found)
+
+    def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+        return C.Runtime(options, heaps, network, self.kernels)
+
+
+def install(monkeypatch: Any, architecture: str = "sm_90a") -> None:
+    """Let Buffers be made on it."""
+
+    def make_device(device: Any, sharers: int, linked: bool, make_launcher: MakeLauncher | None = None) -> Device:
+        del device, sharers, linked, make_launcher
+        return Interpreted(architecture)
+
+    monkeypatch.setattr(buffer, "make_device", make_device)
