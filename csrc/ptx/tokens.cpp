@@ -42,8 +42,8 @@ std::string_view Tokens::word() {
 i64 Tokens::integer() {
     const bool negative = skip('-');
     if (next_.kind != TokenKind::kNumber) fail("expected a number");
-    const i64 value = static_cast<i64>(number_of(take()));
-    return negative ? -value : value;
+    const u64 value = number_of(take());
+    return static_cast<i64>(negative ? u64{0} - value : value);
 }
 
 void Tokens::skip_braces() {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from deep_ep_py import buffer
@@ -20,10 +22,24 @@ _lock = threading.Lock()
 @cache
 def image_of(name: str, shape: tuple[int, int, int] | None, architecture: str) -> tuple[str, Any]:
     """A kernel's symbol, and the module that has it."""
+    load_builtins()
     ranks, row_bytes, topk = shape or (1, 16, 1)
     static = Shape(ranks, row_bytes, topk, bulk_copies=has_bulk_copies(architecture))
     text, symbol = compile_ptx(KERNELS[name], static, architecture)
     return symbol, C.ptx.Image(text)
+
+
+@cache
+def load_builtins() -> None:
+    """NVRTC opens a library that lies beside it by its name alone. A sanitizer's runtime opens it in NVRTC's place, and
+    would not look there.
+    """
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    found = load_nvidia_dynamic_lib("nvrtc").abs_path
+    assert found is not None
+    for path in Path(found).parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 class Interpreted(CpuDevice):

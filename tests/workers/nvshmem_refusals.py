@@ -253,6 +253,7 @@ def reserved_differently() -> None:
         reserve(dist.group.WORLD, (1 + rank) << 20, num_qps_per_rank=QUEUES, device="cuda:0")
     with pytest.raises(ValueError, match=r"buffers=\d on rank \d: expected the same on all ranks"):
         reserve(dist.group.WORLD, 1 << 20, num_qps_per_rank=QUEUES, buffers=1 + rank, device="cuda:0")
+    reserve(dist.group.WORLD, 1 << 20, num_qps_per_rank=QUEUES, device="cuda:0")
     with pytest.raises(NvshmemError, match=f"group: expected all of NVSHMEM's {ranks} PEs"):
         reserve(pairs[rank // 2], 1 << 20, num_qps_per_rank=QUEUES, device="cuda:0")
 
