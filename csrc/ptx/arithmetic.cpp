@@ -11,8 +11,7 @@ namespace {
 
 using Step = const Instruction&;
 
-// --- operations, each on values of a type
-// -------------------------------------------------------------------------------
+// --- operations, each on values of a type --------------------------------------------------------
 
 // Integers wrap around: they are computed with as the widest unsigned ones.
 template <class T>
@@ -135,8 +134,7 @@ void shift_right(Lane& lane, Step step) {
     }
 }
 
-// --- bits
-// ---------------------------------------------------------------------------------------------------------------
+// --- bits ----------------------------------------------------------------------------------------
 
 template <class T>
 void insert_bits(Lane& lane, Step step) {
@@ -177,8 +175,7 @@ void permute_bytes(Lane& lane, Step step) {
     lane.set<u32>(step.operands[0], result);
 }
 
-// --- comparisons
-// --------------------------------------------------------------------------------------------------------
+// --- comparisons ---------------------------------------------------------------------------------
 
 struct Equal {
     template <class T>
@@ -229,8 +226,7 @@ void select(Lane& lane, Step step) {
     lane.set<T>(step.operands[0], lane.get<T>(step.operands[lane.holds(step.operands[3]) ? 1 : 2]));
 }
 
-// --- by name
-// ------------------------------------------------------------------------------------------------------------
+// --- by name -------------------------------------------------------------------------------------
 
 Handlers made;
 

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "ptx/module.h"
+#include "ptx/order/meeting.h"
+#include "ptx/order/shadow.h"
 
 namespace deep_ep::ptx {
 
@@ -27,7 +29,15 @@ struct Arrivals {
 
 class Block {
   public:
-    Block(u8* shared, u64 shared_bytes, u32 threads) : threads(threads), shared_(shared), written_(shared_bytes) {}
+    // Where a block is: on which rank's GPU, in which launch, which has so many threads, and which of all that there
+    // have been it is.
+    struct Place {
+        u32 rank;
+        u64 launch, threads, number;
+    };
+
+    Block(u8* shared, u64 shared_bytes, u32 threads, const Place& place)
+        : threads(threads), place(place), shared_(shared), written_(shared_bytes) {}
 
     u8* shared() { return shared_; }
     // By byte of shared memory: whether it has been.
@@ -36,6 +46,11 @@ class Block {
     std::map<u64, Arrivals>& barriers() { return barriers_; }
 
     u32 threads;  // that have not ended
+    const Place place;
+
+    // Of accesses to its shared memory, and at its barriers, while their order is watched.
+    Shadow shadow;
+    std::map<u64, Meeting> meetings;
 
     // Aligned instructions, which all threads of a warp execute together (PTX ISA, "Uniform Control Flow"): whether the
     // `turn`-th of a thread of that warp is the one that the warp's other threads have come to.

@@ -69,9 +69,12 @@ void load(Lane& lane, Step step) {
     lane.reach(step.operands[0], Space::kShared, kBulkUnit, Access::kWrite);
     std::vector<u8>& written = lane.block().written();
     if (bytes > written.size() - target) lane.fail("a bulk copy beyond the end of shared memory");
+    lane.note(lane.block().shared() + target, bytes, true);
     // Until the copy has been waited for, what lies there is nothing.
     std::memset(written.data() + target, 0, bytes);
-    arrivals.loads.push_back({target, lane.reach(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead), bytes});
+    const u8* const source = lane.reach(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead);
+    lane.note(source, bytes, false);
+    arrivals.loads.push_back({target, source, bytes});
     arrivals.issued_bytes += bytes;
 }
 
@@ -89,8 +92,15 @@ void store(Lane& lane, Step step) {
 }
 
 void commit(Lane& lane, Step) { lane.stores().commit(); }
-void wait_read(Lane& lane, Step step) { lane.stores().read(lane.get<u64>(step.operands[0])); }
-void wait(Lane& lane, Step step) { lane.stores().complete(lane.get<u64>(step.operands[0])); }
+void wait_read(Lane& lane, Step step) {
+    lane.stores().read(lane.get<u64>(step.operands[0]),
+                       [&](const u8* source, u64 bytes) { lane.note(source, bytes, false); });
+}
+void wait(Lane& lane, Step step) {
+    lane.stores().complete(
+        lane.get<u64>(step.operands[0]), [&](const u8* source, u64 bytes) { lane.note(source, bytes, false); },
+        [&](const u8* target, u64 bytes) { lane.note(target, bytes, true); });
+}
 void fence(Lane&, Step) {}
 
 const Handlers& handlers() {

@@ -1,6 +1,7 @@
 // A thread's copies from shared to global memory that are on their way, in the groups that it has made of them.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <vector>
 
@@ -15,16 +16,23 @@ class BulkStores {
         groups_.push_back(std::move(open_));
         open_.clear();
     }
-    // All groups but the latest `pending` have read their source. They read as late as they may: now.
-    void read(u64 pending) {
+    // All groups but the latest `pending` have read their source. They read as late as they may: now. `on_read(source,
+    // bytes)`: of each that reads.
+    template <class OnRead>
+    void read(u64 pending, OnRead on_read) {
         for (size_t i = 0; i + pending < groups_.size(); ++i) {
-            for (Store& store : groups_[i]) store.read();
+            for (Store& store : groups_[i]) store.read(on_read);
         }
     }
     // They have written too.
-    void complete(u64 pending) {
+    template <class OnRead, class OnWrite>
+    void complete(u64 pending, OnRead on_read, OnWrite on_write) {
         while (groups_.size() > pending) {
-            for (Store& store : groups_.front()) store.write();
+            for (Store& store : groups_.front()) {
+                store.read(on_read);
+                on_write(store.target, store.bytes);
+                std::copy(store.data.begin(), store.data.end(), store.target);
+            }
             groups_.pop_front();
         }
     }
@@ -37,12 +45,11 @@ class BulkStores {
         u64 bytes;
         std::vector<u8> data;
 
-        void read() {
-            if (data.empty()) data.assign(source, source + bytes);
-        }
-        void write() {
-            read();
-            std::copy(data.begin(), data.end(), target);
+        template <class OnRead>
+        void read(OnRead on_read) {
+            if (!data.empty()) return;
+            on_read(source, bytes);
+            data.assign(source, source + bytes);
         }
     };
     std::vector<Store> open_;

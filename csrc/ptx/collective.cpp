@@ -12,7 +12,10 @@ using Step = const Instruction&;
 using cpu::Collective;
 
 void synchronize_warp(Lane& lane, Step step) {
-    cpu::collective(Collective::kSyncWarp, lane.get<u32>(step.operands[0]), 0, 0, lane.site());
+    const u32 mask = lane.get<u32>(step.operands[0]), warp = threadIdx.x / 32;
+    // Behind the block's barriers: each set of threads of each warp has one of its own.
+    const u64 barrier = (u64{1} << 63) | static_cast<u64>(warp) << 32 | mask;
+    lane.meet(barrier, [&] { return cpu::collective(Collective::kSyncWarp, mask, 0, 0, lane.site()); });
 }
 
 // d|p, value, b, c, mask: the source lane by PTX ISA, "shfl.sync".
@@ -60,7 +63,8 @@ void vote(Lane& lane, Step step) {
 void synchronize_block(Lane& lane, Step step) {
     lane.align(step);
     const u32 threads = step.count > 1 ? lane.get<u32>(step.operands[1]) : 0;
-    cpu::barrier(lane.get<u32>(step.operands[0]), threads, false, lane.site());
+    const u32 barrier = lane.get<u32>(step.operands[0]);
+    lane.meet(barrier, [&] { return cpu::barrier(barrier, threads, false, lane.site()); });
 }
 
 // all, barrier[, threads], mine
@@ -69,7 +73,9 @@ void any_of_block(Lane& lane, Step step) {
     if (kAligned) lane.align(step);
     const u32 threads = step.count > 3 ? lane.get<u32>(step.operands[2]) : 0;
     const bool mine = lane.holds(step.operands[step.count - 1]);
-    lane.set<bool>(step.operands[0], cpu::barrier(lane.get<u32>(step.operands[1]), threads, mine, lane.site()));
+    const u32 barrier = lane.get<u32>(step.operands[1]);
+    lane.set<bool>(step.operands[0],
+                   lane.meet(barrier, [&] { return cpu::barrier(barrier, threads, mine, lane.site()); }));
 }
 
 const Handlers& handlers() {

@@ -18,6 +18,9 @@ constexpr size_t kMostText = 512;
 using BlockPlace = std::tuple<u64, u32, u32>;
 
 struct RunningBlock {
+    RunningBlock(u8* shared, const LaunchHead& head, u64 number)
+        : block(shared, head.shared_bytes, blockDim.x, {head.rank, head.number, u64{blockDim.x} * gridDim.x, number}) {}
+
     Block block;
     std::map<u32, Lane> lanes;  // here, not on a fiber's stack, which may never be unwound
 };
@@ -28,6 +31,8 @@ std::map<BlockPlace, std::unique_ptr<RunningBlock>>& running() {
     return blocks;
 }
 
+u64 blocks = 0;  // that there have been
+
 void enter(const void* args) {
     LaunchHead head;
     std::memcpy(&head, args, sizeof(head));
@@ -35,7 +40,7 @@ void enter(const void* args) {
     std::unique_ptr<RunningBlock>& here = running()[place];
     if (here == nullptr) {
         auto* const shared = static_cast<u8*>(cpu::dynamic_shared());
-        here = std::make_unique<RunningBlock>(RunningBlock{Block(shared, head.shared_bytes, blockDim.x), {}});
+        here = std::make_unique<RunningBlock>(shared, head, ++blocks);
     }
     RunningBlock& mine = *here;
     const u32 thread = threadIdx.x;
@@ -61,7 +66,7 @@ std::atomic<u64> launches{0};
 
 void prepare(cpu::Launch& launch, std::string& held, const Image& image, const std::string& symbol) {
     const LaunchHead head{&image, &image.module().function(symbol), image.static_shared_bytes() + launch.shared_bytes,
-                          ++launches};
+                          ++launches, static_cast<u32>(launch.rank)};
     held.assign(reinterpret_cast<const char*>(&head), sizeof(head));
     held.append(static_cast<const char*>(launch.args), launch.args_bytes);
     launch.entry = enter;

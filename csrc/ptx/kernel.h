@@ -14,6 +14,7 @@ struct LaunchHead {
     const Function* entry;
     u64 shared_bytes;  // of a block, static and dynamic
     u64 number;        // of the launch
+    u32 rank;
 };
 
 // Makes a launch, whose arguments and dynamic shared memory are a kernel's, one of that kernel in a module. The image

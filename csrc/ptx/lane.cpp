@@ -14,11 +14,17 @@ constexpr size_t kMostFrames = 64;
 
 Lane::Lane(const Image& image, const Function& entry, Block& block, const void* arguments)
     : image_(image), block_(block) {
+    if (Order* const order = Order::watched())
+        actor_ = order->begin(block.place.rank, block.place.launch, block.place.threads, block.place.number);
     enter(entry, nullptr);
     for (const Parameter& parameter : entry.parameters) {
         std::memcpy(parameters_.data() + parameter.offset, static_cast<const u8*>(arguments) + parameter.offset,
                     parameter.bytes);
     }
+}
+
+Lane::~Lane() {
+    if (Order* const order = Order::watched(); order != nullptr && actor_) order->end(*actor_);
 }
 
 void Lane::run() {
@@ -143,7 +149,7 @@ u64 Lane::generic(u64 address, Space space) const {
     return address;
 }
 
-u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access) {
+u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access, Scope scope) {
     u64 address = value_of(operand);
     if (address % bytes != 0) {
         fail("address " + std::to_string(address) + " is not a multiple of " + std::to_string(bytes));
@@ -157,8 +163,11 @@ u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access) {
                                          : Space::kGlobal;
     }
     switch (space) {
-        case Space::kShared:
-            return shared(address, bytes, access);
+        case Space::kShared: {
+            u8* const memory = shared(address, bytes, access);
+            note(memory, bytes, access != Access::kRead, scope);
+            return memory;
+        }
         case Space::kLocal:
             return part(local_, address, bytes, "local memory");
         case Space::kParam:
@@ -169,7 +178,9 @@ u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access) {
             break;
     }
     if (address < 4096) fail("address " + std::to_string(address) + " is used");
-    return reinterpret_cast<u8*>(address);
+    auto* const memory = reinterpret_cast<u8*>(address);
+    note(memory, bytes, access != Access::kRead, scope);
+    return memory;
 }
 
 u8* Lane::part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what) {
@@ -197,6 +208,41 @@ cpu::Site Lane::site() const {
     const Module& module = image_.module();
     const Place& place = module.places[here().place];
     return {place.file < module.files.size() ? module.files[place.file].c_str() : "?", static_cast<int>(place.line)};
+}
+
+// --- the order of accesses --------------------------------------------------------------------------
+
+Meeting& Lane::meeting_of(u64 barrier) { return block_.meetings[barrier]; }
+
+Made Lane::made(Scope scope) const {
+    return {actor_->now(), actor_->rank, actor_->block, scope, &image_.module(), here().place};
+}
+
+Shadow& Lane::shadow_of(const void* memory) {
+    const auto* const place = static_cast<const u8*>(memory);
+    const u8* const begin = block_.shared();
+    if (place >= begin && place < begin + block_.written().size()) return block_.shadow;
+    return Order::watched()->global(reinterpret_cast<u64>(memory), block_.place.rank);
+}
+
+void Lane::note(const u8* memory, u64 bytes, bool writes, Scope scope) {
+    if (!actor_) return;
+    const Made* const earlier =
+        shadow_of(memory).note(reinterpret_cast<u64>(memory), bytes, writes, made(scope), actor_->clock);
+    if (earlier == nullptr) return;
+    fail(std::string("it races: it ") + (writes ? "writes" : "reads") + " what a thread of rank " +
+         std::to_string(earlier->rank) + " uses at " + earlier->module->describe(earlier->place));
+}
+
+void Lane::read_word(const void* word, u64 value, bool acquires, Scope scope) {
+    if (!actor_ || !acquires) return;
+    shadow_of(word).acquire(reinterpret_cast<u64>(word), value, made(scope), actor_->clock);
+}
+
+void Lane::store_word(const void* word, const Shadow::Stored& stored, Scope scope) {
+    if (!actor_) return;
+    shadow_of(word).store(reinterpret_cast<u64>(word), stored, made(scope), actor_->clock);
+    if (stored.releases) actor_->tick();
 }
 
 void Lane::unwritten() const { fail("a register is read that was not written"); }

@@ -5,12 +5,15 @@
 #pragma once
 
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
 #include "cpu/executor/device_calls.h"
 #include "ptx/bulk_stores.h"
 #include "ptx/image.h"
+#include "ptx/order/meeting.h"
+#include "ptx/order/order.h"
 
 namespace deep_ep::ptx {
 
@@ -24,6 +27,9 @@ class Lane {
   public:
     // `arguments`: the kernel's, of as many bytes as its parameters have.
     Lane(const Image& image, const Function& entry, Block& block, const void* arguments);
+    ~Lane();
+    Lane(const Lane&) = delete;
+    Lane& operator=(const Lane&) = delete;
 
     // Until it returns from its kernel. Throws PtxError.
     void run();
@@ -52,7 +58,23 @@ class Lane {
 
     // Where an operand's address leads: `bytes` there are there to be used, and to be read only once they are written.
     enum class Access { kRead, kWrite, kUpdate };
-    u8* reach(const Operand& operand, Space space, u64 bytes, Access access);
+    u8* reach(const Operand& operand, Space space, u64 bytes, Access access, Scope scope = Scope::kNone);
+    // Of a bulk copy that is made now, in shared or global memory.
+    void note(const u8* memory, u64 bytes, bool writes, Scope scope = Scope::kNone);
+    // A strong access to a word that `reach` has led to: it has read a value, or stored one.
+    void read_word(const void* word, u64 value, bool acquires, Scope scope);
+    void store_word(const void* word, const Shadow::Stored& stored, Scope scope);
+    // Meets others of the block by `meet`, at the barrier of that number.
+    template <class Meet>
+    auto meet(u64 barrier, Meet meet) {
+        if (!actor_) return meet();
+        Meeting& meeting = meeting_of(barrier);
+        const u64 number = meeting.arrive(actor_->clock);
+        actor_->tick();
+        const auto result = meet();
+        meeting.leave(number, actor_->clock);
+        return result;
+    }
     // A generic address of what an address in `space` is.
     u64 generic(u64 address, Space space) const;
 
@@ -101,6 +123,9 @@ class Lane {
     u64 special(SpecialRegister which) const;
     u8* part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what);
     u8* shared(u64 offset, u64 bytes, Access access);
+    Meeting& meeting_of(u64 barrier);
+    Made made(Scope scope) const;
+    Shadow& shadow_of(const void* memory);
 
     const Image& image_;
     Block& block_;
@@ -110,7 +135,8 @@ class Lane {
     std::vector<u8> written_;
     std::vector<u8> parameters_, local_;
     BulkStores stores_;
-    u64 aligned_ = 0;  // instructions that the warp has executed together
+    std::optional<Actor> actor_;  // where the order of accesses is watched
+    u64 aligned_ = 0;             // instructions that the warp has executed together
 };
 
 }  // namespace deep_ep::ptx

@@ -13,8 +13,7 @@ namespace {
 using Step = const Instruction&;
 using Access = Lane::Access;
 
-// --- plain accesses
-// -----------------------------------------------------------------------------------------------------
+// --- plain accesses ------------------------------------------------------------------------------
 
 template <class T>
 void load(Lane& lane, Step step) {
@@ -33,13 +32,15 @@ void store(Lane& lane, Step step) {
     std::memcpy(lane.reach(step.operands[0], step.space, count * sizeof(T), Access::kWrite), values, count * sizeof(T));
 }
 
-// --- accesses that others may take part in
-// ------------------------------------------------------------------------------
+// --- accesses that others may take part in ----------------------------------------------------------
+
+constexpr bool acquires(int order) { return order == __ATOMIC_ACQUIRE || order == __ATOMIC_ACQ_REL; }
+constexpr bool releases(int order) { return order == __ATOMIC_RELEASE || order == __ATOMIC_ACQ_REL; }
 
 template <class T>
 T* word(Lane& lane, Step step, u32 operand, Access access) {
     cpu::switch_point(lane.site());
-    return reinterpret_cast<T*>(lane.reach(step.operands[operand], step.space, sizeof(T), access));
+    return reinterpret_cast<T*>(lane.reach(step.operands[operand], step.space, sizeof(T), access, step.scope));
 }
 
 // Of several elements: each by itself, in any order.
@@ -47,9 +48,12 @@ template <class T, int kOrder>
 void strong_load(Lane& lane, Step step) {
     const u32 count = step.vector;
     cpu::switch_point(lane.site());
-    const u8* const from = lane.reach(step.operands[count], step.space, count * sizeof(T), Access::kRead);
+    u8* const from = lane.reach(step.operands[count], step.space, count * sizeof(T), Access::kRead, step.scope);
     for (u32 i = 0; i < count; ++i) {
-        lane.set<T>(step.operands[i], __atomic_load_n(reinterpret_cast<const T*>(from) + i, kOrder));
+        const T* const element = reinterpret_cast<const T*>(from) + i;
+        const T value = __atomic_load_n(element, kOrder);
+        lane.read_word(element, value, acquires(kOrder), step.scope);
+        lane.set<T>(step.operands[i], value);
     }
 }
 
@@ -57,37 +61,53 @@ template <class T, int kOrder>
 void strong_store(Lane& lane, Step step) {
     if (step.vector != 1) lane.fail("a strong access of several elements");
     const T value = lane.get<T>(step.operands[1]);
-    __atomic_store_n(word<T>(lane, step, 0, Access::kWrite), value, kOrder);
+    T* const target = word<T>(lane, step, 0, Access::kWrite);
+    lane.store_word(target, {0, value, releases(kOrder), false}, step.scope);
+    __atomic_store_n(target, value, kOrder);
+}
+
+// What an atomic has read, and what it has left.
+template <class T, int kOrder>
+void updated(Lane& lane, Step step, const T* target, T before, T after) {
+    lane.read_word(target, before, acquires(kOrder), step.scope);
+    lane.store_word(target, {before, after, releases(kOrder), true}, step.scope);
+    lane.set<T>(step.operands[0], before);
 }
 
 template <class T, int kOrder>
 void atomic_add(Lane& lane, Step step) {
     const T value = lane.get<T>(step.operands[2]);
-    lane.set<T>(step.operands[0], __atomic_fetch_add(word<T>(lane, step, 1, Access::kUpdate), value, kOrder));
+    T* const target = word<T>(lane, step, 1, Access::kUpdate);
+    const T before = __atomic_fetch_add(target, value, kOrder);
+    updated<T, kOrder>(lane, step, target, before, static_cast<T>(before + value));
 }
 template <class T, int kOrder>
 void atomic_exchange(Lane& lane, Step step) {
     const T value = lane.get<T>(step.operands[2]);
-    lane.set<T>(step.operands[0], __atomic_exchange_n(word<T>(lane, step, 1, Access::kUpdate), value, kOrder));
+    T* const target = word<T>(lane, step, 1, Access::kUpdate);
+    updated<T, kOrder>(lane, step, target, __atomic_exchange_n(target, value, kOrder), value);
 }
 template <class T, int kOrder>
 void atomic_compare(Lane& lane, Step step) {
     T expected = lane.get<T>(step.operands[2]);
     const T value = lane.get<T>(step.operands[3]);
-    __atomic_compare_exchange_n(word<T>(lane, step, 1, Access::kUpdate), &expected, value, false, kOrder,
-                                __ATOMIC_RELAXED);
-    lane.set<T>(step.operands[0], expected);
+    T* const target = word<T>(lane, step, 1, Access::kUpdate);
+    constexpr int kFailed = acquires(kOrder) ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED;
+    if (__atomic_compare_exchange_n(target, &expected, value, false, kOrder, kFailed)) {
+        updated<T, kOrder>(lane, step, target, expected, value);
+    } else {
+        lane.read_word(target, expected, acquires(kOrder), step.scope);
+        lane.set<T>(step.operands[0], expected);
+    }
 }
 
-// --- by name
-// ------------------------------------------------------------------------------------------------------------
+// --- by name ----------------------------------------------------------------------------------------
 
-enum class Order : u8 { kWeak, kRelaxed, kAcquire, kRelease, kAcqRel };
+enum class Ordering : u8 { kWeak, kRelaxed, kAcquire, kRelease, kAcqRel };
 
 struct Opcode {
     std::string_view name, operation, type;
-    Order order = Order::kWeak;
-    bool scoped = false;
+    Ordering order = Ordering::kWeak;
 };
 
 const std::map<std::string_view, Space> kSpaces{
@@ -95,10 +115,13 @@ const std::map<std::string_view, Space> kSpaces{
     {"local", Space::kLocal},   {"param", Space::kParam},   {"const", Space::kConst},
 };
 // Volatile accesses are relaxed ones at system scope (PTX ISA, "Volatile operation").
-const std::map<std::string_view, Order> kOrders{
-    {"weak", Order::kWeak},       {"volatile", Order::kRelaxed}, {"relaxed", Order::kRelaxed},
-    {"acquire", Order::kAcquire}, {"release", Order::kRelease},  {"acq_rel", Order::kAcqRel},
+const std::map<std::string_view, Ordering> kOrders{
+    {"weak", Ordering::kWeak},       {"volatile", Ordering::kRelaxed}, {"relaxed", Ordering::kRelaxed},
+    {"acquire", Ordering::kAcquire}, {"release", Ordering::kRelease},  {"acq_rel", Ordering::kAcqRel},
 };
+
+const std::map<std::string_view, Scope> kScopes{
+    {"cta", Scope::kBlock}, {"gpu", Scope::kDevice}, {"sys", Scope::kSystem}};
 
 // False: it has something that is not known.
 bool take_apart(std::string_view text, Opcode& opcode, Instruction& instruction) {
@@ -113,8 +136,9 @@ bool take_apart(std::string_view text, Opcode& opcode, Instruction& instruction)
             instruction.space = space->second;
         } else if (const auto order = kOrders.find(part); order != kOrders.end()) {
             opcode.order = order->second;
-        } else if (part == "cta" || part == "gpu" || part == "sys") {
-            opcode.scoped = true;
+            if (part == "volatile") instruction.scope = Scope::kSystem;
+        } else if (const auto scope = kScopes.find(part); scope != kScopes.end()) {
+            instruction.scope = scope->second;
         } else if (part == "v2" || part == "v4") {
             instruction.vector = static_cast<u8>(part[1] - '0');
         } else if (part == "add" || part == "cas" || part == "exch") {
@@ -157,14 +181,14 @@ struct Store {
 Handler find_load(const Opcode& opcode) {
     const std::string_view type = opcode.type;
     switch (opcode.order) {
-        case Order::kWeak:
+        case Ordering::kWeak:
             return by_type<Load>(type);
-        case Order::kRelaxed:
+        case Ordering::kRelaxed:
             return DEEP_EP_OF_WORD(strong_load, __ATOMIC_RELAXED);
-        case Order::kAcquire:
+        case Ordering::kAcquire:
             return DEEP_EP_OF_WORD(strong_load, __ATOMIC_ACQUIRE);
-        case Order::kRelease:
-        case Order::kAcqRel:
+        case Ordering::kRelease:
+        case Ordering::kAcqRel:
             break;
     }
     return nullptr;
@@ -173,14 +197,14 @@ Handler find_load(const Opcode& opcode) {
 Handler find_store(const Opcode& opcode) {
     const std::string_view type = opcode.type;
     switch (opcode.order) {
-        case Order::kWeak:
+        case Ordering::kWeak:
             return by_type<Store>(type);
-        case Order::kRelaxed:
+        case Ordering::kRelaxed:
             return DEEP_EP_OF_WORD(strong_store, __ATOMIC_RELAXED);
-        case Order::kRelease:
+        case Ordering::kRelease:
             return DEEP_EP_OF_WORD(strong_store, __ATOMIC_RELEASE);
-        case Order::kAcquire:
-        case Order::kAcqRel:
+        case Ordering::kAcquire:
+        case Ordering::kAcqRel:
             break;
     }
     return nullptr;
@@ -197,15 +221,15 @@ Handler find_atomic_of(const Opcode& opcode) {
 
 Handler find_atomic(const Opcode& opcode) {
     switch (opcode.order) {
-        case Order::kRelaxed:
+        case Ordering::kRelaxed:
             return find_atomic_of<__ATOMIC_RELAXED>(opcode);
-        case Order::kAcquire:
+        case Ordering::kAcquire:
             return find_atomic_of<__ATOMIC_ACQUIRE>(opcode);
-        case Order::kRelease:
+        case Ordering::kRelease:
             return find_atomic_of<__ATOMIC_RELEASE>(opcode);
-        case Order::kAcqRel:
+        case Ordering::kAcqRel:
             return find_atomic_of<__ATOMIC_ACQ_REL>(opcode);
-        case Order::kWeak:
+        case Ordering::kWeak:
             break;
     }
     return nullptr;

@@ -42,6 +42,9 @@ struct Operand {
     i64 value;
 };
 
+// Of strong accesses, by what their scope takes in; kNone: a weak access.
+enum class Scope : u8 { kNone, kBlock, kDevice, kSystem };
+
 class Lane;
 struct Instruction;
 using Handler = void (*)(Lane& lane, const Instruction& instruction);
@@ -52,6 +55,7 @@ struct Instruction {
     u16 count;      // of operands
     u8 vector;      // elements that a load or store moves, else 1
     Space space;    // that an address is in
+    Scope scope;    // of a strong access
     u32 opcode;     // in Module::opcodes
     u32 line;       // of the PTX
     u32 place;      // in Module::places

@@ -2,6 +2,7 @@
 #include "device/copy_stage.h"
 #include "host/cpu/kernel_source.h"
 #include "ptx/library.h"
+#include "ptx/order/order.h"
 #include "python/bindings.h"
 
 namespace py = pybind11;
@@ -65,6 +66,14 @@ void bind_ptx(py::module_& module) {
             for (const ptx::Function& function : image.module().functions) count += function.code.size();
             return count;
         });
+    m.def("watch", &ptx::Order::watch, py::arg("on"),
+          "Begin to watch the order of kernels' accesses to memory, with nothing known of any, or cease to.");
+    m.def(
+        "add_heap",
+        [](u64 base, u64 bytes) {
+            if (ptx::Order* const order = ptx::Order::watched()) order->add_heap(base, bytes);
+        },
+        py::arg("base"), py::arg("bytes"), "Name memory that several ranks' kernels use.");
     m.def(
         "run",
         [](const std::shared_ptr<Image>& image, const std::string& symbol, unsigned blocks, unsigned threads,

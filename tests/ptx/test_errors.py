@@ -6,7 +6,7 @@ import pytest
 
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import SimtError
-from programs import HEAD, entry, run, words
+from ptx_programs import HEAD, entry, run, words
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
 

@@ -9,10 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deep_ep_py import buffer
 from deep_ep_py.core.native import C
 from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.device.device import Compiling, Device, MakeLauncher
+from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
 from deep_ep_py.jit.ptx import compile_ptx
 from deep_ep_py.jit.registry import KERNELS, Shape, has_bulk_copies
 
@@ -25,8 +28,14 @@ def image_of(name: str, shape: tuple[int, int, int] | None, architecture: str) -
     load_builtins()
     ranks, row_bytes, topk = shape or (1, 16, 1)
     static = Shape(ranks, row_bytes, topk, bulk_copies=has_bulk_copies(architecture))
-    text, symbol = compile_ptx(KERNELS[name], static, architecture)
+    text, symbol = compiled(name, static, architecture)
     return symbol, C.ptx.Image(text)
+
+
+@cache
+def compiled(name: str, shape: Shape, architecture: str) -> tuple[str, str]:
+    """A kernel's PTX, and its symbol there."""
+    return compile_ptx(KERNELS[name], shape, architecture)
 
 
 @cache
@@ -59,11 +68,17 @@ class Interpreted(CpuDevice):
                 self.kernels.add(name, key, *found)
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:
+        for heap in heaps:
+            C.ptx.add_heap(heap.base, heap.bytes)
         return C.Runtime(options, heaps, network, self.kernels)
 
 
 def install(monkeypatch: Any, architecture: str = "sm_90a") -> None:
-    """Let Buffers be made on it."""
+    """Let Buffers be made on it; skips the test where NVRTC is not installed."""
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
 
     def make_device(device: Any, sharers: int, linked: bool, make_launcher: MakeLauncher | None = None) -> Device:
         del device, sharers, linked, make_launcher

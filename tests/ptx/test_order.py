@@ -1,0 +1,161 @@
+"""Races, and orders that are enough: what a thread reads or writes without being ordered behind another's access."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import SimtError
+from ptx_programs import entry, run, words
+
+pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
+
+SHARED = ".extern .shared .align 128 .b8 dynamic[];\n"
+# Thread 0 of each block writes data, then a flag; thread 0 of the last block waits for the flag, and reads.
+MESSAGE = """
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r1, %tid.x;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_end;
+    mov.u32 %r2, %ctaid.x;
+    setp.ne.s32 %p2, %r2, 0;
+    @%p2 bra $L_read;
+    .loc 1 10 1
+    st.global.u64 [%rd0], 7;
+    STORE
+    bra $L_end;
+$L_read:
+    LOAD
+    setp.eq.s32 %p3, %r3, 0;
+    @%p3 bra $L_read;
+    .loc 1 20 1
+    ld.global.u64 %rd1, [%rd0];
+$L_end:
+"""
+
+
+@pytest.fixture(autouse=True)
+def watched() -> Iterator[None]:
+    C.ptx.watch(True)
+    yield
+    C.ptx.watch(False)
+
+
+def message(store: str, load: str) -> str:
+    return entry(MESSAGE.replace("STORE", store).replace("LOAD", load), parameters=1)
+
+
+@pytest.mark.parametrize("scope", ["gpu", "sys"])
+@pytest.mark.parametrize("store", ["st.release.{0}.b32 [%rd0+8], 1;", "atom.release.{0}.add.u32 %r4, [%rd0+8], 1;"])
+@pytest.mark.parametrize("load", ["ld.acquire.{0}.b32 %r3, [%rd0+8];", "atom.acq_rel.{0}.cas.b32 %r3, [%rd0+8], 5, 6;"])
+def test_a_message_that_is_released_and_acquired(scope: str, store: str, load: str) -> None:
+    run(message(store.format(scope), load.format(scope)), words(2), blocks=2)
+
+
+RELEASE, ACQUIRE = "st.release.gpu.b32 [%rd0+8], 1;", "ld.acquire.gpu.b32 %r3, [%rd0+8];"
+
+
+@pytest.mark.parametrize(
+    ("store", "load"),
+    [
+        ("st.relaxed.gpu.b32 [%rd0+8], 1;", ACQUIRE),
+        (RELEASE, "ld.relaxed.gpu.b32 %r3, [%rd0+8];"),
+        ("st.release.gpu.b32 [%rd0+8], 1;\nst.relaxed.gpu.b32 [%rd0+8], 2;", ACQUIRE),
+        ("atom.relaxed.gpu.add.u32 %r4, [%rd0+8], 1;", ACQUIRE),
+    ],
+)
+def test_a_message_that_is_not(store: str, load: str) -> None:
+    with pytest.raises(SimtError, match=r"it races: it reads what .* uses at kernel\.cu:10 .*kernel\.cu:20\)"):
+        for _ in range(20):  # the flag may be read before the second store
+            run(message(store, load), words(2), blocks=2)
+
+
+@pytest.mark.parametrize(
+    ("store", "load"),
+    [
+        ("st.release.cta.b32 [%rd0+8], 1;", "ld.acquire.cta.b32 %r3, [%rd0+8];"),
+        ("st.release.gpu.b32 [%rd0+8], 1;", "ld.acquire.cta.b32 %r3, [%rd0+8];"),
+        ("st.global.u32 [%rd0+8], 1;", ACQUIRE),
+    ],
+)
+def test_a_flag_whose_scopes_are_too_narrow(store: str, load: str) -> None:
+    """Between blocks; a weak store races with any load of the flag."""
+    with pytest.raises(SimtError, match="it races"):
+        run(message(store, load), words(2), blocks=2)
+
+
+def test_what_updates_leave_in_place() -> None:
+    """A reader of the sum acquires what both adders have released."""
+    body = """
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r1, %tid.x;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_end;
+    mov.u32 %r2, %ctaid.x;
+    setp.eq.s32 %p2, %r2, 2;
+    @%p2 bra $L_read;
+    mul.wide.u32 %rd2, %r2, 8;
+    add.s64 %rd3, %rd0, %rd2;
+    st.global.u64 [%rd3+16], 7;
+    atom.ORDER.gpu.add.u32 %r4, [%rd0], 1;
+    bra $L_end;
+$L_read:
+    ld.acquire.gpu.b32 %r3, [%rd0];
+    setp.lt.u32 %p3, %r3, 2;
+    @%p3 bra $L_read;
+    ld.global.u64 %rd1, [%rd0+16];
+    ld.global.u64 %rd4, [%rd0+24];
+$L_end:
+    """
+    run(entry(body.replace("ORDER", "release"), parameters=1), words(4), blocks=3)
+    with pytest.raises(SimtError, match="it races"):
+        run(entry(body.replace("ORDER", "relaxed"), parameters=1), words(4), blocks=3)
+
+
+NEIGHBOURS = """
+    mov.u32 %r1, %tid.x;
+    shl.b32 %r2, %r1, 2;
+    mov.u32 %r3, dynamic;
+    add.s32 %r4, %r3, %r2;
+    st.shared.u32 [%r4], %r1;
+    MEET
+    xor.b32 %r5, %r2, DISTANCE;
+    add.s32 %r6, %r3, %r5;
+    ld.shared.u32 %r7, [%r6];
+"""
+
+
+@pytest.mark.parametrize(
+    ("meet", "distance", "races"),
+    [
+        ("bar.warp.sync -1;", 4, False),
+        ("bar.warp.sync -1;", 128, True),
+        ("bar.sync 0;", 128, False),
+        ("", 4, True),
+        ("vote.sync.any.pred %p1, 1, -1;", 4, True),  # orders no accesses
+    ],
+)
+def test_threads_that_meet(meet: str, distance: int, races: bool) -> None:
+    meet = "setp.eq.s32 %p1, %r1, 0;\n" + meet.replace(" 1, -1", " %p1, -1")
+    text = entry(NEIGHBOURS.replace("MEET", meet).replace("DISTANCE", str(distance)), SHARED, parameters=0)
+    if not races:
+        run(text, threads=64, shared_bytes=256)
+        return
+    with pytest.raises(SimtError, match="it races|was not written"):
+        run(text, threads=64, shared_bytes=256)
+
+
+def test_bytes_of_a_word_are_told_apart() -> None:
+    body = """
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r1, %tid.x;
+    cvt.u64.u32 %rd1, %r1;
+    add.s64 %rd2, %rd0, %rd1;
+    mov.u16 %rs1, 5;
+    st.global.u8 [%rd2], %rs1;
+    """
+    run(entry(body, parameters=1), words(4))
+    with pytest.raises(SimtError, match="it races"):
+        run(entry(body.replace("cvt.u64.u32 %rd1, %r1;", "mov.u64 %rd1, 3;"), parameters=1), words(4))

@@ -1,0 +1,79 @@
+"""Kernels whose PTX has been weakened: an order that is missing is found, with the lines of both accesses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import interpreted
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import DeepEPError, SimtError
+from interpreted_calls import low_latency_calls, normal
+
+pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
+
+
+@pytest.fixture
+def weaken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
+    """What replaces one text by another in all PTX that is interpreted from then on."""
+    interpreted.install(monkeypatch)
+
+    def install(before: str, after: str) -> None:
+        compiled = interpreted.compiled
+
+        def weakened(*what: object) -> tuple[str, str]:
+            text, symbol = compiled(*what)
+            return re.sub(before, after, text), symbol
+
+        monkeypatch.setattr(interpreted, "compiled", weakened)
+        interpreted.image_of.cache_clear()
+
+    yield install
+    C.ptx.watch(False)
+    interpreted.image_of.cache_clear()
+
+
+RACES = r"it races: it (reads|writes) what a thread of rank \d uses at \S+\.h:\d+"
+UNWRITTEN = "of shared memory is read and was not written"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (r"atom\.release\.sys", "atom.relaxed.sys", RACES),
+        (r"atom\.release\.sys", "atom.release.gpu", RACES),
+        (r"ld\.acquire\.sys", "ld.relaxed.sys", RACES),
+        (r"ld\.acquire\.sys", "ld.acquire.gpu", RACES),
+        (r"atom\.acq_rel\.gpu", "atom.relaxed.gpu", RACES),
+        (r"atom\.acq_rel\.gpu", "atom.acq_rel.cta", RACES),
+        (r"bar\.warp\.sync\s+-1;", "", RACES),
+        (r"bar\.sync\s+0;", "", f"{RACES}|{UNWRITTEN}"),
+        (r"cp\.async\.bulk\.wait_group 0;", "", "ends before its bulk copies have been waited for"),
+    ],
+)
+def test_normal_mode(weaken: Callable[[str, str], None], before: str, after: str, found: str) -> None:
+    weaken(before, after)
+    with pytest.raises((SimtError, DeepEPError), match=found):
+        normal(2, (1,))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (r"atom\.release\.sys", "atom.relaxed.sys", RACES),
+        (r"ld\.acquire\.sys", "ld.acquire.gpu", RACES),
+        (r"bar\.warp\.sync\s+-1;", "", f"{RACES}|{UNWRITTEN}"),
+    ],
+)
+def test_low_latency_mode(weaken: Callable[[str, str], None], before: str, after: str, found: str) -> None:
+    weaken(before, after)
+    with pytest.raises((SimtError, DeepEPError), match=found):
+        low_latency_calls(2, (1,))
+
+
+def test_a_stage_that_is_used_again_before_it_was_read(weaken: Callable[[str, str], None]) -> None:
+    weaken(r"cp\.async\.bulk\.wait_group\.read 1;", "")
+    with pytest.raises(AssertionError):
+        normal(2, (1,))
