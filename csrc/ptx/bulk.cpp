@@ -58,7 +58,9 @@ void try_wait(Lane& lane, Step step) {
     cpu::switch_point(lane.site());
     Arrivals& arrivals = barrier(lane, step, 1);
     settle(lane, arrivals);
-    lane.set<bool>(step.operands[0], arrivals.phase % 2 != lane.get<u32>(step.operands[2]) % 2);
+    const bool ended = arrivals.phase % 2 != lane.get<u32>(step.operands[2]) % 2;
+    if (ended) lane.complete_copies();
+    lane.set<bool>(step.operands[0], ended);
 }
 
 // [target], [source], bytes, [barrier]
@@ -66,14 +68,16 @@ void load(Lane& lane, Step step) {
     const u64 bytes = bulk_bytes(lane, step, 2), target = lane.get<u64>(step.operands[0]);
     Arrivals& arrivals = barrier(lane, step, 3);
     if (bytes == 0) return;
-    lane.reach(step.operands[0], Space::kShared, kBulkUnit, Access::kWrite);
+    lane.locate(step.operands[0], Space::kShared, kBulkUnit, Access::kWrite);
     std::vector<u8>& written = lane.block().written();
     if (bytes > written.size() - target) lane.fail("a bulk copy beyond the end of shared memory");
-    lane.note(lane.block().shared() + target, bytes, true);
+    lane.note_copy(lane.block().shared() + target, bytes, true);
     // Until the copy has been waited for, what lies there is nothing.
     std::memset(written.data() + target, 0, bytes);
-    const u8* const source = lane.reach(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead);
-    lane.note(source, bytes, false);
+    const u8* const source = lane.locate(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead);
+    lane.note_copy(source, bytes, false);
+    // It tells of its bytes there: behind the barrier's initialisation.
+    lane.note_copy(lane.block().shared() + lane.get<u64>(step.operands[3]), sizeof(u64), false);
     arrivals.loads.push_back({target, source, bytes});
     arrivals.issued_bytes += bytes;
 }
@@ -82,26 +86,28 @@ void load(Lane& lane, Step step) {
 void store(Lane& lane, Step step) {
     const u64 bytes = bulk_bytes(lane, step, 2), source = lane.get<u64>(step.operands[1]);
     if (bytes == 0) return;
-    lane.reach(step.operands[1], Space::kShared, kBulkUnit, Access::kRead);
+    lane.locate(step.operands[1], Space::kShared, kBulkUnit, Access::kRead);
     const std::vector<u8>& written = lane.block().written();
     if (bytes > written.size() - source || std::memchr(written.data() + source, 0, bytes) != nullptr) {
         lane.fail("a bulk copy of shared memory that was not written");
     }
-    lane.stores().add(lane.reach(step.operands[0], Space::kGlobal, kBulkUnit, Access::kWrite),
+    lane.stores().add(lane.locate(step.operands[0], Space::kGlobal, kBulkUnit, Access::kWrite),
                       lane.block().shared() + source, bytes);
 }
 
 void commit(Lane& lane, Step) { lane.stores().commit(); }
 void wait_read(Lane& lane, Step step) {
     lane.stores().read(lane.get<u64>(step.operands[0]),
-                       [&](const u8* source, u64 bytes) { lane.note(source, bytes, false); });
+                       [&](const u8* source, u64 bytes) { lane.note_copy(source, bytes, false); });
+    lane.complete_copies();
 }
 void wait(Lane& lane, Step step) {
     lane.stores().complete(
-        lane.get<u64>(step.operands[0]), [&](const u8* source, u64 bytes) { lane.note(source, bytes, false); },
-        [&](const u8* target, u64 bytes) { lane.note(target, bytes, true); });
+        lane.get<u64>(step.operands[0]), [&](const u8* source, u64 bytes) { lane.note_copy(source, bytes, false); },
+        [&](const u8* target, u64 bytes) { lane.note_copy(target, bytes, true); });
+    lane.complete_copies();
 }
-void fence(Lane&, Step) {}
+void fence(Lane& lane, Step) { lane.fence_copies(); }
 
 const Handlers& handlers() {
     static const Handlers all{

@@ -150,6 +150,12 @@ u64 Lane::generic(u64 address, Space space) const {
 }
 
 u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access, Scope scope) {
+    u8* const memory = locate(operand, space, bytes, access);
+    note(memory, bytes, access != Access::kRead, scope);
+    return memory;
+}
+
+u8* Lane::locate(const Operand& operand, Space space, u64 bytes, Access access) {
     u64 address = value_of(operand);
     if (address % bytes != 0) {
         fail("address " + std::to_string(address) + " is not a multiple of " + std::to_string(bytes));
@@ -163,11 +169,8 @@ u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access, S
                                          : Space::kGlobal;
     }
     switch (space) {
-        case Space::kShared: {
-            u8* const memory = shared(address, bytes, access);
-            note(memory, bytes, access != Access::kRead, scope);
-            return memory;
-        }
+        case Space::kShared:
+            return shared(address, bytes, access);
         case Space::kLocal:
             return part(local_, address, bytes, "local memory");
         case Space::kParam:
@@ -178,9 +181,7 @@ u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access, S
             break;
     }
     if (address < 4096) fail("address " + std::to_string(address) + " is used");
-    auto* const memory = reinterpret_cast<u8*>(address);
-    note(memory, bytes, access != Access::kRead, scope);
-    return memory;
+    return reinterpret_cast<u8*>(address);
 }
 
 u8* Lane::part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what) {
@@ -218,6 +219,13 @@ Made Lane::made(Scope scope) const {
     return {actor_->now(), actor_->rank, actor_->block, scope, &image_.module(), here().place};
 }
 
+bool Lane::is_own(const u8* memory) const {
+    const auto within = [&](const std::vector<u8>& own) {
+        return memory >= own.data() && memory < own.data() + own.size();
+    };
+    return within(local_) || within(parameters_);
+}
+
 Shadow& Lane::shadow_of(const void* memory) {
     const auto* const place = static_cast<const u8*>(memory);
     const u8* const begin = block_.shared();
@@ -226,9 +234,20 @@ Shadow& Lane::shadow_of(const void* memory) {
 }
 
 void Lane::note(const u8* memory, u64 bytes, bool writes, Scope scope) {
+    if (!actor_ || is_own(memory)) return;
+    const u64 address = reinterpret_cast<u64>(memory);
+    check(shadow_of(memory).note(address, bytes, writes, made(scope), actor_->clock), writes);
+}
+
+void Lane::note_copy(const u8* memory, u64 bytes, bool writes) {
     if (!actor_) return;
-    const Made* const earlier =
-        shadow_of(memory).note(reinterpret_cast<u64>(memory), bytes, writes, made(scope), actor_->clock);
+    const u64 address = reinterpret_cast<u64>(memory);
+    Made access = made(Scope::kNone);
+    access.moment = actor_->copies_now();
+    check(shadow_of(memory).note(address, bytes, writes, access, actor_->copies), writes);
+}
+
+void Lane::check(const Made* earlier, bool writes) const {
     if (earlier == nullptr) return;
     fail(std::string("it races: it ") + (writes ? "writes" : "reads") + " what a thread of rank " +
          std::to_string(earlier->rank) + " uses at " + earlier->module->describe(earlier->place));

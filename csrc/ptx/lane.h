@@ -59,8 +59,16 @@ class Lane {
     // Where an operand's address leads: `bytes` there are there to be used, and to be read only once they are written.
     enum class Access { kRead, kWrite, kUpdate };
     u8* reach(const Operand& operand, Space space, u64 bytes, Access access, Scope scope = Scope::kNone);
-    // Of a bulk copy that is made now, in shared or global memory.
-    void note(const u8* memory, u64 bytes, bool writes, Scope scope = Scope::kNone);
+    // The same for what is not accessed here: by a bulk copy, later.
+    u8* locate(const Operand& operand, Space space, u64 bytes, Access access);
+    // What a bulk copy that is made now accesses, in shared or global memory.
+    void note_copy(const u8* memory, u64 bytes, bool writes);
+    void fence_copies() {
+        if (actor_) actor_->fence_copies();
+    }
+    void complete_copies() {
+        if (actor_) actor_->complete_copies();
+    }
     // A strong access to a word that `reach` has led to: it has read a value, or stored one.
     void read_word(const void* word, u64 value, bool acquires, Scope scope);
     void store_word(const void* word, const Shadow::Stored& stored, Scope scope);
@@ -125,7 +133,10 @@ class Lane {
     u8* shared(u64 offset, u64 bytes, Access access);
     Meeting& meeting_of(u64 barrier);
     Made made(Scope scope) const;
+    bool is_own(const u8* memory) const;  // no other thread's
     Shadow& shadow_of(const void* memory);
+    void note(const u8* memory, u64 bytes, bool writes, Scope scope);
+    void check(const Made* earlier, bool writes) const;
 
     const Image& image_;
     Block& block_;

@@ -159,3 +159,42 @@ def test_bytes_of_a_word_are_told_apart() -> None:
     run(entry(body, parameters=1), words(4))
     with pytest.raises(SimtError, match="it races"):
         run(entry(body.replace("cvt.u64.u32 %rd1, %r1;", "mov.u64 %rd1, 3;"), parameters=1), words(4))
+
+
+COPY = """
+    mov.u32 %r1, %tid.x;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_end;
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r2, dynamic;
+    st.shared.v2.u64 [%r2], {7, 8};
+    FENCE
+    cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r2], 16;
+    cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0;
+    st.shared.u64 [%r2], 9;
+    WAIT
+    ld.global.u64 %rd1, [%rd0];
+    cp.async.bulk.wait_group 0;
+$L_end:
+"""
+
+
+@pytest.mark.parametrize(
+    ("fence", "wait", "races"),
+    [
+        ("fence.proxy.async;", "cp.async.bulk.wait_group 0;", False),
+        ("", "cp.async.bulk.wait_group 0;", True),
+        ("fence.proxy.async;", "", True),
+    ],
+)
+def test_bulk_copies_have_a_proxy_of_their_own(fence: str, wait: str, races: bool) -> None:
+    """What a thread has written itself they see behind a fence alone, and it sees what they write behind a wait."""
+    memory = words(2)
+    text = entry(COPY.replace("FENCE", fence).replace("WAIT", wait), SHARED, parameters=1)
+    if races:
+        with pytest.raises(SimtError, match="it races"):
+            run(text, memory, shared_bytes=64)
+    else:
+        run(text, memory, shared_bytes=64)
+        assert [*memory] == [7, 8]

@@ -51,6 +51,11 @@ UNWRITTEN = "of shared memory is read and was not written"
         (r"bar\.warp\.sync\s+-1;", "", RACES),
         (r"bar\.sync\s+0;", "", f"{RACES}|{UNWRITTEN}"),
         (r"cp\.async\.bulk\.wait_group 0;", "", "ends before its bulk copies have been waited for"),
+        (
+            r"cp\.async\.bulk\.wait_group 0;",
+            "cp.async.bulk.wait_group.read 0;",
+            "ends before its bulk copies have been",
+        ),
     ],
 )
 def test_normal_mode(weaken: Callable[[str, str], None], before: str, after: str, found: str) -> None:
@@ -77,3 +82,10 @@ def test_a_stage_that_is_used_again_before_it_was_read(weaken: Callable[[str, st
     weaken(r"cp\.async\.bulk\.wait_group\.read 1;", "")
     with pytest.raises(AssertionError):
         normal(2, (1,))
+
+
+def test_bulk_copies_that_are_not_fenced(weaken: Callable[[str, str], None]) -> None:
+    """They would not come after the initialisation of the barrier that tells of their bytes."""
+    weaken(r"fence\.proxy\.async;", "")
+    with pytest.raises((SimtError, DeepEPError), match=RACES):
+        normal(4, (1,), fabric="ibgda", ranks_per_node=2)

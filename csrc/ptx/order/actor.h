@@ -7,15 +7,29 @@
 namespace deep_ep::ptx {
 
 struct Actor {
-    u32 number;  // among all that run
-    u32 rank;    // whose GPU it is on: each rank has one of its own
+    u32 number;         // among all that run
+    u32 copies_number;  // of its bulk copies, which are an actor of their own
+    u32 rank;           // whose GPU it is on: each rank has one of its own
     u64 launch;
     u64 block;  // among all blocks of all launches
     Clock clock;
+    // What its bulk copies come after. They access memory through a proxy of their own, for which only a fence puts
+    // other accesses in order, the thread's own too (PTX ISA, "Async proxy").
+    Clock copies;
 
     Epoch now() const { return {number, clock.time_of(number)}; }
+    Epoch copies_now() const { return {copies_number, copies.time_of(copies_number)}; }
     // What follows is no more covered by copies of the clock that were made before.
     void tick() { clock.set(number, clock.time_of(number) + 1); }
+    void fence_copies() {
+        copies.join(clock);
+        tick();
+    }
+    // Those that have been made are waited for: what the thread does next comes after them.
+    void complete_copies() {
+        clock.set(copies_number, copies.time_of(copies_number));
+        copies.set(copies_number, copies.time_of(copies_number) + 1);
+    }
 };
 
 // An access that has been made.

@@ -27,21 +27,25 @@ Actor Order::begin(u32 rank, u64 launch, u64 threads, u64 block) {
         ended.numbers.clear();
     }
     std::vector<u32>& numbers = found->second.numbers;
-    Actor made{actors_, rank, launch, block, found->second.begin};
-    if (numbers.empty()) {
-        ++actors_;
-    } else {
-        made.number = numbers.back();
+    const auto take = [&] {
+        if (numbers.empty()) return actors_++;
+        const u32 number = numbers.back();
         numbers.pop_back();
-    }
+        return number;
+    };
+    const u32 number = take();
+    Actor made{number, take(), rank, launch, block, found->second.begin, found->second.begin};
     made.tick();
+    made.copies.set(made.copies_number, made.copies.time_of(made.copies_number) + 1);
+    made.fence_copies();
     return made;
 }
 
 void Order::end(Actor& actor) {
     Ended& ended = ended_[actor.rank];
     ended.clock.join(actor.clock);
-    ended.numbers.push_back(actor.number);
+    ended.clock.join(actor.copies);
+    ended.numbers.insert(ended.numbers.end(), {actor.number, actor.copies_number});
     const auto found = launches_.find(actor.launch);
     if (found == launches_.end() || --found->second.threads != 0) return;
     const std::vector<u32>& left = found->second.numbers;
