@@ -14,8 +14,7 @@ constexpr size_t kMostFrames = 64;
 
 Lane::Lane(const Image& image, const Function& entry, Block& block, const void* arguments)
     : image_(image), block_(block) {
-    if (Order* const order = Order::watched())
-        actor_ = order->begin(block.place.rank, block.place.launch, block.place.threads, block.place.number);
+    if (order_) actor_ = order_->begin(block.place.rank, block.place.launch, block.place.threads, block.place.number);
     enter(entry, nullptr);
     for (const Parameter& parameter : entry.parameters) {
         std::memcpy(parameters_.data() + parameter.offset, static_cast<const u8*>(arguments) + parameter.offset,
@@ -24,7 +23,7 @@ Lane::Lane(const Image& image, const Function& entry, Block& block, const void* 
 }
 
 Lane::~Lane() {
-    if (Order* const order = Order::watched(); order != nullptr && actor_) order->end(*actor_);
+    if (actor_) order_->end(*actor_);
 }
 
 void Lane::run() {
@@ -78,7 +77,7 @@ void Lane::leave() {
     const size_t to = frames_.back().parameters;
     for (size_t i = 0; i < left.function->results.size(); ++i) {
         const Parameter& result = left.function->results[i];
-        if (static_cast<i64>(i) >= left.called_by->operands[0].value) break;  // nobody asks for it
+        if (static_cast<i64>(i) >= left.called_by->operands[0].value) break;  // the caller takes fewer
         std::memcpy(parameters_.data() + to + static_cast<u64>(left.called_by->operands[1 + i].value),
                     parameters_.data() + left.parameters + result.offset, result.bytes);
     }
@@ -230,7 +229,7 @@ Shadow& Lane::shadow_of(const void* memory) {
     const auto* const place = static_cast<const u8*>(memory);
     const u8* const begin = block_.shared();
     if (place >= begin && place < begin + block_.written().size()) return block_.shadow;
-    return Order::watched()->global(reinterpret_cast<u64>(memory), block_.place.rank);
+    return order_->global(reinterpret_cast<u64>(memory), block_.place.rank);
 }
 
 void Lane::note(const u8* memory, u64 bytes, bool writes, Scope scope) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -92,7 +93,6 @@ class Lane {
     void align(const Instruction& instruction);
     cpu::Site site() const;  // of CUDA C++
     const Instruction& here() const { return function().code[next_ - 1]; }
-    const Image& image() const { return image_; }
     [[noreturn]] void fail(const std::string& why) const;
 
   private:
@@ -146,6 +146,7 @@ class Lane {
     std::vector<u8> written_;
     std::vector<u8> parameters_, local_;
     BulkStores stores_;
+    const std::shared_ptr<Order> order_ = Order::watched();
     std::optional<Actor> actor_;  // where the order of accesses is watched
     u64 aligned_ = 0;             // instructions that the warp has executed together
 };

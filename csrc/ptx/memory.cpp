@@ -1,7 +1,5 @@
 // Loads, stores and atomics.
-#include <array>
 #include <map>
-#include <tuple>
 
 #include "ptx/handlers.h"
 #include "ptx/lane.h"

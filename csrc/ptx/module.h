@@ -84,7 +84,6 @@ struct Parameter {
 
 struct Function {
     std::string name;
-    bool is_entry = false;
     bool is_defined = false;
     std::vector<Parameter> parameters;
     std::vector<Parameter> results;

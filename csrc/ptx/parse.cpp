@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <unordered_set>
 
 #include "ptx/handlers.h"
 #include "ptx/scopes.h"
@@ -31,7 +32,7 @@ class Parser {
     Module run() {
         while (tokens_.peek().kind != TokenKind::kEnd) top_level();
         for (const Function& function : module_.functions) {
-            if (!function.is_defined && called_[function.name]) {
+            if (!function.is_defined && called_.count(function.name) != 0) {
                 throw PtxError(function.name + " is called and not defined");
             }
         }
@@ -57,11 +58,11 @@ class Parser {
             tokens_.word();
             tokens_.skip_braces();
         } else if (word == ".weak" || word == ".visible" || word == ".extern") {
-            // Who else sees a name makes no difference to what it does.
+            // There is no other module that could see the name.
         } else if (word == ".global" || word == ".const" || word == ".shared") {
             variable(word == ".global" ? Space::kGlobal : word == ".const" ? Space::kConst : Space::kShared);
         } else if (word == ".func" || word == ".entry") {
-            function(word == ".entry");
+            function();
         } else {
             tokens_.fail(std::string(word) + " is not known");
         }
@@ -132,11 +133,10 @@ class Parser {
 
     // --- functions -----------------------------------------------------------------------------------
 
-    void function(bool is_entry) {
+    void function() {
         scopes_ = Scopes();
         scopes_.open();
         Function made;
-        made.is_entry = is_entry;
         if (tokens_.skip('(')) {
             made.results = formal_parameters(made);
         }
@@ -190,7 +190,7 @@ class Parser {
     void body(Function& made) {
         labels_.clear();
         jumps_.clear();
-        counts_.clear();
+        firsts_.clear();
         place_ = 0;
         tokens_.expect('{');
         for (u32 depth = 1; depth != 0;) {
@@ -327,7 +327,7 @@ class Parser {
         }
         tokens_.expect(';');
         instruction.count = static_cast<u16>(made.operands.size() - first);
-        counts_.push_back(first);
+        firsts_.push_back(first);
         made.code.push_back(instruction);
     }
 
@@ -395,7 +395,7 @@ class Parser {
         const std::string name(tokens_.word());
         const auto found = module_.function_numbers.find(name);
         if (found == module_.function_numbers.end()) tokens_.fail("no function is named " + name);
-        called_[name] = true;
+        called_.insert(name);
         if (tokens_.skip(',')) {
             tokens_.expect('(');
             given = passed();
@@ -421,7 +421,7 @@ class Parser {
             if (found == labels_.end()) throw PtxError(made.name + ": no label is named " + jumps_[operand.index]);
             operand.index = found->second;
         }
-        for (size_t i = 0; i < made.code.size(); ++i) made.code[i].operands = made.operands.data() + counts_[i];
+        for (size_t i = 0; i < made.code.size(); ++i) made.code[i].operands = made.operands.data() + firsts_[i];
     }
 
     Tokens tokens_;
@@ -431,11 +431,11 @@ class Parser {
     std::map<std::tuple<u32, u32, u32>, u32> latest_;  // the last place of a file, line and column
     std::map<std::pair<std::tuple<u32, u32, u32>, u32>, u32> places_;
     std::unordered_map<std::string, u32> opcodes_;
-    std::unordered_map<std::string, bool> called_;
+    std::unordered_set<std::string> called_;
     // Of the function that is being read.
     std::unordered_map<std::string, u32> labels_;
     std::vector<std::string> jumps_;
-    std::vector<size_t> counts_;  // by instruction, its first operand
+    std::vector<size_t> firsts_;  // by instruction, its first operand
 };
 
 }  // namespace

@@ -57,10 +57,6 @@ void bind_ptx(py::module_& module) {
     py::class_<Image, std::shared_ptr<Image>>(m, "Image", "A module of PTX.")
         .def(py::init([](const std::string& text) { return std::make_shared<Image>(ptx::parse(text)); }),
              py::arg("text"))
-        .def_property_readonly("target", [](const Image& image) { return image.module().target; })
-        .def_property_readonly(
-            "opcodes", [](const Image& image) { return image.module().opcodes; },
-            "Those that occur in it, in the order of their first places.")
         .def_property_readonly("instructions", [](const Image& image) {
             size_t count = 0;
             for (const ptx::Function& function : image.module().functions) count += function.code.size();
@@ -71,7 +67,7 @@ void bind_ptx(py::module_& module) {
     m.def(
         "add_heap",
         [](u64 base, u64 bytes) {
-            if (ptx::Order* const order = ptx::Order::watched()) order->add_heap(base, bytes);
+            if (const auto order = ptx::Order::watched()) order->add_heap(base, bytes);
         },
         py::arg("base"), py::arg("bytes"), "Name memory that several ranks' kernels use.");
     m.def(

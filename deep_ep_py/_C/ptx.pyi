@@ -18,13 +18,6 @@ class Image:
     def __init__(self, text: str) -> None: ...
     @property
     def instructions(self) -> int: ...
-    @property
-    def opcodes(self) -> list[str]:
-        """
-        Those that occur in it, in the order of their first places.
-        """
-    @property
-    def target(self) -> str: ...
 
 class KernelSource:
     pass

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from deep_ep_py.bootstrap.groups import Bootstrap
+from deep_ep_py.bootstrap.together import attempt
 from deep_ep_py.nvshmem.library import NvshmemError
 
 _log = logging.getLogger("deep_ep_py")
@@ -14,14 +15,10 @@ _log = logging.getLogger("deep_ep_py")
 
 def on_all(bootstrap: Bootstrap, do: Callable[[], Any]) -> list[Any]:
     """Return what each rank's `do` returns, which JSON can say; where one's raises, all do. Collective."""
-    failed: Exception | None = None
-    value = None
-    try:
-        value = do()
-    except Exception as error:  # of the driver, say, or of nvshmem4py, which has types of its own
-        failed = error
+    value, failed = attempt(do)
+    if failed is not None:
         # At once: others may wait in NVSHMEM for what has failed here, and then no exception tells them.
-        _log.error("rank %d: %s", bootstrap.rank, _named(error))
+        _log.error("rank %d: %s", bootstrap.rank, _named(failed))
     told = bootstrap.all_gather(["" if failed is None else _named(failed), value])
     for rank, (why, _) in enumerate(told):
         if why:

@@ -14,7 +14,7 @@ def test_each_round_stays_inside_nodes_or_leaves_them(ranks: int, per_node: int)
     of_all = [[*rounds(rank, ranks, per_node)] for rank in range(ranks)]
     for step in zip(*of_all, strict=True):
         for rank, (_, target) in enumerate(step):
-            assert step[target][0] == rank, "it receives from whom that sends to it"
+            assert step[target][0] == rank, "both ends of a round name each other"
         assert len({target // per_node == rank // per_node for rank, (_, target) in enumerate(step)}) == 1
     for rank, found in enumerate(of_all):
         assert sorted(target for _, target in found) == sorted({*range(ranks)} - {rank})

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from deep_ep_py.jit import KERNELS, Shape
-from deep_ep_py.jit.compiler import include_root, source_of
+from deep_ep_py.jit.ptx import compile_ptx
 
 _ENTRY = re.compile(r"\.entry [^{]*\n\{\n.*?\n\}", re.DOTALL)
+_LOCATION = re.compile(r"^\s*\.loc\s.*\n", re.MULTILINE)
 _REGISTER = re.compile(r"%[A-Za-z]\w*")
 _STATEMENT = re.compile(r"\s*(?:(?P<label>\$\w+):|[{}]|(?P<line>(?:[^;{}]|\{[^{};]*\})+;))")
 # Loads that no memory answers: of the launch's arguments, of a thread's own variables, of shared memory.
@@ -17,23 +18,9 @@ _NEAR = ("ld.param", "ld.local", "ld.shared", "ld.const")
 
 
 def ptx_of(name: str, shape: Shape, architecture: str) -> str:
-    """Return the text of a kernel's entry, as NVRTC makes it; no driver is needed."""
-    from cuda.bindings import nvrtc
-
-    def checked(answer: tuple) -> object:
-        assert answer[0] == nvrtc.nvrtcResult.NVRTC_SUCCESS, answer[0]
-        return answer[1] if len(answer) > 1 else None
-
-    kernel = KERNELS[name]
-    source = source_of(kernel, shape, architecture).encode()
-    program = checked(nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], []))
-    checked(nvrtc.nvrtcAddNameExpression(program, kernel.expression_for(shape).encode()))
-    virtual = architecture.replace("sm_", "compute_")
-    options = [f"--gpu-architecture={virtual}", "-std=c++17", "-default-device", f"-I{include_root()}"]
-    checked(nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
-    text = b" " * checked(nvrtc.nvrtcGetPTXSize(program))
-    checked(nvrtc.nvrtcGetPTX(program, text))
-    entry = _ENTRY.search(text.rstrip(b"\0").decode())
+    """Return the text of a kernel's entry, as NVRTC makes it, without the lines that it comes from."""
+    text, _ = compile_ptx(KERNELS[name], shape, architecture)
+    entry = _ENTRY.search(_LOCATION.sub("", text))
     assert entry, "the text has an entry"
     return entry[0]
 

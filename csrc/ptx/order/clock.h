@@ -1,4 +1,4 @@
-// Who has come after what: vector clocks over the threads of all kernels.
+// Which accesses come after which: vector clocks over the threads of all kernels.
 #pragma once
 
 #include <algorithm>

@@ -14,7 +14,7 @@ class Meeting {
         return number_;
     }
     void leave(u64 number, Clock& clock) {
-        if (number == number_) clocks_[++number_ % 2] = {};  // the first to leave: who arrives now is for the next
+        if (number == number_) clocks_[++number_ % 2] = {};  // the first to leave: later arrivals are for the next
         clock.join(clocks_[number % 2]);
     }
 

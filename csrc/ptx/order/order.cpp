@@ -3,13 +3,13 @@
 namespace deep_ep::ptx {
 namespace {
 
-std::unique_ptr<Order> watched_now;
+std::shared_ptr<Order> watched_now;
 
 }  // namespace
 
-Order* Order::watched() { return watched_now.get(); }
+std::shared_ptr<Order> Order::watched() { return watched_now; }
 
-void Order::watch(bool on) { watched_now = on ? std::make_unique<Order>() : nullptr; }
+void Order::watch(bool on) { watched_now = on ? std::make_shared<Order>() : nullptr; }
 
 void Order::add_heap(u64 base, u64 bytes) {
     in_heaps_.forget(base, bytes);

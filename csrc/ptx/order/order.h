@@ -13,8 +13,9 @@ namespace deep_ep::ptx {
 
 class Order {
   public:
-    // Null where it is not watched. All kernels run on one thread of the host at a time.
-    static Order* watched();
+    // Null where it is not watched. All kernels run on one thread of the host at a time. A thread keeps the one that it
+    // has begun in: another may be watched before it ends.
+    static std::shared_ptr<Order> watched();
     // Begins anew, or ends.
     static void watch(bool on);
 

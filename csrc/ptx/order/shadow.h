@@ -1,4 +1,4 @@
-// Who has read and written each byte of memory last, and what reading a word tells of who wrote it.
+// The last accesses to each byte of memory, and what a thread learns that reads a word.
 #pragma once
 
 #include <unordered_map>
