@@ -18,13 +18,18 @@ SendQueue::SendQueue(const Connection& connection, const SharedQueue& shared, co
       random_(std::move(random)),
       tell_(std::move(tell)) {}
 
+SendQueue::~SendQueue() {
+    observe::end(accessor());
+    observe::end(port());
+}
+
 void SendQueue::violate(u64 index, const std::string& wrong) const {
     throw Violation("rank " + std::to_string(connection_.rank) + ", queue pair " + std::to_string(connection_.number) +
                     " to rank " + std::to_string(connection_.peer) + ", request " + std::to_string(index) + ": " +
                     wrong);
 }
 
-// Relaxed: a NIC may serve this doorbell with a newer record, and only the record orders what it reads.
+// Looks only.
 bool SendQueue::rung() const { return __atomic_load_n(shared_.doorbell, __ATOMIC_RELAXED) != doorbell_; }
 
 bool SendQueue::has_work() const {
@@ -32,12 +37,14 @@ bool SendQueue::has_work() const {
 }
 
 void SendQueue::answer_doorbell() {
-    doorbell_ = __atomic_load_n(shared_.doorbell, __ATOMIC_RELAXED);
-    // A NIC reads the record after the doorbell has come, so never one that is older. (ThreadSanitizer knows no fences:
-    // to it what kernels have written is there by the record alone.)
+    // By another accessor: the NIC may serve this doorbell with a newer record, so only the record orders what it
+    // reads.
+    doorbell_ = observe::load_register(port(), shared_.doorbell);
+    // It reads the record after the doorbell has come, so never one that is older. (ThreadSanitizer knows no fences: to
+    // it what kernels have written is there by the record alone.)
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     // Pairs with the kernel's release of the record: the blocks up to it, and what they send, are visible.
-    const u32 counter = mlx5::big(__atomic_load_n(&shared_.record->send, __ATOMIC_ACQUIRE));
+    const u32 counter = mlx5::big(observe::load_acquire(accessor(), &shared_.record->send, port()));
     if (mlx5::doorbell_queue(doorbell_) != connection_.number) {
         violate(known_, "the doorbell is for queue pair " + std::to_string(mlx5::doorbell_queue(doorbell_)));
     }
@@ -75,6 +82,7 @@ void SendQueue::take() {
     mlx5::Block& block = shared_.ring[taken_ & (options_.blocks - 1)];
     UnderWay one;
     std::string wrong;
+    observe::read(accessor(), &block, sizeof(block));
     if (!decode(block, taken_, connection_, memory_, one.request, wrong)) violate(taken_, wrong);
     // A ConnectX never writes here. What is read later without having been written again shows.
     std::memset(static_cast<void*>(&block), kPoison, sizeof(block));
@@ -95,6 +103,8 @@ void SendQueue::place_cut(UnderWay& one, size_t which) {
     const u32 at = one.cuts[which];
     one.cuts.erase(one.cuts.begin() + static_cast<i64>(which));
     const u32 bytes = std::min(options_.mtu, one.request.bytes - at);
+    observe::read(accessor(), one.request.source + at, bytes);
+    observe::write(accessor(), one.request.target + at, bytes);
     nic::place(one.request.target + at, one.request.source + at, bytes);
     connection_.closing.placed();
 }
@@ -110,9 +120,9 @@ void SendQueue::place(UnderWay& one) {
     if (one.request.opcode == mlx5::kFetchAdd) {
         // The receiver acquires the word and then reads what this queue pair placed before; of others it learns
         // nothing.
-        *one.request.returned = __atomic_fetch_add(word, one.request.add, __ATOMIC_RELEASE);
+        *one.request.returned = observe::add_release(accessor(), word, one.request.add);
     } else {
-        __atomic_store_n(word, one.request.inlined, __ATOMIC_RELEASE);
+        observe::store_release(accessor(), word, one.request.inlined);
     }
 }
 
@@ -159,7 +169,7 @@ void SendQueue::report(u64 index, u32 opcode, mlx5::CqeKind kind, u32 syndrome) 
     cqe.syndrome = static_cast<u8>(syndrome);
     cqe.opcode_queue = mlx5::big(opcode << 24 | connection_.number);
     // The kernel acquires this word: then it may write the requests' blocks again, and what they were sent from.
-    __atomic_store_n(&cqe.tail, mlx5::cqe_tail(index, kind), __ATOMIC_RELEASE);
+    observe::store_release(accessor(), &cqe.tail, mlx5::cqe_tail(index, kind));
 }
 
 Counters SendQueue::counters() const {

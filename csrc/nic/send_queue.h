@@ -10,6 +10,7 @@
 
 #include "nic/options.h"
 #include "nic/request.h"
+#include "observe/observer.h"
 
 namespace deep_ep::nic {
 
@@ -34,6 +35,9 @@ class SendQueue {
     // `random`: draws what the network does. `tell`: gets every request, or is empty.
     SendQueue(const Connection& connection, const SharedQueue& shared, const MemoryTable& memory,
               const Options& options, Random random, Tell tell);
+    ~SendQueue();
+    SendQueue(const SendQueue&) = delete;
+    SendQueue& operator=(const SendQueue&) = delete;
 
     // Looks only: a doorbell has come, or requests are under way.
     bool has_work() const;
@@ -54,6 +58,11 @@ class SendQueue {
         bool executed = false;  // an atomic, an inline write
     };
 
+    observe::Accessor accessor() const { return {observe::Kind::kNic, this, static_cast<u32>(connection_.rank)}; }
+    // Where doorbells come to.
+    observe::Accessor port() const {
+        return {observe::Kind::kNic, shared_.doorbell, static_cast<u32>(connection_.rank)};
+    }
     bool rung() const;
     void answer_doorbell();
     void take();

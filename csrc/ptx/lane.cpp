@@ -3,6 +3,7 @@
 #include "cpu/executor/builtin_variables.h"
 #include "cpu/executor/device_calls.h"
 #include "ptx/block.h"
+#include "ptx/order/others.h"
 
 namespace deep_ep::ptx {
 namespace {
@@ -14,7 +15,10 @@ constexpr size_t kMostFrames = 64;
 
 Lane::Lane(const Image& image, const Function& entry, Block& block, const void* arguments)
     : image_(image), block_(block) {
-    if (order_) actor_ = order_->begin(block.place.rank, block.place.launch, block.place.threads, block.place.number);
+    if (order_) {
+        const auto held = hold();
+        actor_ = order_->begin(block.place.rank, block.place.launch, block.place.threads, block.place.number);
+    }
     enter(entry, nullptr);
     for (const Parameter& parameter : entry.parameters) {
         std::memcpy(parameters_.data() + parameter.offset, static_cast<const u8*>(arguments) + parameter.offset,
@@ -23,7 +27,9 @@ Lane::Lane(const Image& image, const Function& entry, Block& block, const void* 
 }
 
 Lane::~Lane() {
-    if (actor_) order_->end(*actor_);
+    if (!actor_) return;
+    const auto held = hold();
+    order_->end(*actor_);
 }
 
 void Lane::run() {
@@ -148,9 +154,12 @@ u64 Lane::generic(u64 address, Space space) const {
     return address;
 }
 
-u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access, Scope scope) {
+u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access) {
     u8* const memory = locate(operand, space, bytes, access);
-    note(memory, bytes, access != Access::kRead, scope);
+    if (!actor_ || is_own(memory)) return memory;
+    const auto held = hold();
+    const bool writes = access != Access::kRead;
+    check(shadow_of(memory).note(writes, made(memory, bytes, Scope::kNone), actor_->clock), writes);
     return memory;
 }
 
@@ -214,8 +223,9 @@ cpu::Site Lane::site() const {
 
 Meeting& Lane::meeting_of(u64 barrier) { return block_.meetings[barrier]; }
 
-Made Lane::made(Scope scope) const {
-    return {actor_->now(), actor_->rank, actor_->block, scope, &image_.module(), here().place};
+Made Lane::made(const void* memory, u64 bytes, Scope scope) const {
+    return {actor_->now(), actor_->rank,     actor_->block, scope, reinterpret_cast<u64>(memory),
+            bytes,         &image_.module(), here().place,  {}};
 }
 
 bool Lane::is_own(const u8* memory) const {
@@ -232,35 +242,33 @@ Shadow& Lane::shadow_of(const void* memory) {
     return order_->global(reinterpret_cast<u64>(memory), block_.place.rank);
 }
 
-void Lane::note(const u8* memory, u64 bytes, bool writes, Scope scope) {
-    if (!actor_ || is_own(memory)) return;
-    const u64 address = reinterpret_cast<u64>(memory);
-    check(shadow_of(memory).note(address, bytes, writes, made(scope), actor_->clock), writes);
-}
-
 void Lane::note_copy(const u8* memory, u64 bytes, bool writes) {
     if (!actor_) return;
-    const u64 address = reinterpret_cast<u64>(memory);
-    Made access = made(Scope::kNone);
+    const auto held = hold();
+    Made access = made(memory, bytes, Scope::kNone);
     access.moment = actor_->copies_now();
-    check(shadow_of(memory).note(address, bytes, writes, access, actor_->copies), writes);
+    check(shadow_of(memory).note(writes, access, actor_->copies), writes);
 }
 
 void Lane::check(const Made* earlier, bool writes) const {
     if (earlier == nullptr) return;
-    fail(std::string("it races: it ") + (writes ? "writes" : "reads") + " what a thread of rank " +
-         std::to_string(earlier->rank) + " uses at " + earlier->module->describe(earlier->place));
+    fail(std::string("it races: it ") + (writes ? "writes" : "reads") + " what is used by " + describe(*earlier));
 }
 
-void Lane::read_word(const void* word, u64 value, bool acquires, Scope scope) {
-    if (!actor_ || !acquires) return;
-    shadow_of(word).acquire(reinterpret_cast<u64>(word), value, made(scope), actor_->clock);
+u64 Lane::note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old) {
+    const Made access = made(word, bytes, strong.scope);
+    Shadow& shadow = shadow_of(word);
+    check(shadow.note(false, access, actor_->clock), false);
+    cpu::Random* const random = may_be_old ? order_->random() : nullptr;
+    return shadow.load(newest, strong.acquires, access, actor_->clock, actor_->clock, random);
 }
 
-void Lane::store_word(const void* word, const Shadow::Stored& stored, Scope scope) {
-    if (!actor_) return;
-    shadow_of(word).store(reinterpret_cast<u64>(word), stored, made(scope), actor_->clock);
-    if (stored.releases) actor_->tick();
+void Lane::note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong) {
+    const Made access = made(word, bytes, strong.scope);
+    Shadow& shadow = shadow_of(word);
+    check(shadow.note(true, access, actor_->clock), true);
+    shadow.store(stored, access, actor_->clock);
+    actor_->tick();
 }
 
 void Lane::unwritten() const { fail("a register is read that was not written"); }

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -59,8 +60,8 @@ class Lane {
 
     // Where an operand's address leads: `bytes` there are there to be used, and to be read only once they are written.
     enum class Access { kRead, kWrite, kUpdate };
-    u8* reach(const Operand& operand, Space space, u64 bytes, Access access, Scope scope = Scope::kNone);
-    // The same for what is not accessed here: by a bulk copy, later.
+    u8* reach(const Operand& operand, Space space, u64 bytes, Access access);
+    // The same for what is not accessed yet, or not by a plain access.
     u8* locate(const Operand& operand, Space space, u64 bytes, Access access);
     // What a bulk copy that is made now accesses, in shared or global memory.
     void note_copy(const u8* memory, u64 bytes, bool writes);
@@ -70,9 +71,26 @@ class Lane {
     void complete_copies() {
         if (actor_) actor_->complete_copies();
     }
-    // A strong access to a word that `reach` has led to: it has read a value, or stored one.
-    void read_word(const void* word, u64 value, bool acquires, Scope scope);
-    void store_word(const void* word, const Shadow::Stored& stored, Scope scope);
+    // A strong access to a word that `locate` has led to, of a scope and with an order.
+    struct Strong {
+        Scope scope;
+        bool acquires, releases;
+    };
+    // Held around the access and what tells of it.
+    std::unique_lock<std::mutex> hold() {
+        return order_ ? std::unique_lock(order_->mutex) : std::unique_lock<std::mutex>();
+    }
+    // A load, of a word that holds `newest`: -> what it returns. Old values are for loads that are that alone.
+    template <class T>
+    T load_word(const T* word, T newest, const Strong& strong, bool may_be_old) {
+        if (!actor_) return newest;
+        return static_cast<T>(note_load(word, sizeof(T), newest, strong, may_be_old));
+    }
+    // A word has got another value.
+    template <class T>
+    void store_word(const T* word, T before, T after, const Strong& strong, bool updates) {
+        if (actor_) note_store(word, sizeof(T), {before, after, strong.releases, updates}, strong);
+    }
     // Meets others of the block by `meet`, at the barrier of that number.
     template <class Meet>
     auto meet(u64 barrier, Meet meet) {
@@ -132,10 +150,11 @@ class Lane {
     u8* part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what);
     u8* shared(u64 offset, u64 bytes, Access access);
     Meeting& meeting_of(u64 barrier);
-    Made made(Scope scope) const;
+    u64 note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old);
+    void note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong);
+    Made made(const void* memory, u64 bytes, Scope scope) const;
     bool is_own(const u8* memory) const;  // no other thread's
     Shadow& shadow_of(const void* memory);
-    void note(const u8* memory, u64 bytes, bool writes, Scope scope);
     void check(const Made* earlier, bool writes) const;
 
     const Image& image_;

@@ -32,13 +32,16 @@ void store(Lane& lane, Step step) {
 
 // --- accesses that others may take part in ----------------------------------------------------------
 
-constexpr bool acquires(int order) { return order == __ATOMIC_ACQUIRE || order == __ATOMIC_ACQ_REL; }
-constexpr bool releases(int order) { return order == __ATOMIC_RELEASE || order == __ATOMIC_ACQ_REL; }
+template <int kOrder>
+Lane::Strong strong_of(Step step) {
+    return {step.scope, kOrder == __ATOMIC_ACQUIRE || kOrder == __ATOMIC_ACQ_REL,
+            kOrder == __ATOMIC_RELEASE || kOrder == __ATOMIC_ACQ_REL};
+}
 
 template <class T>
 T* word(Lane& lane, Step step, u32 operand, Access access) {
     cpu::switch_point(lane.site());
-    return reinterpret_cast<T*>(lane.reach(step.operands[operand], step.space, sizeof(T), access, step.scope));
+    return reinterpret_cast<T*>(lane.locate(step.operands[operand], step.space, sizeof(T), access));
 }
 
 // Of several elements: each by itself, in any order.
@@ -46,12 +49,12 @@ template <class T, int kOrder>
 void strong_load(Lane& lane, Step step) {
     const u32 count = step.vector;
     cpu::switch_point(lane.site());
-    u8* const from = lane.reach(step.operands[count], step.space, count * sizeof(T), Access::kRead, step.scope);
+    const u8* const from = lane.locate(step.operands[count], step.space, count * sizeof(T), Access::kRead);
     for (u32 i = 0; i < count; ++i) {
         const T* const element = reinterpret_cast<const T*>(from) + i;
-        const T value = __atomic_load_n(element, kOrder);
-        lane.read_word(element, value, acquires(kOrder), step.scope);
-        lane.set<T>(step.operands[i], value);
+        const auto held = lane.hold();
+        const T newest = __atomic_load_n(element, kOrder);
+        lane.set<T>(step.operands[i], lane.load_word<T>(element, newest, strong_of<kOrder>(step), true));
     }
 }
 
@@ -60,15 +63,16 @@ void strong_store(Lane& lane, Step step) {
     if (step.vector != 1) lane.fail("a strong access of several elements");
     const T value = lane.get<T>(step.operands[1]);
     T* const target = word<T>(lane, step, 0, Access::kWrite);
-    lane.store_word(target, {0, value, releases(kOrder), false}, step.scope);
+    const auto held = lane.hold();
+    lane.store_word<T>(target, __atomic_load_n(target, __ATOMIC_RELAXED), value, strong_of<kOrder>(step), false);
     __atomic_store_n(target, value, kOrder);
 }
 
 // What an atomic has read, and what it has left.
 template <class T, int kOrder>
 void updated(Lane& lane, Step step, const T* target, T before, T after) {
-    lane.read_word(target, before, acquires(kOrder), step.scope);
-    lane.store_word(target, {before, after, releases(kOrder), true}, step.scope);
+    lane.load_word<T>(target, before, strong_of<kOrder>(step), false);
+    lane.store_word<T>(target, before, after, strong_of<kOrder>(step), true);
     lane.set<T>(step.operands[0], before);
 }
 
@@ -76,6 +80,7 @@ template <class T, int kOrder>
 void atomic_add(Lane& lane, Step step) {
     const T value = lane.get<T>(step.operands[2]);
     T* const target = word<T>(lane, step, 1, Access::kUpdate);
+    const auto held = lane.hold();
     const T before = __atomic_fetch_add(target, value, kOrder);
     updated<T, kOrder>(lane, step, target, before, static_cast<T>(before + value));
 }
@@ -83,6 +88,7 @@ template <class T, int kOrder>
 void atomic_exchange(Lane& lane, Step step) {
     const T value = lane.get<T>(step.operands[2]);
     T* const target = word<T>(lane, step, 1, Access::kUpdate);
+    const auto held = lane.hold();
     updated<T, kOrder>(lane, step, target, __atomic_exchange_n(target, value, kOrder), value);
 }
 template <class T, int kOrder>
@@ -90,11 +96,14 @@ void atomic_compare(Lane& lane, Step step) {
     T expected = lane.get<T>(step.operands[2]);
     const T value = lane.get<T>(step.operands[3]);
     T* const target = word<T>(lane, step, 1, Access::kUpdate);
-    constexpr int kFailed = acquires(kOrder) ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED;
+    const Lane::Strong strong = strong_of<kOrder>(step);
+    constexpr int kFailed =
+        kOrder == __ATOMIC_ACQUIRE || kOrder == __ATOMIC_ACQ_REL ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED;
+    const auto held = lane.hold();
     if (__atomic_compare_exchange_n(target, &expected, value, false, kOrder, kFailed)) {
         updated<T, kOrder>(lane, step, target, expected, value);
     } else {
-        lane.read_word(target, expected, acquires(kOrder), step.scope);
+        lane.load_word<T>(target, expected, strong, false);
         lane.set<T>(step.operands[0], expected);
     }
 }

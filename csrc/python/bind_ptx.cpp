@@ -62,8 +62,9 @@ void bind_ptx(py::module_& module) {
             for (const ptx::Function& function : image.module().functions) count += function.code.size();
             return count;
         });
-    m.def("watch", &ptx::Order::watch, py::arg("on"),
-          "Begin to watch the order of kernels' accesses to memory, with nothing known of any, or cease to.");
+    m.def("watch", &ptx::Order::watch, py::arg("on"), py::kw_only(), py::arg("seed") = 0,
+          "Begin to watch the order of kernels' accesses to memory, with nothing known of any, or cease to. From the "
+          "seed is drawn which loads of words return old values; 0: none does.");
     m.def(
         "add_heap",
         [](u64 base, u64 bytes) {

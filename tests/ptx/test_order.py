@@ -67,7 +67,7 @@ RELEASE, ACQUIRE = "st.release.gpu.b32 [%rd0+8], 1;", "ld.acquire.gpu.b32 %r3, [
     ],
 )
 def test_a_message_that_is_not(store: str, load: str) -> None:
-    with pytest.raises(SimtError, match=r"it races: it reads what .* uses at kernel\.cu:10 .*kernel\.cu:20\)"):
+    with pytest.raises(SimtError, match=r"it races: it reads what is used by .* at kernel\.cu:10 .*kernel\.cu:20\)"):
         for _ in range(20):  # the flag may be read before the second store
             run(message(store, load), words(2), blocks=2)
 

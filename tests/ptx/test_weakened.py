@@ -35,7 +35,7 @@ def weaken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Non
     interpreted.image_of.cache_clear()
 
 
-RACES = r"it races: it (reads|writes) what a thread of rank \d uses at \S+\.h:\d+"
+RACES = r"it races: .* (reads|writes) what is used by "
 UNWRITTEN = "of shared memory is read and was not written"
 
 
@@ -45,6 +45,7 @@ UNWRITTEN = "of shared memory is read and was not written"
         (r"atom\.release\.sys", "atom.relaxed.sys", RACES),
         (r"atom\.release\.sys", "atom.release.gpu", RACES),
         (r"ld\.acquire\.sys", "ld.relaxed.sys", RACES),
+        (r"st\.release\.sys", "st.relaxed.sys", r"the host of rank \d reads what is used by a thread"),
         (r"ld\.acquire\.sys", "ld.acquire.gpu", RACES),
         (r"atom\.acq_rel\.gpu", "atom.relaxed.gpu", RACES),
         (r"atom\.acq_rel\.gpu", "atom.acq_rel.cta", RACES),

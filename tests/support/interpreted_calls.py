@@ -26,7 +26,7 @@ def normal(ranks: int, seeds: Iterable[int], **options: Any) -> None:
             with deep_ep.Buffer(group, 1 << 20, **BYTES, **options) as buffer:
                 round_trip(buffer, group.rank(), trial, 2)
 
-        C.ptx.watch(True)
+        C.ptx.watch(True, seed=seed)
         run_ranks(ranks, on_each_rank, seed=seed)
 
 
@@ -42,5 +42,5 @@ def low_latency_calls(ranks: int, seeds: Iterable[int], **options: Any) -> None:
                 for cast in low_latency.CASTS.values():
                     low_latency.round_trip(buffer, work, cast, hooks=hooks)
 
-        C.ptx.watch(True)
+        C.ptx.watch(True, seed=seed)
         run_ranks(ranks, on_each_rank, seed=seed)

@@ -1,4 +1,5 @@
 // What a Runtime does about failures: its own kernels', its peers', and those of its rank's other Buffers (P15).
+#include <cstddef>
 #include <stdexcept>
 
 #include "host/heap/host_word.h"
@@ -10,8 +11,9 @@ wire::Failure Call::failure() const {
     const wire::Failure& record = outcome->failure;
     // Pairs with the claiming thread's release: the record is whole. Of another generation: a captured call's, from
     // before a recovery.
-    const u64 mark = __atomic_load_n(&record.mark, __ATOMIC_ACQUIRE);
+    const u64 mark = observe::load_acquire(observe::host(rank), &record.mark);
     if (wire::mark_generation(mark) != generation) return {};
+    observe::read(observe::host(rank), &record.phase, sizeof(record) - offsetof(wire::Failure, phase));
     wire::Failure failure = record;
     failure.mark = mark;
     return failure;

@@ -160,6 +160,7 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     call->kind = kind;
     call->timeout_ns = timeout_ns_;
     call->generation = generation_;
+    call->rank = static_cast<uint32_t>(options_.rank);
     if (spare_.empty()) make_spare(static_cast<size_t>(options_.calls));
     call->ticket = std::move(spare_.back().ticket);
     call->outcome = std::move(spare_.back().outcome);
@@ -178,10 +179,14 @@ void Runtime::note_graph(Call& call) {
 }
 
 void Runtime::wait_counts(Call& call) {
+    const observe::Accessor host = observe::host(call.rank);
     wait_until(call, [&] {
         // Pairs with notify's release: the counts are visible. A call that failed ends without them.
-        return __atomic_load_n(&call.outcome->counts_ready, __ATOMIC_ACQUIRE) != 0 || finished(call);
+        return observe::load_acquire(host, &call.outcome->counts_ready) != 0 || finished(call);
     });
+    observe::read(host, &call.outcome->total_rows, sizeof(i32));
+    observe::read(host, call.words.get(), options_.call_words * sizeof(i32));
+    observe::read(host, call.heap_bytes.get(), static_cast<u64>(options_.ranks) * sizeof(u64));
 }
 
 std::vector<std::pair<int, uint64_t>> Runtime::behind(const Call& call) const {

@@ -21,6 +21,7 @@
 #include "kernels/common/context.h"
 #include "kernels/common/kernel.h"
 #include "kernels/common/shape.h"
+#include "observe/observer.h"
 
 namespace deep_ep::host {
 
@@ -58,6 +59,7 @@ struct Call {
     uint64_t serial = 0;  // of its latest launch; 0: it is a part of a graph
     uint64_t timeout_ns = 0;
     uint32_t generation = 0;
+    uint32_t rank = 0;
     GraphGone graph_gone;  // of the graph that it is a part of
 
     // What its kernels have failed of in this generation; reason 0: nothing.

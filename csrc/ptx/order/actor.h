@@ -1,6 +1,7 @@
-// A thread as the order of memory accesses knows it.
+// Who accesses memory, as the order of accesses knows it: a thread of a kernel, a host, a queue pair of a NIC.
 #pragma once
 
+#include "observe/observer.h"
 #include "ptx/module.h"
 #include "ptx/order/clock.h"
 
@@ -38,8 +39,11 @@ struct Made {
     u32 rank;
     u64 block;
     Scope scope;
-    const Module* module;  // which outlives the order
+    u64 address;
+    u64 bytes;
+    const Module* module;  // which outlives the order; null where no kernel has made it
     u32 place;             // in it
+    observe::Kind kind;    // of who has made it, if no kernel has
 };
 
 inline bool takes_in(Scope scope, u32 rank, u64 block, u32 other_rank, u64 other_block) {
@@ -56,9 +60,11 @@ inline bool takes_in(Scope scope, u32 rank, u64 block, u32 other_rank, u64 other
     return false;
 }
 
-// Whether two strong accesses' scopes each take in the other's actor.
-inline bool inclusive(const Made& one, const Made& other) {
-    return takes_in(one.scope, one.rank, one.block, other.rank, other.block) &&
+// Whether two accesses are strong, of the same bytes, and with scopes that each take in the other's actor: they may
+// meet in any order (PTX ISA, "Moral Strength").
+inline bool morally_strong(const Made& one, const Made& other) {
+    return one.address == other.address && one.bytes == other.bytes &&
+           takes_in(one.scope, one.rank, one.block, other.rank, other.block) &&
            takes_in(other.scope, other.rank, other.block, one.rank, one.block);
 }
 

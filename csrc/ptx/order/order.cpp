@@ -1,5 +1,7 @@
 #include "ptx/order/order.h"
 
+#include "ptx/order/others.h"
+
 namespace deep_ep::ptx {
 namespace {
 
@@ -9,7 +11,13 @@ std::shared_ptr<Order> watched_now;
 
 std::shared_ptr<Order> Order::watched() { return watched_now; }
 
-void Order::watch(bool on) { watched_now = on ? std::make_shared<Order>() : nullptr; }
+void Order::watch(bool on, u64 seed) {
+    static Others others;
+    observe::observer.store(nullptr, std::memory_order_release);
+    watched_now = on ? std::make_shared<Order>(seed) : nullptr;
+    others.order = watched_now;
+    if (on) observe::observer.store(&others, std::memory_order_release);
+}
 
 void Order::add_heap(u64 base, u64 bytes) {
     in_heaps_.forget(base, bytes);
@@ -23,8 +31,10 @@ Actor Order::begin(u32 rank, u64 launch, u64 threads, u64 block) {
     auto found = launches_.find(launch);
     if (found == launches_.end()) {
         Ended& ended = ended_[rank];
-        found = launches_.emplace(launch, Launch{ended.clock, std::move(ended.numbers), threads}).first;
+        found = launches_.emplace(launch, Launch{ended.clock, {}, std::move(ended.numbers), {}, threads}).first;
         ended.numbers.clear();
+        const auto host = others_.find(key_of(observe::host(rank)));
+        if (host != others_.end()) found->second.begin.join(host->second.clock);
     }
     std::vector<u32>& numbers = found->second.numbers;
     const auto take = [&] {
@@ -42,15 +52,38 @@ Actor Order::begin(u32 rank, u64 launch, u64 threads, u64 block) {
 }
 
 void Order::end(Actor& actor) {
-    Ended& ended = ended_[actor.rank];
-    ended.clock.join(actor.clock);
-    ended.clock.join(actor.copies);
-    ended.numbers.insert(ended.numbers.end(), {actor.number, actor.copies_number});
     const auto found = launches_.find(actor.launch);
-    if (found == launches_.end() || --found->second.threads != 0) return;
-    const std::vector<u32>& left = found->second.numbers;
-    ended.numbers.insert(ended.numbers.end(), left.begin(), left.end());
+    if (found == launches_.end()) return;
+    Launch& launch = found->second;
+    launch.end.join(actor.clock);
+    launch.end.join(actor.copies);
+    launch.used.insert(launch.used.end(), {actor.number, actor.copies_number});
+    if (--launch.threads != 0) return;
+    Ended& ended = ended_[actor.rank];
+    ended.clock.join(launch.end);
+    for (const std::vector<u32>* of : {&launch.numbers, &launch.used}) {
+        ended.numbers.insert(ended.numbers.end(), of->begin(), of->end());
+    }
     launches_.erase(found);
+}
+
+Actor& Order::other(const observe::Accessor& accessor) {
+    auto found = others_.find(key_of(accessor));
+    if (found == others_.end()) {
+        const u32 number = actors_++;
+        Actor made{number, number, accessor.rank, 0, ~u64{number}, {}, {}};
+        made.tick();
+        found = others_.emplace(key_of(accessor), std::move(made)).first;
+    }
+    if (accessor.kind == observe::Kind::kHost) found->second.clock.join(ended_[accessor.rank].clock);
+    return found->second;
+}
+
+void Order::end_other(const observe::Accessor& accessor) {
+    const auto found = others_.find(key_of(accessor));
+    if (found == others_.end()) return;
+    ended_[accessor.rank].clock.join(found->second.clock);  // the host has ended it
+    others_.erase(found);
 }
 
 Shadow& Order::global(u64 address, u32 rank) {

@@ -4,26 +4,33 @@ namespace deep_ep::ptx {
 namespace {
 
 bool race(const Made& earlier, const Made& access, const Clock& clock) {
-    return !clock.covers(earlier.moment) && !inclusive(earlier, access);
+    return !clock.covers(earlier.moment) && !morally_strong(earlier, access);
 }
+
+bool overlap(const Word& word, u64 begin, u64 end) { return word.address < end && begin < word.address + word.bytes; }
 
 }  // namespace
 
-const Made* Shadow::note(u64 address, u64 bytes, bool writes, const Made& access, const Clock& clock) {
+const Made* Shadow::note(bool writes, const Made& access, const Clock& clock) {
     const Made* found = nullptr;
-    for (const u64 end = address + bytes; address < end;) {
-        const u64 piece = address / kPiece, first = address % kPiece;
-        const u64 count = std::min(kPiece - first, end - address);
+    const u64 end = access.address + access.bytes;
+    for (u64 address = access.address; address < end;) {
+        const u64 first = address % kPiece, count = std::min(kPiece - first, end - address);
         const auto mask = static_cast<Mask>(((1u << count) - 1) << first);
-        const Made* const here = note_piece(pieces_[piece], mask, writes, access, clock);
+        Piece& piece = pieces_[address / kPiece];
+        if (writes && access.scope == Scope::kNone && !piece.words.empty()) {
+            // No one may read what was there before and not race with this.
+            std::erase_if(piece.words, [&](const Word& word) { return overlap(word, access.address, end); });
+        }
+        const Made* const here = note_segments(piece.segments, mask, writes, access, clock);
         if (found == nullptr) found = here;
         address += count;
     }
     return found;
 }
 
-const Made* Shadow::note_piece(std::vector<Segment>& piece, Mask bytes, bool writes, const Made& access,
-                               const Clock& clock) {
+const Made* Shadow::note_segments(std::vector<Segment>& piece, Mask bytes, bool writes, const Made& access,
+                                  const Clock& clock) {
     const Made* found = nullptr;
     const auto look = [&](const Made& earlier) {
         if (found != nullptr || !race(earlier, access, clock)) return;
@@ -52,8 +59,10 @@ const Made* Shadow::note_piece(std::vector<Segment>& piece, Mask bytes, bool wri
             continue;
         }
         // Of an actor the latest read says it all; so does this one for all that came before it.
-        std::erase_if(segment.reads,
-                      [&](const Made& read) { return clock.covers(read.moment) && read.scope == access.scope; });
+        std::erase_if(segment.reads, [&](const Made& read) {
+            return clock.covers(read.moment) && read.scope == access.scope && read.address == access.address &&
+                   read.bytes == access.bytes;
+        });
         segment.reads.push_back(access);
     }
     if (left != 0) {
@@ -64,26 +73,34 @@ const Made* Shadow::note_piece(std::vector<Segment>& piece, Mask bytes, bool wri
     return found;
 }
 
-void Shadow::acquire(u64 address, u64 value, const Made& access, Clock& clock) {
-    const auto found = words_.find(address);
-    // Where another value was left there, a host or a NIC has written this one.
-    if (found == words_.end() || found->second.value != value) return;
-    for (const Released& released : found->second.releases) {
-        if (inclusive(released.by, access)) clock.join(released.clock);
+u64 Shadow::load(u64 newest, bool acquires, const Made& access, const Clock& knows, Clock& clock, cpu::Random* random) {
+    const auto piece = pieces_.find(access.address / kPiece);
+    if (piece == pieces_.end()) return newest;
+    for (Word& word : piece->second.words) {
+        if (word.address != access.address || word.bytes != access.bytes) continue;
+        return word.load(newest, acquires, access, knows, clock, random);
     }
+    return newest;
 }
 
-void Shadow::store(u64 address, const Stored& stored, const Made& access, const Clock& clock) {
-    Word& word = words_[address];
-    if (!stored.updates || word.value != stored.before) word.releases.clear();
-    word.value = stored.after;
-    if (stored.releases) word.releases.push_back({clock, access});
+void Shadow::store(const Word::Stored& stored, const Made& access, const Clock& clock) {
+    std::vector<Word>& words = pieces_[access.address / kPiece].words;
+    const auto is_same = [&](const Word& word) { return word.address == access.address && word.bytes == access.bytes; };
+    // Of another size, and ordered before: it would have raced.
+    std::erase_if(words, [&](const Word& word) {
+        return !is_same(word) && overlap(word, access.address, access.address + access.bytes);
+    });
+    const auto found = std::find_if(words.begin(), words.end(), is_same);
+    Word& word = found != words.end() ? *found : words.emplace_back(access.address, access.bytes);
+    word.store(stored, access, clock);
 }
 
 void Shadow::forget(u64 address, u64 bytes) {
-    const auto within = [&](u64 place) { return place >= address && place < address + bytes; };
-    std::erase_if(pieces_, [&](const auto& piece) { return within(piece.first * kPiece); });
-    std::erase_if(words_, [&](const auto& word) { return within(word.first); });
+    const u64 end = address + bytes;
+    std::erase_if(pieces_, [&](const auto& piece) {
+        const u64 begin = piece.first * kPiece;
+        return begin >= address && begin < end;
+    });
 }
 
 }  // namespace deep_ep::ptx

@@ -1,0 +1,108 @@
+// How hosts and NICs tell a tool of their accesses to memory that kernels use too, so that it can check their order.
+// Without a tool each of these functions is the access itself.
+#pragma once
+
+#include <atomic>
+
+#include "wire/types.h"
+
+namespace deep_ep::observe {
+
+// Who accesses: what is serial in itself, such as a queue pair, and the rank that it serves.
+enum class Kind : u8 { kHost, kNic };
+struct Accessor {
+    Kind kind;
+    const void* self;
+    u32 rank;
+};
+
+class Observer {
+  public:
+    virtual ~Observer() = default;
+    // In between no kernel makes an access.
+    virtual void lock() = 0;
+    virtual void unlock() = 0;
+    // A word is loaded that holds `newest`, to acquire at system scope: -> what the load returns. It may be older, if
+    // nothing that the accessor has learned forbids it, nor what `behind` has; null: it may not.
+    virtual u64 load_word(const Accessor& by, const void* word, u32 bytes, u64 newest, const Accessor* behind) = 0;
+    // A word has got another value, to release at system scope. `updates`: by a read-modify-write.
+    virtual void store_word(const Accessor& by, const void* word, u32 bytes, u64 before, u64 after, bool updates) = 0;
+    // Plain accesses, which throw where they race.
+    virtual void read(const Accessor& by, const void* memory, u64 bytes) = 0;
+    virtual void write(const Accessor& by, const void* memory, u64 bytes) = 0;
+    // It accesses nothing any more, and its rank's host knows that.
+    virtual void end(const Accessor& by) = 0;
+};
+
+// At most one at a time; null: none. It is set and taken away while no kernel and no NIC runs.
+inline std::atomic<Observer*> observer{nullptr};
+
+// The observer, locked while this lives.
+class Observed {
+  public:
+    Observed() : observer_(observer.load(std::memory_order_acquire)) {
+        if (observer_ != nullptr) observer_->lock();
+    }
+    ~Observed() {
+        if (observer_ != nullptr) observer_->unlock();
+    }
+    Observed(const Observed&) = delete;
+    Observed& operator=(const Observed&) = delete;
+    explicit operator bool() const { return observer_ != nullptr; }
+    Observer* operator->() const { return observer_; }
+
+  private:
+    Observer* const observer_;
+};
+
+// The host of a rank, all of its threads.
+constexpr Accessor host(u32 rank) { return {Kind::kHost, nullptr, rank}; }
+
+// `behind`: another accessor, which has loaded a word before this load.
+template <class T>
+T load_acquire(const Accessor& by, const T* word, const Accessor& behind) {
+    const Observed observed;
+    const T newest = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    return observed ? static_cast<T>(observed->load_word(by, word, sizeof(T), newest, &behind)) : newest;
+}
+template <class T>
+T load_acquire(const Accessor& by, const T* word) {
+    return load_acquire(by, word, by);
+}
+
+// A register of a device's that has been written: the device gets what was written last.
+template <class T>
+T load_register(const Accessor& by, const T* word) {
+    const Observed observed;
+    const T newest = __atomic_load_n(word, __ATOMIC_RELAXED);
+    if (observed) observed->load_word(by, word, sizeof(T), newest, nullptr);
+    return newest;
+}
+
+template <class T>
+void store_release(const Accessor& by, T* word, T value) {
+    const Observed observed;
+    if (observed) observed->store_word(by, word, sizeof(T), *word, value, false);
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+template <class T>
+T add_release(const Accessor& by, T* word, T value) {
+    const Observed observed;
+    const T before = __atomic_fetch_add(word, value, __ATOMIC_RELEASE);
+    if (observed) observed->store_word(by, word, sizeof(T), before, before + value, true);
+    return before;
+}
+
+// To be called before the access.
+inline void read(const Accessor& by, const void* memory, u64 bytes) {
+    if (const Observed observed; observed) observed->read(by, memory, bytes);
+}
+inline void write(const Accessor& by, const void* memory, u64 bytes) {
+    if (const Observed observed; observed) observed->write(by, memory, bytes);
+}
+inline void end(const Accessor& by) {
+    if (const Observed observed; observed) observed->end(by);
+}
+
+}  // namespace deep_ep::observe

@@ -1,0 +1,48 @@
+#include "ptx/order/word.h"
+
+namespace deep_ep::ptx {
+
+u64 Word::load(u64 newest, bool acquires, const Made& access, const Clock& knows, Clock& clock, cpu::Random* random) {
+    // Another value: a host has written it, which is not told here, and nothing is known of the word any more.
+    if (entries_.empty() || entries_.back().value != newest) {
+        entries_.clear();
+        return newest;
+    }
+    size_t from = entries_.size() - 1;
+    const auto hides_older = [&](const Entry& entry) {
+        if (knows.covers(entry.written)) return true;
+        for (const Epoch& read : entry.reads) {
+            if (knows.covers(read)) return true;
+        }
+        return false;
+    };
+    if (random != nullptr && random->one_in(kStaleOneIn)) {
+        size_t oldest = from;
+        while (oldest > 0 && !hides_older(entries_[oldest])) --oldest;
+        from = oldest + random->below(from - oldest + 1);
+    }
+    Entry& entry = entries_[from];
+    // A later read of the same entry by someone who knows of an earlier one says as much as both.
+    std::erase_if(entry.reads, [&](const Epoch& read) { return clock.covers(read); });
+    entry.reads.push_back(access.moment);
+    if (acquires) {
+        for (const Released& released : entry.releases) {
+            if (morally_strong(released.by, access)) clock.join(released.clock);
+        }
+    }
+    return entry.value;
+}
+
+void Word::store(const Stored& stored, const Made& access, const Clock& clock) {
+    if (entries_.empty() || entries_.back().value != stored.before) {
+        entries_.clear();
+        entries_.push_back({stored.before, {}, {}, {}});  // from before all that is known
+    }
+    Entry made{stored.after, access.moment, {}, {}};
+    if (stored.updates) made.releases = entries_.back().releases;
+    if (stored.releases) made.releases.push_back({clock, access});
+    if (entries_.size() == kMost) entries_.erase(entries_.begin());
+    entries_.push_back(std::move(made));
+}
+
+}  // namespace deep_ep::ptx
