@@ -321,12 +321,15 @@ def _link(variant: Variant, command: list[str], flags: Sequence[str], objects: S
     return True
 
 
-def build_module(variant: Variant, sources: Sequence[Path], target: Path) -> bool:
-    """Brings a shared library of `sources` up to date; returns whether anything had changed."""
+def build_module(variant: Variant, sources: Sequence[Path], target: Path, link: Sequence[str] = ()) -> bool:
+    """Brings a shared library of `sources` up to date; returns whether anything had changed.
+
+    `link`: more for the linker.
+    """
     compiler, link_flags = find_compiler(variant)
     with _locked(objects_folder(variant) / ".lock"):
         objects = _objects(variant, compiler, sources, target.name.partition(".")[0])
-        return _link(variant, [*compiler, "-shared"], link_flags, objects, target)
+        return _link(variant, [*compiler, "-shared"], (*link_flags, *link), objects, target)
 
 
 def build_extension(variant: Variant, target: Path) -> bool:

@@ -64,15 +64,15 @@ def workers() -> Path:
 
 
 @pytest.fixture(scope="session")
-def idle_double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def idle_double() -> Path:
     """The folder of the stand-in for libcuda.so.1 whose kernels do nothing."""
-    return build_driver_double(tmp_path_factory.mktemp("idle_driver"), runs_kernels=False)
+    return build_driver_double(runs_kernels=False)
 
 
 @pytest.fixture(scope="session")
-def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def double() -> Path:
     """The folder of the stand-in for libcuda.so.1, which runs the library's kernels on a CPU."""
-    return build_driver_double(tmp_path_factory.mktemp("driver"), runs_kernels=True)
+    return build_driver_double(runs_kernels=True)
 
 
 @pytest.fixture(scope="session")

@@ -23,16 +23,17 @@ struct Arrivals {
     u32 expected = 0;  // arrivals of a phase
     u32 arrived = 0;
     u32 phase = 0;
+    u32 tries = 0;  // waits for this phase that have not seen its end
     u64 expected_bytes = 0, issued_bytes = 0;
     std::vector<BulkLoad> loads;
 };
 
 class Block {
   public:
-    // Where a block is: on which rank's GPU, in which launch, which has so many threads, and which of all that there
-    // have been it is.
+    // Where a block is: on which rank's GPU, in which row of the grid, in which launch, which has so many threads, and
+    // which of all that there have been it is.
     struct Place {
-        u32 rank;
+        u32 rank, row;
         u64 launch, threads, number;
     };
 

@@ -12,6 +12,8 @@ using Step = const Instruction&;
 using Access = Lane::Access;
 
 constexpr u64 kBulkUnit = 16;  // of addresses and sizes
+constexpr u64 kTryNs = 1'000'000;
+constexpr u32 kMostTries = 2'000;
 
 Arrivals& barrier(Lane& lane, Step step, u32 operand) {
     const auto found = lane.block().barriers().find(lane.get<u64>(step.operands[operand]));
@@ -19,9 +21,13 @@ Arrivals& barrier(Lane& lane, Step step, u32 operand) {
     return found->second;
 }
 
+bool can_end(const Arrivals& arrivals) {
+    return arrivals.arrived >= arrivals.expected && arrivals.issued_bytes == arrivals.expected_bytes;
+}
+
 // Makes the copies of a phase that can end, and ends it.
 void settle(Lane& lane, Arrivals& arrivals) {
-    if (arrivals.arrived < arrivals.expected || arrivals.issued_bytes != arrivals.expected_bytes) return;
+    if (!can_end(arrivals)) return;
     for (const BulkLoad& load : arrivals.loads) {
         std::memcpy(lane.block().shared() + load.target, load.source, load.bytes);
         std::memset(lane.block().written().data() + load.target, 1, load.bytes);
@@ -54,11 +60,19 @@ void arrive(Lane& lane, Step step) {
     arrivals.expected_bytes += lane.get<u32>(step.operands[2]);
 }
 
+// Waits a while itself: other threads of the block may still arrive. Nothing else can end a phase here, so that one
+// which has not ended after many such waits never will.
 void try_wait(Lane& lane, Step step) {
     cpu::switch_point(lane.site());
     Arrivals& arrivals = barrier(lane, step, 1);
+    const u32 parity = lane.get<u32>(step.operands[2]) % 2;
+    if (arrivals.phase % 2 == parity && !can_end(arrivals)) {
+        const auto may_have_ended = [&] { return arrivals.phase % 2 != parity || can_end(arrivals); };
+        cpu::wait_until(may_have_ended, "mbarrier", cpu::now_ns() + kTryNs, lane.site().file, lane.site().line);
+    }
     settle(lane, arrivals);
-    const bool ended = arrivals.phase % 2 != lane.get<u32>(step.operands[2]) % 2;
+    const bool ended = arrivals.phase % 2 != parity;
+    if (!ended && ++arrivals.tries == kMostTries) lane.fail("it waits for a phase of an mbarrier that does not end");
     if (ended) lane.complete_copies();
     lane.set<bool>(step.operands[0], ended);
 }

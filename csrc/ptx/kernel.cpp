@@ -15,11 +15,12 @@ namespace {
 constexpr size_t kMostText = 512;
 
 // Of a launch, and in its grid.
-using BlockPlace = std::tuple<u64, u32, u32>;
+using BlockPlace = std::tuple<u64, u32>;
 
 struct RunningBlock {
     RunningBlock(u8* shared, const LaunchHead& head, u64 number)
-        : block(shared, head.shared_bytes, blockDim.x, {head.rank, head.number, u64{blockDim.x} * gridDim.x, number}) {}
+        : block(shared, head.shared_bytes, blockDim.x,
+                {head.rank, head.row, head.number, u64{blockDim.x} * gridDim.x, number}) {}
 
     Block block;
     std::map<u32, Lane> lanes;  // here, not on a fiber's stack, which may never be unwound
@@ -36,7 +37,7 @@ u64 blocks = 0;  // that there have been
 void enter(const void* args) {
     LaunchHead head;
     std::memcpy(&head, args, sizeof(head));
-    const BlockPlace place{head.number, blockIdx.x, blockIdx.y};
+    const BlockPlace place{head.number, blockIdx.x};
     std::unique_ptr<RunningBlock>& here = running()[place];
     if (here == nullptr) {
         auto* const shared = static_cast<u8*>(cpu::dynamic_shared());
@@ -64,9 +65,14 @@ std::atomic<u64> launches{0};
 
 }  // namespace
 
-void prepare(cpu::Launch& launch, std::string& held, const Image& image, const std::string& symbol) {
-    const LaunchHead head{&image, &image.module().function(symbol), image.static_shared_bytes() + launch.shared_bytes,
-                          ++launches, static_cast<u32>(launch.rank)};
+void prepare(cpu::Launch& launch, std::string& held, const Image& image, const std::string& symbol,
+             const LaunchPlace& place) {
+    const LaunchHead head{&image,
+                          &image.module().function(symbol),
+                          image.static_shared_bytes() + launch.shared_bytes,
+                          ++launches,
+                          place.rank,
+                          place.row};
     held.assign(reinterpret_cast<const char*>(&head), sizeof(head));
     held.append(static_cast<const char*>(launch.args), launch.args_bytes);
     launch.entry = enter;

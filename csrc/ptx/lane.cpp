@@ -127,7 +127,7 @@ u64 Lane::special(SpecialRegister which) const {
         case SpecialRegister::kBlock:
             return blockIdx.x;
         case SpecialRegister::kBlockY:
-            return blockIdx.y;
+            return block_.place.row;
         case SpecialRegister::kBlocks:
             return gridDim.x;
         case SpecialRegister::kLane:

@@ -11,7 +11,7 @@ void Library::find(cpu::Launch& launch, const Shape& shape, std::string& held) c
     auto found = kernels_.find({launch.name, shape});
     if (found == kernels_.end()) found = kernels_.find({launch.name, Shape{}});
     if (found == kernels_.end()) throw PtxError(std::string("no PTX is loaded for ") + launch.name);
-    prepare(launch, held, *found->second.image, found->second.symbol);
+    prepare(launch, held, *found->second.image, found->second.symbol, {static_cast<u32>(launch.rank), 0});
 }
 
 }  // namespace deep_ep::ptx

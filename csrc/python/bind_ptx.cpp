@@ -43,7 +43,7 @@ void run(const std::shared_ptr<Image>& image, const std::string& symbol, unsigne
     launch.args = args.data();
     launch.args_bytes = args.size();
     std::string held;
-    ptx::prepare(launch, held, *image, symbol);
+    ptx::prepare(launch, held, *image, symbol, {});
     const uint64_t serial = executor.launch(launch);
     executor.wait([&] { return executor.finished(serial); }, "a kernel of PTX");
     executor.release_stream(launch.rank, launch.stream);

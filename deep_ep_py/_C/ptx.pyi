@@ -40,7 +40,7 @@ def run(image: Image, symbol: str, *, blocks: int = 1, threads: int = 32, shared
     Run a kernel of a module by itself, whose parameters are these bytes.
     """
 
-def watch(on: bool) -> None:
+def watch(on: bool, *, seed: int = 0) -> None:
     """
-    Begin to watch the order of kernels' accesses to memory, with nothing known of any, or cease to.
+    Begin to watch the order of kernels' accesses to memory, with nothing known of any, or cease to. From the seed is drawn which loads of words return old values; 0: none does.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from deep_ep_py.jit.registry import Kernel, Shape, has_bulk_copies
 from deep_ep_py.jit.resources import DYNAMIC_SHARED_SYMBOL, Resources, read_resources
 
+_importing = threading.Lock()
 _PACKAGE = Path(__file__).resolve().parent.parent
 INSTALL = "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
 
@@ -66,8 +68,10 @@ def include_root() -> Path:
 def require_nvrtc() -> None:
     """Raise `NvrtcUnavailableError` where NVRTC cannot be used."""
     try:
-        from cuda.bindings import nvrtc
-        from cuda.core import Program  # noqa: F401
+        # Two threads that import cuda.core at once, as ranks do that are threads, may both find half of it.
+        with _importing:
+            from cuda.bindings import nvrtc
+            from cuda.core import Program  # noqa: F401
     except ImportError as error:
         raise NvrtcUnavailableError(str(error)) from None
     try:

@@ -106,6 +106,7 @@ $L_end:
         (WAIT, "byte 152 of shared memory is read and was not written"),
         ("cp.async.bulk.wait_group 0;\n", "it ends before its bulk copies have been waited for"),
         ("mbarrier.init.shared::cta.b64 [%r1], 1;\n", "there is no mbarrier at this address"),
+        ("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 32;\n", "a phase of an mbarrier that does not end"),
     ],
 )
 def test_bulk_copies(left_out: str, message: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import deep_ep_py as deep_ep
-from cases import BY_NAME, Case
+from cases import BY_NAME, CASES, Case
+from deep_ep_py.testing import run_ranks
 from harness import RETRIES_EXCEEDED, Trial, dispatch_arguments, failing, make_buffer, round_trip
 
 BLOCKS = (1, 2, 5)
@@ -55,6 +57,19 @@ def on_each_node(group: Any, trial: Trial, fabric: str) -> None:
         assert bool(sent["writes"]) == far and bool(sent["atomics"]) == bool(sent["doorbells"]) == by_nic, (peer, sent)
         assert sent["doorbells"] <= sent["atomics"], (peer, sent)
     buffer.destroy()
+
+
+def run_named_cases(most_ranks: int, names: Sequence[str], **how: Any) -> None:
+    """Run cases of those names, or all, by `run_ranks`, and print each one's; those between nodes on every fabric."""
+    for case in CASES:
+        if case.fabric in (None, "peer") and case.ranks <= most_ranks and (not names or case.name in names):
+            run_ranks(case.ranks, on_each_rank, Trial.of(case), **how)
+            print(case.name)
+    for fabric in FABRICS:
+        for case in BETWEEN_NODES:
+            if not names or case.name in names:
+                run_ranks(case.ranks, on_each_node, Trial.of(case), fabric, **how)
+                print(case.name)
 
 
 def link_that_fails(group: Any, trial: Trial, fabric: str) -> str:

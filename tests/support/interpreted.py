@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,8 @@ from deep_ep_py.core.native import C
 from deep_ep_py.device.cpu import CpuDevice
 from deep_ep_py.device.device import Compiling, Device, MakeLauncher
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
-from deep_ep_py.jit.ptx import compile_ptx
 from deep_ep_py.jit.registry import KERNELS, Shape, has_bulk_copies
+from ptx_kernels import ptx_cache
 
 _lock = threading.Lock()
 
@@ -25,30 +23,16 @@ _lock = threading.Lock()
 @cache
 def image_of(name: str, shape: tuple[int, int, int] | None, architecture: str) -> tuple[str, Any]:
     """A kernel's symbol, and the module that has it."""
-    load_builtins()
     ranks, row_bytes, topk = shape or (1, 16, 1)
     static = Shape(ranks, row_bytes, topk, bulk_copies=has_bulk_copies(architecture))
     text, symbol = compiled(name, static, architecture)
     return symbol, C.ptx.Image(text)
 
 
-@cache
 def compiled(name: str, shape: Shape, architecture: str) -> tuple[str, str]:
     """A kernel's PTX, and its symbol there."""
-    return compile_ptx(KERNELS[name], shape, architecture)
-
-
-@cache
-def load_builtins() -> None:
-    """NVRTC opens a library that lies beside it by its name alone. A sanitizer's runtime opens it in NVRTC's place, and
-    would not look there.
-    """
-    from cuda.pathfinder import load_nvidia_dynamic_lib
-
-    found = load_nvidia_dynamic_lib("nvrtc").abs_path
-    assert found is not None
-    for path in Path(found).parent.glob("libnvrtc-builtins.so.*"):
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    kernel = ptx_cache().get(KERNELS[name], shape, architecture)
+    return kernel.cubin.decode().rstrip("\0"), kernel.symbol
 
 
 class Interpreted(CpuDevice):

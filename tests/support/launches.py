@@ -80,11 +80,11 @@ def of_ranks() -> dict[str, str]:
     return {**os.environ, "DEEP_EP_BUILD": BUILD, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
 
 
-def on_threads(double: Path, worker: Path, log: Path, *arguments: str, **variables: str) -> str:
+def on_threads(double: Path, worker: Path, log: Path, *arguments: str, seconds: float = 240, **variables: str) -> str:
     """Run a worker whose ranks are threads, over the stand-in for the driver, and return what it printed."""
     machine = {"LD_LIBRARY_PATH": str(double), "DOUBLE_MULTIPROCESSORS": "132", "DOUBLE_LOG": str(log)}
     environment = {**os.environ, "PYTHONPATH": python_path(), **machine, **variables}
     command = [sys.executable, str(worker), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -89,23 +89,22 @@ def _build_whole(folder: Path, compiler: list[str], flag: str) -> Path:
     return target
 
 
-def build_driver_double(folder: Path, runs_kernels: bool) -> Path:
-    """The stand-in for libcuda.so.1; `folder`, for LD_LIBRARY_PATH. Kernels run on an executor of its own, or not."""
-    double = NATIVE / "driver_double"
-    flags = ["-O2", "-g1", "-fPIC", "-shared", "-pthread"]
+def build_driver_double(runs_kernels: bool) -> Path:
+    """The stand-in for libcuda.so.1; its folder, for LD_LIBRARY_PATH. Kernels run on an executor of its own, or not."""
+    double, root = NATIVE / "driver_double", native_build.SOURCE_ROOT
     sources = [double / name for name in ("libcuda.cpp", "launches.cpp", "memory.cpp", "globals.cpp")]
     if runs_kernels:
-        flags += native_build.EXACT_DEFINES
-        parts = [native_build.SOURCE_ROOT / "cpu" / part for part in ("executor", "vector")]
-        sources += [double / "execute_kernels.cpp", native_build.SOURCE_ROOT / "host" / "cpu" / "kernel_table.cpp"]
-        sources += [source for part in parts for source in sorted(part.glob("*.cpp"))]
+        sources += [double / name for name in ("execute_kernels.cpp", "interpret.cpp")]
+        sources.append(root / "host" / "cpu" / "kernel_table.cpp")
+        for part in ("cpu/executor", "cpu/vector", "ptx", "ptx/order"):
+            sources += sorted((root / part).glob("*.cpp"))
     else:
         sources.append(double / "execute_none.cpp")
-    include = f"-I{native_build.SOURCE_ROOT}"
-    target = folder / "libcuda.so.1"
-    link = ["-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"]
-    command = ["g++", *native_build.COMMON_FLAGS, *flags, include, *map(str, sources), *link, "-o", str(target)]
-    subprocess.run(command, check=True)
+    variant = native_build.VARIANTS["exact"]  # warps of 32 lanes, and no sanitizer's runtime to preload
+    name = "driver_double" if runs_kernels else "idle_driver_double"
+    folder = native_build.objects_folder(variant) / "tests" / name
+    link = ("-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic")
+    native_build.build_module(variant, sources, folder / "libcuda.so.1", link)
     return folder
 
 

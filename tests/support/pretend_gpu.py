@@ -10,6 +10,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from deep_ep_py.core.native import C
 from deep_ep_py.device.cuda import CudaDevice
 from deep_ep_py.device.device import Device, MakeLauncher
 from deep_ep_py.nvshmem import probe
+from ptx_kernels import ptx_cache
 
 
 class PretendGpu(CudaDevice):
@@ -117,6 +119,10 @@ def pool_functions() -> tuple[Any, Any]:
     return allocate, free
 
 
+INTERPRETED = "DEEP_EP_TEST_PTX"
+"""Where this is set, kernels are the PTX that NVRTC makes of them, which the stand-in interprets."""
+
+
 class NamesOnly:
     """In place of the cache of kernels: no code, but the symbols by which the stand-in knows what to run."""
 
@@ -171,7 +177,9 @@ def take_compiled_probe() -> None:
 
 def install(compile_kernels: bool = True) -> None:
     """Let Buffers be made on it."""
-    if not compile_kernels:
+    if os.environ.get(INTERPRETED):
+        jit.KernelCache = partial(ptx_cache, over_stand_in=True)  # type: ignore[assignment, misc]
+    elif not compile_kernels:
         jit.KernelCache = NamesOnly  # type: ignore[assignment, misc]
 
     def make_device(

@@ -1,10 +1,14 @@
-"""Runs over the stand-in for the driver: the named cases on ranks that are threads of one process and share a GPU."""
+"""Runs over the stand-in for the driver: the named cases on ranks that are threads of one process and share a GPU.
+
+By arguments, some of the cases alone.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,20 +18,13 @@ import pytest
 import torch
 
 import pretend_gpu
-from cases import BY_NAME, CASES
+from cases import BY_NAME
 from deep_ep_py import Buffer
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout, PeerFailed
 from deep_ep_py.testing import run_ranks
 from fp8 import KINDS, Fp8Trial
-from gpu_ranks import (
-    BETWEEN_NODES,
-    FABRICS,
-    check_what_a_failing_link_says,
-    link_that_fails,
-    on_each_node,
-    on_each_rank,
-)
+from gpu_ranks import FABRICS, check_what_a_failing_link_says, link_that_fails, run_named_cases
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
@@ -315,8 +312,7 @@ def behind_another_buffer(group: Any) -> None:
     group.barrier()
 
 
-def main() -> None:
-    pretend_gpu.install(compile_kernels=False)
+def other_calls() -> None:
     assert run_ranks(4, meet, device="cuda") == [2] * 4
     with pytest.raises(ZeroDivisionError, match="the cause") as info:
         run_ranks(4, fail, device="cuda")
@@ -334,17 +330,18 @@ def main() -> None:
     run_ranks(2, refused_pool, device="cuda")
     run_ranks(2, weak, device="cuda")
     run_ranks(2, compiling, device="cuda")
-    for case in CASES:
-        if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
-            run_ranks(case.ranks, on_each_rank, Trial.of(case), device="cuda")
-            print(case.name)
     trial = Trial.of(BY_NAME["uniform"])
     for fabric in FABRICS:
-        for case in BETWEEN_NODES:
-            run_ranks(case.ranks, on_each_node, Trial.of(case), fabric, device="cuda")
-            print(case.name)
         said = run_ranks(trial.case.ranks, link_that_fails, trial, fabric, device="cuda")
         check_what_a_failing_link_says(said, fabric)
+
+
+def main() -> None:
+    pretend_gpu.install(compile_kernels=False)
+    names = sys.argv[1:]
+    if not names:
+        other_calls()
+    run_named_cases(MOST_RANKS, names, device="cuda")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Runs over the stand-in for the driver, which lets no two kernels run side by side: ranks that launch together."""
+"""Runs over the stand-in for the driver, which lets no two kernels run side by side: ranks that launch together.
+
+By arguments, some of the cases alone, or what fails.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from typing import Any
 import pytest
 
 import pretend_gpu
-from cases import BY_NAME, CASES
+from cases import BY_NAME
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 from deep_ep_py.testing import run_ranks
-from gpu_ranks import BETWEEN_NODES, FABRICS, on_each_node, on_each_rank
+from gpu_ranks import on_each_rank, run_named_cases
 from harness import Trial, dispatch_arguments, make_buffer
 
 MOST_RANKS = 8
@@ -100,14 +103,7 @@ def main() -> None:
         check_that_kernels_take_turns()
         check_failures()
         return
-    for case in CASES:
-        if case.fabric in (None, "peer") and case.ranks <= MOST_RANKS:
-            run_ranks(case.ranks, on_each_rank, Trial.of(case), **TOGETHER)
-            print(case.name)
-    for fabric in FABRICS:
-        for case in BETWEEN_NODES:
-            run_ranks(case.ranks, on_each_node, Trial.of(case), fabric, **TOGETHER)
-            print(case.name)
+    run_named_cases(MOST_RANKS, sys.argv[1:], **TOGETHER)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,8 @@ void Order::watch(bool on, u64 seed) {
 
 void Order::add_heap(u64 base, u64 bytes) {
     in_heaps_.forget(base, bytes);
-    for (const Heap& heap : heaps_) {
-        if (heap.base == base && heap.bytes == bytes) return;
-    }
-    heaps_.push_back({base, bytes});
+    std::erase_if(heaps_, [&](const auto& heap) { return heap.first < base + bytes && base < heap.second; });
+    heaps_.emplace(base, base + bytes);
 }
 
 Actor Order::begin(u32 rank, u64 launch, u64 threads, u64 block) {
@@ -87,10 +85,9 @@ void Order::end_other(const observe::Accessor& accessor) {
 }
 
 Shadow& Order::global(u64 address, u32 rank) {
-    for (const Heap& heap : heaps_) {
-        if (address >= heap.base && address < heap.base + heap.bytes) return in_heaps_;
-    }
-    return of_rank_[rank];
+    const auto next = heaps_.upper_bound(address);
+    const bool is_shared = next != heaps_.begin() && address < std::prev(next)->second;
+    return is_shared ? in_heaps_ : of_rank_[rank];
 }
 
 }  // namespace deep_ep::ptx

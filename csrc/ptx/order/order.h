@@ -31,6 +31,7 @@ class Order {
 
     // Memory that several ranks use; all other global memory is one rank's. What was there before is forgotten.
     void add_heap(u64 base, u64 bytes);
+    void remove_heap(u64 base) { heaps_.erase(base); }
 
     // A thread of a launch, which has so many in all, begins behind what its rank's host has learned and behind all of
     // its rank's launches that had ended when the launch's first thread began: behind no other of its own launch.
@@ -48,9 +49,6 @@ class Order {
     cpu::Random* random() { return is_random_ ? &random_ : nullptr; }
 
   private:
-    struct Heap {
-        u64 base, bytes;
-    };
     struct Launch {
         Clock begin, end;          // what its threads begin behind; what those that have ended had come after
         std::vector<u32> numbers;  // that its threads may have
@@ -66,7 +64,7 @@ class Order {
     using Key = std::tuple<observe::Kind, const void*, u32>;
     static Key key_of(const observe::Accessor& accessor) { return {accessor.kind, accessor.self, accessor.rank}; }
 
-    std::vector<Heap> heaps_;
+    std::map<u64, u64> heaps_;  // where each ends, by where it begins; none overlap
     Shadow in_heaps_;
     std::map<u32, Shadow> of_rank_;
     std::map<u32, Ended> ended_;

@@ -12,9 +12,9 @@ namespace driver_double {
 
 using namespace deep_ep::host::cuda;
 
-constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kInvalidContext = 201,
-                 kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712, kTooLarge = 720, kInvalidDevice = 101,
-                 kCaptureUnsupported = 900;
+constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotInitialized = 3, kInvalidImage = 200, kInvalidPtx = 218,
+                 kInvalidContext = 201, kInvalidHandle = 400, kNotFound = 500, kAlreadyRegistered = 712,
+                 kTooLarge = 720, kInvalidDevice = 101, kCaptureUnsupported = 900;
 constexpr int kBlocksEach = 2;
 
 int multiprocessors();

@@ -1,4 +1,5 @@
-// The library's kernels run on the executor, found by the symbols that NVRTC gave them.
+// Kernels run on the executor: those of PTX are interpreted, others are the library's, found by the symbols that NVRTC
+// gave them.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -10,6 +11,7 @@
 #include "cpu/executor/executor.h"
 #include "execute.h"
 #include "host/cpu/kernel_table.h"
+#include "interpret.h"
 
 #include "device/of_each_rank.h"
 
@@ -78,28 +80,38 @@ std::map<uint64_t, std::vector<uint64_t>> launches;  // of the executor, by the 
 
 // A rank's blocks run behind that rank's earlier ones in the queue: less order than a GPU gives, where the next launch
 // begins after all ranks' blocks.
-uint64_t run(const std::string& symbol, const deep_ep::host::cuda::LaunchConfig& config, int queue, const void* args) {
+uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, int queue, int stream,
+             const void* args) {
     const std::lock_guard<std::mutex> lock(mutex);
-    const std::string name = name_of(symbol);
+    const std::string name = name_of(code.symbol);
+    const bool for_all = for_ranks(code.symbol);
     std::vector<uint64_t> parts;
     for (unsigned rank = 0; rank < config.grid[1]; ++rank) {
-        int& stream = streams[{queue, rank}];
-        if (stream == 0) stream = Executor::get().new_stream();
+        int& of_executor = streams[{queue, rank}];
+        if (of_executor == 0) of_executor = Executor::get().new_stream();
         deep_ep::cpu::Launch launch{};
         launch.name = kKernels.find(name)->first.c_str();
-        launch.stream = stream;
+        launch.stream = of_executor;
         launch.blocks = config.grid[0];
         launch.threads = config.block[0];
         launch.shared_bytes = config.shared_bytes;
-        const RankOfGrid here{for_ranks(symbol) ? kKernels.at(name).for_ranks : nullptr, args, rank};
-        if (here.entry != nullptr) {
+        launch.args = args;
+        launch.args_bytes = kKernels.at(name).argument_bytes;
+        std::string held;
+        const RankOfGrid here{for_all ? kKernels.at(name).for_ranks : nullptr, args, rank};
+        if (code.program != nullptr) {
+            if (for_all) {  // their parameter is the array's address
+                launch.args = &args;
+                launch.args_bytes = sizeof(args);
+            }
+            // A stream is a rank's, except those that all launch in: there the rank is the row of blocks.
+            interpret(*code.program, code.symbol, for_all ? static_cast<int>(rank) : stream, rank, launch, held);
+        } else if (for_all) {
             launch.entry = enter;
             launch.args = &here;
             launch.args_bytes = sizeof(here);
         } else {
             launch.entry = deep_ep::host::find_kernel(launch.name);
-            launch.args = args;
-            launch.args_bytes = kKernels.at(name).argument_bytes;
         }
         parts.push_back(Executor::get().launch(launch));
     }

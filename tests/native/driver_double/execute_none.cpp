@@ -3,10 +3,14 @@
 
 namespace driver_double {
 
-uint64_t run(const std::string&, const deep_ep::host::cuda::LaunchConfig&, int, const void*) { return 0; }
+std::shared_ptr<const Program> load_ptx(const char*) { return nullptr; }
+bool has(const Program&, const std::string&) { return false; }
+uint64_t run(const Code&, const deep_ep::host::cuda::LaunchConfig&, int, int, const void*) { return 0; }
 bool ended(uint64_t) { return true; }
 size_t argument_bytes(const std::string&) { return 0; }
 void share(const void*, size_t) {}
 void unshare(const void*) {}
+void note_memory(const void*, size_t) {}
+void drop_memory(const void*) {}
 
 }  // namespace driver_double

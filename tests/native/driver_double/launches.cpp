@@ -19,13 +19,15 @@ using namespace driver_double;
 
 namespace {
 
-std::mutex one_at_a_time;                         // see DOUBLE_SERIAL
-std::map<const void*, int> event_waits;           // queries until a recorded event has happened
-std::map<const void*, uint64_t> event_launches;   // what a recorded event waits for
-std::map<const void*, uint64_t> latest_launches;  // by stream
-std::set<const void*> resident;                   // functions whose code is there
-std::map<const void*, int> queues;                // by stream
-std::map<const void*, std::string> symbols;       // by function
+std::mutex one_at_a_time;                                        // see DOUBLE_SERIAL
+std::map<const void*, int> event_waits;                          // queries until a recorded event has happened
+std::map<const void*, uint64_t> event_launches;                  // what a recorded event waits for
+std::map<const void*, uint64_t> latest_launches;                 // by stream
+std::set<const void*> resident;                                  // functions whose code is there
+std::map<const void*, int> queues;                               // by stream
+std::map<const void*, Code> codes;                               // by function
+std::map<const void*, std::shared_ptr<const Program>> programs;  // by module; null: an ELF file's
+std::map<const void*, int> numbers;                              // by stream
 int streams_made = 0;
 
 size_t local_bytes() {
@@ -35,7 +37,7 @@ size_t local_bytes() {
 size_t stack_limit = 1024;
 
 struct Captured {
-    std::string symbol;
+    Code code;
     LaunchConfig config;
     int queue;
     std::string args;
@@ -60,6 +62,12 @@ struct CapturedGraph {
 };
 std::vector<CapturedGraph> graphs;
 thread_local CapturedGraph capture;
+
+// What is in a stream happens in order: copies behind its kernels, and before those that are launched next.
+void settle(Stream stream) {
+    while (!ended(latest_launches[stream])) continue;
+    finish_copies(stream);
+}
 
 std::string hex_word(const void* place) {
     unsigned long long word = 0;
@@ -94,7 +102,8 @@ Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) 
     BEGIN(enter_in_context("cuStreamCreateWithPriority"));
     RETURN_IF_FAILED(enter("stream", "flags=%u priority=%d", flags, priority));
     *stream = make<Stream>();
-    queues[*stream] = streams_made++ % hardware_queues;
+    queues[*stream] = streams_made % hardware_queues;
+    numbers[*stream] = streams_made++;
     return kSuccess;
 }
 Result cuStreamDestroy_v2(Stream stream) {
@@ -104,44 +113,51 @@ Result cuStreamDestroy_v2(Stream stream) {
 }
 Result cuModuleLoadData(Module* module, const void* image) {
     BEGIN(enter_in_context("cuModuleLoadData"));
-    if (std::memcmp(image,
-                    "\x7f"
-                    "ELF",
-                    4) != 0)
-        return kInvalidImage;
+    const auto* const text = static_cast<const char*>(image);
+    const bool is_elf = std::memcmp(image,
+                                    "\x7f"
+                                    "ELF",
+                                    4) == 0;
+    std::shared_ptr<const Program> program;
+    if (!is_elf && std::strncmp(text, "//", 2) != 0) return kInvalidImage;
+    if (!is_elf && (program = load_ptx(text)) == nullptr) return kInvalidPtx;
     *module = make<Module>();
-    remember_globals(*module, image);
+    if (is_elf) remember_globals(*module, image);
+    programs[*module] = std::move(program);
     return kSuccess;
 }
 Result cuModuleUnload(Module module) {
     BEGIN(enter_in_context("cuModuleUnload"));
     forget_globals(module);
+    programs.erase(module);
     return forget(module);
 }
 Result cuModuleGetFunction(Function* function, Module module, const char* symbol) {
     BEGIN(enter_in_context("cuModuleGetFunction"));
     if (!alive.count(module)) return kInvalidHandle;
     if (std::strncmp(symbol, "_Z", 2) != 0) return kNotFound;
+    const auto& program = programs.at(module);
+    if (program != nullptr && !has(*program, symbol)) return kNotFound;
     *function = reinterpret_cast<Function>(next_handle += 0x10);
-    symbols[*function] = symbol;
+    codes[*function] = {symbol, program};
     return kSuccess;
 }
 Result cuFuncLoad(Function function) {
     BEGIN(enter_in_context("cuFuncLoad"));
-    if (!symbols.count(function)) return kInvalidHandle;
+    if (!codes.count(function)) return kInvalidHandle;
     resident.insert(function);
     return kSuccess;
 }
 Result cuFuncGetAttribute(int* value, int which, Function function) {
     BEGIN(enter_in_context("cuFuncGetAttribute"));
-    if (!symbols.count(function)) return kInvalidHandle;
+    if (!codes.count(function)) return kInvalidHandle;
     constexpr int kStaticShared = 1024;
     *value = which == kLocalSizeBytes ? static_cast<int>(local_bytes()) : kStaticShared;
     return which == kLocalSizeBytes || which == kSharedSizeBytes ? kSuccess : kInvalidValue;
 }
 Result cuFuncSetAttribute(Function function, int which, int value) {
     BEGIN(enter_in_context("cuFuncSetAttribute"));
-    if (!symbols.count(function)) return kInvalidHandle;
+    if (!codes.count(function)) return kInvalidHandle;
     return enter("attribute", "%d=%d", which, value);
 }
 Result cuCtxGetLimit(size_t* value, int which) {
@@ -158,7 +174,7 @@ Result cuCtxSetLimit(int which, size_t value) {
 }
 Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function function, int threads, size_t) {
     BEGIN(enter_in_context("cuOccupancyMaxActiveBlocksPerMultiprocessor"));
-    if (!symbols.count(function)) return kInvalidHandle;
+    if (!codes.count(function)) return kInvalidHandle;
     // Whether asking loads the code has changed with the versions of the driver.
     if (std::getenv("DOUBLE_LOADS_WHEN_ASKED")) resident.insert(function);
     *blocks = threads <= 1024 ? kBlocksEach : 0;
@@ -168,7 +184,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     std::unique_lock<std::mutex> turn(one_at_a_time, std::defer_lock);
     if (std::getenv("DOUBLE_SERIAL")) turn.lock();
     BEGIN(enter_in_context("cuLaunchKernelEx"));
-    if (extra != nullptr || !alive.count(config->stream) || !symbols.count(function)) return kInvalidValue;
+    if (extra != nullptr || !alive.count(config->stream) || !codes.count(function)) return kInvalidValue;
     if (resident.insert(function).second || local_bytes() > stack_limit) {
         RETURN_IF_FAILED(enter("loads at a launch"));
         wait_for_kernels();
@@ -178,7 +194,8 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     const unsigned *grid = config->grid, *block = config->block;
     if (grid[0] == 0 || grid[1] == 0 || grid[2] != 1) return kInvalidValue;
     if (uint64_t{grid[0]} * grid[1] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
-    const std::string& symbol = symbols[function];
+    const Code& code = codes[function];
+    const std::string& symbol = code.symbol;
     std::string first_words;
     const void* args = parameters[0];
     if (driver_double::for_ranks(symbol)) {
@@ -199,10 +216,11 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     }
     if (capturing) {
         const char* bytes = static_cast<const char*>(args);
-        capture.launches.push_back(
-            {symbol, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
+        capture.launches.push_back({code, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
     } else {
-        latest_launches[config->stream] = driver_double::run(symbol, *config, queue_of(*config), args);
+        if (has_copies(config->stream)) settle(config->stream);
+        latest_launches[config->stream] =
+            driver_double::run(code, *config, queue_of(*config), numbers[config->stream], args);
     }
     RETURN_IF_FAILED(enter("launch", "grid=%u,%u,%u block=%u,%u,%u shared=%u cooperative=%d args=%s", grid[0], grid[1],
                            grid[2], block[0], block[1], block[2], config->shared_bytes, cooperative,
@@ -291,7 +309,8 @@ void double_replay(int number) {
     uint64_t latest = 0;
     std::unique_lock<std::recursive_mutex> lock(mutex);
     for (const Captured& launch : graphs.at(static_cast<size_t>(number)).launches) {
-        latest = driver_double::run(launch.symbol, launch.config, launch.queue, launch.args.data());
+        const int stream = numbers[launch.config.stream];
+        latest = driver_double::run(launch.code, launch.config, launch.queue, stream, launch.args.data());
         latest_launches[launch.config.stream] = latest;
     }
     lock.unlock();
@@ -309,6 +328,10 @@ Result cuCtxSynchronize() {
 Result cuStreamSynchronize(Stream stream) {
     BEGIN(enter_outside_capture("cuStreamSynchronize"));
     if (!alive.count(stream)) return kInvalidHandle;
+    const uint64_t latest = latest_launches[stream];
+    lock.unlock();  // kernels take their time
+    while (!driver_double::ended(latest)) continue;
+    lock.lock();
     finish_copies(stream);
     return kSuccess;
 }

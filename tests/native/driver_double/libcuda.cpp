@@ -1,7 +1,8 @@
 // A stand-in for libcuda.so.1: knows the rules of the calls that are used, and behaves as badly as a driver may. As
 // with the driver, any thread may call, and has contexts of its own.
 //
-// A module's variables are those of its ELF symbol table, with what the image puts there or zeros.
+// A module is an ELF file or PTX. The variables of an ELF file are those of its symbol table, with what the image puts
+// there or zeros; of its code it takes the kernels' names. PTX is interpreted (csrc/ptx).
 //
 // Device memory is the host's, and never clean: it holds what an earlier allocation has left, else a pattern. What a
 // launch does is execute_*.cpp's. Streams share as many queues as CUDA_DEVICE_MAX_CONNECTIONS said when it was
@@ -28,6 +29,8 @@
 //   DOUBLE_COOPERATIVE_SERIAL  cooperative launches run one after the other
 //   DOUBLE_MAP_WAITS  to map memory it waits for all kernels that run
 //   DOUBLE_MAP_HANGS  it never returns from mapping memory
+//   DOUBLE_WATCH    a seed: races between kernels of PTX end them, and loads may return old values. Each stream is
+//                   taken for that of a rank with a GPU of its own
 //   DOUBLE_NO_ORDERING  its kernels see a NIC's writes in any order
 //   DOUBLE_OLD      it can do neither cooperative launches nor use the host's memory under its address
 //

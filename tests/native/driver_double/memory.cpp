@@ -68,7 +68,7 @@ void leave(int file, size_t bytes) {
     left.resize(read > 0 ? static_cast<size_t>(read) : 0);
 }
 
-// Copies and fills happen when their stream is waited for.
+// Copies and fills happen when their stream is waited for, or a kernel is launched behind them.
 std::map<const void*, std::vector<std::function<void()>>> queued;
 
 // Whether a location is a device that this process sees: peers' ordinals mean nothing here.
@@ -114,6 +114,8 @@ void finish_copies(const void* stream) {
     queued.erase(stream);
 }
 
+bool has_copies(const void* stream) { return queued.count(stream) != 0; }
+
 int alive_heaps() { return static_cast<int>(physical.size() + reserved.size() + mapped.size()); }
 
 size_t host_allocation_bytes(const void* address) {
@@ -131,6 +133,7 @@ Result cuMemAlloc_v2(DevicePointer* address, size_t bytes) {
     constexpr size_t kAlignment = 256;
     void* memory = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     make_dirty(memory, bytes);
+    driver_double::note_memory(memory, bytes);
     alive.insert(memory);
     device_bytes[memory] = bytes;
     *address = reinterpret_cast<DevicePointer>(memory);
@@ -140,6 +143,7 @@ Result cuMemFree_v2(DevicePointer address) {
     BEGIN(enter_in_context("cuMemFree"));
     void* memory = reinterpret_cast<void*>(address);
     RETURN_IF_FAILED(forget(memory));
+    driver_double::drop_memory(memory);
     leave(memory, device_bytes[memory]);
     device_bytes.erase(memory);
     std::free(memory);
@@ -166,12 +170,14 @@ Result cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags) {
     BEGIN(enter_outside_capture("cuMemHostRegister"));
     if (flags != (kRegisterPortable | kRegisterDeviceMap) || bytes == 0) return kInvalidValue;
     if (!alive.insert(address).second) return kAlreadyRegistered;
+    driver_double::note_memory(address, bytes);
     driver_double::share(address, bytes);
     return kSuccess;
 }
 Result cuMemHostUnregister(void* address) {
     BEGIN(enter_in_context("cuMemHostUnregister"));
     driver_double::unshare(address);
+    driver_double::drop_memory(address);
     return forget(address);
 }
 void double_share(const void* address, size_t bytes) {
@@ -286,6 +292,7 @@ Result cuMemMap(DevicePointer address, size_t bytes, size_t offset, Allocation a
     if (address % kGranularity != 0 || offset != 0) return kInvalidValue;
     if (!physical.count(allocation) || physical[allocation].bytes != bytes) return kInvalidValue;
     if (!protect(address, bytes, PROT_NONE, MAP_SHARED, physical[allocation].file)) return kInvalidValue;
+    driver_double::note_memory(reinterpret_cast<const void*>(address), bytes);
     mapped[address] = bytes;
     return kSuccess;
 }
@@ -293,6 +300,7 @@ Result cuMemUnmap(DevicePointer address, size_t bytes) {
     BEGIN(enter_in_context("cuMemUnmap"));
     if (!mapped.count(address) || mapped[address] != bytes) return kInvalidValue;
     if (!protect(address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1)) return kInvalidValue;
+    driver_double::drop_memory(reinterpret_cast<const void*>(address));
     mapped.erase(address);
     return kSuccess;
 }

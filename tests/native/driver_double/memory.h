@@ -10,5 +10,6 @@ size_t host_allocation_bytes(const void* address);
 
 // Does what copies and fills have been queued there.
 void finish_copies(const void* stream);
+bool has_copies(const void* stream);
 
 }  // namespace driver_double

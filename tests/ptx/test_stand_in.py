@@ -1,0 +1,60 @@
+"""The whole way of a GPU, over the stand-in for the driver: Buffer, jit, NVRTC, launcher, driver, PTX; what it runs is
+the compiler's PTX, interpreted, and races between its kernels are found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builds import LONG
+from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
+from launches import on_threads
+from low_latency_gpu import WATCHED
+from pretend_gpu import INTERPRETED
+
+pytestmark = pytest.mark.once
+
+SEED = {"DOUBLE_WATCH": "1"}
+TOGETHER = {**SEED, "DOUBLE_SERIAL": "1"}
+NAMES = () if LONG else ("uneven_tokens", "rounds_without_arena-2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nvrtc() -> None:
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(INTERPRETED, "1")
+    return tmp_path / "log"
+
+
+def test_ranks_as_threads(double: Path, workers: Path, log: Path) -> None:
+    printed = on_threads(double, workers / "ranks_as_threads.py", log, *NAMES, seconds=1800)
+    assert set(printed.split()) >= set(NAMES)
+
+
+def test_ranks_in_one_launch(double: Path, workers: Path, log: Path) -> None:
+    printed = on_threads(double, workers / "ranks_in_one_launch.py", log, *NAMES, seconds=1800, **TOGETHER)
+    assert set(printed.split()) >= set(NAMES)
+
+
+def test_low_latency_mode_in_one_launch(double: Path, workers: Path, log: Path) -> None:
+    names = WATCHED if LONG else WATCHED[:1]
+    program = str(workers / "gpu_case.py")
+    queues = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    printed = on_threads(double, workers / "gpu_on_double.py", log, program, *names, seconds=1800, **TOGETHER, **queues)
+    assert tuple(printed.split()) == names
+
+
+def test_what_modules_do(double: Path, workers: Path, log: Path) -> None:
+    """They are interpreted; races are found where the stand-in is asked to look for them."""
+    assert on_threads(double, workers / "ptx_on_double.py", log) == "word 7\n"
+    printed = on_threads(double, workers / "ptx_on_double.py", log, **SEED)
+    assert "it races: it writes what is used by a thread of rank" in printed and "kernel.cu:7" in printed, printed

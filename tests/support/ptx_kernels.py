@@ -1,0 +1,70 @@
+"""The kernels as PTX, kept between runs: making it takes longer than most tests."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from deep_ep_py.jit import CompiledKernel, Kernel, KernelCache, Resources, Shape
+from deep_ep_py.jit.cache import refuse_if_others_may_write
+from deep_ep_py.jit.ptx import compile_ptx
+from places import ROOT
+
+
+@cache
+def ptx_cache(over_stand_in: bool = False) -> KernelCache:
+    """A cache of kernels whose code is a text of PTX with a zero byte behind it, as the driver takes it.
+
+    It is kept beside what is built, unless others could write there. `over_stand_in`: in a process that has the
+    stand-in for the driver, which NVRTC must not find.
+    """
+    folder = ROOT / "build" / "ptx"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        refuse_if_others_may_write(folder)
+    except PermissionError:
+        folder = Path(mkdtemp(prefix="ptx-"))
+    return KernelCache(folder, _compile_elsewhere if over_stand_in else _compile)
+
+
+def _compile(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
+    """What `KernelCache` compiles with. What ptxas would say of the kernel is not known."""
+    load_builtins()
+    started = time.perf_counter()
+    text, symbol = compile_ptx(kernel, shape, architecture)
+    unknown = Resources(0, 0, 0, 0, 0, 0, 0, 0)
+    seconds = time.perf_counter() - started
+    return CompiledKernel(kernel.name, architecture, symbol, text.encode() + b"\0", unknown, seconds, "")
+
+
+def _compile_elsewhere(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
+    """The same in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+    asked = pickle.dumps((kernel, shape, architecture))
+    done = subprocess.run([sys.executable, __file__], input=asked, env=environment, stdout=subprocess.PIPE, check=True)
+    made: CompiledKernel = pickle.loads(done.stdout)
+    return made
+
+
+@cache
+def load_builtins() -> None:
+    """NVRTC opens a library that lies beside it by its name alone. A sanitizer's runtime opens it in NVRTC's place, and
+    would not look there.
+    """
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    found = load_nvidia_dynamic_lib("nvrtc").abs_path
+    assert found is not None
+    for path in Path(found).parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(pickle.dumps(_compile(*pickle.loads(sys.stdin.buffer.read()))))
