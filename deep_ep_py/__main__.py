@@ -17,6 +17,7 @@ _COMMANDS = {
     "canary": "deep_ep_py.cli.canary",
     "compile": "deep_ep_py.cli.compile",
     "doctor": "deep_ep_py.cli.doctor",
+    "profile": "deep_ep_py.profile.cli",
     "rates": "deep_ep_py.bench.rates",
     "shim": "deep_ep_py.cli.shim",
 }

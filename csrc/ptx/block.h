@@ -2,8 +2,11 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "ptx/count/thread.h"
 #include "ptx/module.h"
 #include "ptx/order/meeting.h"
 #include "ptx/order/shadow.h"
@@ -37,8 +40,16 @@ class Block {
         u64 launch, threads, number;
     };
 
-    Block(u8* shared, u64 shared_bytes, u32 threads, const Place& place)
-        : threads(threads), place(place), shared_(shared), written_(shared_bytes) {}
+    // `kernel`: what is counted of it, in all its launches; null: nothing is.
+    Block(u8* shared, u64 shared_bytes, u32 threads, const Place& place, std::shared_ptr<Counts> counts,
+          Counts::Kernel* kernel)
+        : threads(threads),
+          place(place),
+          shared_(shared),
+          written_(shared_bytes),
+          all_threads_(threads),
+          counts_(std::move(counts)),
+          kernel_(kernel) {}
 
     u8* shared() { return shared_; }
     // By byte of shared memory: whether it has been.
@@ -53,6 +64,10 @@ class Block {
     Shadow shadow;
     std::map<u64, Meeting> meetings;
 
+    // Null where nothing is counted.
+    std::unique_ptr<ThreadCount> count_of(u32 thread);
+    bool is_peers(u64 address) const { return counts_->is_peers(address, place.rank); }
+
     // Aligned instructions, which all threads of a warp execute together (PTX ISA, "Uniform Control Flow"): whether the
     // `turn`-th of a thread of that warp is the one that the warp's other threads have come to.
     bool is_aligned(u32 warp, u64 turn, const Instruction& instruction) {
@@ -65,6 +80,10 @@ class Block {
     u8* const shared_;
     std::vector<u8> written_;
     std::map<u64, Arrivals> barriers_;
+    const u32 all_threads_;
+    const std::shared_ptr<Counts> counts_;
+    Counts::Kernel* const kernel_;
+    std::map<u32, WarpCount> warps_;
     std::map<u32, std::vector<const Instruction*>> aligned_;  // by warp, in the order in which it executes them
 };
 

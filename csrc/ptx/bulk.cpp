@@ -73,7 +73,10 @@ void try_wait(Lane& lane, Step step) {
     settle(lane, arrivals);
     const bool ended = arrivals.phase % 2 != parity;
     if (!ended && ++arrivals.tries == kMostTries) lane.fail("it waits for a phase of an mbarrier that does not end");
-    if (ended) lane.complete_copies();
+    if (ended) {
+        lane.complete_copies();
+        lane.count_wait();
+    }
     lane.set<bool>(step.operands[0], ended);
 }
 
@@ -92,6 +95,8 @@ void load(Lane& lane, Step step) {
     lane.note_copy(source, bytes, false);
     // It tells of its bytes there: behind the barrier's initialisation.
     lane.note_copy(lane.block().shared() + lane.get<u64>(step.operands[3]), sizeof(u64), false);
+    lane.count_access(source, bytes);
+    lane.count_copy(bytes);
     arrivals.loads.push_back({target, source, bytes});
     arrivals.issued_bytes += bytes;
 }
@@ -105,8 +110,9 @@ void store(Lane& lane, Step step) {
     if (bytes > written.size() - source || std::memchr(written.data() + source, 0, bytes) != nullptr) {
         lane.fail("a bulk copy of shared memory that was not written");
     }
-    lane.stores().add(lane.locate(step.operands[0], Space::kGlobal, kBulkUnit, Access::kWrite),
-                      lane.block().shared() + source, bytes);
+    u8* const target = lane.locate(step.operands[0], Space::kGlobal, kBulkUnit, Access::kWrite);
+    lane.count_access(target, bytes);
+    lane.stores().add(target, lane.block().shared() + source, bytes);
 }
 
 void commit(Lane& lane, Step) { lane.stores().commit(); }

@@ -97,6 +97,12 @@ const Handlers& handlers() {
 
 }  // namespace
 
-Handler find_collective(std::string_view opcode) { return look_up(handlers(), opcode); }
+bool find_collective(std::string_view opcode, Instruction& instruction) {
+    instruction.handler = look_up(handlers(), opcode);
+    const bool of_block = instruction.handler == synchronize_block || instruction.handler == any_of_block<true> ||
+                          instruction.handler == any_of_block<false>;
+    instruction.meets = instruction.handler == nullptr ? Meets::kNone : of_block ? Meets::kBlock : Meets::kWarp;
+    return instruction.handler != nullptr;
+}
 
 }  // namespace deep_ep::ptx

@@ -32,11 +32,11 @@ const Handlers& handlers() {
 Handler find_control(std::string_view opcode) { return look_up(handlers(), opcode); }
 
 bool understand(std::string_view opcode, Instruction& instruction) {
-    for (const auto find : {find_arithmetic, find_conversion, find_control, find_collective, find_bulk}) {
+    for (const auto find : {find_arithmetic, find_conversion, find_control, find_bulk}) {
         instruction.handler = find(opcode);
         if (instruction.handler != nullptr) return true;
     }
-    return find_memory(opcode, instruction);
+    return find_collective(opcode, instruction) || find_memory(opcode, instruction);
 }
 
 }  // namespace deep_ep::ptx

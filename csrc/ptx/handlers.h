@@ -14,8 +14,8 @@ bool understand(std::string_view opcode, Instruction& instruction);
 Handler find_arithmetic(std::string_view opcode);
 Handler find_conversion(std::string_view opcode);
 Handler find_control(std::string_view opcode);
-Handler find_collective(std::string_view opcode);
 Handler find_bulk(std::string_view opcode);
 bool find_memory(std::string_view opcode, Instruction& instruction);
+bool find_collective(std::string_view opcode, Instruction& instruction);
 
 }  // namespace deep_ep::ptx

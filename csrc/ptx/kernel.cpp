@@ -18,9 +18,9 @@ constexpr size_t kMostText = 512;
 using BlockPlace = std::tuple<u64, u32>;
 
 struct RunningBlock {
-    RunningBlock(u8* shared, const LaunchHead& head, u64 number)
+    RunningBlock(u8* shared, const LaunchHead& head, u64 number, std::shared_ptr<Counts> counts, Counts::Kernel* kernel)
         : block(shared, head.shared_bytes, blockDim.x,
-                {head.rank, head.row, head.number, u64{blockDim.x} * gridDim.x, number}) {}
+                {head.rank, head.row, head.number, u64{blockDim.x} * gridDim.x, number}, std::move(counts), kernel) {}
 
     Block block;
     std::map<u32, Lane> lanes;  // here, not on a fiber's stack, which may never be unwound
@@ -41,7 +41,13 @@ void enter(const void* args) {
     std::unique_ptr<RunningBlock>& here = running()[place];
     if (here == nullptr) {
         auto* const shared = static_cast<u8*>(cpu::dynamic_shared());
-        here = std::make_unique<RunningBlock>(shared, head, ++blocks);
+        std::shared_ptr<Counts> counts = Counts::active();
+        Counts::Kernel* const kernel = counts ? &counts->of(head.image->module(), *head.entry) : nullptr;
+        if (kernel != nullptr) {
+            kernel->count.launches += blockIdx.x == 0;
+            ++kernel->count.blocks;
+        }
+        here = std::make_unique<RunningBlock>(shared, head, ++blocks, std::move(counts), kernel);
     }
     RunningBlock& mine = *here;
     const u32 thread = threadIdx.x;

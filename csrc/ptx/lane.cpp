@@ -14,7 +14,7 @@ constexpr size_t kMostFrames = 64;
 }  // namespace
 
 Lane::Lane(const Image& image, const Function& entry, Block& block, const void* arguments)
-    : image_(image), block_(block) {
+    : image_(image), block_(block), count_(block.count_of(threadIdx.x)) {
     if (order_) {
         const auto held = hold();
         actor_ = order_->begin(block.place.rank, block.place.launch, block.place.threads, block.place.number);
@@ -38,9 +38,23 @@ void Lane::run() {
         if (next_ >= code.size()) fail("it runs off its end");
         const Instruction& instruction = code[next_++];
         if (instruction.guard.kind == OperandKind::kNothing || holds(instruction.guard)) {
+            if (__builtin_expect(count_ != nullptr, 0)) count_->execute(instruction, frames_.back().slots);
             instruction.handler(*this, instruction);
         }
     }
+}
+
+void Lane::count_access(const u8* memory, u64 bytes) {
+    if (!count_ || is_own(memory)) return;
+    const u64 address = reinterpret_cast<u64>(memory);
+    const bool is_shared = memory >= block_.shared() && memory < block_.shared() + block_.written().size();
+    count_->access({address, static_cast<u32>(bytes), is_shared, !is_shared && block_.is_peers(address)});
+}
+
+void Lane::count_load(const u8* memory, u64 bytes) {
+    if (!count_ || is_own(memory)) return;
+    if (memory >= block_.shared() && memory < block_.shared() + block_.written().size()) return;
+    count_->load(here(), frames_.back().slots, bytes);
 }
 
 void Lane::align(const Instruction& instruction) {
@@ -156,6 +170,7 @@ u64 Lane::generic(u64 address, Space space) const {
 
 u8* Lane::reach(const Operand& operand, Space space, u64 bytes, Access access) {
     u8* const memory = locate(operand, space, bytes, access);
+    if (count_) count_access(memory, bytes);
     if (!actor_ || is_own(memory)) return memory;
     const auto held = hold();
     const bool writes = access != Access::kRead;

@@ -13,6 +13,7 @@
 
 #include "cpu/executor/device_calls.h"
 #include "ptx/bulk_stores.h"
+#include "ptx/count/thread.h"
 #include "ptx/image.h"
 #include "ptx/order/meeting.h"
 #include "ptx/order/order.h"
@@ -63,6 +64,15 @@ class Lane {
     u8* reach(const Operand& operand, Space space, u64 bytes, Access access);
     // The same for what is not accessed yet, or not by a plain access.
     u8* locate(const Operand& operand, Space space, u64 bytes, Access access);
+    // Counts an access of this instruction, where it is counted.
+    void count_access(const u8* memory, u64 bytes);
+    void count_load(const u8* memory, u64 bytes);  // a plain one, into registers
+    void count_copy(u64 bytes) {                   // a bulk copy into shared memory, until it is waited for
+        if (count_) count_->add(here(), bytes);
+    }
+    void count_wait() {
+        if (count_) count_->wait();
+    }
     // What a bulk copy that is made now accesses, in shared or global memory.
     void note_copy(const u8* memory, u64 bytes, bool writes);
     void fence_copies() {
@@ -167,7 +177,8 @@ class Lane {
     BulkStores stores_;
     const std::shared_ptr<Order> order_ = Order::watched();
     std::optional<Actor> actor_;  // where the order of accesses is watched
-    u64 aligned_ = 0;             // instructions that the warp has executed together
+    const std::unique_ptr<ThreadCount> count_;
+    u64 aligned_ = 0;  // instructions that the warp has executed together
 };
 
 }  // namespace deep_ep::ptx

@@ -20,6 +20,7 @@ void load(Lane& lane, Step step) {
     T values[4];
     std::memcpy(values, from, count * sizeof(T));
     for (u32 i = 0; i < count; ++i) lane.set<T>(step.operands[i], values[i]);
+    lane.count_load(from, count * sizeof(T));
 }
 
 template <class T>
@@ -41,7 +42,9 @@ Lane::Strong strong_of(Step step) {
 template <class T>
 T* word(Lane& lane, Step step, u32 operand, Access access) {
     cpu::switch_point(lane.site());
-    return reinterpret_cast<T*>(lane.locate(step.operands[operand], step.space, sizeof(T), access));
+    u8* const memory = lane.locate(step.operands[operand], step.space, sizeof(T), access);
+    lane.count_access(memory, sizeof(T));
+    return reinterpret_cast<T*>(memory);
 }
 
 // Of several elements: each by itself, in any order.
@@ -50,6 +53,7 @@ void strong_load(Lane& lane, Step step) {
     const u32 count = step.vector;
     cpu::switch_point(lane.site());
     const u8* const from = lane.locate(step.operands[count], step.space, count * sizeof(T), Access::kRead);
+    lane.count_access(from, count * sizeof(T));
     for (u32 i = 0; i < count; ++i) {
         const T* const element = reinterpret_cast<const T*>(from) + i;
         const auto held = lane.hold();

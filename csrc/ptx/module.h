@@ -45,6 +45,9 @@ struct Operand {
 // Of strong accesses, by what their scope takes in; kNone: a weak access.
 enum class Scope : u8 { kNone, kBlock, kDevice, kSystem };
 
+// Who come together at an instruction before any goes on: threads of a warp, of a block.
+enum class Meets : u8 { kNone, kWarp, kBlock };
+
 class Lane;
 struct Instruction;
 using Handler = void (*)(Lane& lane, const Instruction& instruction);
@@ -52,10 +55,12 @@ using Handler = void (*)(Lane& lane, const Instruction& instruction);
 struct Instruction {
     Handler handler;
     const Operand* operands;
-    u16 count;      // of operands
-    u8 vector;      // elements that a load or store moves, else 1
-    Space space;    // that an address is in
-    Scope scope;    // of a strong access
+    u16 count;    // of operands
+    u8 vector;    // elements that a load or store moves, else 1
+    Space space;  // that an address is in
+    Scope scope;  // of a strong access
+    Meets meets;
+    u32 number;     // among all of the module's
     u32 opcode;     // in Module::opcodes
     u32 line;       // of the PTX
     u32 place;      // in Module::places

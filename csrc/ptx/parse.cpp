@@ -310,6 +310,7 @@ class Parser {
             labels_[std::string(word)] = static_cast<u32>(made.code.size());
             return;
         }
+        instruction.number = instructions_++;
         instruction.opcode = opcode(word);
         if (!understand(word, instruction)) {
             throw PtxError("line " + std::to_string(instruction.line) + ": " + std::string(word) + " is not known");
@@ -427,7 +428,7 @@ class Parser {
     Tokens tokens_;
     Module module_;
     Scopes scopes_;
-    u32 place_ = 0;
+    u32 place_ = 0, instructions_ = 0;
     std::map<std::tuple<u32, u32, u32>, u32> latest_;  // the last place of a file, line and column
     std::map<std::pair<std::tuple<u32, u32, u32>, u32>, u32> places_;
     std::unordered_map<std::string, u32> opcodes_;

@@ -1,6 +1,9 @@
 // The interpreter of PTX.
+#include <pybind11/stl.h>
+
 #include "device/copy_stage.h"
 #include "host/cpu/kernel_source.h"
+#include "ptx/count/counts.h"
 #include "ptx/library.h"
 #include "ptx/order/order.h"
 #include "python/bindings.h"
@@ -17,18 +20,43 @@ using ptx::Library;
 // Kernels that are interpreted instead of those that are compiled into this extension.
 class PtxKernels final : public KernelSource {
   public:
-    explicit PtxKernels(bool bulk_copies) : bulk_copies_(bulk_copies) {}
+    PtxKernels(bool bulk_copies, unsigned warps) : bulk_copies_(bulk_copies), warps_(warps) {}
 
     void find(cpu::Launch& launch, const RuntimeShape& shape, std::string& held) const override {
         library.find(launch, {shape.ranks(), shape.row_bytes(), shape.topk()}, held);
     }
     uint32_t copies_bytes() const override { return bulk_copies_ ? device::CopyStage::kBytes : 0; }
 
+    unsigned warps() const override { return warps_; }
+
     Library library;
 
   private:
     const bool bulk_copies_;
+    const unsigned warps_;
 };
+
+struct InstructionReport {
+    ptx::InstructionText text;
+    ptx::InstructionCount count;
+};
+
+// Those that have been executed.
+std::map<std::string, std::pair<ptx::KernelCount, std::vector<InstructionReport>>> counted() {
+    std::map<std::string, std::pair<ptx::KernelCount, std::vector<InstructionReport>>> found;
+    const auto counts = ptx::Counts::active();
+    if (counts == nullptr) return found;
+    for (const auto& [symbol, kernel] : counts->kernels()) {
+        std::vector<InstructionReport> reports;
+        for (size_t i = 0; i < kernel.texts.size(); ++i) {
+            const ptx::InstructionText& text = kernel.texts[i];
+            const ptx::InstructionCount& count = kernel.count.instructions[i];
+            if (count.threads != 0) reports.push_back({text, count});
+        }
+        found.emplace(symbol, std::pair(kernel.count, std::move(reports)));
+    }
+    return found;
+}
 
 // A kernel by itself, without a Buffer: to its end, or to what it breaks.
 void run(const std::shared_ptr<Image>& image, const std::string& symbol, unsigned blocks, unsigned threads,
@@ -67,10 +95,43 @@ void bind_ptx(py::module_& module) {
           "seed is drawn which loads of words return old values; 0: none does.");
     m.def(
         "add_heap",
-        [](u64 base, u64 bytes) {
+        [](u64 base, u64 bytes, u32 rank) {
             if (const auto order = ptx::Order::watched()) order->add_heap(base, bytes);
+            if (const auto counts = ptx::Counts::active()) counts->add_heap(base, bytes, rank);
         },
-        py::arg("base"), py::arg("bytes"), "Name memory that several ranks' kernels use.");
+        py::arg("base"), py::arg("bytes"), py::arg("rank"), "Name memory of a rank's that several ranks' kernels use.");
+    m.def("count", &ptx::Counts::count, py::arg("on"),
+          "Begin to count what kernels execute, from nothing, or cease to.");
+    py::class_<ptx::KernelCount>(m, "KernelCount", "What a kernel has executed, in all its launches.")
+        .def_readonly("launches", &ptx::KernelCount::launches, "Of a rank.")
+        .def_readonly("blocks", &ptx::KernelCount::blocks)
+        .def_readonly("warps", &ptx::KernelCount::warps)
+        .def_readonly("row_bytes", &ptx::KernelCount::row_bytes,
+                      "What warps have loaded by 16 bytes and more from global memory.")
+        .def_readonly("row_trips", &ptx::KernelCount::row_trips, "How often warps have waited for some of it.")
+        .def_readonly("most_block_barriers", &ptx::KernelCount::most_block_barriers, "Of a thread.");
+    py::class_<InstructionReport>(m, "InstructionCount",
+                                  "How often an instruction has been executed, and what it took.")
+        .def_property_readonly(
+            "line", [](const InstructionReport& one) { return one.text.line; }, "Of the PTX.")
+        .def_property_readonly("opcode", [](const InstructionReport& one) { return one.text.opcode; })
+        .def_property_readonly(
+            "place", [](const InstructionReport& one) { return one.text.place; },
+            "In the sources, and where it was inlined.")
+        .def_property_readonly("file", [](const InstructionReport& one) { return one.text.file; })
+        .def_property_readonly("file_line", [](const InstructionReport& one) { return one.text.file_line; })
+        .def_property_readonly("threads", [](const InstructionReport& one) { return one.count.threads; })
+        .def_property_readonly("warps", [](const InstructionReport& one) { return one.count.warps; })
+        .def_property_readonly("bytes", [](const InstructionReport& one) { return one.count.bytes; })
+        .def_property_readonly("sectors", [](const InstructionReport& one) { return one.count.sectors; })
+        .def_property_readonly("peer_bytes", [](const InstructionReport& one) { return one.count.peer_bytes; })
+        .def_property_readonly("peer_sectors", [](const InstructionReport& one) { return one.count.peer_sectors; })
+        .def_property_readonly("wavefronts", [](const InstructionReport& one) { return one.count.wavefronts; })
+        .def_property_readonly("least_wavefronts",
+                               [](const InstructionReport& one) { return one.count.least_wavefronts; })
+        .def_property_readonly("trips", [](const InstructionReport& one) { return one.count.trips; })
+        .def_property_readonly("trip_bytes", [](const InstructionReport& one) { return one.count.trip_bytes; });
+    m.def("counted", counted, "What has been counted: by kernels' symbols, in all and by instruction.");
     m.def(
         "run",
         [](const std::shared_ptr<Image>& image, const std::string& symbol, unsigned blocks, unsigned threads,
@@ -85,7 +146,11 @@ void bind_ptx(py::module_& module) {
     py::class_<KernelSource, std::shared_ptr<KernelSource>>(m, "KernelSource");
     py::class_<PtxKernels, KernelSource, std::shared_ptr<PtxKernels>>(
         m, "Kernels", "Kernels that a Runtime launches instead of its own.")
-        .def(py::init<bool>(), py::arg("bulk_copies"))
+        .def(py::init([](bool bulk_copies, unsigned warps) {
+                 if (warps == 0) throw std::invalid_argument("warps=0: expected a positive number");
+                 return std::make_shared<PtxKernels>(bulk_copies, warps);
+             }),
+             py::arg("bulk_copies"), py::arg("warps"))
         .def(
             "has",
             [](const PtxKernels& kernels, const std::string& name, const Library::Shape& shape) {

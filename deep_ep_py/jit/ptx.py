@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
-from deep_ep_py.jit.compiler import CompileError, include_root, require_nvrtc, source_of
+from deep_ep_py.jit.cache import Compile, KernelCache, default_folder
+from deep_ep_py.jit.compiler import CompiledKernel, CompileError, include_root, require_nvrtc, source_of
 from deep_ep_py.jit.registry import Kernel, Shape
+from deep_ep_py.jit.resources import Resources
 
 _OPTIONS = ("-std=c++17", "-default-device", "-lineinfo")
 
@@ -54,6 +58,42 @@ def compile_ptx(kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, s
         return text, symbol.decode()
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def compile_kernel_as_ptx(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
+    """Compile one kernel as `compile_ptx` does, for a cache.
+
+    Returns
+    -------
+    CompiledKernel
+        Its code is the text with a zero byte behind it, as the driver takes it. What ptxas would say of it is not
+        known.
+    """
+    started = time.perf_counter()
+    text, symbol = compile_ptx(kernel, shape, architecture)
+    unknown = Resources(0, 0, 0, 0, 0, 0, 0, 0)
+    seconds = time.perf_counter() - started
+    return CompiledKernel(kernel.name, architecture, symbol, text.encode() + b"\0", unknown, seconds, "")
+
+
+class PtxCache:
+    """Kernels as PTX, kept on disk: a `KernelCache` of its own.
+
+    Parameters
+    ----------
+    folder
+        Where; by default a folder in that of all compiled kernels.
+    compile_
+        What compiles a kernel that is not there.
+    """
+
+    def __init__(self, folder: Path | None = None, compile_: Compile = compile_kernel_as_ptx) -> None:
+        self.kernels = KernelCache(default_folder() / "ptx" if folder is None else folder, compile_)
+
+    def get(self, kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, str]:
+        """Return what `compile_ptx` does, and raise what it and `KernelCache.get_all` raise."""
+        found = self.kernels.get(kernel, shape, architecture)
+        return found.cubin.decode().rstrip("\0"), found.symbol
 
 
 def _text(program: Any, get_size: Any, get: Any) -> str:

@@ -92,6 +92,7 @@ IMPORTS = {
     "moe": GROUND | {"ops"},
     "compat": GROUND | {"", "absent", "v1", "moe"},
     "bench": GROUND | {"", "jit", "bootstrap", "device", "testing", "moe"},
+    "profile": GROUND | {"jit", "device", "buffer", "testing", "bench"},
     "doctor": GROUND | {"jit", "bootstrap", "nvshmem", "device", "topology", "buffer", "compat"},
     "cli": GROUND | {"jit", "device", "compat", "doctor"},
     "examples": GROUND | {"", "ops", "moe", "bench"},

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import interpreted
 from builds import LONG
 from deep_ep_py.core.native import C
+from interpreted import interpreted
 from interpreted_calls import low_latency_calls, normal
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
@@ -20,11 +20,11 @@ RANKS = (1, 2, 4, 8) if LONG else (2,)
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[range]:
+def seeds(request: pytest.FixtureRequest) -> Iterator[range]:
     """How many schedules a test is to see, on the architecture that it gets."""
-    interpreted.install(monkeypatch, request.param)
     many = 21 if request.param in ("sm_80", "sm_90a") else 3
-    yield range(1, many if LONG else 2)
+    with interpreted(request.param):
+        yield range(1, many if LONG else 2)
     C.ptx.watch(False)
 
 

@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
-import interpreted
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, SimtError
+from interpreted import interpreted
 from interpreted_calls import low_latency_calls, normal
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
 
 
+Weaken = Callable[[str, str], AbstractContextManager[None]]
+
+
 @pytest.fixture
-def weaken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
-    """What replaces one text by another in all PTX that is interpreted from then on."""
-    interpreted.install(monkeypatch)
+def weaken() -> Iterator[Weaken]:
+    """What replaces one text by another in all PTX that is interpreted meanwhile."""
 
-    def install(before: str, after: str) -> None:
-        compiled = interpreted.compiled
-
-        def weakened(*what: object) -> tuple[str, str]:
-            text, symbol = compiled(*what)
-            return re.sub(before, after, text), symbol
-
-        monkeypatch.setattr(interpreted, "compiled", weakened)
-        interpreted.image_of.cache_clear()
+    def install(before: str, after: str) -> AbstractContextManager[None]:
+        return interpreted(change=lambda text: re.sub(before, after, text))
 
     yield install
     C.ptx.watch(False)
-    interpreted.image_of.cache_clear()
 
 
 RACES = r"it races: .* (reads|writes) what is used by "
@@ -59,9 +54,8 @@ UNWRITTEN = "of shared memory is read and was not written"
         ),
     ],
 )
-def test_normal_mode(weaken: Callable[[str, str], None], before: str, after: str, found: str) -> None:
-    weaken(before, after)
-    with pytest.raises((SimtError, DeepEPError), match=found):
+def test_normal_mode(weaken: Weaken, before: str, after: str, found: str) -> None:
+    with weaken(before, after), pytest.raises((SimtError, DeepEPError), match=found):
         normal(2, (1,))
 
 
@@ -73,20 +67,17 @@ def test_normal_mode(weaken: Callable[[str, str], None], before: str, after: str
         (r"bar\.warp\.sync\s+-1;", "", f"{RACES}|{UNWRITTEN}"),
     ],
 )
-def test_low_latency_mode(weaken: Callable[[str, str], None], before: str, after: str, found: str) -> None:
-    weaken(before, after)
-    with pytest.raises((SimtError, DeepEPError), match=found):
+def test_low_latency_mode(weaken: Weaken, before: str, after: str, found: str) -> None:
+    with weaken(before, after), pytest.raises((SimtError, DeepEPError), match=found):
         low_latency_calls(2, (1,))
 
 
-def test_a_stage_that_is_used_again_before_it_was_read(weaken: Callable[[str, str], None]) -> None:
-    weaken(r"cp\.async\.bulk\.wait_group\.read 1;", "")
-    with pytest.raises(AssertionError):
+def test_a_stage_that_is_used_again_before_it_was_read(weaken: Weaken) -> None:
+    with weaken(r"cp\.async\.bulk\.wait_group\.read 1;", ""), pytest.raises(AssertionError):
         normal(2, (1,))
 
 
-def test_bulk_copies_that_are_not_fenced(weaken: Callable[[str, str], None]) -> None:
+def test_bulk_copies_that_are_not_fenced(weaken: Weaken) -> None:
     """They would not come after the initialisation of the barrier that tells of their bytes."""
-    weaken(r"fence\.proxy\.async;", "")
-    with pytest.raises((SimtError, DeepEPError), match=RACES):
+    with weaken(r"fence\.proxy\.async;", ""), pytest.raises((SimtError, DeepEPError), match=RACES):
         normal(4, (1,), fabric="ibgda", ranks_per_node=2)

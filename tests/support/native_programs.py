@@ -96,7 +96,7 @@ def build_driver_double(runs_kernels: bool) -> Path:
     if runs_kernels:
         sources += [double / name for name in ("execute_kernels.cpp", "interpret.cpp")]
         sources.append(root / "host" / "cpu" / "kernel_table.cpp")
-        for part in ("cpu/executor", "cpu/vector", "ptx", "ptx/order"):
+        for part in ("cpu/executor", "cpu/vector", "ptx", "ptx/order", "ptx/count"):
             sources += sorted((root / part).glob("*.cpp"))
     else:
         sources.append(double / "execute_none.cpp")

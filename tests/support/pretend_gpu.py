@@ -10,7 +10,6 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +177,7 @@ def take_compiled_probe() -> None:
 def install(compile_kernels: bool = True) -> None:
     """Let Buffers be made on it."""
     if os.environ.get(INTERPRETED):
-        jit.KernelCache = partial(ptx_cache, over_stand_in=True)  # type: ignore[assignment, misc]
+        jit.KernelCache = lambda: ptx_cache(over_stand_in=True).kernels  # type: ignore[assignment, misc]
     elif not compile_kernels:
         jit.KernelCache = NamesOnly  # type: ignore[assignment, misc]
 

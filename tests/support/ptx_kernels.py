@@ -7,41 +7,37 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from deep_ep_py.jit import CompiledKernel, Kernel, KernelCache, Resources, Shape
+from deep_ep_py.jit import CompiledKernel, Kernel, Shape
 from deep_ep_py.jit.cache import refuse_if_others_may_write
-from deep_ep_py.jit.ptx import compile_ptx
+from deep_ep_py.jit.ptx import PtxCache, compile_kernel_as_ptx
 from places import ROOT
 
 
 @cache
-def ptx_cache(over_stand_in: bool = False) -> KernelCache:
-    """A cache of kernels whose code is a text of PTX with a zero byte behind it, as the driver takes it.
-
-    It is kept beside what is built, unless others could write there. `over_stand_in`: in a process that has the
-    stand-in for the driver, which NVRTC must not find.
-    """
-    folder = ROOT / "build" / "ptx"
-    folder.mkdir(parents=True, exist_ok=True)
+def cache_folder() -> Path:
+    """The folder that DEEP_EP_CACHE_DIR names for it: that of what is built, unless others could write there."""
+    folder = ROOT / "build"
+    folder.mkdir(exist_ok=True)
     try:
         refuse_if_others_may_write(folder)
     except PermissionError:
         folder = Path(mkdtemp(prefix="ptx-"))
-    return KernelCache(folder, _compile_elsewhere if over_stand_in else _compile)
+    return folder
+
+
+@cache
+def ptx_cache(over_stand_in: bool = False) -> PtxCache:
+    """`over_stand_in`: in a process that has the stand-in for the driver, which NVRTC must not find."""
+    return PtxCache(cache_folder() / "ptx", _compile_elsewhere if over_stand_in else _compile)
 
 
 def _compile(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
-    """What `KernelCache` compiles with. What ptxas would say of the kernel is not known."""
     load_builtins()
-    started = time.perf_counter()
-    text, symbol = compile_ptx(kernel, shape, architecture)
-    unknown = Resources(0, 0, 0, 0, 0, 0, 0, 0)
-    seconds = time.perf_counter() - started
-    return CompiledKernel(kernel.name, architecture, symbol, text.encode() + b"\0", unknown, seconds, "")
+    return compile_kernel_as_ptx(kernel, shape, architecture)
 
 
 def _compile_elsewhere(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:

@@ -17,6 +17,7 @@ class KernelSource {
     virtual void find(cpu::Launch& launch, const RuntimeShape& shape, std::string& held) const = 0;
     // As Launcher has it.
     virtual uint32_t copies_bytes() const = 0;
+    virtual unsigned warps() const = 0;
 };
 
 // The kernels as they are compiled into this extension.
@@ -24,6 +25,7 @@ class CompiledKernels final : public KernelSource {
   public:
     void find(cpu::Launch& launch, const RuntimeShape& shape, std::string& held) const override;
     uint32_t copies_bytes() const override;
+    unsigned warps() const override { return 4; }
 };
 
 }  // namespace deep_ep::host

@@ -21,7 +21,7 @@ class CpuLauncher final : public Launcher {
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
                     const void* args, size_t args_bytes) override;
     bool finished(uint64_t serial) const override;
-    unsigned warps() const override { return 4; }
+    unsigned warps() const override { return kernels_->warps(); }
     uint32_t copies_bytes() const override;
     size_t most_shared_bytes() const override { return cpu::kMostSharedBytes; }
     uint64_t streaming_threshold() const override;

@@ -1,0 +1,37 @@
+#include "ptx/count/counts.h"
+
+namespace deep_ep::ptx {
+namespace {
+
+std::shared_ptr<Counts> active_now;
+
+}  // namespace
+
+std::shared_ptr<Counts> Counts::active() { return active_now; }
+
+void Counts::count(bool on) { active_now = on ? std::make_shared<Counts>() : nullptr; }
+
+bool Counts::is_peers(u64 address, u32 rank) const {
+    const auto next = heaps_.upper_bound(address);
+    if (next == heaps_.begin()) return false;
+    const Heap& heap = std::prev(next)->second;
+    return address < heap.end && heap.rank != rank;
+}
+
+Counts::Kernel& Counts::of(const Module& module, const Function& entry) {
+    Kernel& kernel = kernels_[entry.name];
+    if (!kernel.texts.empty()) return kernel;
+    for (const Function& function : module.functions) {
+        for (const Instruction& instruction : function.code) {
+            if (instruction.number >= kernel.texts.size()) kernel.texts.resize(instruction.number + 1);
+            const Place& place = module.places[instruction.place];
+            kernel.texts[instruction.number] = {
+                instruction.line, module.opcodes[instruction.opcode], module.describe(instruction.place),
+                place.file < module.files.size() ? module.files[place.file] : std::string(), place.line};
+        }
+    }
+    kernel.count.instructions.resize(kernel.texts.size());
+    return kernel;
+}
+
+}  // namespace deep_ep::ptx

@@ -1,0 +1,118 @@
+"""A CPU whose kernels are the compiler's PTX, interpreted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from deep_ep_py.core.native import C
+from deep_ep_py.device.cpu import CpuDevice
+from deep_ep_py.device.device import Compiling
+from deep_ep_py.device.device import Shape as RuntimeShape
+from deep_ep_py.device.make import cpu_made_by
+from deep_ep_py.jit.ptx import PtxCache
+from deep_ep_py.jit.registry import KERNELS, Kernel, Shape, has_bulk_copies
+
+Compile = Callable[[Kernel, Shape, str], tuple[str, str]]
+"""Makes a kernel's PTX, and says by which symbol the kernel is found there: `compile_ptx`, or a cache's `get`."""
+
+_NO_SHAPE = (0, 0, 0)
+
+
+class Images:
+    """The modules of one architecture, read once for all ranks.
+
+    Parameters
+    ----------
+    architecture : str
+        As `sm_90a`.
+    compile_
+        What makes them; by default they come from a `PtxCache`.
+    """
+
+    def __init__(self, architecture: str, compile_: Compile | None = None) -> None:
+        self.architecture = architecture
+        self._compile = compile_ or PtxCache().get
+        self._found: dict[tuple[str, RuntimeShape], tuple[str, Any]] = {}
+        self._lock = threading.Lock()  # a rank's thread that waits for it has given the GIL up
+
+    def get(self, name: str, shape: RuntimeShape) -> tuple[str, Any]:
+        """Return a kernel's symbol, and the module that has it.
+
+        Raises
+        ------
+        CompileError, NvrtcUnavailableError
+            As `compile_ptx`.
+        OSError
+            As `KernelCache.get_all`.
+        C.ptx.PtxError
+            The text has what the interpreter does not know.
+        """
+        with self._lock:
+            if (name, shape) not in self._found:
+                ranks, row_bytes, topk = shape if shape != _NO_SHAPE else (1, 16, 1)
+                static = Shape(ranks, row_bytes, topk, bulk_copies=has_bulk_copies(self.architecture))
+                text, symbol = self._compile(KERNELS[name], static, self.architecture)
+                self._found[name, shape] = symbol, C.ptx.Image(text)
+            return self._found[name, shape]
+
+
+class PtxDevice(CpuDevice):
+    """A GPU as its kernels see it. Its memory is the CPU's, and its ranks are threads of this process.
+
+    Parameters
+    ----------
+    images
+        Where its kernels come from.
+    warps : int
+        Of a block.
+    blocks : int
+        Of an operation, where a call does not say.
+    """
+
+    def __init__(self, images: Images, warps: int = 4, blocks: int = 1) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self._images = images
+        self._kernels = C.ptx.Kernels(bulk_copies=has_bulk_copies(images.architecture), warps=warps)
+
+    def prepare(self, kernels: Iterable[str], shape: RuntimeShape, compiling: Compiling) -> None:
+        """Compile and read what is not there yet."""
+        for name in kernels:
+            key = shape if KERNELS[name].takes_shape else _NO_SHAPE
+            if not self._kernels.has(name, key):
+                with compiling():
+                    self._kernels.add(name, key, *self._images.get(name, key))
+
+    def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
+        """Make one over the executor, whose kernels are interpreted."""
+        for rank, heap in enumerate(heaps):
+            C.ptx.add_heap(heap.base, heap.bytes, rank)
+        return C.Runtime(options, heaps, network, self._kernels)
+
+
+@contextmanager
+def interpreting(images: Images, warps: int = 4, blocks: int = 1) -> Iterator[None]:
+    """Have Buffers that are made on the CPU meanwhile launch kernels that are interpreted.
+
+    Parameters
+    ----------
+    images
+        Where they come from.
+    warps, blocks
+        As `PtxDevice` takes them.
+
+    Raises
+    ------
+    RuntimeError
+        This build of the extension has warps of another size than GPUs.
+    """
+    if C.WARP_SIZE != 32:
+        raise RuntimeError(
+            f"DEEP_EP_BUILD=exact: expected a build whose warps have 32 threads, this has {C.WARP_SIZE}; "
+            "`DEEP_EP_BUILDS=exact make build` makes one"
+        )
+    with cpu_made_by(lambda: PtxDevice(images, warps, blocks)):
+        yield

@@ -1,0 +1,111 @@
+"""`python -m deep_ep_py profile`, as a user runs it, and what it makes of counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.profile.report import kind_of, name_of
+from places import ROOT
+from ptx_kernels import cache_folder
+
+pytestmark = pytest.mark.once
+
+SMALL = ("--ranks=2", "--tokens=8", "--hidden=512", "--topk=2", "--experts=8", "--warps=4")
+
+
+def profile(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "DEEP_EP_BUILD"}
+    environment["DEEP_EP_CACHE_DIR"] = str(cache_folder())
+    command = [sys.executable, "-m", "deep_ep_py", "profile", *options]
+    return subprocess.run(
+        command, cwd=ROOT, env={**environment, **variables}, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(autouse=True)
+def nvrtc() -> None:
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("mode", ["normal", "low-latency"])
+def test_a_report(tmp_path: Path, mode: str) -> None:
+    done = profile(f"--mode={mode}", *SMALL, f"--json={tmp_path / 'report.json'}", "--lines=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "rows' sectors moved/needed" in done.stdout and "the hottest lines" in done.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    prefix = "" if mode == "normal" else "low_latency_"
+    kernels = {kernel["name"]: kernel for kernel in report["kernels"]}
+    dispatch, combine = kernels[f"{prefix}dispatch"], kernels[f"{prefix}combine"]
+    assert (dispatch["launches"], combine["launches"]) == (2, 2)
+    assert 0 < report["rows"] <= 2 * 8 * 2
+    for kernel in (dispatch, combine):
+        assert 1.0 <= kernel["sectors_ratio"] < 1.1
+        assert kernel["peer_sectors"] > 0 and kernel["row_bytes_in_flight"] > 0
+        assert sum(kernel["kinds"].values()) == kernel["instructions"] + kernel["waiting"]
+        assert any(Path(line["file"]).is_file() for line in kernel["lines"])
+
+
+def test_the_same_seed_counts_the_same(tmp_path: Path) -> None:
+    reports = []
+    for name in ("one", "other"):
+        done = profile(*SMALL, "--kernel=dispatch", f"--json={tmp_path / name}", "--lines=0")
+        assert done.returncode == 0, done.stdout + done.stderr
+        reports.append((tmp_path / name).read_text())
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--hidden=12",), "a row must be a multiple of 16 bytes"),
+        (("--experts=9", "--ranks=2"), "expected a multiple of 2 ranks"),
+        (("--arch=sm_1", *SMALL), "sm_1: "),
+        (("--kernel=post", *SMALL), "post: not launched; "),
+    ],
+)
+def test_what_cannot_be(options: tuple[str, ...], message: str) -> None:
+    done = profile(*options)
+    assert done.returncode != 0 and message in done.stderr, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_build_whose_warps_are_not_a_gpus() -> None:
+    done = profile(*SMALL, DEEP_EP_BUILD="fast")
+    assert done.returncode == 1 and "DEEP_EP_BUILD=fast: expected exact" in done.stderr
+
+
+def test_names_of_kernels() -> None:
+    assert name_of("_ZN7deep_ep8dispatchINS_11StaticShapeILj8ELj14336ELj8EEEEEvNS_12DispatchArgsE") == "dispatch"
+    assert name_of("_ZN7deep_ep11low_latency7combineINS_1XEEEvv") == "low_latency_combine"
+
+
+@pytest.mark.parametrize(
+    ("opcode", "kind"),
+    [
+        ("ld.acquire.sys.b64", "system scope"),
+        ("atom.acq_rel.gpu.cas.b32", "device and block scope"),
+        ("cp.async.bulk.global.shared::cta.bulk_group", "bulk copies"),
+        ("ld.shared.u32", "shared memory"),
+        ("ld.param.u64", "local memory, parameters"),
+        ("st.global.v4.b32", "global memory"),
+        ("shfl.sync.idx.b32", "warp and block"),
+        ("setp.eq.s32", "branches, calls"),
+        ("cvt.rn.bf16x2.f32", "moves, conversions"),
+        ("add.f32", "floating point"),
+        ("mad.lo.s32", "integers"),
+    ],
+)
+def test_kinds_of_instructions(opcode: str, kind: str) -> None:
+    assert kind_of(opcode, "dispatch.h:1") == kind
+    assert kind_of(opcode, "memory.h:2 < wait.h:25 < dispatch.h:1") == "waiting"
