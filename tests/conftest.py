@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from builds import BUILD, EXAMPLES
+from builds import BUILD, EXAMPLES, INTERPRETED
+from deep_ep_py.core.native import C
 from deep_ep_py.device.hardware_queues import needs_restart, restart_with_queues
+from interpreted import interpreted
 from native_programs import NvshmemDoubles, build_driver_double
 from nvshmem_runs import Nvshmem, compile_probe
 from places import TESTS, WORKERS
@@ -32,6 +36,8 @@ SLOW_FOLDERS = ("building", "cuda", "e2e")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "timed: looks at the time, so in the fast build nothing else runs beside it")
     config.addinivalue_line("markers", "slow: `make test-fast` leaves it out")
+    overwrites = "overwrites: what is under way to ranks that are given up is written over, and so races"
+    config.addinivalue_line("markers", overwrites)
     config.addinivalue_line("markers", "long: `make test-long` runs it, with hundreds of trials instead of a few")
     # Before a module asks torch for a GPU, which initialises CUDA.
     of_pytest = any("pytest" in argument for argument in sys.orig_argv) and not hasattr(config, "workerinput")
@@ -55,6 +61,18 @@ def pytest_report_header() -> str:
 def build() -> str:
     """The name of the build under test: fast, exact, tsan or asan."""
     return BUILD
+
+
+@pytest.fixture(autouse=os.environ.get(INTERPRETED, "") != "")
+def kernels_are_ptx(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where the environment asks for it, Buffers on the CPU launch the compiler's PTX, and no accesses may race."""
+    if C.WARP_SIZE != 32:
+        yield
+        return
+    with interpreted():
+        C.ptx.watch(request.node.get_closest_marker("overwrites") is None, seed=1)
+        yield
+        C.ptx.watch(False)
 
 
 @pytest.fixture(scope="session")

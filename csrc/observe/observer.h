@@ -30,6 +30,9 @@ class Observer {
     // Plain accesses, which throw where they race.
     virtual void read(const Accessor& by, const void* memory, u64 bytes) = 0;
     virtual void write(const Accessor& by, const void* memory, u64 bytes) = 0;
+    // Hosts meet: what each has learned is told before any of them goes on to hear it.
+    virtual void tell_hosts(const Accessor& by) = 0;
+    virtual void hear_hosts(const Accessor& by) = 0;
     // It accesses nothing any more, and its rank's host knows that.
     virtual void end(const Accessor& by) = 0;
 };
@@ -100,6 +103,12 @@ inline void read(const Accessor& by, const void* memory, u64 bytes) {
 }
 inline void write(const Accessor& by, const void* memory, u64 bytes) {
     if (const Observed observed; observed) observed->write(by, memory, bytes);
+}
+inline void tell_hosts(const Accessor& by) {
+    if (const Observed observed; observed) observed->tell_hosts(by);
+}
+inline void hear_hosts(const Accessor& by) {
+    if (const Observed observed; observed) observed->hear_hosts(by);
 }
 inline void end(const Accessor& by) {
     if (const Observed observed; observed) observed->end(by);

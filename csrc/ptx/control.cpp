@@ -1,4 +1,6 @@
 // Branches, calls, and time.
+#include <algorithm>
+
 #include "cpu/executor/device_calls.h"
 #include "ptx/handlers.h"
 #include "ptx/lane.h"
@@ -13,9 +15,12 @@ void branch(Lane& lane, Step step) { lane.jump(step.operands[0]); }
 void call(Lane& lane, Step step) { lane.call(step); }
 void leave(Lane& lane, Step) { lane.leave(); }
 
-// Others have their turns meanwhile: a thread that polls lets the clock go on here.
+// Others have their turns meanwhile: a thread that polls lets the clock go on here. One that has polled for long sleeps
+// longer each time, up to so many times what it asks for: a wait that lasts for seconds would take minutes else.
+constexpr u32 kMostLog2 = 17;
+
 void sleep(Lane& lane, Step step) {
-    const u64 until = cpu::now_ns() + lane.get<u32>(step.operands[0]);
+    const u64 until = cpu::now_ns() + (u64{lane.get<u32>(step.operands[0])} << std::min(lane.sleep(), kMostLog2));
     cpu::wait_until([] { return false; }, "nanosleep", until, lane.site().file, lane.site().line);
 }
 

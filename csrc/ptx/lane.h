@@ -115,6 +115,10 @@ class Lane {
     // A generic address of what an address in `space` is.
     u64 generic(u64 address, Space space) const;
 
+    // How often it has slept since it last wrote to memory that others read.
+    u32 sleep() { return sleeps_++; }
+    void wake() { sleeps_ = 0; }
+
     Block& block() { return block_; }
     BulkStores& stores() { return stores_; }
     // The instruction must be one that all threads of the warp come to together.
@@ -178,6 +182,7 @@ class Lane {
     const std::shared_ptr<Order> order_ = Order::watched();
     std::optional<Actor> actor_;  // where the order of accesses is watched
     const std::unique_ptr<ThreadCount> count_;
+    u32 sleeps_ = 0;
     u64 aligned_ = 0;  // instructions that the warp has executed together
 };
 

@@ -67,6 +67,7 @@ void strong_store(Lane& lane, Step step) {
     if (step.vector != 1) lane.fail("a strong access of several elements");
     const T value = lane.get<T>(step.operands[1]);
     T* const target = word<T>(lane, step, 0, Access::kWrite);
+    lane.wake();
     const auto held = lane.hold();
     lane.store_word<T>(target, __atomic_load_n(target, __ATOMIC_RELAXED), value, strong_of<kOrder>(step), false);
     __atomic_store_n(target, value, kOrder);

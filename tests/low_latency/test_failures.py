@@ -24,6 +24,7 @@ TIMEOUT, LATE = 30.0, 1
     BUILD == "tsan", reason="messages of calls that do not match overwrite each other: races on purpose"
 )
 @pytest.mark.parametrize("fabric", MIXED)
+@pytest.mark.overwrites  # sizes differ, and so do the places of what is sent
 def test_calls_that_do_not_match(fabric: str) -> None:
     """Rank 1 names other sizes, and then makes another call."""
     other = replace(WORK, sizes=replace(SIZES, most_tokens=41))

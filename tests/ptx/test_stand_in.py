@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from builds import LONG
+from builds import INTERPRETED, LONG
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
 from launches import on_threads
 from low_latency_gpu import WATCHED
-from pretend_gpu import INTERPRETED
 
 pytestmark = pytest.mark.once
 

@@ -44,3 +44,7 @@ def schedules(count: int = SCHEDULES) -> range:
 def in_long(*values: Any) -> Any:
     """Values of parameters that are much like their neighbours: `make test-long` alone runs them."""
     return pytest.param(*values, marks=pytest.mark.skipif(not LONG, reason="like its neighbours: in `make test-long`"))
+
+
+INTERPRETED = "DEEP_EP_TEST_PTX"
+"""Names a variable of the environment. Where it is set, kernels are the PTX that NVRTC makes of them, interpreted."""

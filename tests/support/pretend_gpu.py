@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from builds import INTERPRETED
 from deep_ep_py import buffer, jit
 from deep_ep_py.core.events import EventHandle
 from deep_ep_py.core.native import C
@@ -116,10 +117,6 @@ def pool_functions() -> tuple[Any, Any]:
     allocate.argtypes = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
     free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
     return allocate, free
-
-
-INTERPRETED = "DEEP_EP_TEST_PTX"
-"""Where this is set, kernels are the PTX that NVRTC makes of them, which the stand-in interprets."""
 
 
 class NamesOnly:

@@ -58,6 +58,8 @@ int Runtime::wait_gone(const wire::RankMask& mask, uint64_t nanoseconds) {
 }
 
 Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, uint64_t nanoseconds) {
+    const observe::Accessor host = observe::host(static_cast<u32>(options_.rank));
+    observe::tell_hosts(host);
     control_->tell_stage(mask, stage_of(attempt, again));
     Meeting meeting;
     const auto over = [&] {
@@ -84,6 +86,7 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
         return meeting.result == Meeting::kMet;
     };
     if (!over()) launcher_->wait_for(over, "ranks that recover", nanoseconds);
+    if (meeting.result == Meeting::kMet) observe::hear_hosts(host);
     return meeting;
 }
 

@@ -42,6 +42,8 @@ class Order {
     Actor& other(const observe::Accessor& accessor);
     void end_other(const observe::Accessor& accessor);
 
+    Clock told;  // by hosts, to each other
+
     // Where accesses of a rank to global memory are noted.
     Shadow& global(u64 address, u32 rank);
 
