@@ -29,6 +29,10 @@ struct Arrivals {
     u32 tries = 0;  // waits for this phase that have not seen its end
     u64 expected_bytes = 0, issued_bytes = 0;
     std::vector<BulkLoad> loads;
+    // What a thread learns that sees the end of a phase: of the one that is going on, and of the last that has ended.
+    Clock going_on, ended;
+    // When the loads of these phases were issued, as the thread counts that waits for them.
+    u64 issued = 0, ended_issue = 0;
 };
 
 class Block {

@@ -32,10 +32,12 @@ void settle(Lane& lane, Arrivals& arrivals) {
         std::memcpy(lane.block().shared() + load.target, load.source, load.bytes);
         std::memset(lane.block().written().data() + load.target, 1, load.bytes);
     }
-    const u32 expected = arrivals.expected, next = arrivals.phase + 1;
-    arrivals = {};
-    arrivals.expected = expected;
-    arrivals.phase = next;
+    Arrivals next;
+    next.expected = arrivals.expected;
+    next.phase = arrivals.phase + 1;
+    next.ended = std::move(arrivals.going_on);
+    next.ended_issue = arrivals.issued;
+    arrivals = std::move(next);
 }
 
 u64 bulk_bytes(Lane& lane, Step step, u32 operand) {
@@ -57,6 +59,7 @@ void arrive(Lane& lane, Step step) {
     settle(lane, arrivals);
     if (arrivals.arrived == arrivals.expected) lane.fail("it arrives at an mbarrier whose phase has not ended");
     ++arrivals.arrived;
+    lane.release(arrivals.going_on);
     arrivals.expected_bytes += lane.get<u32>(step.operands[2]);
 }
 
@@ -74,8 +77,8 @@ void try_wait(Lane& lane, Step step) {
     const bool ended = arrivals.phase % 2 != parity;
     if (!ended && ++arrivals.tries == kMostTries) lane.fail("it waits for a phase of an mbarrier that does not end");
     if (ended) {
-        lane.complete_copies();
-        lane.count_wait();
+        lane.acquire(arrivals.ended);
+        lane.count_wait(arrivals.ended_issue);
     }
     lane.set<bool>(step.operands[0], ended);
 }
@@ -96,7 +99,8 @@ void load(Lane& lane, Step step) {
     // It tells of its bytes there: behind the barrier's initialisation.
     lane.note_copy(lane.block().shared() + lane.get<u64>(step.operands[3]), sizeof(u64), false);
     lane.count_access(source, bytes);
-    lane.count_copy(bytes);
+    lane.release_copies(arrivals.going_on);
+    arrivals.issued = lane.count_copy(bytes);
     arrivals.loads.push_back({target, source, bytes});
     arrivals.issued_bytes += bytes;
 }

@@ -67,14 +67,22 @@ class Lane {
     // Counts an access of this instruction, where it is counted.
     void count_access(const u8* memory, u64 bytes);
     void count_load(const u8* memory, u64 bytes);  // a plain one, into registers
-    void count_copy(u64 bytes) {                   // a bulk copy into shared memory, until it is waited for
-        if (count_) count_->add(here(), bytes);
-    }
-    void count_wait() {
-        if (count_) count_->wait();
+    // A bulk copy into shared memory: -> when, for the wait.
+    u64 count_copy(u64 bytes) { return count_ ? count_->add(here(), bytes) : 0; }
+    void count_wait(u64 issued) {
+        if (count_) count_->wait_for(issued);
     }
     // What a bulk copy that is made now accesses, in shared or global memory.
     void note_copy(const u8* memory, u64 bytes, bool writes);
+    void release_copies(Clock& barrier) {
+        if (actor_) actor_->release_copies(barrier);
+    }
+    void release(Clock& barrier) {
+        if (actor_) actor_->release(barrier);
+    }
+    void acquire(const Clock& barrier) {
+        if (actor_) actor_->clock.join(barrier);
+    }
     void fence_copies() {
         if (actor_) actor_->fence_copies();
     }

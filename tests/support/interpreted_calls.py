@@ -3,44 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 import deep_ep_py as deep_ep
 import low_latency
 from cases import Case
 from deep_ep_py.core.native import C
 from deep_ep_py.testing import run_ranks
-from harness import Trial, round_trip
+from harness import HARSH_NIC, Trial, barrier, dispatch_arguments, round_trip
 
 BYTES = {"arena_bytes": 1 << 20, "timeout": 20.0}
+NIC = replace(HARSH_NIC, most_bytes=1024)
+WIDE_NIC = replace(HARSH_NIC, blocks=32, most_bytes=4096)
+"""For low-latency mode, in which a queue holds all rows of a rank for another."""
 
 
-def normal(ranks: int, seeds: Iterable[int], **options: Any) -> None:
-    tokens = tuple(12 + 5 * rank for rank in range(ranks))
-    shape = {name: options.get(name) for name in ("ranks_per_node", "hops")}
-    case = Case("ptx", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, **shape)
-    for seed in seeds:
-        trial = Trial.of(case, seed)
+def normal(ranks: int, seeds: Iterable[int], num_nvl_bytes: int = 1 << 20, **options: Any) -> None:
+    """Layout, dispatch, combine, and both once more from the handle."""
+    trial = _trial(ranks, options)
 
-        def on_each_rank(group: Any, trial: Trial = trial) -> None:
-            with deep_ep.Buffer(group, 1 << 20, **BYTES, **options) as buffer:
-                round_trip(buffer, group.rank(), trial, 2)
+    def on_each_rank(group: Any, seed: int) -> None:
+        with deep_ep.Buffer(group, num_nvl_bytes, **{**BYTES, **options}) as buffer:
+            round_trip(buffer, group.rank(), trial(seed), 2)
 
-        C.ptx.watch(True, seed=seed)
-        run_ranks(ranks, on_each_rank, seed=seed)
+    _run(ranks, seeds, on_each_rank)
+
+
+def going_on(ranks: int, seeds: Iterable[int], **options: Any) -> None:
+    """A rank does not come to a dispatch; then all recover, and go on."""
+    trial = _trial(ranks, options)
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        rank = group.rank()
+        with deep_ep.Buffer(group, 1 << 20, **{**BYTES, **options, "timeout": 1.0}) as buffer:
+            round_trip(buffer, rank, trial(seed), 2)
+            barrier(group)
+            if rank != seed % ranks:
+                with pytest.raises(deep_ep.DeepEPError):
+                    buffer.dispatch(**dispatch_arguments(trial(seed).work, rank))
+            barrier(group)
+            buffer.recover()
+            round_trip(buffer, rank, trial(seed), 1)
+
+    _run(ranks, seeds, on_each_rank)
 
 
 def low_latency_calls(ranks: int, seeds: Iterable[int], **options: Any) -> None:
-    tokens = tuple(6 + 3 * rank for rank in range(ranks))
-    sizes = low_latency.Sizes("ptx", ranks, tokens, max(tokens), 256, 4, 4 * ranks)
-    for seed in seeds:
-        work = low_latency.Work.of(sizes, seed)
+    """Both halves, at once and by hooks, of all casts."""
+    sizes = _sizes(ranks)
+
+    def on_each_rank(group: Any, seed: int) -> None:
         hooks = seed % 2 == 1 and not options.get("once_per_node")
+        with _low_latency_buffer(group, **options) as buffer:
+            for cast in low_latency.CASTS.values():
+                low_latency.round_trip(buffer, low_latency.Work.of(sizes, seed), cast, hooks=hooks)
 
-        def on_each_rank(group: Any, work: Any = work, hooks: bool = hooks) -> None:
-            with deep_ep.Buffer(group, num_rdma_bytes=4 << 20, low_latency_mode=True, **BYTES, **options) as buffer:
-                for cast in low_latency.CASTS.values():
-                    low_latency.round_trip(buffer, work, cast, hooks=hooks)
+    _run(ranks, seeds, on_each_rank)
 
-        C.ptx.watch(True, seed=seed)
-        run_ranks(ranks, on_each_rank, seed=seed)
+
+def masking(ranks: int, seeds: Iterable[int], **options: Any) -> None:
+    """A rank is masked while it does not come, and the others go on without it."""
+    sizes = _sizes(ranks)
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        work, gone = low_latency.Work.of(sizes, seed), seed % ranks
+        buffer = _low_latency_buffer(group, **options, enable_shrink=True, timeout=1.0)
+        low_latency.round_trip(buffer, work)
+        barrier(group)
+        if group.rank() != gone:
+            rest = work.without(gone)
+            named = replace(rest, topk_idx=[ids[: len(x)] for ids, x in zip(work.topk_idx, rest.x, strict=True)])
+            results = low_latency.dispatch(buffer, named, low_latency.BF16)
+            low_latency.check_dispatch(rest, group.rank(), low_latency.BF16, results)
+            low_latency.combine(buffer, named, results[2], rest.results[group.rank()])
+        barrier(group)
+        buffer.destroy()
+
+    # What is on its way to a masked rank is written over.
+    _run(ranks, seeds, on_each_rank, watched=False)
+
+
+def _trial(ranks: int, options: dict[str, Any]) -> Any:
+    tokens = tuple(12 + 5 * rank for rank in range(ranks))
+    shape = {name: options.get(name) for name in ("ranks_per_node", "hops")}
+    case = Case("ptx", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, **shape)
+    return lambda seed: Trial.of(case, seed)
+
+
+def _sizes(ranks: int) -> low_latency.Sizes:
+    tokens = tuple(6 + 3 * rank for rank in range(ranks))
+    return low_latency.Sizes("ptx", ranks, tokens, max(tokens), 256, 4, 4 * ranks)
+
+
+def _low_latency_buffer(group: Any, **options: Any) -> deep_ep.Buffer:
+    return deep_ep.Buffer(group, num_rdma_bytes=4 << 20, low_latency_mode=True, **{**BYTES, **options})
+
+
+def _run(ranks: int, seeds: Iterable[int], fn: Any, watched: bool = True) -> None:
+    for seed in seeds:
+        C.ptx.watch(watched, seed=seed)
+        run_ranks(ranks, fn, seed, seed=seed)

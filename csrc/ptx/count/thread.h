@@ -37,14 +37,20 @@ class ThreadCount {
             }
         }
     }
-    // A bulk copy into shared memory, until wait().
-    void add(const Instruction& instruction, u64 bytes) {
+    // A bulk copy into shared memory: -> when, as waits are counted. It has arrived with all that has been waited for
+    // since.
+    u64 add(const Instruction& instruction, u64 bytes) {
         if (bytes_ == 0) first_ = instruction.number;
         bytes_ += bytes;
         if (bytes >= kRowBytes) row_bytes_ += bytes;
+        return waits_;
+    }
+    void wait_for(u64 issued) {
+        if (issued == waits_) wait();
     }
     void wait() {
         if (bytes_ == 0) return;
+        ++waits_;
         InstructionCount& counted = kernel_.count.instructions[first_];
         ++counted.trips;
         counted.trip_bytes += bytes_;
@@ -70,6 +76,7 @@ class ThreadCount {
     std::vector<size_t> pending_;  // registers
     u64 bytes_ = 0, row_bytes_ = 0;
     u32 first_ = 0;
+    u64 waits_ = 0;
 };
 
 }  // namespace deep_ep::ptx

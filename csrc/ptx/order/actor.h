@@ -26,6 +26,15 @@ struct Actor {
         copies.join(clock);
         tick();
     }
+    // What a barrier that tells of their bytes hands on: they, and what they come after.
+    void release_copies(Clock& barrier) {
+        barrier.join(copies);
+        copies.set(copies_number, copies.time_of(copies_number) + 1);
+    }
+    void release(Clock& barrier) {
+        barrier.join(clock);
+        tick();
+    }
     // Those that have been made are waited for: what the thread does next comes after them.
     void complete_copies() {
         clock.set(copies_number, copies.time_of(copies_number));
@@ -46,14 +55,15 @@ struct Made {
     observe::Kind kind;    // of who has made it, if no kernel has
 };
 
-inline bool takes_in(Scope scope, u32 rank, u64 block, u32 other_rank, u64 other_block) {
-    switch (scope) {
+// Whether an access's scope takes in the maker of another. Hosts and NICs are on no GPU.
+inline bool takes_in(const Made& access, const Made& other) {
+    switch (access.scope) {
         case Scope::kNone:
             return false;
         case Scope::kBlock:
-            return block == other_block;
+            return access.block == other.block;
         case Scope::kDevice:
-            return rank == other_rank;
+            return access.rank == other.rank && access.module != nullptr && other.module != nullptr;
         case Scope::kSystem:
             return true;
     }
@@ -63,9 +73,7 @@ inline bool takes_in(Scope scope, u32 rank, u64 block, u32 other_rank, u64 other
 // Whether two accesses are strong, of the same bytes, and with scopes that each take in the other's actor: they may
 // meet in any order (PTX ISA, "Moral Strength").
 inline bool morally_strong(const Made& one, const Made& other) {
-    return one.address == other.address && one.bytes == other.bytes &&
-           takes_in(one.scope, one.rank, one.block, other.rank, other.block) &&
-           takes_in(other.scope, other.rank, other.block, one.rank, one.block);
+    return one.address == other.address && one.bytes == other.bytes && takes_in(one, other) && takes_in(other, one);
 }
 
 }  // namespace deep_ep::ptx

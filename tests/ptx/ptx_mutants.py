@@ -1,0 +1,126 @@
+"""What the mutants of the PTX are run on, and those that are equivalent to what they change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deep_ep_py.core.native import C
+from deep_ep_py.device.device import Shape as RuntimeShape
+from deep_ep_py.jit.registry import Kernel, Shape
+from deep_ep_py.profile.device import Images, interpreting
+from interpreted_calls import NIC, WIDE_NIC, going_on, low_latency_calls, masking, normal
+from ptx_idioms import Idiom, Weakened, idioms_of, weakenings_of
+from ptx_kernels import ptx_cache
+
+Workload = Callable[[Iterable[int]], None]
+
+WORKLOADS: dict[str, Workload] = {
+    "normal, peer": lambda seeds: normal(2, seeds, fabric="peer"),
+    "low latency, peer": lambda seeds: low_latency_calls(2, seeds, fabric="peer"),
+    "normal, ibgda": lambda seeds: normal(2, seeds, fabric="ibgda", nic=NIC),
+    "low latency, ibgda": lambda seeds: low_latency_calls(2, seeds, fabric="ibgda", nic=WIDE_NIC),
+    "normal, rounds": lambda seeds: normal(3, seeds, num_nvl_bytes=40 << 10, fabric="peer", arena_bytes=0),
+    "normal, proxy": lambda seeds: normal(2, seeds, fabric="proxy"),
+    "low latency, proxy": lambda seeds: low_latency_calls(2, seeds, fabric="proxy"),
+    "two hops": lambda seeds: normal(4, seeds, fabric="ibgda", ranks_per_node=2, nic=NIC),
+    "two hops, rounds": lambda seeds: normal(
+        4, seeds, num_nvl_bytes=80 << 10, fabric="ibgda", ranks_per_node=2, arena_bytes=0, nic=NIC
+    ),
+    "once per node": lambda seeds: low_latency_calls(
+        4, seeds, fabric="ibgda", ranks_per_node=2, once_per_node=True, nic=WIDE_NIC
+    ),
+    "going on, peer": lambda seeds: going_on(3, seeds, fabric="peer"),
+    "going on, ibgda": lambda seeds: going_on(3, seeds, fabric="ibgda", nic=NIC),
+    "going on, two hops": lambda seeds: going_on(4, seeds, fabric="ibgda", ranks_per_node=2, nic=NIC),
+    "masking, peer": lambda seeds: masking(3, seeds, fabric="peer"),
+    "masking, ibgda": lambda seeds: masking(3, seeds, fabric="ibgda", nic=WIDE_NIC),
+}
+
+
+class RecordingImages(Images):
+    """Images that remember their texts by the kernels' symbols."""
+
+    def __init__(self, architecture: str) -> None:
+        self.texts: dict[str, str] = {}
+        super().__init__(architecture, self._record)
+
+    def _record(self, kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, str]:
+        text, symbol = ptx_cache().get(kernel, shape, architecture)
+        self.texts[symbol] = text
+        return text, symbol
+
+
+class MutatedImages(Images):
+    """Those of which only the kernels are read anew that have a mutant's idiom."""
+
+    def __init__(self, base: RecordingImages, mutant: Weakened) -> None:
+        super().__init__(base.architecture)
+        self._base, self._mutant = base, mutant
+        self._mutated: dict[str, tuple[str, Any]] = {}
+
+    def get(self, name: str, shape: RuntimeShape) -> tuple[str, Any]:
+        symbol, image = self._base.get(name, shape)
+        text = self._base.texts[symbol]
+        if all(idiom != self._mutant.idiom for _, idiom in idioms_of(text)):
+            return symbol, image
+        if symbol not in self._mutated:
+            self._mutated[symbol] = symbol, C.ptx.Image(self._mutant.applied(text))
+        return self._mutated[symbol]
+
+
+@dataclass
+class Found:
+    """The idioms that the workloads execute.
+
+    `statements`: of each, how it looks in the PTX; `workloads`: those that execute it, the fastest first.
+    """
+
+    statements: dict[Idiom, str] = field(default_factory=dict)
+    workloads: dict[Idiom, list[str]] = field(default_factory=dict)
+
+    def mutants(self) -> list[Weakened]:
+        """All that can be made of them."""
+        return sorted(mutant for idiom in self.workloads for mutant in weakenings_of(idiom, self.statements[idiom]))
+
+
+def look(images: RecordingImages) -> Found:
+    """Run all workloads, and see which idioms they execute."""
+    found = Found()
+    times: dict[str, float] = {}
+    executed: dict[str, set[Idiom]] = {}
+    for name, workload in WORKLOADS.items():
+        C.ptx.count(True)
+        begun = time.monotonic()
+        with interpreting(images):
+            workload((1,))
+        times[name] = time.monotonic() - begun
+        executed[name] = set()
+        for symbol, (_, reports) in C.ptx.counted().items():
+            lines, text = {one.line for one in reports}, images.texts[symbol].splitlines()
+            executed[name] |= {idiom for number, idiom in idioms_of(images.texts[symbol]) if number + 1 in lines}
+            for number, idiom in idioms_of(images.texts[symbol]):
+                found.statements.setdefault(idiom, text[number])
+    C.ptx.count(False)
+    for name in sorted(WORKLOADS, key=lambda name: times[name]):
+        for idiom in executed[name]:
+            found.workloads.setdefault(idiom, []).append(name)
+    return found
+
+
+def catch(images: RecordingImages, mutant: Weakened, workloads: Sequence[str], seeds: int) -> str:
+    """Run a mutant until something is noticed: -> by what and how; "": nothing."""
+    mutated = MutatedImages(images, mutant)
+    for seed in range(1, seeds + 1):
+        for name in workloads:
+            try:
+                with interpreting(mutated):
+                    WORKLOADS[name]((seed,))
+            # Whatever it breaks: a race, a wrong result, a deadlock, a wait that has timed out.
+            except BaseException as error:  # noqa: BLE001
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                return f"{name}, seed {seed}: {str(error).strip().splitlines()[0][:160]}"
+    return ""
