@@ -30,7 +30,8 @@ from deep_ep_py.jit import (
     has_bulk_copies,
     require_nvrtc,
 )
-from deep_ep_py.jit.compiler import include_root, source_of
+from deep_ep_py.jit.compiler import include_root
+from deep_ep_py.jit.ptx import compile_ptx
 from deep_ep_py.jit.report import Outcome, as_table
 from places import DATA
 
@@ -160,34 +161,23 @@ def test_rows_are_copied_as_asked_where_the_architecture_can(architecture: str, 
     assert kernel.resources.spill_stores == kernel.resources.spill_loads == 0
 
 
-def ptx_of(name: str) -> str:
-    """A kernel's PTX, in which loads and stores stand in the order of the source. By NVRTC itself: `cuda.core` asks for
-    a driver that could load it."""
-    from cuda.bindings import nvrtc
-
-    source = source_of(KERNELS[name], SHAPE, "sm_90a").encode()
-    made, program = nvrtc.nvrtcCreateProgram(source, name.encode(), 0, [], [])
-    nvrtc.nvrtcAddNameExpression(program, KERNELS[name].expression_for(SHAPE).encode())
-    options = ["--gpu-architecture=compute_90a", "--std=c++17", "--device-as-default-execution-space"]
-    options.append(f"--include-path={include_root()}")
-    (compiled_well,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-    assert made == compiled_well == nvrtc.nvrtcResult.NVRTC_SUCCESS
-    _, size = nvrtc.nvrtcGetPTXSize(program)
-    text = b" " * size
-    nvrtc.nvrtcGetPTX(program, text)
-    nvrtc.nvrtcDestroyProgram(program)
-    return text.decode()
+def ptx_of(name: str, architecture: str) -> str:
+    """A kernel's PTX, in which loads and stores stand in the order of the source."""
+    return compile_ptx(KERNELS[name], SHAPE, architecture)[0]
 
 
 def test_notify_loads_a_batch_of_flags_before_it_counts() -> None:
     """Its scan is one warp's, so the latencies of its loads show unless they overlap."""
-    before, vote, _ = ptx_of("notify").partition("vote.sync.ballot")
+    before, vote, _ = ptx_of("notify", "sm_90a").partition("vote.sync.ballot")
     assert vote and len(re.findall(r"\bld\.\S*[bu]8\b", before)) >= 16
 
 
 def test_combine_loads_the_next_pieces_before_it_stores_a_sum() -> None:
-    """From as many ranks as registers allow: else a warp waits out the latency of each step's loads."""
-    steps = ptx_of("combine").split("st.global.v4.b32")[:-1]
+    """From as many ranks as registers allow: else a warp waits out the latency of each step's loads.
+
+    Where there are bulk copies tests/ptx/test_bytes_in_flight.py counts what is on its way.
+    """
+    steps = ptx_of("combine", "sm_80").split("st.global.v4.b32")[:-1]
     letters = {"ld.": "L", "add": "A"}
     work = r"ld\.global\.L1::no_allocate\.v4|add\.f32|add\.rn\.f32"
     order = ["".join(letters[found[:3]] for found in re.findall(work, step)) for step in steps]

@@ -10,3 +10,4 @@
 #include "device/cpu/copy.h"
 #include "device/cpu/logfmt.h"
 #include "device/cpu/row_copies.h"
+#include "device/cpu/row_sums.h"

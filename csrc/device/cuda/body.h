@@ -15,6 +15,8 @@
 // Set by the code that compiles a kernel, which also allots its shared memory.
 #if DEEP_EP_BULK_COPIES
 #include "device/cuda/row_copies_bulk.h"
+#include "device/cuda/row_sums_bulk.h"
 #else
 #include "device/cuda/row_copies_vector.h"
+#include "device/cuda/row_sums_vector.h"
 #endif

@@ -1,5 +1,5 @@
-// Bulk copies between global and shared memory, carried out by the SM's copy engine, for sm_90 and later. All calls of
-// this file: one thread, and the same one for copies that belong together.
+// Bulk copies between global and shared memory, carried out by the SM's copy engine, for sm_90 and later. Copies that
+// belong together are issued by one thread; any thread may wait for loads.
 //
 // The engine accesses memory through a proxy of its own: what other instructions did before is ordered with it by
 // fence_proxy(), what it did is ordered with what follows by the wait for its completion (PTX ISA, async proxy).
@@ -50,6 +50,14 @@ DEEP_EP_DEVICE void wait(u32 barrier, u32 parity) {
             : "r"(barrier), "r"(parity)
             : "memory");
     } while (ended == 0);
+}
+
+// 16 bytes of shared memory.
+DEEP_EP_DEVICE void read(u32 source, u32 (&words)[4]) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(source)
+                 : "memory");
 }
 
 DEEP_EP_DEVICE void store(void* target, u32 source, u32 bytes) {

@@ -9,6 +9,7 @@
 // once.
 #pragma once
 
+#include "device/copy_stage.h"
 #include "kernels/common/kernel.h"
 #include "kernels/common/operation.h"
 #include "kernels/common/shape.h"
@@ -47,23 +48,17 @@ struct CombineSource {
     u32 rounds;      // in which the rank, as an owner, takes rows that come in chunks
 };
 
-// Per warp: the rows of one token.
-struct CombineRows {
-    const u8** x;           // [ranks]
-    const float** weights;  // [ranks]
-};
-
 struct CombineShared {
+    SharedArray<u8> sums;
     SharedArray<CombineSource> sources;
-    SharedArray<const u8*> row_x;
-    SharedArray<const float*> row_weights;
+    SharedArray<const u8*> rows;  // [warps, ranks] of the token that a warp sums: each rank's row, then its weights
     SharedArray<u32> progress;
     u32 bytes;
 
     constexpr explicit CombineShared(const BlockSizes& block, SharedCut cut = {})
-        : sources(cut.take<CombineSource>(block.ranks)),
-          row_x(cut.take<const u8*>(block.warps * block.ranks)),
-          row_weights(cut.take<const float*>(block.warps * block.ranks)),
+        : sums(cut.take<u8>(block.warps * device::sums_bytes(block.copies_bytes))),
+          sources(cut.take<CombineSource>(block.ranks)),
+          rows(cut.take<const u8*>(block.warps * block.ranks)),
           progress(cut.take<u32>(stream_progress_words(block.ranks))),
           bytes(cut.end()) {}
 };
@@ -183,14 +178,13 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
     return op.meet_group(threads);
 }
 
-// A warp: sums one token's rows, in rank order.
-template <class Shape>
-DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shape& shape, const CombineSource* sources,
-                              CombineRows rows, u32 token) {
-    const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
-    const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
+// A warp: what address_of(source, row) says of each rank that has a row of this token, in rank order. -> how many.
+template <class AddressOf>
+DEEP_EP_DEVICE u32 list_rows(Operation& op, u32 ranks, const CombineSource* sources, const i32* token_row,
+                             const u8** rows, AddressOf address_of) {
     const u32 lanes_below = (1u << device::lane()) - 1;
     u32 count = 0;
+    __syncwarp();  // the list before has been read
     for (u32 base = 0; base < ranks; base += device::kWarpSize) {
         const u32 r = base + device::lane();
         const i32 row = r < ranks ? planned_row(token_row, r) : -1;
@@ -199,31 +193,40 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shap
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), sources[r].rows, static_cast<u32>(row));
         }
         const u32 mask = __ballot_sync(device::kFullMask, there);
-        if (there) {
-            const u32 slot = count + __popc(mask & lanes_below);
-            rows.x[slot] = sources[r].x + static_cast<u64>(row) * row_bytes;
-            rows.weights[slot] = sources[r].weights + static_cast<u64>(row) * topk;
-        }
+        if (there) rows[count + __popc(mask & lanes_below)] = address_of(sources[r], static_cast<u64>(row));
         count += __popc(mask);
     }
     __syncwarp();  // the list is complete
+    return count;
+}
+
+// A warp: sums one token's rows, in rank order.
+template <class Shape>
+DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shape& shape, const CombineSource* sources,
+                              device::RowSums& sums, const u8** rows, u32 token) {
+    const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes(), topk = shape.topk();
+    const i32* token_row = args.plan.token_row + static_cast<u64>(token) * ranks;
+    u32 count = list_rows(op, ranks, sources, token_row, rows,
+                          [&](const CombineSource& source, u64 row) { return source.x + row * row_bytes; });
     const u64 offset = static_cast<u64>(token) * row_bytes;
-    device::warp_sum_bf16(
-        args.combined_x + offset, rows.x, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
-        args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
-    for (u32 k = device::lane(); carries_weights(args) && k < topk; k += device::kWarpSize) {
+    sums.sum_bf16(args.combined_x + offset, rows, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
+                  args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
+    if (!carries_weights(args)) return;
+    count = list_rows(op, ranks, sources, token_row, rows, [&](const CombineSource& source, u64 row) {
+        return reinterpret_cast<const u8*>(source.weights + row * topk);
+    });
+    for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
         float sum = 0.0f;
-        for (u32 i = 0; i < count; ++i) sum += rows.weights[i][k];
+        for (u32 i = 0; i < count; ++i) sum += reinterpret_cast<const float*>(rows[i])[k];
         args.combined_weights[static_cast<u64>(token) * topk + k] = sum;
     }
-    __syncwarp();  // the list has been read
 }
 
 // The summing warps of a block, `threads` in all: sums this block's share of the tokens, round by round.
 template <class Shape>
 DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Shape& shape,
-                               const CombineChunks<Shape>& chunks, CombineSource* sources, CombineRows rows,
-                               u32 threads) {
+                               const CombineChunks<Shape>& chunks, CombineSource* sources, device::RowSums& sums,
+                               const u8** rows, u32 threads) {
     const u32 ranks = shape.ranks();
     bool staged = false;
     for (u32 r = 0; r < ranks; ++r) staged = staged || sources[r].staged != 0;
@@ -232,10 +235,13 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
     const u32 window = staged ? args.layout.chunk_rows : (share != 0 ? share : 1);
     const u32 rounds = staged ? chunks.rounds(op.rank()) : wire::ceil_div(args.tokens, window);
     for (u32 round = blockIdx.x; round < rounds; round += gridDim.x) {
-        if (staged && !await_round(args, op, shape, round, threads, sources)) return;
+        if (staged) {
+            if (!await_round(args, op, shape, round, threads, sources)) return;
+            sums.read_what_came();
+        }
         const u32 end = (round + 1) * window < args.tokens ? (round + 1) * window : args.tokens;
         for (u32 token = round * window + device::warp(); token < end; token += threads / device::kWarpSize) {
-            sum_token(args, op, shape, sources, rows, token);
+            sum_token(args, op, shape, sources, sums, rows, token);
         }
         if (!staged) continue;
         // All warps have read the round's slots; then each is given back to its writer.
@@ -256,10 +262,9 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     const auto shape = Shape::of(args.shape);
     const u32 ranks = shape.ranks(), warps = device::warps();
 
-    const CombineShared at({ranks, 0, shape.topk(), warps, 0});
+    const CombineShared at({ranks, 0, shape.topk(), warps, device::RowCopies::kSharedBytes});
     auto* sources = at.sources.in(shared);
-    auto* row_x = at.row_x.in(shared);
-    auto* row_weights = at.row_weights.in(shared);
+    auto* rows = at.rows.in(shared);
     auto* progress = at.progress.in(shared);
 
     if (blockIdx.x == 0) send_offers(args.layout, args.offer, op, ranks);
@@ -273,8 +278,8 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     for (u32 r = 0; r < ranks; ++r) sending = sending || sends(r);
     const u32 senders = sending ? warps / 2 : 0, summers = warps - senders;
     if (device::warp() < summers) {
-        const CombineRows rows{row_x + device::warp() * ranks, row_weights + device::warp() * ranks};
-        sum_rounds(args, op, shape, chunks, sources, rows, summers * device::kWarpSize);
+        device::RowSums sums(at.sums.in(shared) + device::warp() * device::RowSums::kSharedBytes);
+        sum_rounds(args, op, shape, chunks, sources, sums, rows + device::warp() * ranks, summers * device::kWarpSize);
     } else {
         serve_streams(
             op, args.layout, chunks, sends, [](u32) { return false; }, progress,

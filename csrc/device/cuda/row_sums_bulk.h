@@ -1,0 +1,113 @@
+// RowSums of device.h by bulk copies into shared memory: what is on its way takes no registers, and its amount does not
+// depend on how many rows are summed.
+#pragma once
+
+#include "device/copy_stage.h"
+#include "device/cuda/bulk.h"
+#include "device/cuda/copy.h"
+#include "device/cuda/warp.h"
+
+namespace deep_ep::device {
+
+class RowSums {
+  public:
+    static constexpr u32 kSharedBytes = SumStage::kBytes;
+
+    DEEP_EP_DEVICE explicit RowSums(void* shared) : stage_(bulk::shared_address(shared)) {
+        if (lane() == 0) {
+            for (u32 slot = 0; slot < SumStage::kPieces; ++slot) bulk::init_barrier(barrier(slot), 1);
+            // For the barriers; and the rows were stored by others until then.
+            bulk::fence_proxy();
+        }
+        __syncwarp();  // all lanes wait at these barriers
+    }
+
+    // What the first lane has acquired is ordered before what it loads through the other proxy.
+    DEEP_EP_DEVICE void read_what_came() {
+        if (lane() == 0) bulk::fence_proxy();
+    }
+
+    // The pieces of a step are one of each row. They come in the order in which they are summed, through a ring that is
+    // always full, but for the end of the rows.
+    DEEP_EP_DEVICE void sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
+                                 u64 elements) {
+        const u32 bytes = static_cast<u32>(elements * sizeof(u16)), count = bytes / detail::kPieceBytes;
+        Next next{src, n, bytes, 0, 0};
+        const u32 all = (bytes + SumStage::kPieceBytes - 1) / SumStage::kPieceBytes * n;
+        u32 slot = slot_;
+        if (lane() == 0) bulk::fence_proxy();  // the rows before have been read
+        for (u32 i = 0; i < all && i < SumStage::kPieces; ++i) {
+            if (lane() == 0) load(slot, next);
+            next.advance();
+            slot = after(slot);
+        }
+        u32 left = all < SumStage::kPieces ? 0 : all - SumStage::kPieces;
+        for (u32 first = lane(), begin = 0; begin < count; begin += kParts * kWarpSize, first += kParts * kWarpSize) {
+            detail::PieceSum sums[kParts]{};
+#pragma unroll 1
+            for (u32 k = 0; k < n; ++k) {
+                bulk::wait(barrier(slot_), parity_);
+                const u32 here = stage_ + slot_ * SumStage::kPieceBytes + lane() * detail::kPieceBytes;
+#pragma unroll
+                for (u32 part = 0; part < kParts; ++part) {
+                    if (first + part * kWarpSize >= count) continue;
+                    detail::Piece piece;
+                    bulk::read(here + part * kWarpSize * detail::kPieceBytes, piece.words);
+                    sums[part].add(piece);
+                }
+                __syncwarp();  // the piece has been read
+                if (left != 0) {
+                    if (lane() == 0) {
+                        bulk::fence_proxy();  // what was read is written through the other proxy
+                        load(slot_, next);
+                    }
+                    next.advance();
+                    --left;
+                }
+                slot_ = after(slot_);
+                if (slot_ == 0) parity_ ^= 1u;
+            }
+#pragma unroll
+            for (u32 part = 0; part < kParts; ++part) {
+                const u32 i = first + part * kWarpSize;
+                if (i >= count) continue;
+                if (bias0 != nullptr) sums[part].add(detail::load_piece(bias0, i));
+                if (bias1 != nullptr) sums[part].add(detail::load_piece(bias1, i));
+                detail::store_piece(dst, i, sums[part].rounded());
+            }
+        }
+    }
+
+  private:
+    static constexpr u32 kParts = SumStage::kPieceBytes / (kWarpSize * detail::kPieceBytes);  // of a piece, for a lane
+    static_assert(kParts * kWarpSize * detail::kPieceBytes == SumStage::kPieceBytes);
+
+    // What is to be loaded next.
+    struct Next {
+        const u8* const* src;
+        const u32 n, bytes;
+        u32 source, at;
+
+        DEEP_EP_DEVICE void advance() {
+            if (++source != n) return;
+            source = 0;
+            at += SumStage::kPieceBytes;
+        }
+    };
+
+    static DEEP_EP_DEVICE u32 after(u32 slot) { return slot + 1 == SumStage::kPieces ? 0 : slot + 1; }
+    DEEP_EP_DEVICE u32 barrier(u32 slot) const {
+        return stage_ + SumStage::kPieces * SumStage::kPieceBytes + slot * static_cast<u32>(sizeof(u64));
+    }
+    DEEP_EP_DEVICE void load(u32 slot, const Next& next) const {
+        const u32 left = next.bytes - next.at, size = left < SumStage::kPieceBytes ? left : SumStage::kPieceBytes;
+        bulk::expect(barrier(slot), size);
+        bulk::load(stage_ + slot * SumStage::kPieceBytes, next.src[next.source] + next.at, size, barrier(slot));
+    }
+
+    const u32 stage_;
+    u32 slot_ = 0;    // whose piece is summed next
+    u32 parity_ = 0;  // of its barrier's phase
+};
+
+}  // namespace deep_ep::device
