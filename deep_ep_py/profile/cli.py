@@ -10,11 +10,13 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.core.arguments import MAX_RANKS
 from deep_ep_py.core.files import write_json
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
 from deep_ep_py.jit import KERNELS, CompileError, NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.jit.compiler import nvrtc_version
 from deep_ep_py.profile.device import Images
 from deep_ep_py.profile.report import profiles
 from deep_ep_py.profile.tables import hottest, overview
@@ -90,8 +92,17 @@ def command(
     for profile in shown if lines else ():
         console.print(hottest(profile, lines))
     if json_file is not None:
-        figures = [profile.as_json() for profile in shown]
-        write_json(json_file, {"workload": dataclasses.asdict(workload), "rows": rows, "kernels": figures})
+        figures = [profile.as_json(lines) for profile in shown]
+        write_json(
+            json_file,
+            {
+                "workload": dataclasses.asdict(workload),
+                "machine": describe_machine(),
+                "nvrtc": nvrtc_version(),
+                "rows": rows,
+                "kernels": figures,
+            },
+        )
         console.print(f"Report: {json_file}")
 
 

@@ -132,10 +132,10 @@ class KernelProfile:
         """What latency allows, in GB/s, by Little's law: bytes in flight over the time that they take."""
         return blocks * self.in_flight_per_block / latency_ns
 
-    def as_json(self) -> dict[str, Any]:
-        """All of it, for a file."""
+    def as_json(self, lines: int) -> dict[str, Any]:
+        """All of it, for a file, with so many lines of the sources."""
         return {
-            **dataclasses.asdict(self),
+            **dataclasses.asdict(dataclasses.replace(self, lines=self.lines[:lines])),
             "sectors_ratio": self.sectors_ratio if self.row_sectors_needed else None,
             "in_flight_per_block": self.in_flight_per_block,
         }

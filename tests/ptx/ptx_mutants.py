@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +11,18 @@ from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Shape as RuntimeShape
 from deep_ep_py.jit.registry import Kernel, Shape
 from deep_ep_py.profile.device import Images, interpreting
-from interpreted_calls import NIC, WIDE_NIC, going_on, low_latency_calls, masking, normal
+from interpreted_calls import NIC, WIDE_NIC, going_on, low_latency_calls, masking, normal, posting, summing_at_nodes
 from ptx_idioms import Idiom, Weakened, idioms_of, weakenings_of
 from ptx_kernels import ptx_cache
 
 Workload = Callable[[Iterable[int]], None]
+_MOST_SCHEDULES = 40
 
 WORKLOADS: dict[str, Workload] = {
     "normal, peer": lambda seeds: normal(2, seeds, fabric="peer"),
     "low latency, peer": lambda seeds: low_latency_calls(2, seeds, fabric="peer"),
+    "posting": posting,
+    "normal, weak": lambda seeds: normal(2, seeds, fabric="weak"),
     "normal, ibgda": lambda seeds: normal(2, seeds, fabric="ibgda", nic=NIC),
     "low latency, ibgda": lambda seeds: low_latency_calls(2, seeds, fabric="ibgda", nic=WIDE_NIC),
     "normal, rounds": lambda seeds: normal(3, seeds, num_nvl_bytes=40 << 10, fabric="peer", arena_bytes=0),
@@ -32,6 +35,7 @@ WORKLOADS: dict[str, Workload] = {
     "once per node": lambda seeds: low_latency_calls(
         4, seeds, fabric="ibgda", ranks_per_node=2, once_per_node=True, nic=WIDE_NIC
     ),
+    "sums at nodes": lambda seeds: summing_at_nodes(4, seeds, fabric="ibgda", ranks_per_node=2, nic=WIDE_NIC),
     "going on, peer": lambda seeds: going_on(3, seeds, fabric="peer"),
     "going on, ibgda": lambda seeds: going_on(3, seeds, fabric="ibgda", nic=NIC),
     "going on, two hops": lambda seeds: going_on(4, seeds, fabric="ibgda", ranks_per_node=2, nic=NIC),
@@ -75,11 +79,13 @@ class MutatedImages(Images):
 class Found:
     """The idioms that the workloads execute.
 
-    `statements`: of each, how it looks in the PTX; `workloads`: those that execute it, the fastest first.
+    `statements`: of each, how it looks in the PTX; `workloads`: those that execute it, the fastest first; `seconds`:
+    what each of all takes.
     """
 
     statements: dict[Idiom, str] = field(default_factory=dict)
     workloads: dict[Idiom, list[str]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def mutants(self) -> list[Weakened]:
         """All that can be made of them."""
@@ -89,14 +95,14 @@ class Found:
 def look(images: RecordingImages) -> Found:
     """Run all workloads, and see which idioms they execute."""
     found = Found()
-    times: dict[str, float] = {}
     executed: dict[str, set[Idiom]] = {}
     for name, workload in WORKLOADS.items():
         C.ptx.count(True)
-        begun = time.monotonic()
         with interpreting(images):
             workload((1,))
-        times[name] = time.monotonic() - begun
+            begun = time.monotonic()
+            workload((1,))
+            found.seconds[name] = time.monotonic() - begun
         executed[name] = set()
         for symbol, (_, reports) in C.ptx.counted().items():
             lines, text = {one.line for one in reports}, images.texts[symbol].splitlines()
@@ -104,22 +110,25 @@ def look(images: RecordingImages) -> Found:
             for number, idiom in idioms_of(images.texts[symbol]):
                 found.statements.setdefault(idiom, text[number])
     C.ptx.count(False)
-    for name in sorted(WORKLOADS, key=lambda name: times[name]):
+    for name in sorted(WORKLOADS, key=lambda name: found.seconds[name]):
         for idiom in executed[name]:
             found.workloads.setdefault(idiom, []).append(name)
     return found
 
 
-def catch(images: RecordingImages, mutant: Weakened, workloads: Sequence[str], seeds: int) -> str:
-    """Run a mutant until something is noticed: -> by what and how; "": nothing."""
+def catch(images: RecordingImages, found: Found, mutant: Weakened, seconds: float) -> str:
+    """Run a mutant until something is noticed: -> by what and how; "": nothing.
+
+    Each workload that executes the idiom has so many seconds: for many schedules if it is short, for one if it is long.
+    """
     mutated = MutatedImages(images, mutant)
-    for seed in range(1, seeds + 1):
-        for name in workloads:
+    for name in found.workloads[mutant.idiom]:
+        for seed in range(1, 2 + min(int(seconds / found.seconds[name]), _MOST_SCHEDULES)):
             try:
                 with interpreting(mutated):
                     WORKLOADS[name]((seed,))
             # Whatever it breaks: a race, a wrong result, a deadlock, a wait that has timed out.
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 return f"{name}, seed {seed}: {str(error).strip().splitlines()[0][:160]}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import deep_ep_py as deep_ep
 import low_latency
@@ -64,6 +65,21 @@ def low_latency_calls(ranks: int, seeds: Iterable[int], **options: Any) -> None:
     _run(ranks, seeds, on_each_rank)
 
 
+def summing_at_nodes(ranks: int, seeds: Iterable[int], **options: Any) -> None:
+    """Rows once to each node, and results that are summed there before they go back: in another order, nearly alike."""
+    sizes = _sizes(ranks)
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        work, rank = low_latency.Work.of(sizes, seed), group.rank()
+        with _low_latency_buffer(group, once_per_node=True, **options) as buffer:
+            results = low_latency.dispatch(buffer, work, topk_weights=work.weights[rank])
+            low_latency.check_dispatch(work, rank, low_latency.BF16, results)
+            combined = buffer.low_latency_combine(work.results[rank], work.topk_idx[rank], None, results[2])[0]
+            torch.testing.assert_close(combined, work.combined[rank], rtol=0.05, atol=0.05)
+
+    _run(ranks, seeds, on_each_rank)
+
+
 def masking(ranks: int, seeds: Iterable[int], **options: Any) -> None:
     """A rank is masked while it does not come, and the others go on without it."""
     sizes = _sizes(ranks)
@@ -84,6 +100,37 @@ def masking(ranks: int, seeds: Iterable[int], **options: Any) -> None:
 
     # What is on its way to a masked rank is written over.
     _run(ranks, seeds, on_each_rank, watched=False)
+
+
+def posting(seeds: Iterable[int]) -> None:
+    """Many warps of two blocks post to one queue pair, whose ring is small."""
+    blocks, posters, puts, size = 2, 3, 6, 64
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        del seed
+        nic = replace(NIC, queues_per_peer=1, nics=1)
+        with deep_ep.Buffer(group, 1 << 20, **BYTES, fabric="ibgda", nic=nic) as buffer:
+            engine, runtime = buffer._engine, buffer.runtime
+            engine.prepare(0, 0, "post")
+            data = engine.empty((blocks * posters, size // 8), torch.int64).fill_(1 - group.rank())
+            words = engine.empty((blocks * posters,), torch.int64).zero_()
+            there = group.all_gather_object([runtime.heap_offset(one.data_ptr()) for one in (data, words)])
+            if group.rank() == 0:
+                what = {"source": there[0][0], "target": there[1][0], "words": there[1][1]}
+                call = C.measure.post(
+                    engine.runtime, to=1, posters=posters, puts=puts, bytes=size, blocks=blocks, **what
+                )
+                runtime.wait(call)
+                engine.check_failure(call)
+                runtime.retire(call)
+                runtime.drain()
+            group.barrier()
+            if group.rank() == 1:
+                assert words.tolist() == [puts * C.SIGNAL_UNIT] * (blocks * posters)
+                assert data.eq(1).all()
+            group.barrier()
+
+    _run(2, seeds, on_each_rank)
 
 
 def _trial(ranks: int, options: dict[str, Any]) -> Any:
