@@ -82,6 +82,22 @@ def test_bank_conflicts(stride: int, wavefronts: int, least: int) -> None:
     assert (store.wavefronts, store.least_wavefronts) == (wavefronts, least)
 
 
+WIDE = """
+    mov.u32 %r1, %tid.x;
+    mul.lo.s32 %r2, %r1, 16;
+    mov.u32 %r3, dynamic;
+    add.s32 %r4, %r3, %r2;
+    st.shared.v4.b32 [%r4], {%r1, %r1, %r1, %r1};
+"""
+
+
+def test_wide_accesses_of_shared_memory() -> None:
+    """Eight threads at a time, next to each other, whichever came first."""
+    run(entry(WIDE, SHARED, parameters=0), threads=256, shared_bytes=4096)
+    store = counts()[1]["st.shared.v4.b32"]
+    assert (store.warps, store.wavefronts, store.least_wavefronts) == (8, 32, 32)
+
+
 LOOP = """
     mov.u32 %r1, %tid.x;
     and.b32 %r2, %r1, 7;

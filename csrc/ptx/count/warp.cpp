@@ -66,25 +66,29 @@ WarpCount::~WarpCount() {
 }
 
 void WarpCount::meet(u32 lane) {
-    put(logs_[lane]);
+    put(lane);
     ++logs_[lane].interval_;
     finish();
 }
 
 void WarpCount::end(u32 lane) {
-    put(logs_[lane]);
+    put(lane);
     logs_[lane].has_ended_ = true;
     finish();
 }
 
-void WarpCount::put(ThreadLog& log) {
+void WarpCount::put(u32 lane) {
+    ThreadLog& log = logs_[lane];
     if (log.executed_.empty()) return;
     Interval& interval = open_[log.interval_];
     std::unordered_map<u32, u32> executions;
     size_t next = 0;
     for (const u32 executed : log.executed_) {
         const u32 instruction = executed >> 1, execution = ++executions[instruction];
-        if ((executed & 1) != 0) interval.accesses[{instruction, execution}].push_back(log.accesses_[next++]);
+        if ((executed & 1) == 0) continue;
+        CountedAccess& access = log.accesses_[next++];
+        access.lane = static_cast<u8>(lane);
+        interval.accesses[{instruction, execution}].push_back(access);
     }
     for (const auto& [instruction, count] : executions) {
         InstructionCount& counted = kernel_.instructions[instruction];
@@ -109,9 +113,11 @@ void WarpCount::finish() {
     }
 }
 
-void WarpCount::finish(u32 instruction, const std::vector<CountedAccess>& accesses) {
+void WarpCount::finish(u32 instruction, std::vector<CountedAccess> accesses) {
     InstructionCount& counted = kernel_.instructions[instruction];
     if (accesses.front().is_shared) {
+        std::sort(accesses.begin(), accesses.end(),
+                  [](const auto& one, const auto& other) { return one.lane < other.lane; });
         counted.wavefronts += wavefronts_of(accesses);
         counted.least_wavefronts += least_wavefronts_of(accesses);
         return;

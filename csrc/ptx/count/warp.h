@@ -18,6 +18,7 @@ struct CountedAccess {
     u64 address;
     u32 bytes;
     bool is_shared, is_peers;
+    u8 lane = 0;
 };
 
 // What a thread has executed since it last met others.
@@ -63,13 +64,13 @@ class WarpCount {
   private:
     // Of an instruction's n-th execution.
     struct Interval {
-        std::unordered_map<u32, u32> executions;  // by instruction: the most of any thread
-        std::map<std::pair<u32, u32>, std::vector<CountedAccess>> accesses;
+        std::unordered_map<u32, u32> executions;                             // by instruction: the most of any thread
+        std::map<std::pair<u32, u32>, std::vector<CountedAccess>> accesses;  // in the order in which threads came
     };
 
-    void put(ThreadLog& log);
+    void put(u32 lane);
     void finish();
-    void finish(u32 instruction, const std::vector<CountedAccess>& accesses);
+    void finish(u32 instruction, std::vector<CountedAccess> accesses);
 
     KernelCount& kernel_;
     std::array<ThreadLog, kLanes> logs_;
