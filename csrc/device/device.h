@@ -26,7 +26,7 @@
 //                                  of u32
 //     add_relaxed<S>(p, v)  add_release<S>(p, v)  add_acq_rel<S>(p, v)   -> old value
 //                                  of u32, u64, i32
-//     cas_acq_rel<S>(p, expected, desired)   -> old value
+//     cas_relaxed<S>(p, expected, desired)  cas_acquire<S>(...)  cas_release<S>(...)  cas_acq_rel<S>(...)   -> old value
 //                                  of u32, u64
 //     exchange_acq_rel<S>(p, v)    -> old value
 //                                  of u64; its return says that the new value is in place

@@ -107,7 +107,7 @@ DEEP_EP_DEVICE bool note_completed(const QueuePair& qp, u64 count) {
     while (known < now) {
         const u64 before = known;
         // Release: a thread that acquires `completed` may write where the NIC has read.
-        known = device::cas_acq_rel<Scope::kDevice>(completed, before, now);
+        known = device::cas_release<Scope::kDevice>(completed, before, now);
         if (known == before) break;
     }
     return now >= count;
@@ -124,7 +124,7 @@ DEEP_EP_DEVICE void ring(const QueuePair& qp) {
     // the lock guards, also where the one before was another library's. Litmus: ring_lock.
     do {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(here.ringing) == 0; }, ~0ull, nullptr);
-    } while (device::cas_acq_rel<Scope::kDevice>(here.ringing, 0u, 1u) != 0);
+    } while (device::cas_acquire<Scope::kDevice>(here.ringing, 0u, 1u) != 0);
     // Acquire: the blocks of all threads that have made theirs valid; the record's release hands them on to the NIC.
     const u64 filled = device::load_acquire<Scope::kDevice>(here.filled);
     if (filled > device::load_relaxed<Scope::kDevice>(here.rung)) {
@@ -169,7 +169,7 @@ DEEP_EP_DEVICE bool reserve(const QueuePair& qp, Waiter& waiter, u32 count, u64&
         const u64 end = begin + count;
         if (end > qp.blocks && !await_completed(qp, waiter, wire::Phase::kPost, end - qp.blocks)) return false;
         // There is room for these blocks from now on, since `completed` only grows; are they still to be had?
-        const u64 found = device::cas_acq_rel<Scope::kDevice>(reserved, begin, end);
+        const u64 found = device::cas_relaxed<Scope::kDevice>(reserved, begin, end);
         if (found == begin) return true;
         begin = found;
     }

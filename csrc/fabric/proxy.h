@@ -52,7 +52,7 @@ DEEP_EP_DEVICE bool has_room(ProxyRing& ring, u32 commands, u64 end) {
     while (known < now) {
         const u64 before = known;
         // Release: a thread that acquires `free` may write where the host has read. Litmus: nic_completion.
-        known = device::cas_acq_rel<Scope::kDevice>(&ring.free, before, now);
+        known = device::cas_release<Scope::kDevice>(&ring.free, before, now);
         if (known == before) break;
     }
     return end <= now;
@@ -69,7 +69,7 @@ DEEP_EP_DEVICE bool reserve(ProxyRing& ring, u32 commands, Waiter& waiter, u32 c
                                                            [&] { return has_room(ring, commands, end); })) {
             return false;
         }
-        const u64 found = device::cas_acq_rel<Scope::kDevice>(&ring.reserved, begin, end);
+        const u64 found = device::cas_relaxed<Scope::kDevice>(&ring.reserved, begin, end);
         if (found == begin) return true;
         begin = found;
     }

@@ -44,7 +44,7 @@ void SendQueue::answer_doorbell() {
     // it what kernels have written is there by the record alone.)
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     // Pairs with the kernel's release of the record: the blocks up to it, and what they send, are visible.
-    const u32 counter = mlx5::big(observe::load_acquire(accessor(), &shared_.record->send, port()));
+    const u32 counter = mlx5::big(observe::load_acquire_once(accessor(), &shared_.record->send, port()));
     if (mlx5::doorbell_queue(doorbell_) != connection_.number) {
         violate(known_, "the doorbell is for queue pair " + std::to_string(mlx5::doorbell_queue(doorbell_)));
     }

@@ -9,7 +9,7 @@
 namespace deep_ep::observe {
 
 // Who accesses: what is serial in itself, such as a queue pair, and the rank that it serves.
-enum class Kind : u8 { kHost, kNic };
+enum class Kind : u8 { kHost, kProxy, kNic };
 struct Accessor {
     Kind kind;
     const void* self;
@@ -30,7 +30,8 @@ class Observer {
     // Plain accesses, which throw where they race.
     virtual void read(const Accessor& by, const void* memory, u64 bytes) = 0;
     virtual void write(const Accessor& by, const void* memory, u64 bytes) = 0;
-    // Hosts meet: what each has learned is told before any of them goes on to hear it.
+    // Hosts meet, or send each other messages: what each has learned is told before others go on to hear it. (They hear
+    // more than that too: what any has told.)
     virtual void tell_hosts(const Accessor& by) = 0;
     virtual void hear_hosts(const Accessor& by) = 0;
     // It accesses nothing any more, and its rank's host knows that.
@@ -61,16 +62,23 @@ class Observed {
 // The host of a rank, all of its threads.
 constexpr Accessor host(u32 rank) { return {Kind::kHost, nullptr, rank}; }
 
-// `behind`: another accessor, which has loaded a word before this load.
+// A thread of a rank's proxy.
+constexpr Accessor proxy(u32 rank) { return {Kind::kProxy, nullptr, rank}; }
+
+// By those that look again and again, and so see the newest value in the end: they see it at once.
 template <class T>
-T load_acquire(const Accessor& by, const T* word, const Accessor& behind) {
+T load_acquire(const Accessor& by, const T* word) {
+    const Observed observed;
+    const T newest = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    if (observed) observed->load_word(by, word, sizeof(T), newest, nullptr);
+    return newest;
+}
+// Once, after `behind` has loaded a word: it may return a value that is older than the newest.
+template <class T>
+T load_acquire_once(const Accessor& by, const T* word, const Accessor& behind) {
     const Observed observed;
     const T newest = __atomic_load_n(word, __ATOMIC_ACQUIRE);
     return observed ? static_cast<T>(observed->load_word(by, word, sizeof(T), newest, &behind)) : newest;
-}
-template <class T>
-T load_acquire(const Accessor& by, const T* word) {
-    return load_acquire(by, word, by);
 }
 
 // A register of a device's that has been written: the device gets what was written last.

@@ -38,7 +38,7 @@ INCLUDES = {
     "host/launch": {"kernels/common"},
     "host/network/ibgda": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
     "host/network/weak": {"host/network", "cpu/executor", "nic", "fabric", "device"},
-    "host/network/proxy": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
+    "host/network/proxy": {"host/network", "host/heap", "cpu/executor", "nic", "observe", "fabric", "device", "wire"},
     "host/network": {"host/heap", "nic", "fabric", "wire"},
     "host/nvshmem": {"host/heap", "host/network", "wire"},
     "host/session": {*HOST, "kernels/common", "observe", "fabric", "wire"},

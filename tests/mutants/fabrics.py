@@ -14,7 +14,7 @@ _ONLY_SIGNAL = "[&] { Completion none{}; return post(Peers{}, net, waiter, none,
 _LOOK = "begin = device::load_relaxed<Scope::kDevice>(reserved);\n    for"
 _ADDED = "device::add_relaxed<Scope::kDevice>(reserved, static_cast<u64>(count));"
 _SWAP = (
-    "const u64 found = device::cas_acq_rel<Scope::kDevice>(reserved, begin, end);\n"
+    "const u64 found = device::cas_relaxed<Scope::kDevice>(reserved, begin, end);\n"
     "        if (found == begin) return true;\n        begin = found;"
 )
 _OUTLAST = "waiter.outlast(wire::Phase::kPost, static_cast<i32>(to), filled, begin, our_turn)"

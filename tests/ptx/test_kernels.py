@@ -28,13 +28,13 @@ def seeds(request: pytest.FixtureRequest) -> Iterator[range]:
     C.ptx.watch(False)
 
 
-@pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+@pytest.mark.parametrize("fabric", ["peer", "ibgda", "proxy"])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_normal_mode(seeds: range, ranks: int, fabric: str) -> None:
     normal(ranks, seeds, fabric=fabric)
 
 
-@pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+@pytest.mark.parametrize("fabric", ["peer", "ibgda", "proxy"])
 @pytest.mark.parametrize("ranks", RANKS)
 def test_low_latency_mode(seeds: range, ranks: int, fabric: str) -> None:
     low_latency_calls(ranks, seeds, fabric=fabric)

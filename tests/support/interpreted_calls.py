@@ -17,7 +17,7 @@ from deep_ep_py.testing import run_ranks
 from harness import HARSH_NIC, Trial, barrier, dispatch_arguments, round_trip
 
 BYTES = {"arena_bytes": 1 << 20, "timeout": 20.0}
-NIC = replace(HARSH_NIC, most_bytes=1024)
+NIC = replace(HARSH_NIC, most_bytes=4096, mtu=256)
 WIDE_NIC = replace(HARSH_NIC, blocks=32, most_bytes=4096)
 """For low-latency mode, in which a queue holds all rows of a rank for another."""
 
@@ -136,7 +136,7 @@ def posting(seeds: Iterable[int]) -> None:
 def _trial(ranks: int, options: dict[str, Any]) -> Any:
     tokens = tuple(12 + 5 * rank for rank in range(ranks))
     shape = {name: options.get(name) for name in ("ranks_per_node", "hops")}
-    case = Case("ptx", ranks, tokens, hidden=264, topk=4, experts=4 * ranks, **shape)
+    case = Case("ptx", ranks, tokens, hidden=1544, topk=4, experts=4 * ranks, **shape)
     return lambda seed: Trial.of(case, seed)
 
 

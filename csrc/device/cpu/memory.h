@@ -79,6 +79,27 @@ T add_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
 }
 
 template <Scope S, class T>
+T cas_relaxed(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
+
+template <Scope S, class T>
+T cas_acquire(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE);
+    return expected;
+}
+
+template <Scope S, class T>
+T cas_release(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
+    detail::before_access<S>(address, file, line);
+    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    return expected;
+}
+
+template <Scope S, class T>
 T cas_acq_rel(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
     __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);

@@ -14,7 +14,15 @@ Made made(const observe::Accessor& by, const Actor& actor, const void* memory, u
 std::string describe(const Made& made) {
     const std::string rank = "rank " + std::to_string(made.rank);
     if (made.module != nullptr) return "a thread of " + rank + " at " + made.module->describe(made.place);
-    return (made.kind == observe::Kind::kHost ? "the host of " : "the NIC of ") + rank;
+    switch (made.kind) {
+        case observe::Kind::kHost:
+            return "the host of " + rank;
+        case observe::Kind::kProxy:
+            return "the proxy of " + rank;
+        case observe::Kind::kNic:
+            break;
+    }
+    return "the NIC of " + rank;
 }
 
 void Others::note(const observe::Accessor& by, const Actor& actor, const Made& access, bool writes) {

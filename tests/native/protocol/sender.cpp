@@ -40,7 +40,7 @@ class ToldNetwork final : public Transport {
 
 struct World {
     host::CpuMemory memory;
-    CommandRings rings{memory, kRings, kCommands};
+    CommandRings rings{memory, 0, kRings, kCommands};
     ToldNetwork network;
     std::vector<bool> closed = std::vector<bool>(kRanks);
     Sender sender{0, kRanks, 1, 0, rings, network, [this](u32 peer) { return closed[peer]; }};

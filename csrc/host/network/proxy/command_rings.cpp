@@ -6,8 +6,9 @@ namespace deep_ep::host::proxy {
 
 using wire::proxy::Command;
 
-CommandRings::CommandRings(Memory& memory, u32 rings, u32 commands)
+CommandRings::CommandRings(Memory& memory, u32 rank, u32 rings, u32 commands)
     : memory_(memory),
+      proxy_(observe::proxy(rank)),
       commands_(commands),
       slots_(std::static_pointer_cast<Command>(memory.make_polled(u64{rings} * commands * sizeof(Command)))),
       meetings_(
@@ -21,15 +22,17 @@ CommandRings::CommandRings(Memory& memory, u32 rings, u32 commands)
     memory.write(device_.get(), made.data(), made.size() * sizeof(fabric::ProxyRing));
 }
 
+CommandRings::~CommandRings() { observe::end(proxy_); }
+
 bool CommandRings::is_ready(u32 ring, Command& command) const {
     const u64 position = rings_[ring].taken, lap = wire::proxy::lap_at(position, commands_);
     const Command& at = slot(ring, position);
     // Pairs with the posting thread's release at system scope, on a GPU across the bus: the lower half, and what its
     // warp has built in the heap, are visible. Where stores to this memory may be seen in another order the lower half
     // has a lap of its own.
-    command.high = __atomic_load_n(&at.high, __ATOMIC_ACQUIRE);
+    command.high = observe::load_acquire(proxy_, &at.high);
     if (wire::proxy::lap_of(command.high) != lap) return false;
-    command.low = __atomic_load_n(&at.low, __ATOMIC_ACQUIRE);
+    command.low = observe::load_acquire(proxy_, &at.low);
     return wire::proxy::lap_of(command.low) == lap;
 }
 
@@ -65,10 +68,10 @@ void CommandRings::publish() {
         // Kernels acquire both, at system scope: a slot may be written again once it has been copied, a source once it
         // has been read.
         if (__atomic_load_n(&meeting.taken, __ATOMIC_RELAXED) != ring.taken) {
-            __atomic_store_n(&meeting.taken, ring.taken, __ATOMIC_RELEASE);
+            observe::store_release(proxy_, &meeting.taken, ring.taken);
         }
         if (__atomic_load_n(&meeting.retired, __ATOMIC_RELAXED) != ring.retired) {
-            __atomic_store_n(&meeting.retired, ring.retired, __ATOMIC_RELEASE);
+            observe::store_release(proxy_, &meeting.retired, ring.retired);
         }
     }
 }

@@ -7,6 +7,7 @@
 
 #include "fabric/proxy.h"
 #include "host/heap/memory.h"
+#include "observe/observer.h"
 
 namespace deep_ep::host::proxy {
 
@@ -23,7 +24,10 @@ struct Taken {
 
 class CommandRings {
   public:
-    CommandRings(Memory& memory, u32 rings, u32 commands);
+    CommandRings(Memory& memory, u32 rank, u32 rings, u32 commands);
+    ~CommandRings();
+    CommandRings(const CommandRings&) = delete;
+    CommandRings& operator=(const CommandRings&) = delete;
 
     fabric::ProxyRing* device_rings() const { return device_.get(); }
     u32 count() const { return static_cast<u32>(rings_.size()); }
@@ -53,6 +57,7 @@ class CommandRings {
     bool is_ready(u32 ring, wire::proxy::Command& command) const;
 
     Memory& memory_;
+    const observe::Accessor proxy_;
     const u32 commands_;
     const std::shared_ptr<wire::proxy::Command> slots_;     // [rings, commands]
     const std::shared_ptr<fabric::ProxyMeeting> meetings_;  // [rings]

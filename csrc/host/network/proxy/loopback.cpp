@@ -101,8 +101,11 @@ void Loopback::step(Flight& flight, Events& events) {
     }
     if (flight.placed < message.bytes) {
         const u64 cut = std::min<u64>(place_.nic.mtu, message.bytes - flight.placed);
-        nic::place(place_.heaps[message.peer] + message.target + flight.placed,
-                   place_.own_heap() + message.source + flight.placed, cut);
+        u8* const target = place_.heaps[message.peer] + message.target + flight.placed;
+        const u8* const source = place_.own_heap() + message.source + flight.placed;
+        observe::read(accessor(), source, cut);
+        observe::write(accessor(), target, cut);
+        nic::place(target, source, cut);
         flight.placed += cut;
         place_.closing(message.peer).placed();
         return;
@@ -110,6 +113,7 @@ void Loopback::step(Flight& flight, Events& events) {
     const bool repeated = random_(8) == 0;
     if (!flight.arrived && (flight.completed || random_(2) == 0)) {
         if (const auto inbox = inbox_of(message.peer)) {
+            observe::tell_hosts(accessor());
             for (int times = repeated ? 2 : 1; times != 0; --times) inbox->add(message.immediate);
         }
         flight.arrived = true;
@@ -128,6 +132,7 @@ bool Loopback::poll(Events& events) {
             inbox_->immediates.pop_front();
             worked = true;
         }
+        if (worked) observe::hear_hosts(accessor());
     }
     if (flights_.empty()) return worked;
     Flight& flight = flights_[random_(static_cast<u32>(flights_.size()))];

@@ -10,6 +10,7 @@
 
 #include "host/network/network.h"
 #include "host/network/proxy/transport.h"
+#include "observe/observer.h"
 
 namespace deep_ep::host::proxy {
 
@@ -31,6 +32,7 @@ class Loopback final : public Transport {
     std::string text(u32 error) const override;
 
   private:
+    observe::Accessor accessor() const { return observe::proxy(static_cast<u32>(place_.rank)); }
     // What peers leave for a rank.
     struct Inbox {
         std::mutex mutex;

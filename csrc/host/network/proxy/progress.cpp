@@ -19,11 +19,11 @@ Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transpo
     : place_(place),
       clock_(std::move(clock)),
       transport_(std::move(transport)),
-      rings_(*place.memory, kRings, place.nic.blocks),
+      rings_(*place.memory, static_cast<u32>(place.rank), kRings, place.nic.blocks),
       sender_(static_cast<u32>(place.rank), static_cast<u32>(place.heaps.size()), place.generation,
               place.layout.scratch_of(static_cast<u32>(place.rank)), rings_, *transport_,
               [place](u32 peer) { return place.closing(peer).closed() || place.has_left(peer); }),
-      receiver_(bank_of(place), place.layout, place.generation,
+      receiver_(bank_of(place), place.layout, place.generation, static_cast<u32>(place.rank),
                 [place](u32 source) { return place.reached[source] && !place.closing(source).closed(); }),
       fault_(std::static_pointer_cast<u64>(place.memory->make_polled(sizeof(u64)))),
       state_(std::static_pointer_cast<fabric::Proxy>(place.memory->make_private(sizeof(fabric::Proxy)))) {

@@ -4,8 +4,13 @@ namespace deep_ep::host::proxy {
 
 using namespace wire::proxy;
 
-Receiver::Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, std::function<bool(u32)> hears)
-    : bank_(bank), layout_(layout), generation_(generation), hears_(std::move(hears)), lines_(layout.ranks) {}
+Receiver::Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, u32 rank, std::function<bool(u32)> hears)
+    : bank_(bank),
+      layout_(layout),
+      generation_(generation),
+      proxy_(observe::proxy(rank)),
+      hears_(std::move(hears)),
+      lines_(layout.ranks) {}
 
 void Receiver::arrived(u32 immediate) {
     const Immediate said = unpack(immediate);
@@ -37,7 +42,7 @@ void Receiver::publish() {
         // host's, and what the network says to have arrived there is there for all. Of a GPU's own memory it would not
         // be so: the NIC's writes go there by another way than its completions. Litmus: mp_release_acquire_sys.
         auto* const word = reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source));
-        __atomic_store_n(word, line.total, __ATOMIC_RELEASE);
+        observe::store_release(proxy_, word, line.total);
     }
     changed_.clear();
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "observe/observer.h"
 #include "wire/heap_layout.h"
 #include "wire/proxy.h"
 
@@ -14,7 +15,7 @@ namespace deep_ep::host::proxy {
 class Receiver {
   public:
     // `bank`: the words that this rank's host stores (wire/host_words.h). `hears`: whether a rank's messages count.
-    Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, std::function<bool(u32 source)> hears);
+    Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, u32 rank, std::function<bool(u32 source)> hears);
 
     // Repeats do not count, nor do messages of another generation, or from a rank that is not heard.
     void arrived(u32 immediate);
@@ -32,6 +33,7 @@ class Receiver {
     u8* const bank_;
     const wire::HeapLayout layout_;
     const u32 generation_;
+    const observe::Accessor proxy_;
     const std::function<bool(u32)> hears_;
     std::vector<std::vector<Line>> lines_;  // by source and word; made for those that are heard
     struct Place {
