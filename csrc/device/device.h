@@ -55,11 +55,10 @@
 //                                  them before what the first lane has acquired
 //       finish()                   all copies are as if the lanes had stored them, and a __syncwarp has passed
 //     class RowSums                a warp's sums of rows in global memory. One object per warp and kernel, made by all lanes
-//                                  after the barrier behind which the rows may be read
 //       kSharedBytes               of shared memory for each warp, 128-byte aligned; the launch allots it
 //       sum_bf16(dst, src[], n, bias0, bias1, elements)
-//                                  as warp_sum_bf16
-//       read_what_came()           as RowCopies has it
+//                                  as warp_sum_bf16; the rows may have come while this kernel runs, before what the first
+//                                  lane has acquired
 //     void warp_sum_bf16(dst, src[], n, bias0, bias1, elements)
 //                                  dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1), in fp32, rounded once
 //                                  to nearest even; null biases are skipped; elements a multiple of 8

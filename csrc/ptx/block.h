@@ -1,6 +1,7 @@
 // What the threads of a block share: its shared memory, and the bulk copies that are on their way into it.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
@@ -30,7 +31,11 @@ struct Arrivals {
     u64 expected_bytes = 0, issued_bytes = 0;
     std::vector<BulkLoad> loads;
     // What a thread learns that sees the end of a phase: of the one that is going on, and of the last that has ended.
-    Clock going_on, ended;
+    // Of copies apart: what a thread's own copies come after too, without a fence.
+    struct Known {
+        Clock all, copies;
+    };
+    Known going_on, ended;
     // When the loads of these phases were issued, as the thread counts that waits for them.
     u64 issued = 0, ended_issue = 0;
 };
@@ -67,6 +72,12 @@ class Block {
     // Of accesses to its shared memory, and at its barriers, while their order is watched.
     Shadow shadow;
     std::map<u64, Meeting> meetings;
+
+    // Bulk copies into its shared memory that no thread has waited for.
+    bool has_loads() const {
+        return std::any_of(barriers_.begin(), barriers_.end(),
+                           [](const auto& one) { return !one.second.loads.empty(); });
+    }
 
     // Null where nothing is counted.
     std::unique_ptr<ThreadCount> count_of(u32 thread);

@@ -20,6 +20,9 @@ Arrivals& barrier(Lane& lane, Step step, u32 operand) {
     if (found == lane.block().barriers().end()) lane.fail("there is no mbarrier at this address");
     return found->second;
 }
+u8* address_of(Lane& lane, Step step, u32 operand) {
+    return lane.block().shared() + lane.get<u64>(step.operands[operand]);
+}
 
 bool can_end(const Arrivals& arrivals) {
     return arrivals.arrived >= arrivals.expected && arrivals.issued_bytes == arrivals.expected_bytes;
@@ -59,7 +62,8 @@ void arrive(Lane& lane, Step step) {
     settle(lane, arrivals);
     if (arrivals.arrived == arrivals.expected) lane.fail("it arrives at an mbarrier whose phase has not ended");
     ++arrivals.arrived;
-    lane.release(arrivals.going_on);
+    lane.note_barrier(address_of(lane, step, 1), true);
+    if (lane.actor() != nullptr) lane.actor()->release(arrivals.going_on.all);
     arrivals.expected_bytes += lane.get<u32>(step.operands[2]);
 }
 
@@ -76,8 +80,12 @@ void try_wait(Lane& lane, Step step) {
     settle(lane, arrivals);
     const bool ended = arrivals.phase % 2 != parity;
     if (!ended && ++arrivals.tries == kMostTries) lane.fail("it waits for a phase of an mbarrier that does not end");
+    lane.note_barrier(address_of(lane, step, 1), false);
     if (ended) {
-        lane.acquire(arrivals.ended);
+        if (Actor* const actor = lane.actor(); actor != nullptr) {
+            actor->clock.join(arrivals.ended.all);
+            actor->copies.join(arrivals.ended.copies);
+        }
         lane.count_wait(arrivals.ended_issue);
     }
     lane.set<bool>(step.operands[0], ended);
@@ -91,15 +99,21 @@ void load(Lane& lane, Step step) {
     lane.locate(step.operands[0], Space::kShared, kBulkUnit, Access::kWrite);
     std::vector<u8>& written = lane.block().written();
     if (bytes > written.size() - target) lane.fail("a bulk copy beyond the end of shared memory");
-    lane.note_copy(lane.block().shared() + target, bytes, true);
     // Until the copy has been waited for, what lies there is nothing.
     std::memset(written.data() + target, 0, bytes);
     const u8* const source = lane.locate(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead);
-    lane.note_copy(source, bytes, false);
-    // It tells of its bytes there: behind the barrier's initialisation.
-    lane.note_copy(lane.block().shared() + lane.get<u64>(step.operands[3]), sizeof(u64), false);
+    if (Actor* const actor = lane.actor(); actor != nullptr) {
+        const Epoch moment = actor->issue(Copies::kLoad);
+        lane.note_copy(lane.block().shared() + target, bytes, true, moment, actor->copies);
+        lane.note_copy(source, bytes, false, moment, actor->copies);
+        // It tells of its bytes there, as arrivals do: behind the barrier's initialisation.
+        lane.note_copy(address_of(lane, step, 3), sizeof(u64), true, moment, actor->copies, Scope::kBlock);
+        for (Clock* const known : {&arrivals.going_on.all, &arrivals.going_on.copies}) {
+            known->join(actor->copies);
+            known->set(moment.actor, moment.time);
+        }
+    }
     lane.count_access(source, bytes);
-    lane.release_copies(arrivals.going_on);
     arrivals.issued = lane.count_copy(bytes);
     arrivals.loads.push_back({target, source, bytes});
     arrivals.issued_bytes += bytes;
@@ -116,20 +130,31 @@ void store(Lane& lane, Step step) {
     }
     u8* const target = lane.locate(step.operands[0], Space::kGlobal, kBulkUnit, Access::kWrite);
     lane.count_access(target, bytes);
-    lane.stores().add(target, lane.block().shared() + source, bytes);
+    IssuedStore issued{};
+    if (Actor* const actor = lane.actor(); actor != nullptr) {
+        issued = {actor->copies, actor->issue(Copies::kRead), actor->issue(Copies::kWrite)};
+    }
+    lane.stores().add(target, lane.block().shared() + source, bytes, std::move(issued));
 }
 
 void commit(Lane& lane, Step) { lane.stores().commit(); }
+
+// What stores access is noted when they are waited for, with what they have come after since they were issued.
+void read(Lane& lane, const BulkStores::Store& store) {
+    lane.note_copy(store.source, store.bytes, false, store.issued.reads, store.issued.after);
+    if (lane.actor() != nullptr) lane.actor()->complete(store.issued.reads);
+}
+void write(Lane& lane, const BulkStores::Store& store) {
+    lane.note_copy(store.target, store.bytes, true, store.issued.writes, store.issued.after);
+    if (lane.actor() != nullptr) lane.actor()->complete(store.issued.writes);
+}
 void wait_read(Lane& lane, Step step) {
-    lane.stores().read(lane.get<u64>(step.operands[0]),
-                       [&](const u8* source, u64 bytes) { lane.note_copy(source, bytes, false); });
-    lane.complete_copies();
+    lane.stores().read(lane.get<u64>(step.operands[0]), [&](const auto& store) { read(lane, store); });
 }
 void wait(Lane& lane, Step step) {
     lane.stores().complete(
-        lane.get<u64>(step.operands[0]), [&](const u8* source, u64 bytes) { lane.note_copy(source, bytes, false); },
-        [&](const u8* target, u64 bytes) { lane.note_copy(target, bytes, true); });
-    lane.complete_copies();
+        lane.get<u64>(step.operands[0]), [&](const auto& store) { read(lane, store); },
+        [&](const auto& store) { write(lane, store); });
 }
 void fence(Lane& lane, Step) { lane.fence_copies(); }
 

@@ -5,23 +5,39 @@
 #include <deque>
 #include <vector>
 
-#include "ptx/module.h"
+#include "ptx/order/actor.h"
 
 namespace deep_ep::ptx {
 
+// A copy that has been issued: what it comes after, and what it is itself for those that come after it.
+struct IssuedStore {
+    Clock after;
+    Epoch reads, writes;
+};
+
 class BulkStores {
   public:
-    void add(u8* target, const u8* source, u64 bytes) { open_.push_back({target, source, bytes, {}}); }
+    struct Store {
+        u8* target;
+        const u8* source;
+        u64 bytes;
+        IssuedStore issued;
+        std::vector<u8> data;
+    };
+
+    void add(u8* target, const u8* source, u64 bytes, IssuedStore issued) {
+        open_.push_back({target, source, bytes, std::move(issued), {}});
+    }
     void commit() {
         groups_.push_back(std::move(open_));
         open_.clear();
     }
-    // All groups but the latest `pending` have read their source. They read as late as they may: now. `on_read(source,
-    // bytes)`: of each that reads.
+    // All groups but the latest `pending` have read their source. They read as late as they may: now. `on_read(store)`:
+    // of each that reads.
     template <class OnRead>
     void read(u64 pending, OnRead on_read) {
         for (size_t i = 0; i + pending < groups_.size(); ++i) {
-            for (Store& store : groups_[i]) store.read(on_read);
+            for (Store& store : groups_[i]) read(store, on_read);
         }
     }
     // They have written too.
@@ -29,8 +45,8 @@ class BulkStores {
     void complete(u64 pending, OnRead on_read, OnWrite on_write) {
         while (groups_.size() > pending) {
             for (Store& store : groups_.front()) {
-                store.read(on_read);
-                on_write(store.target, store.bytes);
+                read(store, on_read);
+                on_write(store);
                 std::copy(store.data.begin(), store.data.end(), store.target);
             }
             groups_.pop_front();
@@ -39,19 +55,13 @@ class BulkStores {
     bool empty() const { return open_.empty() && groups_.empty(); }
 
   private:
-    struct Store {
-        u8* target;
-        const u8* source;
-        u64 bytes;
-        std::vector<u8> data;
+    template <class OnRead>
+    static void read(Store& store, OnRead on_read) {
+        if (!store.data.empty()) return;
+        on_read(store);
+        store.data.assign(store.source, store.source + store.bytes);
+    }
 
-        template <class OnRead>
-        void read(OnRead on_read) {
-            if (!data.empty()) return;
-            on_read(source, bytes);
-            data.assign(source, source + bytes);
-        }
-    };
     std::vector<Store> open_;
     std::deque<std::vector<Store>> groups_;
 };

@@ -64,7 +64,14 @@ void enter(const void* args) {
         cpu::refuse(why, {head.entry->name.c_str(), 0});
     }
     mine.lanes.erase(thread);
-    if (--mine.block.threads == 0) running().erase(place);
+    if (--mine.block.threads != 0) return;
+    const bool has_loads = mine.block.has_loads();
+    running().erase(place);
+    if (has_loads) {
+        running().clear();
+        cpu::refuse("a block ends before bulk copies into its shared memory have been waited for",
+                    {head.entry->name.c_str(), 0});
+    }
 }
 
 std::atomic<u64> launches{0};

@@ -38,10 +38,16 @@ void Lane::run() {
         if (next_ >= code.size()) fail("it runs off its end");
         const Instruction& instruction = code[next_++];
         if (instruction.guard.kind == OperandKind::kNothing || holds(instruction.guard)) {
-            if (__builtin_expect(count_ != nullptr, 0)) count_->execute(instruction, frames_.back().slots);
+            if (__builtin_expect(count_ != nullptr, 0)) count(instruction);
             instruction.handler(*this, instruction);
         }
     }
+}
+
+void Lane::count(const Instruction& instruction) {
+    // The mask of a warp's meeting is its last operand.
+    const bool all = instruction.meets != Meets::kWarp || get<u32>(instruction.operands[instruction.count - 1]) == ~0u;
+    count_->execute(instruction, frames_.back().slots, all);
 }
 
 void Lane::count_access(const u8* memory, u64 bytes) {
@@ -257,12 +263,18 @@ Shadow& Lane::shadow_of(const void* memory) {
     return order_->global(reinterpret_cast<u64>(memory), block_.place.rank);
 }
 
-void Lane::note_copy(const u8* memory, u64 bytes, bool writes) {
+void Lane::note_copy(const u8* memory, u64 bytes, bool writes, const Epoch& moment, const Clock& after, Scope scope) {
     if (!actor_) return;
     const auto held = hold();
-    Made access = made(memory, bytes, Scope::kNone);
-    access.moment = actor_->copies_now();
-    check(shadow_of(memory).note(writes, access, actor_->copies), writes);
+    Made access = made(memory, bytes, scope);
+    access.moment = moment;
+    check(shadow_of(memory).note(writes, access, after), writes);
+}
+
+void Lane::note_barrier(const u8* memory, bool writes) {
+    if (!actor_) return;
+    const auto held = hold();
+    check(shadow_of(memory).note(writes, made(memory, sizeof(u64), Scope::kBlock), actor_->clock), writes);
 }
 
 void Lane::check(const Made* earlier, bool writes) const {

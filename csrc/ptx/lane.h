@@ -72,22 +72,15 @@ class Lane {
     void count_wait(u64 issued) {
         if (count_) count_->wait_for(issued);
     }
-    // What a bulk copy that is made now accesses, in shared or global memory.
-    void note_copy(const u8* memory, u64 bytes, bool writes);
-    void release_copies(Clock& barrier) {
-        if (actor_) actor_->release_copies(barrier);
-    }
-    void release(Clock& barrier) {
-        if (actor_) actor_->release(barrier);
-    }
-    void acquire(const Clock& barrier) {
-        if (actor_) actor_->clock.join(barrier);
-    }
+    // A bulk copy's access to shared or global memory, which comes after what `after` says.
+    void note_copy(const u8* memory, u64 bytes, bool writes, const Epoch& moment, const Clock& after,
+                   Scope scope = Scope::kNone);
+    // Null where the order of accesses is not watched.
+    Actor* actor() { return actor_ ? &*actor_ : nullptr; }
+    // A barrier in shared memory, as a word that threads of the block use.
+    void note_barrier(const u8* memory, bool writes);
     void fence_copies() {
         if (actor_) actor_->fence_copies();
-    }
-    void complete_copies() {
-        if (actor_) actor_->complete_copies();
     }
     // A strong access to a word that `locate` has led to, of a scope and with an order.
     struct Strong {
@@ -171,6 +164,7 @@ class Lane {
     u64 special(SpecialRegister which) const;
     u8* part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what);
     u8* shared(u64 offset, u64 bytes, Access access);
+    void count(const Instruction& instruction);
     Meeting& meeting_of(u64 barrier);
     u64 note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old);
     void note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong);

@@ -198,3 +198,119 @@ def test_bulk_copies_have_a_proxy_of_their_own(fence: str, wait: str, races: boo
     else:
         run(text, memory, shared_bytes=64)
         assert [*memory] == [7, 8]
+
+
+# Thread 0 of the first block does A, then tells thread 0 of the second, which does B; nothing is ordered by that.
+TOLD = """
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r1, %tid.x;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_end;
+    mov.u32 %r9, %ctaid.x;
+    setp.ne.s32 %p2, %r9, 0;
+    @%p2 bra $L_one;
+    A
+    st.relaxed.gpu.b32 [%rd0+64], 1;
+    bra $L_end;
+$L_one:
+    ld.relaxed.gpu.b32 %r3, [%rd0+64];
+    setp.eq.s32 %p3, %r3, 0;
+    @%p3 bra $L_one;
+    B
+$L_end:
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("ld.relaxed.gpu.b32 %r5, [%rd0];", "st.relaxed.gpu.b32 [%rd0], 4;\n st.global.u32 [%rd0], 5;"),
+        (
+            "atom.relaxed.gpu.add.u32 %r5, [%rd0], 1;",
+            "atom.relaxed.gpu.add.u32 %r6, [%rd0], 1;\n ld.global.u32 %r7, [%rd0];",
+        ),
+        (
+            "atom.release.gpu.add.u32 %r5, [%rd0], 1;",
+            "atom.release.gpu.add.u32 %r6, [%rd0], 1;\n st.global.u32 [%rd0], 0;",
+        ),
+        ("st.global.u32 [%rd0], 3;\n st.relaxed.gpu.b32 [%rd0], 4;", "ld.relaxed.gpu.b32 %r5, [%rd0];"),
+    ],
+)
+def test_a_strong_access_hides_no_other(first: str, second: str) -> None:
+    """What may meet it in any order may have to come after a weak one before it."""
+    text = TOLD.replace("A\n", first + "\n", 1).replace("B\n", second + "\n", 1)
+    with pytest.raises(SimtError, match="it races"):
+        run(entry(text, parameters=1), words(10), blocks=2)
+
+
+# Block 0 stores 1. Block 1 sees it, and tells by a release, which 2 and 3 acquire: none of them may read 0.
+COHERENT = """
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r1, %tid.x;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_end;
+    mov.u32 %r9, %ctaid.x;
+    setp.eq.s32 %p2, %r9, 1;
+    @%p2 bra $L_1;
+    setp.gt.u32 %p2, %r9, 1;
+    @%p2 bra $L_2;
+    st.relaxed.gpu.b32 [%rd0], 1;
+    bra $L_end;
+$L_1:
+    ld.relaxed.gpu.b32 %r3, [%rd0];
+    setp.eq.s32 %p3, %r3, 0;
+    @%p3 bra $L_1;
+    st.release.gpu.b32 [%rd0+16], 1;
+    bra $L_end;
+$L_2:
+    ld.acquire.gpu.b32 %r3, [%rd0+16];
+    setp.eq.s32 %p3, %r3, 0;
+    @%p3 bra $L_2;
+    ld.relaxed.gpu.b32 %r4, [%rd0];
+    mul.wide.u32 %rd2, %r9, 16;
+    add.s64 %rd3, %rd0, %rd2;
+    st.global.u32 [%rd3], %r4;
+$L_end:
+"""
+
+
+def test_coherence() -> None:
+    for seed in range(1, 40):
+        C.ptx.watch(True, seed=seed)
+        memory = words(8)
+        run(entry(COHERENT, parameters=1), memory, blocks=4)
+        assert (memory[4] & 0xFFFFFFFF, memory[6] & 0xFFFFFFFF) == (1, 1), seed
+
+
+def test_old_values() -> None:
+    """A load may return one, and the next load of that thread none that is older."""
+    body = """
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r1, %tid.x;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_end;
+    mov.u32 %r9, %ctaid.x;
+    setp.ne.s32 %p2, %r9, 0;
+    @%p2 bra $L_read;
+    st.relaxed.gpu.b32 [%rd0], 1;
+    st.relaxed.gpu.b32 [%rd0], 2;
+    st.relaxed.gpu.b32 [%rd0+8], 1;
+    bra $L_end;
+$L_read:
+    ld.relaxed.gpu.b32 %r3, [%rd0+8];
+    setp.eq.s32 %p3, %r3, 0;
+    @%p3 bra $L_read;
+    ld.relaxed.gpu.b32 %r4, [%rd0];
+    ld.relaxed.gpu.b32 %r5, [%rd0];
+    st.global.u32 [%rd0+16], %r4;
+    st.global.u32 [%rd0+24], %r5;
+$L_end:
+    """
+    seen = set()
+    for seed in range(1, 60):
+        C.ptx.watch(True, seed=seed)
+        memory = words(4)
+        run(entry(body, parameters=1), memory, blocks=2)
+        seen.add((memory[2], memory[3]))
+    assert {(0, 2), (1, 2), (2, 2)} <= seen
+    assert all(first <= second for first, second in seen)

@@ -16,15 +16,8 @@ class RowSums {
     DEEP_EP_DEVICE explicit RowSums(void* shared) : stage_(bulk::shared_address(shared)) {
         if (lane() == 0) {
             for (u32 slot = 0; slot < SumStage::kPieces; ++slot) bulk::init_barrier(barrier(slot), 1);
-            // For the barriers; and the rows were stored by others until then.
-            bulk::fence_proxy();
         }
         __syncwarp();  // all lanes wait at these barriers
-    }
-
-    // What the first lane has acquired is ordered before what it loads through the other proxy.
-    DEEP_EP_DEVICE void read_what_came() {
-        if (lane() == 0) bulk::fence_proxy();
     }
 
     // The pieces of a step are one of each row. They come in the order in which they are summed, through a ring that is
@@ -35,7 +28,9 @@ class RowSums {
         Next next{src, n, bytes, 0, 0};
         const u32 all = (bytes + SumStage::kPieceBytes - 1) / SumStage::kPieceBytes * n;
         u32 slot = slot_;
-        if (lane() == 0) bulk::fence_proxy();  // the rows before have been read
+        // For the barriers; for the rows, which others have stored, up to what this lane has acquired; and for the
+        // pieces of the rows before, which have been read.
+        if (lane() == 0) bulk::fence_proxy();
         for (u32 i = 0; i < all && i < SumStage::kPieces; ++i) {
             if (lane() == 0) load(slot, next);
             next.advance();

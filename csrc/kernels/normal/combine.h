@@ -235,10 +235,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
     const u32 window = staged ? args.layout.chunk_rows : (share != 0 ? share : 1);
     const u32 rounds = staged ? chunks.rounds(op.rank()) : wire::ceil_div(args.tokens, window);
     for (u32 round = blockIdx.x; round < rounds; round += gridDim.x) {
-        if (staged) {
-            if (!await_round(args, op, shape, round, threads, sources)) return;
-            sums.read_what_came();
-        }
+        if (staged && !await_round(args, op, shape, round, threads, sources)) return;
         const u32 end = (round + 1) * window < args.tokens ? (round + 1) * window : args.tokens;
         for (u32 token = round * window + device::warp(); token < end; token += threads / device::kWarpSize) {
             sum_token(args, op, shape, sources, sums, rows, token);

@@ -19,11 +19,19 @@ bool Counts::is_peers(u64 address, u32 rank) const {
 }
 
 Counts::Kernel& Counts::of(const Module& module, const Function& entry) {
-    Kernel& kernel = kernels_[entry.name];
-    if (!kernel.texts.empty()) return kernel;
+    size_t instructions = 0;
+    for (const Function& function : module.functions) instructions += function.code.size();
+    std::string name = entry.name;
+    // Of another module, which has been compiled otherwise.
+    for (auto found = kernels_.find(name); found != kernels_.end(); found = kernels_.find(name)) {
+        if (found->second.texts.size() == instructions && found->second.target == module.target) return found->second;
+        name += " of " + module.target;
+    }
+    Kernel& kernel = kernels_[name];
+    kernel.target = module.target;
+    kernel.texts.resize(instructions);
     for (const Function& function : module.functions) {
         for (const Instruction& instruction : function.code) {
-            if (instruction.number >= kernel.texts.size()) kernel.texts.resize(instruction.number + 1);
             const Place& place = module.places[instruction.place];
             kernel.texts[instruction.number] = {
                 instruction.line, module.opcodes[instruction.opcode], module.describe(instruction.place),

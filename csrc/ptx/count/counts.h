@@ -61,10 +61,11 @@ class Counts {
     bool is_peers(u64 address, u32 rank) const;
 
     struct Kernel {
+        std::string target;
         std::vector<InstructionText> texts;
         KernelCount count;
     };
-    // A kernel of a module, by its symbol.
+    // A kernel of a module, by its symbol; of another module that has one of that symbol too, with its target.
     Kernel& of(const Module& module, const Function& entry);
     const std::map<std::string, Kernel>& kernels() const { return kernels_; }
 

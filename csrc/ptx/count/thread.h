@@ -19,11 +19,11 @@ class ThreadCount {
     ThreadCount& operator=(const ThreadCount&) = delete;
 
     // `registers`: where those of the function's frame begin.
-    void execute(const Instruction& instruction, size_t registers) {
+    // `all`: it meets all threads of its warp, or none.
+    void execute(const Instruction& instruction, size_t registers, bool all) {
         if (!pending_.empty()) wait_where_used(instruction, registers);
-        // It may have written what counts for it when it meets others.
         warp_.log(lane_).execute(instruction.number);
-        if (instruction.meets == Meets::kNone) return;
+        if (instruction.meets == Meets::kNone || !all) return;
         if (instruction.meets == Meets::kBlock) warp_.meet_block(lane_);
         warp_.meet(lane_);
     }

@@ -7,38 +7,40 @@
 
 namespace deep_ep::ptx {
 
+// Bulk copies of a thread, as actors of their own: loads, and stores' reading and writing. Each goes on by itself.
+enum class Copies : u8 { kLoad, kRead, kWrite };
+constexpr u32 kKindsOfCopies = 3;
+
 struct Actor {
-    u32 number;         // among all that run
-    u32 copies_number;  // of its bulk copies, which are an actor of their own
-    u32 rank;           // whose GPU it is on: each rank has one of its own
+    u32 number;  // among all that run; its copies have the next ones
+    u32 rank;    // whose GPU it is on: each rank has one of its own
     u64 launch;
     u64 block;  // among all blocks of all launches
     Clock clock;
     // What its bulk copies come after. They access memory through a proxy of their own, for which only a fence puts
-    // other accesses in order, the thread's own too (PTX ISA, "Async proxy").
+    // other accesses in order, the thread's own too (PTX ISA, "Async proxy"). Stricter than PTX: a fence of another
+    // thread does not count, though this one has met it since.
     Clock copies;
+    u32 issued[kKindsOfCopies] = {};
 
     Epoch now() const { return {number, clock.time_of(number)}; }
-    Epoch copies_now() const { return {copies_number, copies.time_of(copies_number)}; }
     // What follows is no more covered by copies of the clock that were made before.
     void tick() { clock.set(number, clock.time_of(number) + 1); }
     void fence_copies() {
         copies.join(clock);
         tick();
     }
-    // What a barrier that tells of their bytes hands on: they, and what they come after.
-    void release_copies(Clock& barrier) {
-        barrier.join(copies);
-        copies.set(copies_number, copies.time_of(copies_number) + 1);
-    }
     void release(Clock& barrier) {
         barrier.join(clock);
         tick();
     }
-    // Those that have been made are waited for: what the thread does next comes after them.
-    void complete_copies() {
-        clock.set(copies_number, copies.time_of(copies_number));
-        copies.set(copies_number, copies.time_of(copies_number) + 1);
+    u32 number_of(Copies kind) const { return number + 1 + static_cast<u32>(kind); }
+    // A copy comes after what the clock of copies says, and after no other that has not been waited for.
+    Epoch issue(Copies kind) { return {number_of(kind), ++issued[static_cast<u32>(kind)]}; }
+    // One that has been waited for: what the thread does next comes after it, and its next copies do.
+    void complete(const Epoch& copy) {
+        clock.set(copy.actor, std::max(copy.time, clock.time_of(copy.actor)));
+        copies.set(copy.actor, std::max(copy.time, copies.time_of(copy.actor)));
     }
 };
 

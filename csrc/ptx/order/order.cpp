@@ -32,19 +32,19 @@ Actor Order::begin(u32 rank, u64 launch, u64 threads, u64 block) {
         found = launches_.emplace(launch, Launch{ended.clock, {}, std::move(ended.numbers), {}, threads}).first;
         ended.numbers.clear();
         const auto host = others_.find(key_of(observe::host(rank)));
-        if (host != others_.end()) found->second.begin.join(host->second.clock);
+        if (host != others_.end()) host->second.release(found->second.begin);
     }
     std::vector<u32>& numbers = found->second.numbers;
-    const auto take = [&] {
-        if (numbers.empty()) return actors_++;
-        const u32 number = numbers.back();
+    u32 number = actors_;
+    if (numbers.empty()) {
+        actors_ += 1 + kKindsOfCopies;
+    } else {
+        number = numbers.back();
         numbers.pop_back();
-        return number;
-    };
-    const u32 number = take();
-    Actor made{number, take(), rank, launch, block, found->second.begin, found->second.begin};
+    }
+    Actor made{number, rank, launch, block, found->second.begin, found->second.begin};
+    for (u32 kind = 0; kind < kKindsOfCopies; ++kind) made.issued[kind] = made.clock.time_of(number + 1 + kind);
     made.tick();
-    made.copies.set(made.copies_number, made.copies.time_of(made.copies_number) + 1);
     made.fence_copies();
     return made;
 }
@@ -55,7 +55,7 @@ void Order::end(Actor& actor) {
     Launch& launch = found->second;
     launch.end.join(actor.clock);
     launch.end.join(actor.copies);
-    launch.used.insert(launch.used.end(), {actor.number, actor.copies_number});
+    launch.used.push_back(actor.number);
     if (--launch.threads != 0) return;
     Ended& ended = ended_[actor.rank];
     ended.clock.join(launch.end);
@@ -69,7 +69,7 @@ Actor& Order::other(const observe::Accessor& accessor) {
     auto found = others_.find(key_of(accessor));
     if (found == others_.end()) {
         const u32 number = actors_++;
-        Actor made{number, number, accessor.rank, 0, ~u64{number}, {}, {}};
+        Actor made{number, accessor.rank, 0, ~u64{number}, {}, {}};
         made.tick();
         found = others_.emplace(key_of(accessor), std::move(made)).first;
     }

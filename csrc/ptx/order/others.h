@@ -15,7 +15,7 @@ class Others final : public observe::Observer {
                     bool updates) override;
     void read(const observe::Accessor& by, const void* memory, u64 bytes) override;
     void write(const observe::Accessor& by, const void* memory, u64 bytes) override;
-    void tell_hosts(const observe::Accessor& by) override { order->told.join(order->other(by).clock); }
+    void tell_hosts(const observe::Accessor& by) override { order->other(by).release(order->told); }
     void hear_hosts(const observe::Accessor& by) override { order->other(by).clock.join(order->told); }
     void end(const observe::Accessor& by) override { order->end_other(by); }
 

@@ -29,6 +29,19 @@ const Made* Shadow::note(bool writes, const Made& access, const Clock& clock) {
     return found;
 }
 
+// What comes after this access comes after all that came before it, so it stands for them where a later access must be
+// ordered behind it: if it is weak, or if they are strong alike, so that what may meet it in any order may meet them.
+void Shadow::put(Segment& segment, bool writes, const Made& access, const Clock& clock) {
+    const auto is_stood_for = [&](const Made& made) {
+        const bool alike = made.scope == access.scope && made.address == access.address && made.bytes == access.bytes &&
+                           made.rank == access.rank && made.block == access.block && !made.module == !access.module;
+        return clock.covers(made.moment) && (alike || access.scope == Scope::kNone);
+    };
+    if (writes) std::erase_if(segment.writes, is_stood_for);
+    std::erase_if(segment.reads, is_stood_for);
+    (writes ? segment.writes : segment.reads).push_back(access);
+}
+
 const Made* Shadow::note_segments(std::vector<Segment>& piece, Mask bytes, bool writes, const Made& access,
                                   const Clock& clock) {
     const Made* found = nullptr;
@@ -50,24 +63,15 @@ const Made* Shadow::note_segments(std::vector<Segment>& piece, Mask bytes, bool 
         }
         Segment& segment = piece[i];
         segment.bytes = both;
-        if (segment.is_written) look(segment.write);
+        for (const Made& write : segment.writes) look(write);
         if (writes) {
             for (const Made& read : segment.reads) look(read);
-            segment.is_written = true;
-            segment.write = access;
-            segment.reads.clear();
-            continue;
         }
-        // Of an actor the latest read says it all; so does this one for all that came before it.
-        std::erase_if(segment.reads, [&](const Made& read) {
-            return clock.covers(read.moment) && read.scope == access.scope && read.address == access.address &&
-                   read.bytes == access.bytes;
-        });
-        segment.reads.push_back(access);
+        put(segment, writes, access, clock);
     }
     if (left != 0) {
-        Segment made{left, writes, access, {}};
-        if (!writes) made.reads.push_back(access);
+        Segment made{left, {}, {}};
+        put(made, writes, access, clock);
         piece.push_back(std::move(made));
     }
     return found;

@@ -1,4 +1,4 @@
-// The last accesses to each byte of memory, and the words there that strong ones have stored to.
+// The latest accesses to each byte of memory, and the words there that strong ones have stored to.
 #pragma once
 
 #include <unordered_map>
@@ -26,15 +26,15 @@ class Shadow {
 
     struct Segment {
         Mask bytes;
-        bool is_written;
-        Made write;
-        std::vector<Made> reads;  // since then
+        // Those that no later one of these accesses is known to come after.
+        std::vector<Made> writes, reads;
     };
     struct Piece {
         std::vector<Segment> segments;
         std::vector<Word> words;
     };
 
+    static void put(Segment& segment, bool writes, const Made& access, const Clock& clock);
     const Made* note_segments(std::vector<Segment>& segments, Mask bytes, bool writes, const Made& access,
                               const Clock& clock);
 

@@ -22,8 +22,7 @@ u64 Word::load(u64 newest, bool acquires, const Made& access, const Clock& knows
         from = oldest + random->below(from - oldest + 1);
     }
     Entry& entry = entries_[from];
-    // A later read of the same entry by someone who knows of an earlier one says as much as both.
-    std::erase_if(entry.reads, [&](const Epoch& read) { return clock.covers(read); });
+    std::erase_if(entry.reads, [&](const Epoch& read) { return read.actor == access.moment.actor; });
     entry.reads.push_back(access.moment);
     if (acquires) {
         for (const Released& released : entry.releases) {

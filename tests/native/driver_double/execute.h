@@ -20,6 +20,7 @@ bool has(const Program& program, const std::string& symbol);
 struct Code {
     std::string symbol;
     std::shared_ptr<const Program> program;  // null: of an ELF file
+    const void* module;                      // which must be loaded when it is launched
 };
 
 // -> a number for ended(). Launches in one queue run one after the other. `args`: the kernel's; an array of them by

@@ -72,9 +72,10 @@ std::string name_of(const std::string& symbol) {
     return name;
 }
 
-std::mutex mutex;                                    // guards what follows
-std::map<std::pair<int, unsigned>, int> streams;     // of the executor, by queue and rank
-std::map<uint64_t, std::vector<uint64_t>> launches;  // of the executor, by the number that ended() is asked for
+std::mutex mutex;                                      // guards what follows
+std::map<std::pair<int, unsigned>, int> streams;       // of the executor, by queue and rank
+std::map<uint64_t, std::vector<uint64_t>> launches;    // of the executor, by the number that ended() is asked for
+std::vector<std::shared_ptr<const Program>> programs;  // kernels of modules that have been unloaded may still run
 
 }  // namespace
 
@@ -100,6 +101,7 @@ uint64_t run(const Code& code, const deep_ep::host::cuda::LaunchConfig& config, 
         std::string held;
         const RankOfGrid here{for_all ? kKernels.at(name).for_ranks : nullptr, args, rank};
         if (code.program != nullptr) {
+            if (rank == 0 && (programs.empty() || programs.back() != code.program)) programs.push_back(code.program);
             if (for_all) {  // their parameter is the array's address
                 launch.args = &args;
                 launch.args_bytes = sizeof(args);

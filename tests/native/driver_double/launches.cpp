@@ -63,9 +63,13 @@ struct CapturedGraph {
 std::vector<CapturedGraph> graphs;
 thread_local CapturedGraph capture;
 
-// What is in a stream happens in order: copies behind its kernels, and before those that are launched next.
-void settle(Stream stream) {
-    while (!ended(latest_launches[stream])) continue;
+// What is in a stream happens in order: copies behind its kernels, and before those that are launched next. Meanwhile
+// other calls get in: kernels take their time, and may wait for those of other streams.
+void settle(Stream stream, std::unique_lock<std::recursive_mutex>& lock) {
+    const uint64_t latest = latest_launches[stream];
+    lock.unlock();
+    while (!ended(latest)) continue;
+    lock.lock();
     finish_copies(stream);
 }
 
@@ -108,7 +112,7 @@ Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) 
 }
 Result cuStreamDestroy_v2(Stream stream) {
     BEGIN(enter_in_context("cuStreamDestroy"));
-    finish_copies(stream);
+    if (has_copies(stream)) settle(stream, lock);
     return forget(stream);
 }
 Result cuModuleLoadData(Module* module, const void* image) {
@@ -129,6 +133,7 @@ Result cuModuleLoadData(Module* module, const void* image) {
 Result cuModuleUnload(Module module) {
     BEGIN(enter_in_context("cuModuleUnload"));
     forget_globals(module);
+    std::erase_if(codes, [&](const auto& code) { return code.second.module == module; });
     programs.erase(module);
     return forget(module);
 }
@@ -139,7 +144,7 @@ Result cuModuleGetFunction(Function* function, Module module, const char* symbol
     const auto& program = programs.at(module);
     if (program != nullptr && !has(*program, symbol)) return kNotFound;
     *function = reinterpret_cast<Function>(next_handle += 0x10);
-    codes[*function] = {symbol, program};
+    codes[*function] = {symbol, program, module};
     return kSuccess;
 }
 Result cuFuncLoad(Function function) {
@@ -218,7 +223,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
         const char* bytes = static_cast<const char*>(args);
         capture.launches.push_back({code, *config, queue_of(*config), {bytes, driver_double::argument_bytes(symbol)}});
     } else {
-        if (has_copies(config->stream)) settle(config->stream);
+        if (has_copies(config->stream)) settle(config->stream, lock);
         latest_launches[config->stream] =
             driver_double::run(code, *config, queue_of(*config), numbers[config->stream], args);
     }
@@ -243,6 +248,7 @@ Result cuEventDestroy_v2(Event event) {
 Result cuEventRecord(Event event, Stream stream) {
     BEGIN(enter_in_context("cuEventRecord"));
     if (!alive.count(event) || !alive.count(stream)) return kInvalidHandle;
+    if (has_copies(stream)) settle(stream, lock);
     event_launches[event] = latest_launches[stream];
     event_waits[event] = std::getenv("DOUBLE_QUERIES") ? std::atoi(std::getenv("DOUBLE_QUERIES")) : 0;
     return kSuccess;
@@ -319,20 +325,13 @@ void double_replay(int number) {
 Result cuCtxSynchronize() {
     BEGIN(enter_outside_capture("cuCtxSynchronize"));
     const auto launches = latest_launches;
-    lock.unlock();  // kernels take their time
-    for (const auto& [stream, launch] : launches) {
-        while (!driver_double::ended(launch)) continue;
-    }
+    for (const auto& [stream, launch] : launches) settle(static_cast<Stream>(const_cast<void*>(stream)), lock);
     return kSuccess;
 }
 Result cuStreamSynchronize(Stream stream) {
     BEGIN(enter_outside_capture("cuStreamSynchronize"));
     if (!alive.count(stream)) return kInvalidHandle;
-    const uint64_t latest = latest_launches[stream];
-    lock.unlock();  // kernels take their time
-    while (!driver_double::ended(latest)) continue;
-    lock.lock();
-    finish_copies(stream);
+    settle(stream, lock);
     return kSuccess;
 }
 }  // extern "C"

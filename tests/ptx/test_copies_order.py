@@ -1,0 +1,127 @@
+"""The order of bulk copies, and of the barriers that tell of them: what is found, and what is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from deep_ep_py.core.native import C
+from deep_ep_py.errors import SimtError
+from ptx_programs import entry, run, words
+
+pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
+
+SHARED = ".extern .shared .align 128 .b8 dynamic[];\n"
+BEGIN = """
+    mov.u32 %r1, %tid.x;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_end;
+    ld.param.u64 %rd0, [main_0];
+    mov.u32 %r2, dynamic;
+    add.s32 %r3, %r2, 64;
+"""
+LOAD = """
+    mbarrier.init.shared::cta.b64 [%r3], 1;
+    fence.proxy.async;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 16;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd0], 16, [%r3];
+"""
+AWAIT_LOAD = """
+$L_wait:
+    mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r3], 0;
+    @!%p2 bra $L_wait;
+"""
+WRITE_STAGE = """
+    st.shared.v2.u64 [%r2], {7, 8};
+    fence.proxy.async;
+"""
+STORE = """
+    cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r2], 16;
+    cp.async.bulk.commit_group;
+"""
+AWAIT_STORES, AWAIT_READS = "cp.async.bulk.wait_group 0;\n", "cp.async.bulk.wait_group.read 0;\n"
+END = "$L_end:\n"
+RACES = "it races: it (reads|writes) what is used by a thread"
+
+
+@pytest.fixture(autouse=True)
+def watched() -> Iterator[None]:
+    C.ptx.watch(True)
+    yield
+    C.ptx.watch(False)
+
+
+def execute(*parts: str) -> None:
+    run(entry("".join((BEGIN, *parts, END)), SHARED, parameters=1), words(4), shared_bytes=128)
+
+
+def test_a_load_that_is_waited_for() -> None:
+    execute(LOAD, AWAIT_LOAD, "st.global.u64 [%rd0], 5;\nst.shared.u64 [%r2], 5;\n")
+
+
+def test_a_load_that_is_not() -> None:
+    with pytest.raises(SimtError, match="ends before bulk copies into its shared memory have been waited for"):
+        execute(LOAD)
+
+
+@pytest.mark.parametrize("wait", ["", AWAIT_STORES, AWAIT_READS])
+@pytest.mark.parametrize("write", ["st.global.u64 [%rd0], 5;\n", "st.shared.u64 [%r2], 5;\n"])
+def test_loads_are_in_no_group(wait: str, write: str) -> None:
+    """Waiting for stores says nothing of them."""
+    with pytest.raises(SimtError, match=RACES):
+        execute(LOAD, wait, write, AWAIT_LOAD)
+
+
+def test_a_fence_after_a_store_does_not_order_it() -> None:
+    execute(WRITE_STAGE, STORE, AWAIT_READS, "st.shared.u64 [%r2], 9;\n", AWAIT_STORES)
+    with pytest.raises(SimtError, match=RACES):
+        execute(WRITE_STAGE, STORE, "st.shared.u64 [%r2], 9;\nfence.proxy.async;\n", AWAIT_STORES)
+
+
+@pytest.mark.parametrize("wait", ["", AWAIT_READS, AWAIT_STORES])
+def test_copies_of_a_thread_are_in_no_order(wait: str) -> None:
+    """Two stores to one place: unless the first has been waited for, and not for its reading alone."""
+    if wait == AWAIT_STORES:
+        execute(WRITE_STAGE, STORE, wait, STORE, AWAIT_STORES)
+        return
+    with pytest.raises(SimtError, match=RACES):
+        execute(WRITE_STAGE, STORE, wait, STORE, AWAIT_STORES)
+
+
+@pytest.mark.parametrize("wait", ["", AWAIT_READS])
+def test_a_stage_that_is_loaded_again(wait: str) -> None:
+    """While a store may still read it."""
+    if wait:
+        execute(WRITE_STAGE, STORE.replace("[%rd0]", "[%rd0+16]"), wait, LOAD, AWAIT_LOAD, AWAIT_STORES)
+        return
+    with pytest.raises(SimtError, match=RACES):
+        execute(WRITE_STAGE, STORE.replace("[%rd0]", "[%rd0+16]"), LOAD, AWAIT_LOAD, AWAIT_STORES)
+
+
+def test_a_barrier_that_others_use_behind_nothing() -> None:
+    """Its initialisation must come before, whichever comes first."""
+    body = """
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r3, dynamic;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra $L_others;
+    mbarrier.init.shared::cta.b64 [%r3], 2;
+    ORDER
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 0;
+    bra $L_end;
+$L_others:
+    ORDER
+    setp.ne.s32 %p2, %r1, 32;
+    @%p2 bra $L_end;
+    nanosleep.u32 1000;
+    mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r3], 0;
+$L_end:
+    """
+    run(
+        entry(body.replace("ORDER", "barrier.cta.red.or.pred %p3, 0, %p1;"), SHARED, parameters=0),
+        threads=64,
+        shared_bytes=64,
+    )
+    with pytest.raises(SimtError, match=f"{RACES}|there is no mbarrier"):
+        run(entry(body.replace("ORDER", ""), SHARED, parameters=0), threads=64, shared_bytes=64)
