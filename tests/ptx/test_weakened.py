@@ -10,8 +10,11 @@ import pytest
 
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, SimtError
+from deep_ep_py.profile import interpreting
 from interpreted import interpreted
-from interpreted_calls import low_latency_calls, normal
+from interpreted_calls import low_latency_calls, normal, posting
+from ptx_idioms import Weakened, idioms_of
+from ptx_mutants import MutatedImages, RecordingImages
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
 
@@ -81,3 +84,31 @@ def test_bulk_copies_that_are_not_fenced(weaken: Weaken) -> None:
     """They would not come after the initialisation of the barrier that tells of their bytes."""
     with weaken(r"fence\.proxy\.async;", ""), pytest.raises((SimtError, DeepEPError), match=RACES):
         normal(4, (1,), fabric="ibgda", ranks_per_node=2)
+
+
+# Lines of fabric/ibgda.h by which warps that post to one queue pair, and the NIC, come in order.
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        ("device::store_release<Scope::kSystem>(here.record", "without its release"),
+        ("device::store_release<Scope::kSystem>(here.doorbell", "without its release"),
+        ("device::store_release<Scope::kSystem>(here.record", "device scope"),
+        ("device::store_release<Scope::kDevice>(filled, end)", "without its release"),
+        ("device::store_release<Scope::kDevice>(here.ringing, 0u)", "without its release"),
+        ("} while (device::cas_acquire<Scope::kDevice>(here.ringing", "without its acquire"),
+        ("known = device::cas_release<Scope::kDevice>(completed", "without its release"),
+        ("const auto our_turn = [&] { return device::load_acquire<Scope::kDevice>(filled)", "without its acquire"),
+        ("const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);", "without its acquire"),
+        ("const u32 tail = device::load_acquire<Scope::kSystem>(&qp.cqe->tail);", "device scope"),
+    ],
+)
+def test_posting_to_one_queue_pair(line: str, how: str) -> None:
+    """Loads may return old values, and so miss what has been posted, or find it before it is there."""
+    images = RecordingImages("sm_90a")
+    symbol, _ = images.get("post", (0, 0, 0))
+    text = images.texts[symbol]
+    (idiom,) = {idiom for _, idiom in idioms_of(text) if idiom.text.startswith(line)}
+    mutated = MutatedImages(images, Weakened(idiom, how))
+    with interpreting(mutated), pytest.raises((SimtError, DeepEPError, AssertionError)):
+        posting(range(1, 200))
+    C.ptx.watch(False)

@@ -102,7 +102,7 @@ def _as_if_ended(opcode: str, operands: str) -> str | None:
 
 _WEAKENINGS: dict[str, Change] = {
     "without its release": _replaced(r"^(st|atom)\.release", r"\1.relaxed"),
-    "without its acquire": _replaced(r"^ld\.acquire", "ld.relaxed"),
+    "without its acquire": _replaced(r"^(ld|atom)\.acquire", r"\1.relaxed"),
     "its release alone": _replaced(r"^atom\.acq_rel", "atom.release"),
     "its acquire alone": _replaced(r"^atom\.acq_rel", "atom.acquire"),
     "device scope": _replaced(r"^((?:ld|st|atom)\..*)\.sys\b", r"\1.gpu"),

@@ -1,4 +1,4 @@
-"""What the mutants of the PTX are run on, and those that are equivalent to what they change."""
+"""Mutants of the PTX, and what they are run on."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ WORKLOADS: dict[str, Workload] = {
     "normal, weak": lambda seeds: normal(2, seeds, fabric="weak"),
     "normal, ibgda": lambda seeds: normal(2, seeds, fabric="ibgda", nic=NIC),
     "low latency, ibgda": lambda seeds: low_latency_calls(2, seeds, fabric="ibgda", nic=WIDE_NIC),
-    "normal, rounds": lambda seeds: normal(3, seeds, num_nvl_bytes=40 << 10, fabric="peer", arena_bytes=0),
+    "normal, rounds": lambda seeds: normal(3, seeds, num_nvl_bytes=84 << 10, fabric="peer", arena_bytes=0),
     "normal, proxy": lambda seeds: normal(2, seeds, fabric="proxy"),
     "low latency, proxy": lambda seeds: low_latency_calls(2, seeds, fabric="proxy"),
     "two hops": lambda seeds: normal(4, seeds, fabric="ibgda", ranks_per_node=2, nic=NIC),
     "two hops, rounds": lambda seeds: normal(
-        4, seeds, num_nvl_bytes=80 << 10, fabric="ibgda", ranks_per_node=2, arena_bytes=0, nic=NIC
+        4, seeds, num_nvl_bytes=112 << 10, fabric="ibgda", ranks_per_node=2, arena_bytes=0, nic=NIC
     ),
     "once per node": lambda seeds: low_latency_calls(
         4, seeds, fabric="ibgda", ranks_per_node=2, once_per_node=True, nic=WIDE_NIC

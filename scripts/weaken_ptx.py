@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Weakens each line that orders memory by one step, in the PTX of all kernels, and says what notices.
+
+Needs the build whose warps have 32 threads, and NVRTC: DEEP_EP_BUILD=exact python scripts/weaken_ptx.py
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
+
+from deep_ep_py.core.files import write_json  # noqa: E402
+from ptx_mutants import RecordingImages, catch, look  # noqa: E402
+
+
+@click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.option("--only", default="", help="Mutants with this text in what is printed of them.")
+@click.option("--part", default="1/1", help="As 2/3: of three processes, the second's share.")
+@click.option("--seconds", type=click.FloatRange(0), default=2.0, help="Of each workload, for each mutant.")
+@click.option("--arch", "architecture", default="sm_90a")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it here.")
+def main(only: str, part: str, seconds: float, architecture: str, json_file: Path | None) -> None:
+    """Weaken each line that orders memory, and print which mutants nothing notices: the exit code is 1 if there are
+    any.
+    """
+    which, _, parts = part.partition("/")
+    if not (which.isdigit() and parts.isdigit() and 1 <= int(which) <= int(parts)):
+        raise click.BadParameter(f"{part!r}: expected as 2/3", param_hint="--part")
+    images = RecordingImages(architecture)
+    found = look(images)
+    for idiom in sorted(set(found.statements) - set(found.workloads)):
+        click.echo(f"not executed: {idiom}")
+    mutants = [mutant for mutant in found.mutants() if only in str(mutant)][int(which) - 1 :: int(parts)]
+    results: dict[str, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as progress:
+        task = progress.add_task("mutants", total=len(mutants))
+        for mutant in mutants:
+            begun = time.monotonic()
+            results[str(mutant)] = noticed = catch(images, found, mutant, seconds)
+            taken = f"{time.monotonic() - begun:.1f} s"
+            progress.print(
+                f"{'noticed' if noticed else 'NOT NOTICED'} ({taken}): {mutant} <- {noticed}", soft_wrap=True
+            )
+            progress.advance(task)
+    missed = [name for name, noticed in results.items() if not noticed]
+    click.echo(f"{len(results) - len(missed)} of {len(results)} were noticed")
+    if json_file is not None:
+        write_json(json_file, results)
+    if missed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
