@@ -71,6 +71,10 @@ def complete(venv: Path) -> None:
         run(*pip, TORCH)
     run(*pip, "setuptools>=77", "pybind11>=2.12")
     run(*pip, "--no-build-isolation", "--editable", ".[test]")
+    # Packages of an outer environment are found by pip and by imports, but not by what looks for NVRTC's library.
+    loads_nvrtc = [python, "-c", "from cuda.bindings import nvrtc; nvrtc.nvrtcVersion()"]
+    if subprocess.run(loads_nvrtc, cwd=ROOT, capture_output=True).returncode != 0:
+        run(*pip, "--ignore-installed", "--no-deps", "nvidia-cuda-nvrtc")
     try:
         run(*pip, "--no-deps", NVSHMEM)
     except subprocess.CalledProcessError:

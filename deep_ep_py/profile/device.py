@@ -112,7 +112,7 @@ def interpreting(images: Images, warps: int = 4, blocks: int = 1) -> Iterator[No
     if C.WARP_SIZE != 32:
         raise RuntimeError(
             f"DEEP_EP_BUILD=exact: expected a build whose warps have 32 threads, this has {C.WARP_SIZE}; "
-            "`DEEP_EP_BUILDS=exact make build` makes one"
+            "`DEEP_EP_BUILDS=fast,exact make build` makes one"
         )
     with cpu_made_by(lambda: PtxDevice(images, warps, blocks)):
         yield

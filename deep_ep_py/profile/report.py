@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from deep_ep_py.jit.registry import KERNELS
+
 SECTOR_BYTES = 32
 _KIB = 1024
 _ROW_LOAD_BYTES = 16  # of a thread, and more
@@ -39,7 +41,7 @@ class Line:
     place : str
         "copy.h:52 < rows.h:31": where it is, and where it was inlined.
     file : str
-        The path of the first of these.
+        The path of the first of these, below the sources.
     line : int
         There.
     warps : int
@@ -88,6 +90,8 @@ class KernelProfile:
         Bytes of rows that a warp has loaded when it waits for them, on average.
     trips : float
         How often a warp has waited for rows, on average.
+    moves_rows : bool
+        It loads as many bytes as the rows have.
     block_barriers : int
         Of the thread that has met its block most often.
     system_scope : int
@@ -114,6 +118,7 @@ class KernelProfile:
     least_wavefronts: int
     row_bytes_in_flight: float
     trips: float
+    moves_rows: bool
     block_barriers: int
     system_scope: int
     lines: tuple[Line, ...]
@@ -172,11 +177,17 @@ def profiles(counted: dict[str, Any], rows: int, row_bytes: int) -> list[KernelP
     Returns
     -------
     list of KernelProfile
-        The one that executes most first.
+        In the order of `deep_ep_py.jit.KERNELS`.
     """
     kib = rows * row_bytes / _KIB
     found = [_profile(name_of(symbol), kernel, reports, kib) for symbol, (kernel, reports) in counted.items()]
-    return sorted(found, key=lambda profile: -profile.instructions)
+    order = list(KERNELS)
+    return sorted(found, key=lambda profile: order.index(profile.name) if profile.name in order else len(order))
+
+
+def _below_sources(file: str) -> str:
+    """PTX may have been compiled in another folder, from the same sources."""
+    return file.rpartition("/csrc/")[2]
 
 
 def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> KernelProfile:
@@ -188,7 +199,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
         kinds[kind] += one.warps
         if kind == "waiting":
             continue
-        here = lines[one.place, one.file, one.file_line]
+        here = lines[one.place, _below_sources(one.file), one.file_line]
         for figure in _LINE_FIGURES:
             here[figure] += getattr(one, figure)
         for figure in ("bytes", "sectors", "peer_bytes", "peer_sectors", "wavefronts", "least_wavefronts"):
@@ -217,6 +228,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
         least_wavefronts=totals["least_wavefronts"],
         row_bytes_in_flight=kernel.row_bytes / kernel.row_trips if kernel.row_trips else 0.0,
         trips=kernel.row_trips / kernel.warps if kernel.warps else 0.0,
+        moves_rows=kernel.row_bytes >= kib * _KIB / 2 > 0,
         block_barriers=kernel.most_block_barriers,
         system_scope=kinds["system scope"],
         lines=tuple(Line(*where, *(counts[figure] for figure in _LINE_FIGURES)) for where, counts in ordered),

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from deep_ep_py.jit.compiler import include_root
 from deep_ep_py.profile.report import KINDS, KernelProfile
 
 _KIB = 1024
@@ -46,18 +47,19 @@ def _overview(found: Sequence[KernelProfile], blocks: int, latencies_ns: dict[st
     row("launches", *(str(one.launches) for one in found))
     row("warp instructions", *(f"{one.instructions:,}" for one in found))
     for kind in KINDS:
-        if any(kind in one.kinds for one in found):
+        if any(kind in one.kinds for one in found) and kind != "waiting":
             row(f"  {kind}", *(f"{one.kinds.get(kind, 0):,}" for one in found))
-    row("  per KiB of rows", *(f"{one.instructions_per_kib:.1f}" for one in found))
+    row("  per KiB of received rows", *(f"{one.instructions_per_kib:.1f}" for one in found))
+    row("besides, in waits", *(f"{one.waiting:,}" for one in found))
     row("rows' sectors moved/needed", *(_ratio(one) for one in found))
     row("  of all sectors, peers'", *(f"{one.peer_sectors / max(one.sectors, 1):.0%}" for one in found))
     row("shared wavefronts/least", *(_wavefronts(one) for one in found))
-    row("waits of a warp for rows", *(f"{one.trips:.1f}" for one in found))
-    row("KiB in flight: warp", *(f"{one.row_bytes_in_flight / _KIB:.2f}" for one in found))
-    row("  block, and so SM", *(f"{one.in_flight_per_block / _KIB:.1f}" for one in found))
+    row("waits of a warp for rows", *(_of_rows(one, f"{one.trips:.1f}") for one in found))
+    row("KiB in flight: warp", *(_of_rows(one, f"{one.row_bytes_in_flight / _KIB:.2f}") for one in found))
+    row("  block, and so SM", *(_of_rows(one, f"{one.in_flight_per_block / _KIB:.1f}") for one in found))
     for name, latency in latencies_ns.items():
         title = f"  GB/s at {latency:,.0f} ns, {name}"
-        row(title, *(f"{one.bandwidth(blocks, latency):,.0f}" for one in found))
+        row(title, *(_of_rows(one, f"{one.bandwidth(blocks, latency):,.0f}") for one in found))
     row("barriers of the block", *(str(one.block_barriers) for one in found))
     row("accesses at system scope", *(f"{one.system_scope:,}" for one in found))
     return table
@@ -79,7 +81,7 @@ def hottest(profile: KernelProfile, count: int) -> Table:
         share = instructions / max(profile.instructions, 1)
         kib = f"{moved[file, number] / _KIB:,.0f}" if moved[file, number] else ""
         text = source_line(file, number)
-        text = text if len(text) <= _TEXT else text[: _TEXT - 1] + "…"
+        text = text if len(text) <= _TEXT else text[: _TEXT - 3] + "..."
         table.add_row(f"{share:.1%}", kib, f"{Path(file).name}:{number}", Text(text))
     return table
 
@@ -92,12 +94,16 @@ def source_line(file: str, line: int) -> str:
 
 @cache
 def _lines(file: str) -> list[str]:
-    path = Path(file)
+    path = include_root() / file
     return path.read_text().splitlines() if path.is_file() else []
 
 
+def _of_rows(profile: KernelProfile, figure: str) -> str:
+    return figure if profile.moves_rows else "-"
+
+
 def _ratio(profile: KernelProfile) -> str:
-    return f"{profile.sectors_ratio:.3f}" if profile.row_sectors_needed else "-"
+    return _of_rows(profile, f"{profile.sectors_ratio:.3f}")
 
 
 def _wavefronts(profile: KernelProfile) -> str:

@@ -50,10 +50,10 @@ def test_a_report(tmp_path: Path, mode: str) -> None:
     assert (dispatch["launches"], combine["launches"]) == (2, 2)
     assert 0 < report["rows"] <= 2 * 8 * 2
     for kernel in (dispatch, combine):
+        assert all((ROOT / "csrc" / line["file"]).is_file() for line in kernel["lines"])
         assert 1.0 <= kernel["sectors_ratio"] < 1.1
         assert kernel["peer_sectors"] > 0 and kernel["row_bytes_in_flight"] > 0
         assert sum(kernel["kinds"].values()) == kernel["instructions"] + kernel["waiting"]
-        assert any(Path(line["file"]).is_file() for line in kernel["lines"])
 
 
 def test_the_same_seed_counts_the_same(tmp_path: Path) -> None:
@@ -69,9 +69,12 @@ def test_the_same_seed_counts_the_same(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (("--hidden=12",), "a row must be a multiple of 16 bytes"),
-        (("--experts=9", "--ranks=2"), "expected a multiple of 2 ranks"),
-        (("--arch=sm_1", *SMALL), "sm_1: "),
-        (("--kernel=post", *SMALL), "post: not launched; "),
+        (("--experts=9", "--ranks=2"), "9: expected a multiple of --ranks=2"),
+        (("--experts=8", "--topk=9"), "9: expected at most --experts=8"),
+        (("--arch=banana",), "'banana': expected as sm_90a"),
+        (("--arch=sm_999", *SMALL), "sm_999: "),
+        (("--mode=low-latency", "--kernel=combine"), "combine: expected of low_latency_dispatch, low_latency_combine"),
+        (("--json=/proc/no/report.json",), "Invalid value for --json"),
     ],
 )
 def test_what_cannot_be(options: tuple[str, ...], message: str) -> None:
