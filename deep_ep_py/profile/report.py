@@ -91,7 +91,7 @@ class KernelProfile:
     trips : float
         How often a warp has waited for rows, on average.
     moves_rows : bool
-        It loads as many bytes as the rows have.
+        It loads or stores as many bytes as the rows have, or half of them.
     block_barriers : int
         Of the thread that has met its block most often.
     system_scope : int
@@ -228,7 +228,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
         least_wavefronts=totals["least_wavefronts"],
         row_bytes_in_flight=kernel.row_bytes / kernel.row_trips if kernel.row_trips else 0.0,
         trips=kernel.row_trips / kernel.warps if kernel.warps else 0.0,
-        moves_rows=kernel.row_bytes >= kib * _KIB / 2 > 0,
+        moves_rows=totals["row_bytes"] >= kib * _KIB / 2 > 0,
         block_barriers=kernel.most_block_barriers,
         system_scope=kinds["system scope"],
         lines=tuple(Line(*where, *(counts[figure] for figure in _LINE_FIGURES)) for where, counts in ordered),
