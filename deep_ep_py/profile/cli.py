@@ -146,8 +146,11 @@ def _check_writable(file: Path) -> None:
     """Before minutes are spent on what cannot be written then."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not file.exists()
         with file.open("a"):
             pass
+        if is_new:
+            file.unlink()
     except OSError as error:
         raise click.BadParameter(str(error), param_hint="--json") from None
 
