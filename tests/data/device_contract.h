@@ -46,9 +46,9 @@ DEEP_EP_DEVICE u64 every_access(const ContractArgs& args) {
     seen += device::add_acq_rel<S>(args.words32 + 6, 1u) + device::add_acq_rel<S>(args.words64 + 6, 1u);
     seen += static_cast<u64>(device::add_acq_rel<S>(args.signed32 + 6, -1));
     seen += device::cas_acq_rel<S>(args.words32 + 7, 0u, 1u) + device::cas_acq_rel<S>(args.words64 + 7, 0u, 1u);
-    seen += device::cas_relaxed<S>(args.words32 + 7, 0u, 1u) + device::cas_relaxed<S>(args.words64 + 7, 0u, 1u);
-    seen += device::cas_acquire<S>(args.words32 + 7, 0u, 1u) + device::cas_acquire<S>(args.words64 + 7, 0u, 1u);
-    seen += device::cas_release<S>(args.words32 + 7, 0u, 1u) + device::cas_release<S>(args.words64 + 7, 0u, 1u);
+    device::cas_relaxed<S>(args.words32 + 7, 0u, 1u);
+    device::cas_acquire<S>(args.words32 + 7, 0u, 1u);
+    device::cas_release<S>(args.words64 + 7, 0u, 1u);
     return seen;
 }
 

@@ -69,15 +69,15 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "proxy: what is done is told by a relaxed store",
         _RINGS,
-        "__atomic_store_n(&meeting.retired, ring.retired, __ATOMIC_RELEASE);",
+        "observe::store_release(proxy_, &meeting.retired, ring.retired);",
         "__atomic_store_n(&meeting.retired, ring.retired, __ATOMIC_RELAXED);",
         _POSTERS,
     ),
     one(
         "proxy: a command that has been taken counts as done",
         _RINGS,
-        "&meeting.retired, ring.retired, __ATOMIC_RELEASE);",
-        "&meeting.retired, ring.taken, __ATOMIC_RELEASE);",
+        "observe::store_release(proxy_, &meeting.retired, ring.retired);",
+        "observe::store_release(proxy_, &meeting.retired, ring.taken);",
         "exact",
         *PROXY,
     ),
@@ -237,7 +237,7 @@ MUTANTS: tuple[Mutant, ...] = (
     silent(
         "proxy: a total is stored relaxed",
         _RECEIVER,
-        "__atomic_store_n(word, line.total, __ATOMIC_RELEASE);",
+        "observe::store_release(proxy_, word, line.total);",
         "__atomic_store_n(word, line.total, __ATOMIC_RELAXED);",
         *PROXY,
     ),
