@@ -17,8 +17,8 @@ struct CopyStage {
 };
 static_assert(CopyStage::kPieceBytes % 16 == 0, "what a bulk copy moves");
 
-// A ring of pieces, each of one row. 16 warps keep 80 KB of loads on their way: by
-// Little's law 24 SMs then take 400 GB/s from peers whose memory answers in 4.9 us. And they fit into 99 KB too.
+// A ring of pieces, each of one row. 16 warps keep 80 KB of loads on their way: by Little's law 24 SMs then take
+// 400 GB/s from peers whose memory answers within 4.9 us. Their stages fit into the 99 KB that a block of sm_120 gets.
 struct SumStage {
     static constexpr u32 kPieces = 5;
     static constexpr u32 kPieceBytes = 1024;

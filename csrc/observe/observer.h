@@ -8,7 +8,7 @@
 
 namespace deep_ep::observe {
 
-// Who accesses: what is serial in itself, such as a queue pair, and the rank that it serves.
+// The maker of an access: something that acts serially, such as a queue pair, and the rank that it serves.
 enum class Kind : u8 { kHost, kProxy, kNic };
 struct Accessor {
     Kind kind;
@@ -30,8 +30,8 @@ class Observer {
     // Plain accesses, which throw where they race.
     virtual void read(const Accessor& by, const void* memory, u64 bytes) = 0;
     virtual void write(const Accessor& by, const void* memory, u64 bytes) = 0;
-    // Hosts meet, or send each other messages: what each has learned is told before others go on to hear it. (They hear
-    // more than that too: what any has told.)
+    // Hosts meet, or send each other messages: each tells what it has learned before the others go on to hear it. An
+    // accessor hears what all have told, which is more than its own messages say.
     virtual void tell_hosts(const Accessor& by) = 0;
     virtual void hear_hosts(const Accessor& by) = 0;
     // It accesses nothing any more, and its rank's host knows that.
@@ -65,13 +65,27 @@ constexpr Accessor host(u32 rank) { return {Kind::kHost, nullptr, rank}; }
 // A thread of a rank's proxy.
 constexpr Accessor proxy(u32 rank) { return {Kind::kProxy, nullptr, rank}; }
 
-// By those that look again and again, and so see the newest value in the end: they see it at once.
-template <class T>
-T load_acquire(const Accessor& by, const T* word) {
+namespace detail {
+
+// An accessor that looks again and again sees the newest value in the end, and so may as well see it at once.
+template <int kOrder, class T>
+T load_newest(const Accessor& by, const T* word) {
     const Observed observed;
-    const T newest = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    const T newest = __atomic_load_n(word, kOrder);
     if (observed) observed->load_word(by, word, sizeof(T), newest, nullptr);
     return newest;
+}
+
+}  // namespace detail
+
+template <class T>
+T load_acquire(const Accessor& by, const T* word) {
+    return detail::load_newest<__ATOMIC_ACQUIRE>(by, word);
+}
+// A register of a device, which gets what was written last. What follows is ordered behind it by the caller's fence.
+template <class T>
+T load_register(const Accessor& by, const T* word) {
+    return detail::load_newest<__ATOMIC_RELAXED>(by, word);
 }
 // Once, after `behind` has loaded a word: it may return a value that is older than the newest.
 template <class T>
@@ -79,15 +93,6 @@ T load_acquire_once(const Accessor& by, const T* word, const Accessor& behind) {
     const Observed observed;
     const T newest = __atomic_load_n(word, __ATOMIC_ACQUIRE);
     return observed ? static_cast<T>(observed->load_word(by, word, sizeof(T), newest, &behind)) : newest;
-}
-
-// A register of a device's that has been written: the device gets what was written last.
-template <class T>
-T load_register(const Accessor& by, const T* word) {
-    const Observed observed;
-    const T newest = __atomic_load_n(word, __ATOMIC_RELAXED);
-    if (observed) observed->load_word(by, word, sizeof(T), newest, nullptr);
-    return newest;
 }
 
 template <class T>

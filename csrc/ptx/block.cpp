@@ -1,7 +1,5 @@
 #include "ptx/block.h"
 
-#include <algorithm>
-
 namespace deep_ep::ptx {
 
 std::unique_ptr<ThreadCount> Block::count_of(u32 thread) {

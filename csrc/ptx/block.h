@@ -61,6 +61,7 @@ class Block {
           kernel_(kernel) {}
 
     u8* shared() { return shared_; }
+    bool is_shared(const void* memory) const { return memory >= shared_ && memory < shared_ + written_.size(); }
     // By byte of shared memory: whether it has been.
     std::vector<u8>& written() { return written_; }
     // By their places in shared memory.

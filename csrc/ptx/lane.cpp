@@ -53,13 +53,12 @@ void Lane::count(const Instruction& instruction) {
 void Lane::count_access(const u8* memory, u64 bytes) {
     if (!count_ || is_own(memory)) return;
     const u64 address = reinterpret_cast<u64>(memory);
-    const bool is_shared = memory >= block_.shared() && memory < block_.shared() + block_.written().size();
+    const bool is_shared = block_.is_shared(memory);
     count_->access({address, static_cast<u32>(bytes), is_shared, !is_shared && block_.is_peers(address)});
 }
 
 void Lane::count_load(const u8* memory, u64 bytes) {
-    if (!count_ || is_own(memory)) return;
-    if (memory >= block_.shared() && memory < block_.shared() + block_.written().size()) return;
+    if (!count_ || is_own(memory) || block_.is_shared(memory)) return;
     count_->load(here(), frames_.back().slots, bytes);
 }
 
@@ -257,9 +256,7 @@ bool Lane::is_own(const u8* memory) const {
 }
 
 Shadow& Lane::shadow_of(const void* memory) {
-    const auto* const place = static_cast<const u8*>(memory);
-    const u8* const begin = block_.shared();
-    if (place >= begin && place < begin + block_.written().size()) return block_.shadow;
+    if (block_.is_shared(memory)) return block_.shadow;
     return order_->global(reinterpret_cast<u64>(memory), block_.place.rank);
 }
 

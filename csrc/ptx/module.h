@@ -45,7 +45,7 @@ struct Operand {
 // Of strong accesses, by what their scope takes in; kNone: a weak access.
 enum class Scope : u8 { kNone, kBlock, kDevice, kSystem };
 
-// Who come together at an instruction before any goes on: threads of a warp, of a block.
+// The threads that meet at an instruction before any goes on: those of a warp, or of a block.
 enum class Meets : u8 { kNone, kWarp, kBlock };
 
 class Lane;

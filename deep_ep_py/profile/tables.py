@@ -50,7 +50,7 @@ def _overview(found: Sequence[KernelProfile], blocks: int, latencies_ns: dict[st
         if any(kind in one.kinds for one in found) and kind != "waiting":
             row(f"  {kind}", *(f"{one.kinds.get(kind, 0):,}" for one in found))
     row("  per KiB of received rows", *(f"{one.instructions_per_kib:.1f}" for one in found))
-    row("besides, in waits", *(f"{one.waiting:,}" for one in found))
+    row("and while waiting", *(f"{one.waiting:,}" for one in found))
     row("rows' sectors moved/needed", *(_ratio(one) for one in found))
     row("  of all sectors, peers'", *(f"{one.peer_sectors / max(one.sectors, 1):.0%}" for one in found))
     row("shared wavefronts/least", *(_wavefronts(one) for one in found))

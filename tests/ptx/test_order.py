@@ -200,13 +200,16 @@ def test_bulk_copies_have_a_proxy_of_their_own(fence: str, wait: str, races: boo
         assert [*memory] == [7, 8]
 
 
-# Thread 0 of the first block does A, then tells thread 0 of the second, which does B; nothing is ordered by that.
-TOLD = """
+# Only the first thread of each block goes on; %r9 is its block.
+FIRST_THREADS = """
     ld.param.u64 %rd0, [main_0];
     mov.u32 %r1, %tid.x;
     setp.ne.s32 %p1, %r1, 0;
     @%p1 bra $L_end;
     mov.u32 %r9, %ctaid.x;
+"""
+# Thread 0 of the first block does A, then tells thread 0 of the second, which does B; nothing is ordered by that.
+TOLD = f"""{FIRST_THREADS}\
     setp.ne.s32 %p2, %r9, 0;
     @%p2 bra $L_one;
     A
@@ -244,12 +247,7 @@ def test_a_strong_access_hides_no_other(first: str, second: str) -> None:
 
 
 # Block 0 stores 1. Block 1 sees it, and tells by a release, which 2 and 3 acquire: none of them may read 0.
-COHERENT = """
-    ld.param.u64 %rd0, [main_0];
-    mov.u32 %r1, %tid.x;
-    setp.ne.s32 %p1, %r1, 0;
-    @%p1 bra $L_end;
-    mov.u32 %r9, %ctaid.x;
+COHERENT = f"""{FIRST_THREADS}\
     setp.eq.s32 %p2, %r9, 1;
     @%p2 bra $L_1;
     setp.gt.u32 %p2, %r9, 1;
@@ -284,12 +282,7 @@ def test_coherence() -> None:
 
 def test_old_values() -> None:
     """A load may return one, and the next load of that thread none that is older."""
-    body = """
-    ld.param.u64 %rd0, [main_0];
-    mov.u32 %r1, %tid.x;
-    setp.ne.s32 %p1, %r1, 0;
-    @%p1 bra $L_end;
-    mov.u32 %r9, %ctaid.x;
+    body = f"""{FIRST_THREADS}\
     setp.ne.s32 %p2, %r9, 0;
     @%p2 bra $L_read;
     st.relaxed.gpu.b32 [%rd0], 1;

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from places import CSRC
 
@@ -128,10 +127,8 @@ def _change(line: str, change: Change) -> str:
     assert found is not None, line
     changed = change(found[2], found[3])
     assert changed is not None, line
-    # A guard needs something to stand before.
-    statement = changed or ("mov.u32 %reg_of_nothing, 0;" if found[1].strip() else "")
-    assert not (found[1].strip() and not changed), f"a guarded instruction is left out: {line}"
-    return f"{found[1]}{statement}{found[4]}\n"
+    assert changed or not found[1].strip(), f"a guarded instruction is left out: {line}"
+    return f"{found[1]}{changed}{found[4]}\n"
 
 
 @cache
@@ -161,6 +158,9 @@ def _idioms(text: str) -> Iterator[tuple[int, Idiom]]:
 
 @cache
 def _source(file: str, line: int) -> tuple[str, str]:
-    """Return a file below the sources, and a line of it; both stay the same when other lines come and go."""
-    path = Path(file)
-    return path.relative_to(CSRC).as_posix(), path.read_text().splitlines()[line - 1].strip() if line else ""
+    """Return a file below the sources, and a line of it; both stay the same when other lines come and go.
+
+    PTX may have been compiled in another folder, from the same sources.
+    """
+    name = file.rpartition("/csrc/")[2]
+    return name, (CSRC / name).read_text().splitlines()[line - 1].strip() if line else ""

@@ -78,33 +78,18 @@ T add_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     return detail::fetch_add<S, T>(address, value, __ATOMIC_ACQ_REL);
 }
 
-template <Scope S, class T>
-T cas_relaxed(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
-    detail::before_access<S>(address, file, line);
-    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return expected;
-}
-
-template <Scope S, class T>
-T cas_acquire(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
-    detail::before_access<S>(address, file, line);
-    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE);
-    return expected;
-}
-
-template <Scope S, class T>
-T cas_release(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
-    detail::before_access<S>(address, file, line);
-    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
-    return expected;
-}
-
-template <Scope S, class T>
-T cas_acq_rel(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) {
-    detail::before_access<S>(address, file, line);
-    __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    return expected;
-}
+#define DEEP_EP_COMPARE_AND_SWAP(function, order, failed)                                                           \
+    template <Scope S, class T>                                                                                     \
+    T function(T* address, typename SameType<T>::Type expected, typename SameType<T>::Type desired, DEEP_EP_HERE) { \
+        detail::before_access<S>(address, file, line);                                                              \
+        __atomic_compare_exchange_n(address, &expected, desired, false, order, failed);                             \
+        return expected;                                                                                            \
+    }
+DEEP_EP_COMPARE_AND_SWAP(cas_relaxed, __ATOMIC_RELAXED, __ATOMIC_RELAXED)
+DEEP_EP_COMPARE_AND_SWAP(cas_acquire, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE)
+DEEP_EP_COMPARE_AND_SWAP(cas_release, __ATOMIC_RELEASE, __ATOMIC_RELAXED)
+DEEP_EP_COMPARE_AND_SWAP(cas_acq_rel, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
+#undef DEEP_EP_COMPARE_AND_SWAP
 
 template <Scope S, class T>
 T exchange_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {

@@ -115,61 +115,25 @@ DEEP_EP_DEVICE T add_acq_rel(T* address, detail::Same<T> value) {
     return old;
 }
 
-template <Scope S, class T>
-DEEP_EP_DEVICE T cas_relaxed(T* address, detail::Same<T> expected, detail::Same<T> desired) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
-    T old;
-    if constexpr (sizeof(T) == 4) {
-        DEEP_EP_SCOPED_ASM("atom.relaxed", "cas.b32 %0, [%1], %2, %3;", : "=r"(old) : "l"(address), "r"(expected),
-                           "r"(desired) : "memory")
-    } else {
-        DEEP_EP_SCOPED_ASM("atom.relaxed", "cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(address), "l"(expected),
-                           "l"(desired) : "memory")
+#define DEEP_EP_COMPARE_AND_SWAP(function, instruction)                                                             \
+    template <Scope S, class T>                                                                                     \
+    DEEP_EP_DEVICE T function(T* address, detail::Same<T> expected, detail::Same<T> desired) {                      \
+        static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");                                                  \
+        T old;                                                                                                      \
+        if constexpr (sizeof(T) == 4) {                                                                             \
+            DEEP_EP_SCOPED_ASM(instruction, "cas.b32 %0, [%1], %2, %3;", : "=r"(old) : "l"(address), "r"(expected), \
+                               "r"(desired) : "memory")                                                             \
+        } else {                                                                                                    \
+            DEEP_EP_SCOPED_ASM(instruction, "cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(address), "l"(expected), \
+                               "l"(desired) : "memory")                                                             \
+        }                                                                                                           \
+        return old;                                                                                                 \
     }
-    return old;
-}
-
-template <Scope S, class T>
-DEEP_EP_DEVICE T cas_acquire(T* address, detail::Same<T> expected, detail::Same<T> desired) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
-    T old;
-    if constexpr (sizeof(T) == 4) {
-        DEEP_EP_SCOPED_ASM("atom.acquire", "cas.b32 %0, [%1], %2, %3;", : "=r"(old) : "l"(address), "r"(expected),
-                           "r"(desired) : "memory")
-    } else {
-        DEEP_EP_SCOPED_ASM("atom.acquire", "cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(address), "l"(expected),
-                           "l"(desired) : "memory")
-    }
-    return old;
-}
-
-template <Scope S, class T>
-DEEP_EP_DEVICE T cas_release(T* address, detail::Same<T> expected, detail::Same<T> desired) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
-    T old;
-    if constexpr (sizeof(T) == 4) {
-        DEEP_EP_SCOPED_ASM("atom.release", "cas.b32 %0, [%1], %2, %3;", : "=r"(old) : "l"(address), "r"(expected),
-                           "r"(desired) : "memory")
-    } else {
-        DEEP_EP_SCOPED_ASM("atom.release", "cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(address), "l"(expected),
-                           "l"(desired) : "memory")
-    }
-    return old;
-}
-
-template <Scope S, class T>
-DEEP_EP_DEVICE T cas_acq_rel(T* address, detail::Same<T> expected, detail::Same<T> desired) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");
-    T old;
-    if constexpr (sizeof(T) == 4) {
-        DEEP_EP_SCOPED_ASM("atom.acq_rel", "cas.b32 %0, [%1], %2, %3;", : "=r"(old) : "l"(address), "r"(expected),
-                           "r"(desired) : "memory")
-    } else {
-        DEEP_EP_SCOPED_ASM("atom.acq_rel", "cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(address), "l"(expected),
-                           "l"(desired) : "memory")
-    }
-    return old;
-}
+DEEP_EP_COMPARE_AND_SWAP(cas_relaxed, "atom.relaxed")
+DEEP_EP_COMPARE_AND_SWAP(cas_acquire, "atom.acquire")
+DEEP_EP_COMPARE_AND_SWAP(cas_release, "atom.release")
+DEEP_EP_COMPARE_AND_SWAP(cas_acq_rel, "atom.acq_rel")
+#undef DEEP_EP_COMPARE_AND_SWAP
 
 template <Scope S, class T>
 DEEP_EP_DEVICE T exchange_acq_rel(T* address, detail::Same<T> value) {

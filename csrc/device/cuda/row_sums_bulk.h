@@ -28,8 +28,9 @@ class RowSums {
         Next next{src, n, bytes, 0, 0};
         const u32 all = (bytes + SumStage::kPieceBytes - 1) / SumStage::kPieceBytes * n;
         u32 slot = slot_;
-        // For the barriers; for the rows, which others have stored, up to what this lane has acquired; and for the
-        // pieces of the rows before, which have been read.
+        // Orders the loads below, which go through the other proxy, behind the initialisation of the barriers; behind
+        // the stores to the rows by their owners, which released them at system scope and whose release this lane has
+        // acquired; and behind the reads of the stage for the rows before, after which the warp has met.
         if (lane() == 0) bulk::fence_proxy();
         for (u32 i = 0; i < all && i < SumStage::kPieces; ++i) {
             if (lane() == 0) load(slot, next);

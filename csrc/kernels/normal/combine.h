@@ -209,6 +209,8 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shap
     u32 count = list_rows(op, ranks, sources, token_row, rows,
                           [&](const CombineSource& source, u64 row) { return source.x + row * row_bytes; });
     const u64 offset = static_cast<u64>(token) * row_bytes;
+    // Loads from peers: the release of the offer or of the chunk, at system scope, was acquired by a thread of this
+    // block (find_sources(), await_round()), and the block has met since.
     sums.sum_bf16(args.combined_x + offset, rows, count, args.bias[0] != nullptr ? args.bias[0] + offset : nullptr,
                   args.bias[1] != nullptr ? args.bias[1] + offset : nullptr, row_bytes / static_cast<u32>(sizeof(u16)));
     if (!carries_weights(args)) return;

@@ -1,14 +1,12 @@
 // What kernels have executed, while it is counted.
 //
-// All of it follows from which instructions the threads have executed, and with which addresses. Nothing of it is a
-// time, and nothing of it is ptxas': it may schedule otherwise, and does as a rule better.
+// All of it follows from the instructions that threads have executed and from their addresses. None of it is a time,
+// and it describes PTX: ptxas may schedule otherwise, and usually does better.
 #pragma once
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ptx/module.h"

@@ -18,8 +18,7 @@ class ThreadCount {
     ThreadCount(const ThreadCount&) = delete;
     ThreadCount& operator=(const ThreadCount&) = delete;
 
-    // `registers`: where those of the function's frame begin.
-    // `all`: it meets all threads of its warp, or none.
+    // `registers`: where those of the function's frame begin. `all`: it meets all threads of its warp, or none.
     void execute(const Instruction& instruction, size_t registers, bool all) {
         if (!pending_.empty()) wait_where_used(instruction, registers);
         warp_.log(lane_).execute(instruction.number);

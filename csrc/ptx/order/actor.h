@@ -1,5 +1,7 @@
-// Who accesses memory, as the order of accesses knows it: a thread of a kernel, a host, a queue pair of a NIC.
+// An agent that accesses memory: a thread of a kernel, a host, a proxy, or a queue pair of a NIC.
 #pragma once
+
+#include <algorithm>
 
 #include "observe/observer.h"
 #include "ptx/module.h"
@@ -54,7 +56,7 @@ struct Made {
     u64 bytes;
     const Module* module;  // which outlives the order; null where no kernel has made it
     u32 place;             // in it
-    observe::Kind kind;    // of who has made it, if no kernel has
+    observe::Kind kind;    // of the agent that has made it, where no kernel has
 };
 
 // Whether an access's scope takes in the maker of another. Hosts and NICs are on no GPU.

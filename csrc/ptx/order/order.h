@@ -1,8 +1,8 @@
 // The order of all accesses to memory that kernels use, while it is watched: which happened before which, and which
 // race.
 //
-// Hosts and NICs tell of those accesses that observe/observer.h is called for. Of what hosts write besides nothing is
-// noted: it races with nothing, and tells nothing to those that read it.
+// Hosts, proxies and NICs report the accesses that go through observe/observer.h. Their other accesses are not noted:
+// they race with nothing, and pass on no order.
 #pragma once
 
 #include <map>

@@ -25,7 +25,7 @@ class Others final : public observe::Observer {
     void note(const observe::Accessor& by, const Actor& actor, const Made& access, bool writes);
 };
 
-// "the NIC of rank 1", "a thread of rank 0 at dispatch.h:120": who has made an access.
+// "the NIC of rank 1", "a thread of rank 0 at dispatch.h:120": the agent that has made an access.
 std::string describe(const Made& made);
 
 }  // namespace deep_ep::ptx

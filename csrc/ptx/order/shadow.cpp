@@ -19,7 +19,7 @@ const Made* Shadow::note(bool writes, const Made& access, const Clock& clock) {
         const auto mask = static_cast<Mask>(((1u << count) - 1) << first);
         Piece& piece = pieces_[address / kPiece];
         if (writes && access.scope == Scope::kNone && !piece.words.empty()) {
-            // No one may read what was there before and not race with this.
+            // A read of a value that was there before would race with this.
             std::erase_if(piece.words, [&](const Word& word) { return overlap(word, access.address, end); });
         }
         const Made* const here = note_segments(piece.segments, mask, writes, access, clock);
