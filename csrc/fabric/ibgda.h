@@ -121,7 +121,8 @@ DEEP_EP_DEVICE void ring(const QueuePair& qp) {
     // No thread blocks while it holds the lock, ours or NVSHMEM's, so this wait ends by itself: unlike that for
     // `filled`, which goes through code of the holder's that waits for the NIC. A thread that finds the lock taken must
     // wait for it: the holder may have read `filled` before this thread's blocks were filled. The next holder sees what
-    // the lock guards, also where the one before was another library's. Litmus: ring_lock.
+    // the lock guards, also where the one before was another library's: it acquires what that one has released with the
+    // lock, and has nothing to release itself yet. Litmus: ring_lock.
     do {
         device::spin_until([&] { return device::load_relaxed<Scope::kDevice>(here.ringing) == 0; }, ~0ull, nullptr);
     } while (device::cas_acquire<Scope::kDevice>(here.ringing, 0u, 1u) != 0);

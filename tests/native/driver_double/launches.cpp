@@ -199,7 +199,7 @@ Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** pa
     const unsigned *grid = config->grid, *block = config->block;
     if (grid[0] == 0 || grid[1] == 0 || grid[2] != 1) return kInvalidValue;
     if (uint64_t{grid[0]} * grid[1] > static_cast<unsigned>(multiprocessors() * kBlocksEach)) return kTooLarge;
-    const Code& code = codes[function];
+    const Code code = codes[function];  // while this waits for copies, its module may be unloaded
     const std::string& symbol = code.symbol;
     std::string first_words;
     const void* args = parameters[0];
