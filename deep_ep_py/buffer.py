@@ -188,7 +188,7 @@ class Buffer(V1Surface):
                 arguments.integer("arena_bytes", arena_bytes, 0, arguments.MAX_BYTES)
             self.explicitly_destroy = arguments.flag("explicitly_destroy", explicitly_destroy)
             self.timeout = arguments.seconds("timeout", timeout)
-            self.regions = arguments.integer("regions", regions, 1, C.MOST_REGIONS)
+            self.regions = arguments.integer("regions", regions, 1, C.MAX_REGIONS)
             # Between processes each has a GPU of its own; in one process all ranks share one.
             sharers = bootstrap.size if bootstrap.in_process else 1
             together = getattr(group, "one_launch", None)

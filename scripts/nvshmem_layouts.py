@@ -121,9 +121,9 @@ VALUES = {
     "kInitialized": "NVSHMEM_STATUS_IS_INITIALIZED",
     "kLimitedMpg": "NVSHMEM_STATUS_LIMITED_MPG",
     "kFullMpg": "NVSHMEM_STATUS_FULL_MPG",
-    "kMostNics": "NVSHMEMI_IBGDA_MAX_DEVICES_PER_PE",
+    "kMaxNics": "NVSHMEMI_IBGDA_MAX_DEVICES_PER_PE",
     "kKeysInState": "NVSHMEMI_IBGDA_MAX_CONST_LKEYS",
-    "kMostBlocks": "NVSHMEMI_IBGDA_MAX_QP_DEPTH",
+    "kMaxBlocks": "NVSHMEMI_IBGDA_MAX_QP_DEPTH",
     "kSlotBytes": "NVSHMEMI_IBGDA_IBUF_SLOT_SIZE",
 }
 # What came later than the oldest version; before, it must not be there.

@@ -24,14 +24,14 @@ constexpr u32 scale_bytes(Scales scales) {
 
 // To nearest, ties to even; what is larger than 448 becomes 448, a NaN 0x7f.
 DEEP_EP_ANYWHERE u8 float_to_e4m3(float value) {
-    constexpr u32 kMost = 0x43e00000, kLeastNormal = 0x3c800000, kInfinity = 0x7f800000;  // 448, 2^-6
+    constexpr u32 kMax = 0x43e00000, kMinNormal = 0x3c800000, kInfinity = 0x7f800000;  // 448, 2^-6
     constexpr u32 kDropped = 20, kBiases = (127 - 7) << 3;
     const u32 bits = float_bits(value), magnitude = bits & 0x7fffffffu;
-    const u32 bounded = magnitude < kMost ? magnitude : kMost;
+    const u32 bounded = magnitude < kMax ? magnitude : kMax;
     const u32 normal = ((bounded + 0x7ffffu + (bounded >> kDropped & 1u)) >> kDropped) - kBiases;
     // The last bit of 2^14 is worth 2^-9, as that of a subnormal.
     const u32 subnormal = float_bits(bits_float(bounded) + 16384.0f) & 0xfu;
-    const u32 result = bounded < kLeastNormal ? subnormal : normal;
+    const u32 result = bounded < kMinNormal ? subnormal : normal;
     // Targets differ in the sign of the NaNs that their arithmetic makes.
     return static_cast<u8>(magnitude > kInfinity ? 0x7fu : result | (bits >> 24 & 0x80u));
 }
@@ -44,10 +44,10 @@ struct GroupScale {
 // The scale of a group whose largest magnitude is `amax`. The formulas are those of DeepEP 1.2.1
 // (`calculate_fp8_scales`), whose results callers compare with.
 DEEP_EP_ANYWHERE GroupScale group_scale(float amax, Scales scales) {
-    constexpr float kMost = 448.0f, kLeastAmax = 1e-4f;
-    amax = amax > kLeastAmax ? amax : kLeastAmax;
-    const float inverse = amax * (1.0f / kMost);
-    if (scales == Scales::kFloat) return {kMost / amax, inverse};
+    constexpr float kMax = 448.0f, kMinAmax = 1e-4f;
+    amax = amax > kMinAmax ? amax : kMinAmax;
+    const float inverse = amax * (1.0f / kMax);
+    if (scales == Scales::kFloat) return {kMax / amax, inverse};
     const u32 bits = float_bits(inverse), exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
     const u32 bounded = exponent < 254 ? exponent : 254;  // of an infinite amax
     return {bits_float((254 - bounded) << 23), bits_float(bounded << 23)};

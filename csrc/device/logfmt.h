@@ -43,7 +43,7 @@ constexpr u32 log_rest_bytes(u32 elements) { return elements / kLogGroup * kLogR
 
 // Magnitudes of bfloat16, as their bits.
 struct LogGroup {
-    static constexpr u32 kOne = 0x3f80, kMostSpan = 32u << 7, kCodes = 511, kFraction = 20;
+    static constexpr u32 kOne = 0x3f80, kMaxSpan = 32u << 7, kCodes = 511, kFraction = 20;
 
     u32 most;
     u32 least;  // that has a code of its own; more than any, if all are zero
@@ -56,7 +56,7 @@ struct LogGroup {
         most = magnitude > most ? magnitude : most;
         least = magnitude != 0 && magnitude < least ? magnitude : least;
     }
-    DEEP_EP_ANYWHERE LogGroup bounded() const { return {most, most > least + kMostSpan ? most - kMostSpan : least}; }
+    DEEP_EP_ANYWHERE LogGroup bounded() const { return {most, most > least + kMaxSpan ? most - kMaxSpan : least}; }
     DEEP_EP_ANYWHERE u32 word() const { return most | least << 16; }
     DEEP_EP_ANYWHERE bool is_cast() const { return most < kOne; }
 

@@ -67,7 +67,7 @@ struct Ibgda {
     u32 chunks;              // that a heap lies in: each has keys of its own
     u32 chunk_log2;          // bytes of a chunk
     u64 key_offset;          // bytes of the first chunk that lie before the heap, the same on all ranks
-    u64 most_bytes;          // of one request
+    u64 max_bytes;           // of one request
     u64 heap;                // this rank's heap as its NICs address it
     const u64* heaps;        // [ranks] each rank's heap as the NICs address it from afar
     const u32* keys;         // [chunks, nics]
@@ -186,7 +186,7 @@ DEEP_EP_DEVICE u64 rest_of_chunk(const Ibgda& net, u64 offset) {
 
 // Bytes that one request may carry of a piece from `done` on: keys end with their chunks, here and there.
 DEEP_EP_DEVICE u64 next_cut(const Ibgda& net, const Piece& piece, u64 done) {
-    const u64 bytes = min(min(piece.bytes - done, net.most_bytes), rest_of_chunk(net, piece.source + done));
+    const u64 bytes = min(min(piece.bytes - done, net.max_bytes), rest_of_chunk(net, piece.source + done));
     return min(bytes, rest_of_chunk(net, piece.target + done));
 }
 

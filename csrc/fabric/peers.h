@@ -10,10 +10,10 @@ namespace deep_ep::fabric {
 // What reaches a rank: loads and stores, else a fabric by its place in registry.h, from 1 on.
 using Route = u8;
 constexpr Route kMapped = 0;
-constexpr u32 kMostRoutes = 8;
+constexpr u32 kMaxRoutes = 8;
 // No operation of the Buffer has to do with this rank.
 constexpr Route kUnreached = 0xff;
-static_assert(kUnreached >= kMostRoutes, "no fabric's place");
+static_assert(kUnreached >= kMaxRoutes, "no fabric's place");
 
 // Device memory; made once with the Buffer. Kernels hold a pointer, never a copy, so that it may change under a
 // captured graph.
@@ -26,7 +26,7 @@ struct Peers {
     // [ranks] bytes of each heap that there is memory behind, here. The host raises them while kernels run (P10).
     const u64* mapped_bytes;
     // By route: what that fabric keeps in device memory; null where no rank is reached by it.
-    void* states[kMostRoutes];
+    void* states[kMaxRoutes];
     wire::HeapLayout heap;
     wire::HostWords host_words;  // this rank's signal words that are not in its heap
 };
@@ -63,7 +63,7 @@ struct Fault {
 // All that post, by the types of what each keeps in device memory.
 template <class... States>
 struct Fabrics {
-    static_assert(sizeof...(States) < kMostRoutes, "routes");
+    static_assert(sizeof...(States) < kMaxRoutes, "routes");
 
     // Whether `visit(state)` holds for the fabric of a route.
     template <class Visit>

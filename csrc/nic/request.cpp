@@ -53,7 +53,7 @@ bool decode_write(const mlx5::Block& block, const Connection& connection, const 
         return true;
     }
     request.bytes = first;
-    if (first == 0 || first > mlx5::kMostMessageBytes) return refuse(wrong, "bytes", first, mlx5::kMostMessageBytes);
+    if (first == 0 || first > mlx5::kMaxMessageBytes) return refuse(wrong, "bytes", first, mlx5::kMaxMessageBytes);
     request.source =
         memory.find(mlx5::big(block.data.key), connection.rank, mlx5::big(block.data.address), first, "local", wrong);
     return request.source != nullptr;

@@ -51,7 +51,7 @@ void SendQueue::answer_doorbell() {
     if (counter > 0xffff) violate(known_, "the doorbell record is " + std::to_string(counter) + ", more than 16 bits");
     // Newer than the doorbell is legal, older is not.
     const u32 ahead = (counter - mlx5::doorbell_counter(doorbell_)) & 0xffff;
-    if (ahead >= mlx5::kMostBlocks) violate(known_, "the doorbell is ahead of its record: the record came too late");
+    if (ahead >= mlx5::kMaxBlocks) violate(known_, "the doorbell is ahead of its record: the record came too late");
     const u64 now = known_ + ((counter - known_) & 0xffff);
     const u64 done = done_.load(std::memory_order_relaxed);
     if (now - done > options_.blocks) {

@@ -13,7 +13,7 @@ using Access = Lane::Access;
 
 constexpr u64 kBulkUnit = 16;  // of addresses and sizes
 constexpr u64 kTryNs = 1'000'000;
-constexpr u32 kMostTries = 2'000;
+constexpr u32 kMaxTries = 2'000;
 
 Arrivals& barrier(Lane& lane, Step step, u32 operand) {
     const auto found = lane.block().barriers().find(lane.get<u64>(step.operands[operand]));
@@ -79,7 +79,7 @@ void try_wait(Lane& lane, Step step) {
     }
     settle(lane, arrivals);
     const bool ended = arrivals.phase % 2 != parity;
-    if (!ended && ++arrivals.tries == kMostTries) lane.fail("it waits for a phase of an mbarrier that does not end");
+    if (!ended && ++arrivals.tries == kMaxTries) lane.fail("it waits for a phase of an mbarrier that does not end");
     lane.note_barrier(address_of(lane, step, 1), false);
     if (ended) {
         if (Actor* const actor = lane.actor(); actor != nullptr) {

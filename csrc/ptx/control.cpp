@@ -17,10 +17,10 @@ void leave(Lane& lane, Step) { lane.leave(); }
 
 // Others have their turns meanwhile: a thread that polls lets the clock go on here. One that has polled for long sleeps
 // longer each time, up to so many times what it asks for: a wait that lasts for seconds would take minutes else.
-constexpr u32 kMostLog2 = 17;
+constexpr u32 kMaxLog2 = 17;
 
 void sleep(Lane& lane, Step step) {
-    const u64 until = cpu::now_ns() + (u64{lane.get<u32>(step.operands[0])} << std::min(lane.sleep(), kMostLog2));
+    const u64 until = cpu::now_ns() + (u64{lane.get<u32>(step.operands[0])} << std::min(lane.sleep(), kMaxLog2));
     cpu::wait_until([] { return false; }, "nanosleep", until, lane.site().file, lane.site().line);
 }
 

@@ -12,7 +12,7 @@
 namespace deep_ep::ptx {
 namespace {
 
-constexpr size_t kMostText = 512;
+constexpr size_t kMaxText = 512;
 
 // Of a launch, and in its grid.
 using BlockPlace = std::tuple<u64, u32>;
@@ -53,11 +53,11 @@ void enter(const void* args) {
     const u32 thread = threadIdx.x;
     const void* const own = static_cast<const u8*>(args) + sizeof(head);
     // A thread that is refused is never given its turn again, and must not be left with an exception in its hands.
-    char why[kMostText] = "";
+    char why[kMaxText] = "";
     try {
         mine.lanes.try_emplace(thread, *head.image, *head.entry, mine.block, own).first->second.run();
     } catch (const PtxError& error) {
-        std::strncpy(why, error.what(), kMostText - 1);
+        std::strncpy(why, error.what(), kMaxText - 1);
     }
     if (why[0] != 0) {
         running().clear();  // no thread of any kernel has its turn again

@@ -9,7 +9,7 @@ namespace deep_ep::ptx {
 namespace {
 
 constexpr u32 kWarpLanes = 32;
-constexpr size_t kMostFrames = 64;
+constexpr size_t kMaxFrames = 64;
 
 }  // namespace
 
@@ -69,7 +69,7 @@ void Lane::align(const Instruction& instruction) {
 }
 
 void Lane::enter(const Function& function, const Instruction* called_by) {
-    if (frames_.size() == kMostFrames) fail("it calls too deep");
+    if (frames_.size() == kMaxFrames) fail("it calls too deep");
     frames_.push_back({&function, next_, called_by, registers_.size(), parameters_.size(), local_.size()});
     next_ = 0;
     registers_.resize(registers_.size() + function.slots);

@@ -228,9 +228,9 @@ void bind_cuda(py::module_& module) {
              py::arg("context"), py::arg("sharers") = 1, py::arg("warps") = device::kBlockWarps,
              py::arg("bulk_copies") = false, py::arg("cooperative") = true)
         .def(
-            "most_blocks",
+            "max_blocks",
             [](CudaLauncher& launcher, const std::string& name, const Numbers& shape, unsigned warps, size_t bytes) {
-                return launcher.most_blocks(name, shape_of(shape), warps, bytes);
+                return launcher.max_blocks(name, shape_of(shape), warps, bytes);
             },
             py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"));
     py::class_<Gathering, std::shared_ptr<Gathering>>(m, "Gathering", "Makes one launch of those of several ranks.")

@@ -56,11 +56,11 @@ void bind_types(py::module_& m) {
         .value("POWERS", Scales::kPowers)
         .value("EXPONENTS", Scales::kExponents);
     py::class_<Sizes>(m, "Sizes")
-        .def(py::init([](uint32_t most_tokens, uint32_t hidden, uint32_t topk, uint32_t experts, uint32_t id_bytes,
+        .def(py::init([](uint32_t max_tokens, uint32_t hidden, uint32_t topk, uint32_t experts, uint32_t id_bytes,
                          Scales scales, bool logfmt, uint32_t per_node, bool weighted) {
-                 return Sizes{most_tokens, hidden, topk, experts, id_bytes, scales, logfmt, per_node, weighted};
+                 return Sizes{max_tokens, hidden, topk, experts, id_bytes, scales, logfmt, per_node, weighted};
              }),
-             py::kw_only(), py::arg("most_tokens"), py::arg("hidden"), py::arg("topk"), py::arg("experts"),
+             py::kw_only(), py::arg("max_tokens"), py::arg("hidden"), py::arg("topk"), py::arg("experts"),
              py::arg("id_bytes"), py::arg("scales"), py::arg("logfmt"), py::arg("per_node"), py::arg("weighted"));
 }
 
@@ -69,8 +69,8 @@ void bind_types(py::module_& m) {
 void bind_low_latency(py::module_& module) {
     py::module_ m = module.def_submodule("low_latency", "The calls of low-latency mode.");
     bind_types(m);
-    m.attr("MOST_EXPERTS") = wire::kMostRoutedExperts;
-    m.attr("MOST_RESULTS") = wire::kMostResults;
+    m.attr("MAX_EXPERTS") = wire::kMaxRoutedExperts;
+    m.attr("MAX_RESULTS") = wire::kMaxResults;
     m.attr("SCALE_GROUP") = kScaleGroup;
     m.attr("LOG_GROUP") = kLogGroup;
     m.def("region_bytes", &host::low_latency::region_bytes, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
@@ -78,7 +78,7 @@ void bind_low_latency(py::module_& module) {
     m.def("places_words", &host::low_latency::places_words, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
           py::arg("tokens"));
     m.def("put_bytes", &host::low_latency::put_bytes, py::arg("runtime"), py::arg("sizes"));
-    m.def("most_put_bytes", &host::low_latency::most_put_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("max_put_bytes", &host::low_latency::max_put_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("fits_shared_memory", &host::low_latency::fits_shared_memory, py::arg("runtime"), py::arg("sizes"));
     m.def("dispatch", &dispatch, py::arg("runtime"), py::arg("sizes"), py::arg("tokens"), py::arg("x"),
           py::arg("topk_idx"), py::arg("topk_weights"), py::arg("recv_x"), py::arg("recv_scales"),

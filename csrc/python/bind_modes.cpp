@@ -41,7 +41,7 @@ TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_r
 template <class Notify, class Dispatch, class Combine>
 void bind_way(py::module_& m, Notify notify, Dispatch dispatch, Combine combine) {
     m.def("notify", notify, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("is_token_in_rank"),
-          py::arg("tokens_per_expert"), py::arg("plan"), py::arg("most_rows"), py::arg("finish_later"),
+          py::arg("tokens_per_expert"), py::arg("plan"), py::arg("max_rows"), py::arg("finish_later"),
           py::arg("blocks"), NoGil());
     m.def("dispatch", dispatch, py::arg("runtime"), py::arg("call"), py::arg("sizes"), py::arg("tensors"),
           py::kw_only(), py::arg("plan"), py::arg("rows"), py::arg("cached"), py::arg("blocks"), NoGil());
@@ -55,19 +55,19 @@ void bind_two_hops(py::module_& module) {
         py::init(&make_two_hop_plan), py::kw_only(), py::arg("sent"), py::arg("sent_token"), py::arg("sent_ranks"),
         py::arg("sent_marks"), py::arg("node_row"), py::arg("rows_to_rank"), py::arg("forwarded"), py::arg("node_rows"),
         py::arg("rank_prefix"), py::arg("table"), py::arg("table_rows"));
-    m.def("least_region_bytes", &host::two_hops::least_region_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("min_region_bytes", &host::two_hops::min_region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("staging", &host::two_hops::staging, py::arg("sizes"), py::kw_only(), py::arg("ranks"),
           py::arg("ranks_per_node"), py::arg("bytes_in_flight"));
     m.def("chunk_rows", &host::two_hops::chunk_rows, py::arg("runtime"), py::arg("sizes"));
     m.def("put_bytes", &host::two_hops::put_bytes, py::arg("runtime"), py::arg("sizes"));
-    m.def("most_ranks", &host::two_hops::most_ranks, py::arg("runtime"), py::arg("experts"));
+    m.def("max_ranks", &host::two_hops::max_ranks, py::arg("runtime"), py::arg("experts"));
     bind_way(m, &host::two_hops::notify, &host::two_hops::dispatch, &host::two_hops::combine);
     m.attr("MARK_ROWS") = wire::kMarkRows;
     m.attr("SET_BITS") = wire::kSetBits;
     m.attr("ROLES") = wire::kRoles;
     m.attr("SLOTS") = wire::kSlots;
-    m.attr("MOST_CHUNK_ROWS") = host::kMaxChunkRows;
-    m.attr("MOST_CHUNK_BYTES") = host::kMaxRailChunkBytes;
+    m.attr("MAX_CHUNK_ROWS") = host::kMaxChunkRows;
+    m.attr("MAX_CHUNK_BYTES") = host::kMaxRailChunkBytes;
 }
 
 void bind_normal(py::module_& module) {
@@ -103,9 +103,9 @@ void bind_normal(py::module_& module) {
         .def_readwrite("bias", &CombineTensors::bias);
     py::class_<Plan>(m, "Plan").def(py::init(&make_plan), py::arg("token_row"), py::arg("row_token"),
                                     py::arg("rank_prefix"), py::arg("source_tokens"), py::arg("rows_to_rank"));
-    m.def("least_region_bytes", &host::normal::least_region_bytes, py::arg("runtime"), py::arg("sizes"));
+    m.def("min_region_bytes", &host::normal::min_region_bytes, py::arg("runtime"), py::arg("sizes"));
     m.def("put_bytes", &host::normal::put_bytes, py::arg("runtime"), py::arg("sizes"));
-    m.def("most_ranks", &host::normal::most_ranks, py::arg("runtime"), py::arg("experts"));
+    m.def("max_ranks", &host::normal::max_ranks, py::arg("runtime"), py::arg("experts"));
     m.def("layout", &host::normal::layout, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("topk_idx"),
           py::arg("tokens_per_rank"), py::arg("tokens_per_node"), py::arg("tokens_per_expert"),
           py::arg("is_token_in_rank"), py::arg("blocks"), NoGil());

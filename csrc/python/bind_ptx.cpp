@@ -109,7 +109,7 @@ void bind_ptx(py::module_& module) {
         .def_readonly("row_bytes", &ptx::KernelCount::row_bytes,
                       "What warps have loaded by 16 bytes and more from global memory.")
         .def_readonly("row_trips", &ptx::KernelCount::row_trips, "How often warps have waited for some of it.")
-        .def_readonly("most_block_barriers", &ptx::KernelCount::most_block_barriers, "Of a thread.");
+        .def_readonly("max_block_barriers", &ptx::KernelCount::max_block_barriers, "Of a thread.");
     py::class_<InstructionReport>(m, "InstructionCount",
                                   "How often an instruction has been executed, and what it took.")
         .def_property_readonly(
@@ -127,8 +127,7 @@ void bind_ptx(py::module_& module) {
         .def_property_readonly("peer_bytes", [](const InstructionReport& one) { return one.count.peer_bytes; })
         .def_property_readonly("peer_sectors", [](const InstructionReport& one) { return one.count.peer_sectors; })
         .def_property_readonly("wavefronts", [](const InstructionReport& one) { return one.count.wavefronts; })
-        .def_property_readonly("least_wavefronts",
-                               [](const InstructionReport& one) { return one.count.least_wavefronts; })
+        .def_property_readonly("min_wavefronts", [](const InstructionReport& one) { return one.count.min_wavefronts; })
         .def_property_readonly("trips", [](const InstructionReport& one) { return one.count.trips; })
         .def_property_readonly("trip_bytes", [](const InstructionReport& one) { return one.count.trip_bytes; });
     m.def("counted", counted, "What has been counted: by kernels' symbols, in all and by instruction.");

@@ -75,7 +75,7 @@ RuntimePointer make_runtime(const BufferOptions& options, std::vector<std::share
 
 std::vector<u32> ranks_of(const wire::RankMask& mask) {
     std::vector<u32> ranks;
-    for (u32 rank = 0; rank < wire::kMostRanks; ++rank) {
+    for (u32 rank = 0; rank < wire::kMaxRanks; ++rank) {
         if (mask.has(rank)) ranks.push_back(rank);
     }
     return ranks;
@@ -84,8 +84,8 @@ std::vector<u32> ranks_of(const wire::RankMask& mask) {
 wire::RankMask mask_of(const std::vector<u32>& ranks) {
     wire::RankMask mask{};
     for (const u32 rank : ranks) {
-        if (rank >= wire::kMostRanks)
-            throw std::invalid_argument("a rank of a mask: expected less than " + std::to_string(wire::kMostRanks));
+        if (rank >= wire::kMaxRanks)
+            throw std::invalid_argument("a rank of a mask: expected less than " + std::to_string(wire::kMaxRanks));
         mask.add(rank);
     }
     return mask;
@@ -129,10 +129,10 @@ void bind_network(py::module_& m) {
         .def_readwrite("nics", &Options::nics)
         .def_readwrite("chunk_log2", &Options::chunk_log2)
         .def_readwrite("key_offset", &Options::key_offset)
-        .def_readwrite("most_bytes", &Options::most_bytes)
+        .def_readwrite("max_bytes", &Options::max_bytes)
         .def_readwrite("mtu", &Options::mtu)
         .def_readwrite("in_flight", &Options::in_flight)
-        .def_readwrite("most_delay", &Options::most_delay)
+        .def_readwrite("max_delay", &Options::max_delay)
         .def_readwrite("relaxed", &Options::relaxed)
         .def_readwrite("traced", &Options::traced)
         .def_readwrite("fault_rank", &Options::fault_rank)
@@ -308,9 +308,9 @@ void bind_runtime(py::module_& m) {
     m.attr("OUTDATED") = static_cast<uint32_t>(wire::kOutdated);
     m.attr("BOUNDS_PHASE") = wire::phase_name(wire::Phase::kBounds);
     m.attr("MASK_PHASE") = wire::phase_name(wire::Phase::kMask);
-    m.attr("MOST_RANKS") = wire::kMostRanks;
-    m.attr("MOST_REGIONS") = wire::kMostRegions;
-    m.attr("MOST_TOKENS") = wire::kMostTokens;
+    m.attr("MAX_RANKS") = wire::kMaxRanks;
+    m.attr("MAX_REGIONS") = wire::kMaxRegions;
+    m.attr("MAX_TOKENS") = wire::kMaxTokens;
     m.attr("LEFT") = static_cast<uint32_t>(wire::kLeft);
     m.attr("EXCEPTION") = static_cast<uint32_t>(wire::kException);
 
@@ -487,7 +487,7 @@ void bind_runtime(py::module_& m) {
                  return runtime.arena()->contains(reinterpret_cast<const void*>(address), bytes);
              })
         .def_property_readonly("arena_bytes", [](const Runtime& runtime) { return runtime.arena()->bytes(); })
-        .def_property_readonly("most_put_bytes", [](const Runtime& runtime) { return runtime.most_put_bytes(); })
+        .def_property_readonly("max_put_bytes", [](const Runtime& runtime) { return runtime.max_put_bytes(); })
         .def_property_readonly("arena_used", [](const Runtime& runtime) { return runtime.arena()->used(); })
         .def("heap_offset",
              [](const Runtime& runtime, uint64_t address) {

@@ -47,8 +47,8 @@ inline void check_signals() {
 
 // Python's times are seconds and C++'s nanoseconds: here they meet.
 inline uint64_t nanoseconds(double seconds) {
-    constexpr double kMost = 1e9;
-    if (!(seconds >= 0 && seconds <= kMost)) {
+    constexpr double kMax = 1e9;
+    if (!(seconds >= 0 && seconds <= kMax)) {
         throw std::invalid_argument("seconds=" + std::to_string(seconds) + ": expected 0 to 1e9");
     }
     return static_cast<uint64_t>(seconds * 1e9);

@@ -52,8 +52,8 @@ struct Question {
 static_assert(sizeof(Beat) == 32 && sizeof(Abort) == 16 && sizeof(Question) == 8, "payloads without holes");
 static_assert(sizeof(RecoveryWord) == sizeof(RankMask) + 8, "payload without holes");
 
-constexpr u32 kMostPayload = 1u << 17;
-static_assert(sizeof(RecoveryWord) <= kMostPayload && sizeof(NetworkAddress) <= kMostPayload, "payloads fit");
+constexpr u32 kMaxPayload = 1u << 17;
+static_assert(sizeof(RecoveryWord) <= kMaxPayload && sizeof(NetworkAddress) <= kMaxPayload, "payloads fit");
 
 // A machine is silent when nothing has come from any of its ranks for so long. Every rank sends something each kBeatNs.
 constexpr u64 kBeatNs = 1'000'000'000, kSilentNs = 5'000'000'000;

@@ -59,7 +59,7 @@ struct HeapHeader {
 static_assert(sizeof(HeapHeader) == (1 + kBanks) * kLine + sizeof(MaskedRanks), "header");
 
 // Of operations that may be under way at once (P2).
-constexpr u32 kMostRegions = 16;
+constexpr u32 kMaxRegions = 16;
 
 struct HeapLayout {
     u32 ranks;

@@ -7,7 +7,7 @@
 namespace deep_ep::wire {
 
 // Of one rank, so that the rows of any rank fit into 31 bits.
-constexpr u32 kMostTokens = 0x7fffffffu / kMostRanks;
+constexpr u32 kMaxTokens = 0x7fffffffu / kMaxRanks;
 
 // First part of a notify message. Followed by a RankMask, the ranks that the source leaves out (P17), i32
 // rows_to_rank[ranks] (the source's whole row of counts) and i32 rows_to_expert[experts of the receiver].

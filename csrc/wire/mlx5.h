@@ -21,8 +21,8 @@ static_assert(big(0x01020304u) == 0x04030201u && big(0x0102030405060708ull) == 0
 constexpr u32 kBlockBytes = 64;  // MLX5_SEND_WQE_BB
 
 // The NIC counts blocks in 16 bits; half of that tells old from new.
-constexpr u32 kMostBlocks = 1u << 15;
-constexpr u64 kMostMessageBytes = 1ull << 30;  // log_msg_max of the connection
+constexpr u32 kMaxBlocks = 1u << 15;
+constexpr u64 kMaxMessageBytes = 1ull << 30;  // log_msg_max of the connection
 
 enum Opcode : u32 { kRdmaWrite = 0x08, kFetchAdd = 0x12 };
 constexpr u32 kUnitsOfWrite = 3, kUnitsOfFetchAdd = 4;  // of 16 bytes

@@ -43,11 +43,11 @@ enum Lock : u32 { kUnlocked = 0, kLocked = 1 };
 // nvshmemx_init_status. From kInitialized on there is a device, and a module can be registered.
 enum InitStatus : u32 { kNotInitialized = 0, kBootstrapped = 1, kInitialized = 2, kLimitedMpg = 3, kFullMpg = 4 };
 
-constexpr u32 kMostNics = 15;        // of a PE
-constexpr u32 kKeysInState = 64;     // of each kind; the others are in a table of their own
-constexpr u32 kMostBlocks = 32768;   // of a ring: NVSHMEM_QP_DEPTH
-constexpr u32 kSlotBytes = 256;      // of QueuePair::returned; the first slot takes what is never read
-constexpr u64 kMostBytes = 1 << 30;  // of a request
+constexpr u32 kMaxNics = 15;        // of a PE
+constexpr u32 kKeysInState = 64;    // of each kind; the others are in a table of their own
+constexpr u32 kMaxBlocks = 32768;   // of a ring: NVSHMEM_QP_DEPTH
+constexpr u32 kSlotBytes = 256;     // of QueuePair::returned; the first slot takes what is never read
+constexpr u64 kMaxBytes = 1 << 30;  // of a request
 
 // nvshmemi_device_state_d
 struct DeviceState {

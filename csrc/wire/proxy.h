@@ -35,10 +35,10 @@ constexpr u32 kPeerBits = 12, kWordBits = 10, kLengthBits = 24, kOffsetBits = 36
 static_assert(kLengthShift + kLengthBits == kOperationShift && kOffsetBits < kLengthShift, "low");
 static_assert(kPeerShift + kPeerBits == kLapShift && kWordShift + kWordBits == kPeerShift && kOffsetBits < kWordShift,
               "high");
-constexpr u64 kMostCommandBytes = ((u64{1} << kLengthBits) - 1) * kPieceBytes;
-constexpr u64 kMostHeapBytes = (u64{1} << kOffsetBits) * kPieceBytes;
-static_assert(kMostCommandBytes >= (256ull << 20) - kPieceBytes && kMostHeapBytes == 1ull << 40, "256 MiB, 1 TiB");
-static_assert(1u << kPeerBits >= kMostRanks && (1u << kPeerBits) >= 4096, "ranks");
+constexpr u64 kMaxCommandBytes = ((u64{1} << kLengthBits) - 1) * kPieceBytes;
+constexpr u64 kMaxHeapBytes = (u64{1} << kOffsetBits) * kPieceBytes;
+static_assert(kMaxCommandBytes >= (256ull << 20) - kPieceBytes && kMaxHeapBytes == 1ull << 40, "256 MiB, 1 TiB");
+static_assert(1u << kPeerBits >= kMaxRanks && (1u << kPeerBits) >= 4096, "ranks");
 
 constexpr u64 low_bits(u64 value, u32 bits) { return value & ((u64{1} << bits) - 1); }
 
@@ -58,12 +58,12 @@ constexpr u32 peer_of(Command of) { return static_cast<u32>(low_bits(of.high >> 
 constexpr u32 word_of(Command of) { return static_cast<u32>(low_bits(of.high >> kWordShift, kWordBits)); }
 constexpr u64 target_of(Command of) { return low_bits(of.high, kOffsetBits) * kPieceBytes; }
 
-constexpr Command kCommandOfLimits{command_low(1, kSignal, kMostCommandBytes, kMostHeapBytes - kPieceBytes),
-                                   command_high(1, 4095, 1023, kMostHeapBytes - kPieceBytes)};
+constexpr Command kCommandOfLimits{command_low(1, kSignal, kMaxCommandBytes, kMaxHeapBytes - kPieceBytes),
+                                   command_high(1, 4095, 1023, kMaxHeapBytes - kPieceBytes)};
 static_assert(lap_of(kCommandOfLimits.low) == 1 && operation_of(kCommandOfLimits) == kSignal &&
-                  bytes_of(kCommandOfLimits) == kMostCommandBytes &&
-                  source_of(kCommandOfLimits) == kMostHeapBytes - kPieceBytes && peer_of(kCommandOfLimits) == 4095 &&
-                  word_of(kCommandOfLimits) == 1023 && target_of(kCommandOfLimits) == kMostHeapBytes - kPieceBytes,
+                  bytes_of(kCommandOfLimits) == kMaxCommandBytes &&
+                  source_of(kCommandOfLimits) == kMaxHeapBytes - kPieceBytes && peer_of(kCommandOfLimits) == 4095 &&
+                  word_of(kCommandOfLimits) == 1023 && target_of(kCommandOfLimits) == kMaxHeapBytes - kPieceBytes,
               "the fields do not touch each other");
 
 // The lap of a position in a ring of so many commands. A ring begins as zeros, which is the lap before the first.
@@ -86,8 +86,8 @@ struct Immediate {
 constexpr u32 kSourceBits = 12, kImmediateWordBits = 8, kGenerationBits = 2, kSequenceBits = 6, kPiecesBits = 4;
 static_assert(kSourceBits + kImmediateWordBits + kGenerationBits + kSequenceBits + kPiecesBits == 32, "32 bits");
 constexpr u32 kWords = 1u << kImmediateWordBits;
-static_assert(kMostRegions * kOfRanks <= kWords, "every word that a rank has of another");
-constexpr u32 kMostMessages = (1u << kPiecesBits) - 1;  // of a put
+static_assert(kMaxRegions * kOfRanks <= kWords, "every word that a rank has of another");
+constexpr u32 kMaxMessages = (1u << kPiecesBits) - 1;  // of a put
 
 // Sequence numbers are told apart in a window of half of them: a message is sent only when all that lie so far behind
 // it have been delivered.
@@ -95,10 +95,10 @@ constexpr u32 kSequences = 1u << kSequenceBits, kWindow = kSequences / 2;
 
 constexpr u32 pack(const Immediate& of) {
     return of.source << 20 | of.word << 12 | (of.generation & 3) << 10 | (of.sequence & (kSequences - 1)) << 4 |
-           (of.pieces & kMostMessages);
+           (of.pieces & kMaxMessages);
 }
 constexpr Immediate unpack(u32 bits) {
-    return {bits >> 20, bits >> 12 & (kWords - 1), bits >> 10 & 3, bits >> 4 & (kSequences - 1), bits & kMostMessages};
+    return {bits >> 20, bits >> 12 & (kWords - 1), bits >> 10 & 3, bits >> 4 & (kSequences - 1), bits & kMaxMessages};
 }
 static_assert(pack(unpack(0xfedcba98)) == 0xfedcba98 && unpack(pack({4095, 255, 7, 65, 15})).source == 4095 &&
                   unpack(pack({0, 255, 7, 65, 15})).word == 255 && unpack(pack({0, 0, 7, 65, 0})).generation == 3 &&

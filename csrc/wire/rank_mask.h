@@ -5,11 +5,11 @@
 
 namespace deep_ep::wire {
 
-constexpr u32 kMostRanks = 1024;
+constexpr u32 kMaxRanks = 1024;
 
 struct RankMask {
     static constexpr u32 kBits = 64;
-    u64 words[kMostRanks / kBits];
+    u64 words[kMaxRanks / kBits];
 
     constexpr bool has(u32 rank) const { return (words[rank / kBits] >> rank % kBits & 1) != 0; }
     constexpr void add(u32 rank) { words[rank / kBits] |= u64{1} << rank % kBits; }
@@ -21,14 +21,14 @@ struct RankMask {
         while ((bits >> bit & 1) == 0) ++bit;
         return word * kBits + bit;
     }
-    // The lowest rank that one of them has and the other has not; kMostRanks: they are the same.
+    // The lowest rank that one of them has and the other has not; kMaxRanks: they are the same.
     constexpr u32 first_difference(const RankMask& other) const {
-        for (u32 word = 0; word < kMostRanks / kBits; ++word) {
+        for (u32 word = 0; word < kMaxRanks / kBits; ++word) {
             if (words[word] != other.words[word]) return lowest(word, words[word] ^ other.words[word]);
         }
-        return kMostRanks;
+        return kMaxRanks;
     }
 };
-static_assert(sizeof(RankMask) == kMostRanks / 8, "a bit for each rank");
+static_assert(sizeof(RankMask) == kMaxRanks / 8, "a bit for each rank");
 
 }  // namespace deep_ep::wire

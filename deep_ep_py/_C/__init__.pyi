@@ -32,9 +32,9 @@ __all__: list[str] = [
     "LibfabricProvider",
     "MASKED",
     "MASK_PHASE",
-    "MOST_RANKS",
-    "MOST_REGIONS",
-    "MOST_TOKENS",
+    "MAX_RANKS",
+    "MAX_REGIONS",
+    "MAX_TOKENS",
     "Meeting",
     "Mesh",
     "NETWORK",
@@ -234,13 +234,13 @@ class NicOptions:
     @key_offset.setter
     def key_offset(self, arg0: int) -> None: ...
     @property
-    def most_bytes(self) -> int: ...
-    @most_bytes.setter
-    def most_bytes(self, arg0: int) -> None: ...
+    def max_bytes(self) -> int: ...
+    @max_bytes.setter
+    def max_bytes(self, arg0: int) -> None: ...
     @property
-    def most_delay(self) -> int: ...
-    @most_delay.setter
-    def most_delay(self, arg0: int) -> None: ...
+    def max_delay(self) -> int: ...
+    @max_delay.setter
+    def max_delay(self, arg0: int) -> None: ...
     @property
     def mtu(self) -> int: ...
     @mtu.setter
@@ -475,7 +475,7 @@ class Runtime:
     @property
     def masked(self) -> list[int]: ...
     @property
-    def most_put_bytes(self) -> int: ...
+    def max_put_bytes(self) -> int: ...
     @property
     def network_counters(self) -> list[NicCounters]: ...
     @property
@@ -606,9 +606,9 @@ EXCEPTION: int = 4
 LEFT: int = 8
 MASKED: int = 10
 MASK_PHASE: str = "ranks left out"
-MOST_RANKS: int = 1024
-MOST_REGIONS: int = 16
-MOST_TOKENS: int = 2097151
+MAX_RANKS: int = 1024
+MAX_REGIONS: int = 16
+MAX_TOKENS: int = 2097151
 NETWORK: int = 6
 OUTDATED: int = 11
 OVERFLOW: int = 5

@@ -9,8 +9,8 @@ import typing
 
 __all__: list[str] = [
     "LOG_GROUP",
-    "MOST_EXPERTS",
-    "MOST_RESULTS",
+    "MAX_EXPERTS",
+    "MAX_RESULTS",
     "SCALE_GROUP",
     "Scales",
     "Sizes",
@@ -19,7 +19,7 @@ __all__: list[str] = [
     "finish",
     "fits_shared_memory",
     "forward",
-    "most_put_bytes",
+    "max_put_bytes",
     "places_words",
     "put_bytes",
     "region_bytes",
@@ -68,7 +68,7 @@ class Sizes:
     def __init__(
         self,
         *,
-        most_tokens: int,
+        max_tokens: int,
         hidden: int,
         topk: int,
         experts: int,
@@ -120,12 +120,12 @@ def dispatch(
 def finish(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> None: ...
 def fits_shared_memory(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> bool: ...
 def forward(runtime: deep_ep_py._C.Runtime, call: deep_ep_py._C.Call) -> int: ...
-def most_put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
+def max_put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def places_words(sizes: Sizes, *, ranks: int, tokens: int) -> int: ...
 def put_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def region_bytes(sizes: Sizes, *, ranks: int, has_remote: bool) -> int: ...
 
 LOG_GROUP: int = 128
-MOST_EXPERTS: int = 65535
-MOST_RESULTS: int = 2097151
+MAX_EXPERTS: int = 65535
+MAX_RESULTS: int = 2097151
 SCALE_GROUP: int = 128

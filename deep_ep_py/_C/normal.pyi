@@ -19,8 +19,8 @@ __all__: list[str] = [
     "dispatch",
     "forwarded_rows",
     "layout",
-    "least_region_bytes",
-    "most_ranks",
+    "min_region_bytes",
+    "max_ranks",
     "notify",
     "notify_cached_dispatch",
     "notify_combine",
@@ -158,8 +158,8 @@ def layout(
     is_token_in_rank: int,
     blocks: int,
 ) -> int: ...
-def least_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
-def most_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
+def min_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
+def max_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
 def notify(
     runtime: deep_ep_py._C.Runtime,
     sizes: Sizes,
@@ -167,7 +167,7 @@ def notify(
     is_token_in_rank: int,
     tokens_per_expert: int,
     plan: Plan,
-    most_rows: int,
+    max_rows: int,
     finish_later: bool,
     blocks: int,
 ) -> deep_ep_py._C.Call: ...

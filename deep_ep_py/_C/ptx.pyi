@@ -43,7 +43,7 @@ class KernelCount:
         Of a rank.
         """
     @property
-    def most_block_barriers(self) -> int:
+    def max_block_barriers(self) -> int:
         """
         Of a thread.
         """
@@ -71,7 +71,7 @@ class InstructionCount:
     @property
     def file_line(self) -> int: ...
     @property
-    def least_wavefronts(self) -> int: ...
+    def min_wavefronts(self) -> int: ...
     @property
     def line(self) -> int:
         """

@@ -10,8 +10,8 @@ import typing
 
 __all__: list[str] = [
     "MARK_ROWS",
-    "MOST_CHUNK_BYTES",
-    "MOST_CHUNK_ROWS",
+    "MAX_CHUNK_BYTES",
+    "MAX_CHUNK_ROWS",
     "Plan",
     "ROLES",
     "SET_BITS",
@@ -19,8 +19,8 @@ __all__: list[str] = [
     "chunk_rows",
     "combine",
     "dispatch",
-    "least_region_bytes",
-    "most_ranks",
+    "min_region_bytes",
+    "max_ranks",
     "notify",
     "put_bytes",
     "staging",
@@ -66,8 +66,8 @@ def dispatch(
     cached: bool,
     blocks: int,
 ) -> bool: ...
-def least_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
-def most_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
+def min_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
+def max_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
 def notify(
     runtime: deep_ep_py._C.Runtime,
     sizes: deep_ep_py._C.normal.Sizes,
@@ -75,7 +75,7 @@ def notify(
     is_token_in_rank: int,
     tokens_per_expert: int,
     plan: Plan,
-    most_rows: int,
+    max_rows: int,
     finish_later: bool,
     blocks: int,
 ) -> deep_ep_py._C.Call: ...
@@ -85,8 +85,8 @@ def staging(
 ) -> tuple[int, int]: ...
 
 MARK_ROWS: int = 32
-MOST_CHUNK_BYTES: int = 524288
-MOST_CHUNK_ROWS: int = 128
+MAX_CHUNK_BYTES: int = 524288
+MAX_CHUNK_ROWS: int = 128
 ROLES: int = 2
 SET_BITS: int = 32
 SLOTS: int = 4

@@ -7,7 +7,7 @@ import torch
 from deep_ep_py.bench.config import FP8_BLOCK
 from deep_ep_py.bench.inputs import Inputs
 
-_MOST, _LEAST_AMAX = 448.0, 1e-4
+_MOST, _MIN_AMAX = 448.0, 1e-4
 
 
 class Selections:
@@ -89,6 +89,6 @@ class Selections:
 def _cast(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows as float8_e4m3fn, and their scales, as `Buffer.low_latency_dispatch` defines them."""
     groups = rows.float().view(len(rows), rows.shape[1] // FP8_BLOCK, FP8_BLOCK)
-    amax = groups.abs().amax(dim=2).clamp(min=_LEAST_AMAX)
+    amax = groups.abs().amax(dim=2).clamp(min=_MIN_AMAX)
     cast = (groups * (torch.tensor(_MOST) / amax)[:, :, None]).clamp(-_MOST, _MOST)
     return cast.to(torch.float8_e4m3fn).view(rows.shape), amax * torch.tensor(1 / _MOST)

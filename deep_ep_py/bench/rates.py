@@ -52,7 +52,7 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
     -------
     dict
         `points`: for each number of blocks the `seconds` and `gb_per_s`, read and written; `rates`: a `Rates`;
-        `most_blocks`; `linked`: whether there are several GPUs; `file`: where Buffers on such GPUs look for the rates.
+        `max_blocks`; `linked`: whether there are several GPUs; `file`: where Buffers on such GPUs look for the rates.
 
     Raises
     ------
@@ -75,8 +75,8 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
         buffer.warmup(hidden, 1)
         alone, many = (_routes(buffer, count, hidden) for count in (1, tokens))
         moved = statistics.mean(gather((tokens + many[1].rows) * row_bytes))
-        most_blocks = device.most_blocks
-        counts = sorted({*(1 << i for i in range(most_blocks.bit_length())), most_blocks})
+        max_blocks = device.max_blocks
+        counts = sorted({*(1 << i for i in range(max_blocks.bit_length())), max_blocks})
         linked = ranks > 1
         align = make_aligner(buffer, many[0][:1], deep_ep.Config(num_sms=1)) if linked else None
         startup = _seconds(buffer, gather, alone, 1, iterations, align)
@@ -96,7 +96,7 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
             for blocks, seconds in zip(counts, spent)
         ],
         "rates": Rates(per_block=moved / moving[0], most=moved / min(moving), startup=startup),
-        "most_blocks": most_blocks,
+        "max_blocks": max_blocks,
         "linked": linked,
         "file": rates_file(_folder(), device.name, device.copies, linked),
     }

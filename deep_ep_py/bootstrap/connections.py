@@ -27,7 +27,7 @@ EXCHANGE_SECONDS = 1800.0
 Piece = tuple[int, int]
 """A part of a rank's heap: offset and bytes."""
 
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _PIECE, _PIECE_FORMAT = b"piece", "=5sQQ"
 """What a message about a piece begins with, as no JSON does."""
 _DYING_MS = 50
@@ -136,8 +136,8 @@ class Connections:
             If a process has ended, or its rank has given up, or did not come in time.
         """
         message = json.dumps(value, allow_nan=False).encode()
-        if len(message) > _MOST_BYTES:
-            raise ValueError(f"value: expected at most {_MOST_BYTES} bytes as JSON, not {len(message)}")
+        if len(message) > _MAX_BYTES:
+            raise ValueError(f"value: expected at most {_MAX_BYTES} bytes as JSON, not {len(message)}")
         values: list[Any] = [None] * self.size
         values[self.rank] = json.loads(message)
         far = [rank for rank in self._addresses if rank not in self._dropped]
@@ -392,7 +392,7 @@ def _receive_from(connection: socket.socket) -> tuple[bytes, list[int]]:
     """Return a message and what descriptors came with it, which no program started from here gets."""
     descriptors = array("i")
     room = socket.CMSG_LEN(descriptors.itemsize)
-    message, ancillary, _, _ = connection.recvmsg(_MOST_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    message, ancillary, _, _ = connection.recvmsg(_MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])

@@ -30,7 +30,7 @@ from deep_ep_py.bootstrap.handshake import (
     ANSWER,
     CONNECTOR,
     LISTENER,
-    MOST_GUESTS,
+    MAX_GUESTS,
     NONCE_BYTES,
     PROOF_SECONDS,
     WELCOME,
@@ -55,7 +55,7 @@ _LOOK_SECONDS = 0.5
 _KEY_BYTES = 16
 _OF_A_GUEST = (errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
 """What `accept` says of a connection that has failed before it was taken."""
-_MOST_LOGGED = 20
+_MAX_LOGGED = 20
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class FarMeeting:
             guest = asyncio.create_task(self._hear(connection, str(address[0])))
             self._guests[connection] = guest
             guest.add_done_callback(partial(self._forget, connection))
-            if len(self._guests) > MOST_GUESTS:
+            if len(self._guests) > MAX_GUESTS:
                 self._drop_oldest()
             await asyncio.sleep(0)  # so that those are heard which have come before many more
 
@@ -289,8 +289,8 @@ class FarMeeting:
 
     def _log_refusal(self, address: str, why: str) -> None:
         self._refused += 1
-        if self._refused <= _MOST_LOGGED:
-            more = "; more are not logged" if self._refused == _MOST_LOGGED else ""
+        if self._refused <= _MAX_LOGGED:
+            more = "; more are not logged" if self._refused == _MAX_LOGGED else ""
             _log.warning("rank %d: a connection from %s is refused: %s%s", self._rank, address, why, more)
 
     async def _answer(self, connection: socket.socket) -> None:

@@ -33,9 +33,9 @@ SECRET_BYTES = 32
 PROOF_SECONDS = 5.0
 """How long a connection may take to prove itself."""
 
-MOST_GUESTS = 128
+MAX_GUESTS = 128
 """Connections that have proved nothing yet and are kept at once."""
-_MOST_ACCEPTED = 32
+_MAX_ACCEPTED = 32
 """At once: so that a rank among many strangers is heard before it is the oldest."""
 _BACKLOG = 128
 _RETRY_SECONDS = 0.01
@@ -323,7 +323,7 @@ class Meeting:
             self._guests.remove(guest)
 
     def _accept(self) -> None:
-        for _ in range(_MOST_ACCEPTED):
+        for _ in range(_MAX_ACCEPTED):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -339,7 +339,7 @@ class Meeting:
                 continue
             connection.setblocking(False)
             self._guests.append(_Guest(connection, self._rank, self._secret))
-            if len(self._guests) > MOST_GUESTS:
+            if len(self._guests) > MAX_GUESTS:
                 self._drop_guests(lambda one: one is self._guests[0])
 
     def _drop_guests(self, which: Callable[[_Guest], bool]) -> None:

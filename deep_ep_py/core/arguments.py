@@ -163,7 +163,7 @@ def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
     return num_experts
 
 
-def most_tokens(value: Any) -> int:
+def max_tokens(value: Any) -> int:
     """Check a bound of a rank's tokens, as low-latency calls take it."""
     return integer("num_max_dispatch_tokens_per_rank", value, 1, MAX_TOKENS)
 

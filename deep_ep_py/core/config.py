@@ -10,13 +10,13 @@ _META_BYTES = 8 + 128 * 8 + 128 * 4 + 128 * 4
 """What a row carries besides x in V1's size hints: source metadata, 128 expert ids, 128 weights, 128 scales."""
 
 
-_MOST_RANKS = 1 << 16
+_MAX_RANKS = 1 << 16
 """Sizes are hinted at for more ranks than work here."""
 
 
 def _check_sizes(hidden_bytes: int, num_ranks: int) -> None:
     arguments.integer("hidden_bytes", hidden_bytes, 1, arguments.MAX_BYTES)
-    arguments.integer("num_ranks", num_ranks, 1, _MOST_RANKS)
+    arguments.integer("num_ranks", num_ranks, 1, _MAX_RANKS)
 
 
 def _align(value: int, alignment: int = 128) -> int:

@@ -6,7 +6,7 @@ import os
 
 from deep_ep_py.core.environment import PROXY_CPUS
 
-_MOST_CPUS = 1024
+_MAX_CPUS = 1024
 """As many as the C library's sets of CPUs hold."""
 
 
@@ -25,8 +25,8 @@ def cpus_of(text: str) -> tuple[int, ...]:
         ends = [end.strip() for end in part.split("-")]
         if len(ends) > 2 or not all(end.isdecimal() for end in ends) or int(ends[0]) > int(ends[-1]):
             raise ValueError(f"expected CPUs as 0-3,8, not {part!r}")
-        if int(ends[-1]) >= _MOST_CPUS:
-            raise ValueError(f"expected CPUs below {_MOST_CPUS}, not {part!r}")
+        if int(ends[-1]) >= _MAX_CPUS:
+            raise ValueError(f"expected CPUs below {_MAX_CPUS}, not {part!r}")
         cpus.update(range(int(ends[0]), int(ends[-1]) + 1))
     return tuple(sorted(cpus))
 

@@ -84,8 +84,8 @@ class CudaDevice:
         self._launcher = make_launcher(
             self.context, warps=self.warps, bulk_copies=self._bulk_copies, cooperative=cooperative
         )
-        self.most_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // sharers))
-        self.blocks = min(_UNMEASURED_BLOCKS, self.most_blocks)
+        self.max_blocks = max(1, min(arguments.MAX_BLOCKS, self.context.multiprocessors // sharers))
+        self.blocks = min(_UNMEASURED_BLOCKS, self.max_blocks)
 
     def refusal_of_gpu(self, gpu: str) -> str:
         """See `Device`. Signals are atomic additions, which CUDA promises between GPUs only where they are native."""
@@ -116,7 +116,7 @@ class CudaDevice:
         """
         if self._gathered or self._rates is None:
             return self.blocks
-        return self._rates.blocks_for(moved, self.most_blocks, self._sharers)
+        return self._rates.blocks_for(moved, self.max_blocks, self._sharers)
 
     @cached_property
     def comm_stream(self) -> torch.cuda.Stream:

@@ -56,11 +56,11 @@ class Rates:
         """
         return self.startup + moved / min(blocks * self.per_block, self.most / share)
 
-    def blocks_for(self, moved: float, most_blocks: int, share: int = 1) -> int:
-        """Return the fewest blocks with which a call takes at most `SLACK` longer than with `most_blocks`."""
-        allowed = (1 + SLACK) * self.seconds(moved, most_blocks, share) - self.startup
+    def blocks_for(self, moved: float, max_blocks: int, share: int = 1) -> int:
+        """Return the fewest blocks with which a call takes at most `SLACK` longer than with `max_blocks`."""
+        allowed = (1 + SLACK) * self.seconds(moved, max_blocks, share) - self.startup
         needed = math.ceil(moved / (self.per_block * allowed)) if allowed > 0 else 1
-        return max(1, min(most_blocks, needed))
+        return max(1, min(max_blocks, needed))
 
     def save(self, file: Path) -> None:
         """Write them to a file at once: a reader finds all of them or what was there before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 """On the way to one file, as Linux allows: more lead in a circle."""
 
 
@@ -93,7 +93,7 @@ class Files:
                 done.append(name)
                 continue
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 return None
             if target.startswith("/"):
                 done.clear()

@@ -25,7 +25,7 @@ _COMMAND_STYLE = "cyan"
 _INDENT = "  "
 COMMAND_INDENT = 4 * _INDENT
 """Before a command, which has a line of its own, however long."""
-_MOST_NAME = 26
+_MAX_NAME = 26
 
 
 def print_job(job: Job, console: Console) -> None:
@@ -78,7 +78,7 @@ def _print_sections(sections: Sequence[Section], console: Console) -> None:
         console.print(Text(section.title, style="bold"))
         names = max((len(printable(finding.name, console)) for finding in section.findings), default=0)
         for finding in section.findings:
-            console.print(_row(finding, min(names, _MOST_NAME), console))
+            console.print(_row(finding, min(names, _MAX_NAME), console))
             if finding.command:
                 command = Text(COMMAND_INDENT + printable(finding.command, console), style=_COMMAND_STYLE)
                 console.print(command, soft_wrap=True)  # folded, it could not be copied

@@ -84,7 +84,7 @@ class DecodeLayer(nn.Module):
                 f"use_fp8=True: expected experts of a hidden that is a multiple of {multiple} with it, not "
                 f"{experts.hidden}"
             )
-        self.experts, self.num_experts, self.most_tokens, self.group = experts, num_experts, most, group
+        self.experts, self.num_experts, self.max_tokens, self.group = experts, num_experts, most, group
         self.zero_copy = arguments.flag("zero_copy", zero_copy)
 
     def forward(self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class DecodeLayer(nn.Module):
         received = ops.low_latency_dispatch(
             x.bfloat16(),
             topk_idx,
-            self.most_tokens,
+            self.max_tokens,
             self.num_experts,
             self.group,
             self.use_fp8,
@@ -168,8 +168,8 @@ class DecodeLayer(nn.Module):
         device, hidden = self.experts.experts.down.device, self.experts.hidden
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.device != device:
             raise TypeError(_unlike("x", x, f"a floating [tokens, {hidden}] on {device}"))
-        if x.dim() != 2 or x.shape[1] != hidden or x.shape[0] > self.most_tokens:
-            raise ValueError(_unlike("x", x, f"[at most {self.most_tokens} tokens, {hidden}]"))
+        if x.dim() != 2 or x.shape[1] != hidden or x.shape[0] > self.max_tokens:
+            raise ValueError(_unlike("x", x, f"[at most {self.max_tokens} tokens, {hidden}]"))
         tokens = x.shape[0]
         if (
             not isinstance(topk_idx, Tensor)
@@ -215,7 +215,7 @@ class MicroBatch:
         packed, self._counts, self._handle, _, self._hook = self._buffer.low_latency_dispatch(
             x.bfloat16().contiguous(),
             self._routing[0],
-            layer.most_tokens,
+            layer.max_tokens,
             layer.num_experts,
             use_fp8=layer.use_fp8,
             round_scale=layer.round_scale,

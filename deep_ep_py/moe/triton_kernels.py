@@ -16,7 +16,7 @@ from deep_ep_py.moe import torch_kernels
 _GROUP = tl.constexpr(torch_kernels.GROUP)
 _FP8_MAX = tl.constexpr(torch_kernels.FP8_MAX)
 _SMALLEST_AMAX = tl.constexpr(torch_kernels.SMALLEST_AMAX)
-_MOST_COLUMNS = 1024
+_MAX_COLUMNS = 1024
 """Of a row, in one block."""
 
 
@@ -97,7 +97,7 @@ def _on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _block(hidden: int) -> int:
-    return min(triton.next_power_of_2(hidden), _MOST_COLUMNS)
+    return min(triton.next_power_of_2(hidden), _MAX_COLUMNS)
 
 
 @_on_its_device

@@ -1,7 +1,7 @@
 """Low-latency dispatch and combine as torch ops, for decoding inside what `torch.compile` compiles. No gradients.
 
     name = deep_ep_py.ops.register(buffer)      # made with low_latency_mode=True; hold on to it
-    received = low_latency_dispatch(x, topk_idx, most_tokens, num_experts, name)
+    received = low_latency_dispatch(x, topk_idx, max_tokens, num_experts, name)
     out = low_latency_combine(my_experts(received.x, received.counts), topk_idx, topk_weights, received.routes, name)
 
 All sizes are known before the call, so a compiler needs no unbacked ones.
@@ -75,9 +75,9 @@ def low_latency_dispatch(
     TypeError, ValueError, DeepEPError, DeepEPTimeout
         As `Buffer.low_latency_dispatch`; and if `group` is not registered.
     """
-    most_tokens = num_max_dispatch_tokens_per_rank
+    max_tokens = num_max_dispatch_tokens_per_rank
     recv_x, scales, counts, routes = dispatch_op(
-        x, topk_idx, most_tokens, num_experts, use_fp8, round_scale, use_ue8m0, group
+        x, topk_idx, max_tokens, num_experts, use_fp8, round_scale, use_ue8m0, group
     )
     return Received(recv_x, scales if use_fp8 else None, counts, routes)
 
@@ -112,13 +112,13 @@ def low_latency_combine(
 @torch.library.custom_op(
     "deep_ep::low_latency_dispatch",
     mutates_args=(),
-    schema="(Tensor x, Tensor topk_idx, int most_tokens, int num_experts, bool use_fp8, bool round_scale, "
+    schema="(Tensor x, Tensor topk_idx, int max_tokens, int num_experts, bool use_fp8, bool round_scale, "
     "bool use_ue8m0, str group) -> (Tensor recv_x, Tensor recv_scales, Tensor recv_counts, Tensor[] routes)",
 )
 def dispatch_op(
     x: Tensor,
     topk_idx: Tensor,
-    most_tokens: int,
+    max_tokens: int,
     num_experts: int,
     use_fp8: bool,
     round_scale: bool,
@@ -130,7 +130,7 @@ def dispatch_op(
     packed, counts, handle, _, _ = buffer.low_latency_dispatch(
         x.contiguous(),
         topk_idx.contiguous(),
-        most_tokens,
+        max_tokens,
         num_experts,
         use_fp8=use_fp8,
         round_scale=round_scale,
@@ -144,7 +144,7 @@ def dispatch_op(
 def _(
     x: Tensor,
     topk_idx: Tensor,
-    most_tokens: int,
+    max_tokens: int,
     num_experts: int,
     use_fp8: bool,
     round_scale: bool,
@@ -153,10 +153,10 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     buffer = buffer_of(group)
     ranks = buffer.group_size
-    local, rows, (tokens, hidden), topk = num_experts // ranks, ranks * most_tokens, x.shape, topk_idx.shape[1]
+    local, rows, (tokens, hidden), topk = num_experts // ranks, ranks * max_tokens, x.shape, topk_idx.shape[1]
     recv_x = x.new_empty((local, rows, hidden), dtype=torch.float8_e4m3fn if use_fp8 else torch.bfloat16)
     scales = scales_memory(scales_of(use_fp8, round_scale, use_ue8m0), local, rows, hidden)
-    places = Origin.places_words(Sizes(most_tokens, hidden, topk, num_experts), ranks, tokens)
+    places = Origin.places_words(Sizes(max_tokens, hidden, topk, num_experts), ranks, tokens)
     routes = [
         torch.empty(_NUMBERS, dtype=torch.int64, device="cpu"),
         x.new_empty((local, rows), dtype=torch.int32),
@@ -198,7 +198,7 @@ def _to_routes(buffer: Buffer, handle: Handle) -> list[Tensor]:
     assert origin is not None
     sizes = origin.sizes
     numbers = [serial_of(buffer), origin.operation, origin.generation]
-    numbers += [sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts]
+    numbers += [sizes.max_tokens, sizes.hidden, sizes.topk, sizes.experts]
     return [torch.tensor(numbers, device="cpu"), handle[0], handle[1], origin.places]
 
 
@@ -218,7 +218,7 @@ def _to_handle(buffer: Buffer, routes: list[Tensor], tokens: int) -> Handle:
         raise ValueError("routes: expected those of this Buffer, they are another Buffer's")
     sizes, ranks, device = Sizes(*rest), buffer.group_size, buffer.device
     local, words = sizes.experts // ranks, Origin.places_words(sizes, ranks, tokens)
-    src_info = tensor("routes[1]", routes[1], torch.int32, (local, ranks * sizes.most_tokens), device)
+    src_info = tensor("routes[1]", routes[1], torch.int32, (local, ranks * sizes.max_tokens), device)
     ranges = tensor("routes[2]", routes[2], torch.int64, (local, ranks), device)
     places = tensor("routes[3]", routes[3], torch.int32, (words,), device)
     return Origin(buffer._engine, generation, operation, sizes, tokens, places).handle_of(src_info, ranges)

@@ -84,7 +84,7 @@ class KernelProfile:
         Of global memory: what threads have asked for; sectors that moved; and what of it was a peer's.
     row_sectors_needed, row_sectors_moved : int
         By accesses of 16 bytes a thread and more.
-    wavefronts, least_wavefronts : int
+    wavefronts, min_wavefronts : int
         Of accesses to shared memory.
     row_bytes_in_flight : float
         Bytes of rows that a warp has loaded when it waits for them, on average.
@@ -115,7 +115,7 @@ class KernelProfile:
     row_sectors_needed: int
     row_sectors_moved: int
     wavefronts: int
-    least_wavefronts: int
+    min_wavefronts: int
     row_bytes_in_flight: float
     trips: float
     moves_rows: bool
@@ -202,7 +202,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
         here = lines[one.place, _below_sources(one.file), one.file_line]
         for figure in _LINE_FIGURES:
             here[figure] += getattr(one, figure)
-        for figure in ("bytes", "sectors", "peer_bytes", "peer_sectors", "wavefronts", "least_wavefronts"):
+        for figure in ("bytes", "sectors", "peer_bytes", "peer_sectors", "wavefronts", "min_wavefronts"):
             totals[figure] += getattr(one, figure)
         if one.bytes >= _ROW_LOAD_BYTES * one.threads:
             totals["row_sectors_moved"] += one.sectors
@@ -225,11 +225,11 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
         row_sectors_needed=-(-totals["row_bytes"] // SECTOR_BYTES),
         row_sectors_moved=totals["row_sectors_moved"],
         wavefronts=totals["wavefronts"],
-        least_wavefronts=totals["least_wavefronts"],
+        min_wavefronts=totals["min_wavefronts"],
         row_bytes_in_flight=kernel.row_bytes / kernel.row_trips if kernel.row_trips else 0.0,
         trips=kernel.row_trips / kernel.warps if kernel.warps else 0.0,
         moves_rows=totals["row_bytes"] >= kib * _KIB / 2 > 0,
-        block_barriers=kernel.most_block_barriers,
+        block_barriers=kernel.max_block_barriers,
         system_scope=kinds["system scope"],
         lines=tuple(Line(*where, *(counts[figure] for figure in _LINE_FIGURES)) for where, counts in ordered),
     )

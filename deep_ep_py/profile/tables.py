@@ -107,4 +107,4 @@ def _ratio(profile: KernelProfile) -> str:
 
 
 def _wavefronts(profile: KernelProfile) -> str:
-    return f"{profile.wavefronts / profile.least_wavefronts:.2f}" if profile.least_wavefronts else "-"
+    return f"{profile.wavefronts / profile.min_wavefronts:.2f}" if profile.min_wavefronts else "-"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_MOST_RANKS = 64
+_MAX_RANKS = 64
 """Up to which each has a line; beyond, each machine has."""
 _LETTERS = {"peer": "P", "ibgda": "I", "proxy": "X", "weak": "W", "none": "-"}
 _MEANINGS = {
@@ -17,7 +17,7 @@ _MEANINGS = {
     "?": "some other path",
 }
 _SELF, _SEVERAL, _OTHER = ".", "*", "?"
-_LEAST_COLUMNS = 10
+_MIN_COLUMNS = 10
 
 
 def matrix(routes: Sequence[Sequence[str]], machines: Sequence[tuple[str, Sequence[int]]], width: int) -> list[str]:
@@ -32,7 +32,7 @@ def matrix(routes: Sequence[Sequence[str]], machines: Sequence[tuple[str, Sequen
     width
         Characters that a line may have; where they do not suffice for all columns, the table comes in parts.
     """
-    if len(routes) <= _MOST_RANKS:
+    if len(routes) <= _MAX_RANKS:
         cells = [
             "".join(_SELF if one == other else _letter(path) for other, path in enumerate(row))
             for one, row in enumerate(routes)
@@ -79,7 +79,7 @@ def _table(of: str, cells: Sequence[str], width: int) -> list[str]:
             rows.append((str(start) if row == start + 1 else f"{start}-{row - 1}", cells[start]))
             start = row
     label = max(len(name) for name, _ in rows)
-    columns = max(_LEAST_COLUMNS, width - label - 2)
+    columns = max(_MIN_COLUMNS, width - label - 2)
     lines = []
     for first in range(0, len(cells), columns):
         last = min(first + columns, len(cells)) - 1

@@ -9,7 +9,7 @@ from typing import Any
 
 from deep_ep_py.core.native import C
 
-_MOST_BLOCKS = 1 << 15
+_MAX_BLOCKS = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class NicOptions:
         Each 2 ** chunk_log2 bytes have keys of their own; requests end with them.
     key_offset : int
         Where a heap begins within its first chunk: a multiple of 16. As where heaps lie in larger registered memory.
-    most_bytes : int
+    max_bytes : int
         The most one request carries.
     mtu : int
         Bytes that arrive at once.
     in_flight : int
         Requests of a queue pair that are under way at once.
-    most_delay : int
+    max_delay : int
         Turns that others get before each step of a queue pair, drawn at random up to this. Only under
         `deep_ep_py.testing.run_ranks` on a CPU: elsewhere one thread serves a rank's queue pairs as fast as it can.
     relaxed : bool
@@ -54,10 +54,10 @@ class NicOptions:
     nics: int = 1
     chunk_log2: int = 30
     key_offset: int = 0
-    most_bytes: int = 1 << 20
+    max_bytes: int = 1 << 20
     mtu: int = 4096
     in_flight: int = 4
-    most_delay: int = 0
+    max_delay: int = 0
     relaxed: bool = False
     fault_rank: int = -1
     fault_peer: int = -1
@@ -67,14 +67,14 @@ class NicOptions:
 
     def __post_init__(self) -> None:
         limits = {
-            "blocks": (8, _MOST_BLOCKS),
+            "blocks": (8, _MAX_BLOCKS),
             "queues_per_peer": (1, 64),
             "nics": (1, 8),
             "chunk_log2": (12, 40),
-            "most_bytes": (16, 1 << 30),
+            "max_bytes": (16, 1 << 30),
             "mtu": (16, 1 << 30),
             "in_flight": (1, 1024),
-            "most_delay": (0, 1 << 16),
+            "max_delay": (0, 1 << 16),
             "fault_after": (0, 1 << 40),
             "fault_syndrome": (0, 255),
         }
@@ -85,7 +85,7 @@ class NicOptions:
             raise ValueError(f"key_offset={self.key_offset}: expected 0 to {(1 << self.chunk_log2) - 1}")
         if self.blocks & (self.blocks - 1):
             raise ValueError(f"blocks={self.blocks}: expected a power of two")
-        for name in ("key_offset", "most_bytes", "mtu"):
+        for name in ("key_offset", "max_bytes", "mtu"):
             if getattr(self, name) % 16:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a multiple of 16")
 

@@ -14,9 +14,9 @@ from deep_ep_py.topology.paths import PEER, PROXY, Path
 NONE = "none"
 """Where no path leads."""
 _REACHED, _NOT_ASKED, _FIRST_REASON = "+", ".", "a"
-_MOST_REASONS = 20
+_MAX_REASONS = 20
 """That a rank tells apart: each has a letter, and ranks exchange their texts."""
-_UNTOLD = f"a reason besides the first {_MOST_REASONS}"
+_UNTOLD = f"a reason besides the first {_MAX_REASONS}"
 _WIDTH = 100
 
 
@@ -93,7 +93,7 @@ def _column(paths: Sequence[Path], peer: int, reasons: list[str]) -> str:
 
 
 def _letter_of(refusal: str, reasons: list[str]) -> str:
-    if refusal not in reasons and len(reasons) >= _MOST_REASONS:
+    if refusal not in reasons and len(reasons) >= _MAX_REASONS:
         refusal = _UNTOLD
     if refusal not in reasons:
         reasons.append(refusal)

@@ -70,7 +70,7 @@ class LowLatencySurface:
             Naming the argument.
         """
         arguments.integer("num_ranks", num_ranks, 1, arguments.MAX_RANKS)
-        arguments.integer("regions", regions, 1, C.MOST_REGIONS)
+        arguments.integer("regions", regions, 1, C.MAX_REGIONS)
         arguments.experts(num_experts, num_ranks)
         topk = min(V1_MOST_TOPK, num_experts)
         if num_topk is not None:

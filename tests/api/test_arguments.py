@@ -282,4 +282,4 @@ def test_what_is_right_is_not_described(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_limits_are_those_of_the_formats() -> None:
-    assert (arguments.MAX_RANKS, arguments.MAX_TOKENS) == (C.MOST_RANKS, C.MOST_TOKENS)
+    assert (arguments.MAX_RANKS, arguments.MAX_TOKENS) == (C.MAX_RANKS, C.MAX_TOKENS)

@@ -77,7 +77,7 @@ for ordinal in (0, 1):
 def test_a_launch(double: Path, tmp_path: Path) -> None:
     program = """
 launcher = make()
-print(launcher.most_blocks("dispatch", SHAPE, 4, 1000))
+print(launcher.max_blocks("dispatch", SHAPE, 4, 1000))
 serials = [launcher.launch("dispatch", SHAPE, 8, 4, 1000, bytes([n] + 15 * [0])) for n in (1, 2)]
 launcher.wait(serials[-1])
 print(serials, [launcher.finished(serial) for serial in serials])
@@ -121,7 +121,7 @@ def test_ranks_share_a_gpu(double: Path) -> None:
     program = """
 launcher = cuda.Launcher(cuda.Context(0), sharers=4)
 launcher.load("dispatch", SHAPE, CUBIN, "_Zdispatch")
-print(launcher.most_blocks("dispatch", SHAPE, 4, 0))
+print(launcher.max_blocks("dispatch", SHAPE, 4, 0))
 print(refused(launcher.launch, "dispatch", SHAPE, 3, 4, 0, bytes(8)))
 """
     most, said = run(double, program)

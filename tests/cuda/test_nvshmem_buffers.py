@@ -63,7 +63,7 @@ def test_several_nics_and_small_rings(nvshmem: Nvshmem, version: str, nics: int)
         NVSHMEM_DOUBLE_CHUNK_LOG2="16",
         NVSHMEM_DOUBLE_NIC_RELAXED="1",
         NVSHMEM_DOUBLE_NIC_MTU="64",
-        NVSHMEM_DOUBLE_NIC_MOST_DELAY="3",
+        NVSHMEM_DOUBLE_NIC_MAX_DELAY="3",
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -28,7 +28,7 @@ IBGDA = {"NVSHMEM_IB_ENABLE_IBGDA": "1"}
 # Each PE on a node of its own, or two to a node.
 ALONE, IN_PAIRS = {"NVSHMEM_DOUBLE_PES_PER_NODE": "1"}, {"NVSHMEM_DOUBLE_PES_PER_NODE": "2"}
 # A NIC that does what a network may do.
-BAD_NIC = {"NVSHMEM_DOUBLE_NIC_RELAXED": "1", "NVSHMEM_DOUBLE_NIC_MOST_DELAY": "3", "NVSHMEM_DOUBLE_NIC_MTU": "64"}
+BAD_NIC = {"NVSHMEM_DOUBLE_NIC_RELAXED": "1", "NVSHMEM_DOUBLE_NIC_MAX_DELAY": "3", "NVSHMEM_DOUBLE_NIC_MTU": "64"}
 
 Run = Callable[..., CompletedProcess[str]]
 

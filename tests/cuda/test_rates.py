@@ -68,7 +68,7 @@ def test_a_file_that_cannot_be_read_is_not_used(
     file.write_text("{")
     device = CudaDevice.__new__(CudaDevice)  # there is no GPU to make one of
     device.name, device.copies, device._linked, device._gathered = "Double", "bulk", False, False
-    device.blocks, device.most_blocks, device._sharers = 24, 132, 1
+    device.blocks, device.max_blocks, device._sharers = 24, 132, 1
     assert device.blocks_for(1e9) == 24
     assert f"not used: {file}" in caplog.text
     del device._rates

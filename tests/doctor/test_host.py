@@ -100,7 +100,7 @@ def test_cpus_that_are_offline_do_not_count(tmp_path: Path, allowed: str, online
     ],
 )
 def test_open_files(tmp_path: Path, soft: str, hard: str, verdict: Verdict, value: str, command: str) -> None:
-    Tree(tmp_path).host(files=soft, most_files=hard)
+    Tree(tmp_path).host(files=soft, max_files=hard)
     found = by_name(limits(live(tmp_path)))[OPEN]
     assert (found.verdict, found.value) == (verdict, value)
     assert found.command.endswith(command) and bool(found.command) == bool(command)

@@ -122,7 +122,7 @@ def test_twenty_repeats_have_the_same_bits() -> None:
 
 def test_outputs_of_a_known_size() -> None:
     trial = Trial.of(BY_NAME["uneven_tokens"])
-    rows = trial.most_rows + 5
+    rows = trial.max_rows + 5
 
     def on_each_rank(group: Any) -> None:
         buffer = make_warm(group, trial.case)
@@ -300,7 +300,7 @@ def test_a_failure_is_raised_by_the_next_call() -> None:
 
     def on_each_rank(group: Any) -> None:
         buffer = make_warm(group, trial.case, timeout=1.0)
-        given = arguments_of(trial, buffer.rank, num_worst_tokens=trial.most_rows)
+        given = arguments_of(trial, buffer.rank, num_worst_tokens=trial.max_rows)
         if buffer.rank == 0:
             buffer.dispatch(**given)  # rank 1 does not come
             torch.cuda.current_stream().synchronize()

@@ -173,7 +173,7 @@ def test_async_calls() -> None:
                 torch.cuda._sleep(1_000_000)
                 x.copy_(given)
                 topk_idx = work.topk_idx[rank].to(buffer.device)
-                sizes = (SIZES.most_tokens, SIZES.experts)
+                sizes = (SIZES.max_tokens, SIZES.experts)
                 results = buffer.low_latency_dispatch(x, topk_idx, *sizes, async_finish=True, **BF16.options)
                 del x
                 results[3].current_stream_wait()

@@ -27,10 +27,10 @@ TIMEOUT, LATE = 30.0, 1
 @pytest.mark.overwrites  # sizes differ, and so do the places of what is sent
 def test_calls_that_do_not_match(fabric: str) -> None:
     """Rank 1 names other sizes, and then makes another call."""
-    other = replace(WORK, sizes=replace(SIZES, most_tokens=41))
+    other = replace(WORK, sizes=replace(SIZES, max_tokens=41))
 
     def on_each_rank(group: Any) -> None:
-        with make_buffer(group, replace(SIZES, most_tokens=41), fabric) as buffer:
+        with make_buffer(group, replace(SIZES, max_tokens=41), fabric) as buffer:
             with pytest.raises(deep_ep.DeepEPError, match="not match"):
                 round_trip(buffer, other if buffer.rank == 1 else WORK)
             buffer.recover()

@@ -123,7 +123,7 @@ def test_modes_and_shapes_share_a_buffer(fabric: str) -> None:
     mine = [Work.of(sizes) for sizes in shapes]
 
     def on_each_rank(group: Any) -> None:
-        with make_buffer(group, max(shapes, key=lambda one: one.most_tokens * one.hidden), fabric) as buffer:
+        with make_buffer(group, max(shapes, key=lambda one: one.max_tokens * one.hidden), fabric) as buffer:
             for turn in range(2):
                 for work in mine:
                     cast = CASTS["fp8"] if work.sizes.hidden % 128 == 0 and turn else BF16

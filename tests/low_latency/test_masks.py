@@ -25,7 +25,7 @@ TIMEOUT, GONE = 30.0, 2
 racing = pytest.mark.skipif(
     BUILD == "tsan", reason="a rank that works is masked, and reads rows that others write over"
 )
-PLAIN_NIC = deep_ep.NicOptions(blocks=64, most_bytes=4096, mtu=256)
+PLAIN_NIC = deep_ep.NicOptions(blocks=64, max_bytes=4096, mtu=256)
 
 
 def make(group: Any, fabric: str, **options: Any) -> deep_ep.Buffer:
@@ -71,7 +71,7 @@ def test_nothing_changes_where_all_answer(fabric: str) -> None:
         with make(group, fabric) as buffer:
             for hooks in (False, True):
                 round_trip(buffer, WORK, hooks=hooks)
-            buffer.clean_low_latency_buffer(SIZES.most_tokens, SIZES.hidden, SIZES.experts)
+            buffer.clean_low_latency_buffer(SIZES.max_tokens, SIZES.hidden, SIZES.experts)
             assert status(buffer) == buffer.masked_ranks == []
 
     under_schedules(SIZES.ranks, on_each_rank)
@@ -100,7 +100,7 @@ def test_a_rank_that_does_not_come(fabric: str, where: str) -> None:
             buffer.destroy()
             return
         if where == "clean":
-            buffer.clean_low_latency_buffer(SIZES.most_tokens, SIZES.hidden, SIZES.experts)
+            buffer.clean_low_latency_buffer(SIZES.max_tokens, SIZES.hidden, SIZES.experts)
         elif begun is None:
             go_on(buffer, GONE, rounds=1)
         elif where == "hook":

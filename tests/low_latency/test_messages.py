@@ -12,7 +12,7 @@ from low_latency import Sizes, Work, combine, dispatch, make_buffer
 
 pytestmark = pytest.mark.once
 
-MOST_PUTS, MOST_DOORBELLS = 4, 2
+MAX_PUTS, MAX_DOORBELLS = 4, 2
 FREE = 1  # a signal to each peer, which belongs to no phase
 PHASES = ("dispatch", "combine")
 
@@ -24,7 +24,7 @@ def test_puts_and_doorbells_of_a_full_batch(ranks: int) -> None:
     work = Work.of(sizes, results=False)
 
     def on_each_rank(group: Any) -> dict[str, list[dict[str, int]]]:
-        nic = deep_ep.NicOptions(blocks=64, most_bytes=1 << 20)
+        nic = deep_ep.NicOptions(blocks=64, max_bytes=1 << 20)
         counted = []
         with make_buffer(group, sizes, "ibgda", nic=nic, arena_bytes=32 << 20) as buffer:
             counted.append(buffer.network_counters())
@@ -45,5 +45,5 @@ def test_puts_and_doorbells_of_a_full_batch(ranks: int) -> None:
                 if peer == rank:
                     assert not any(sent.values())
                     continue
-                assert sent["atomics"] - FREE <= MOST_PUTS and sent["doorbells"] - FREE <= MOST_DOORBELLS, sent
+                assert sent["atomics"] - FREE <= MAX_PUTS and sent["doorbells"] - FREE <= MAX_DOORBELLS, sent
                 assert sent["atomics"] == FREE + (2 if phase == "dispatch" else 1)

@@ -39,9 +39,7 @@ def test_values(cast: str) -> None:
         with make_buffer(group, SIZES, "mixed") as buffer:
             rank, name = buffer.rank, ops.register(buffer, f"rank {group.rank()}")
             ids, how = work.topk_idx[rank], CASTS[cast]
-            received = ops.low_latency_dispatch(
-                work.x[rank], ids, SIZES.most_tokens, SIZES.experts, name, **how.options
-            )
+            received = ops.low_latency_dispatch(work.x[rank], ids, SIZES.max_tokens, SIZES.experts, name, **how.options)
             check(work, rank, how, received)
             out = ops.low_latency_combine(work.results[rank], ids, work.weights[rank], received.routes, name)
             check_combine(work, rank, out)
@@ -61,7 +59,7 @@ def test_results_as_logfmt() -> None:
         with make_buffer(group, SIZES, "mixed") as buffer:
             rank, name = buffer.rank, ops.register(buffer, f"rank {group.rank()}")
             ids = work.topk_idx[rank]
-            routes = ops.low_latency_dispatch(work.x[rank], ids, SIZES.most_tokens, SIZES.experts, name).routes
+            routes = ops.low_latency_dispatch(work.x[rank], ids, SIZES.max_tokens, SIZES.experts, name).routes
             given = (work.results[rank], ids, work.weights[rank], routes, name)
             check_combine(work, rank, ops.low_latency_combine(*given, use_logfmt=True))
 

@@ -185,7 +185,7 @@ def both_modes(group: Any, world: World, work: Work) -> Iterator[deep_ep.Buffer]
     """Of both modes, with room for `work`."""
     sizes = work.sizes
     needed = deep_ep.Buffer.get_low_latency_rdma_size_hint(
-        sizes.most_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk
+        sizes.max_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk
     )
     with made(group, world, num_rdma_bytes=needed, low_latency_mode=True) as buffer:
         yield buffer

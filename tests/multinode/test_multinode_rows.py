@@ -77,7 +77,7 @@ def test_fp8_rows_with_scales(world: Any, buffer: deep_ep.Buffer) -> None:
 
 def test_num_worst_tokens(world: Any, buffer: deep_ep.Buffer) -> None:
     trial = world.trial("ranks_without_tokens")
-    rows = trial.most_rows + 5
+    rows = trial.max_rows + 5
     results = buffer.dispatch(**dispatch_arguments(trial.work, world.rank, num_worst_tokens=rows))
     trial.check_worst(world.rank, results, rows)
     trial.check_combine(world.rank, buffer.combine(handle=results[4], **trial.padded(world.rank, rows)))

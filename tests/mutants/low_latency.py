@@ -210,8 +210,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "low latency: slots of results without those of lower ranks",
         _SEND,
-        "args.layout.most_results()) + warp_total(before);",
-        "args.layout.most_results());",
+        "args.layout.max_results()) + warp_total(before);",
+        "args.layout.max_results());",
         "fast",
         *_PUTS,
     ),

@@ -97,8 +97,8 @@ MUTANTS: tuple[Mutant, ...] = (
     one(
         "machines: frames may come again",
         _LINK,
-        "frame.bytes > kMostPayload || frame.number != taken_",
-        "frame.bytes > kMostPayload",
+        "frame.bytes > kMaxPayload || frame.number != taken_",
+        "frame.bytes > kMaxPayload",
         "fast",
         "machines",
     ),

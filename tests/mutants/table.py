@@ -458,7 +458,7 @@ MUTANTS = (
     one(
         "bounds: a source's tokens",
         "kernels/normal/combine.h",
-        "if (tokens > wire::kMostTokens || (r == op.rank() && tokens != args.tokens)) {",
+        "if (tokens > wire::kMaxTokens || (r == op.rank() && tokens != args.tokens)) {",
         "if (false) {",
         "fast",
         "bounds rounds",

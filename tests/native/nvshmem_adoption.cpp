@@ -135,7 +135,7 @@ class Cases {
         same("chunks", adopted.chunks, chunks);
         same("chunk_log2", adopted.chunk_log2, static_cast<u64>(job.chunk_log2));
         same("key_offset", adopted.key_offset, wanted.heap_offset - (first << job.chunk_log2));
-        same("most_bytes", adopted.most_bytes, 1 << 30);
+        same("max_bytes", adopted.max_bytes, 1 << 30);
         same("heap", adopted.heap, job.heap + wanted.heap_offset);
         same("queue pairs", adopted.queue_pairs.size(), wanted.pes.size() * wanted.queues);
         for (size_t rank = 0; rank < wanted.pes.size(); ++rank) {

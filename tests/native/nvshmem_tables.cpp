@@ -74,9 +74,9 @@ int main() {
     VALUE(kInitialized);
     VALUE(kLimitedMpg);
     VALUE(kFullMpg);
-    VALUE(kMostNics);
+    VALUE(kMaxNics);
     VALUE(kKeysInState);
-    VALUE(kMostBlocks);
+    VALUE(kMaxBlocks);
     VALUE(kSlotBytes);
     since("IbgdaState.default_rcs_per_pe", kDefaultRcsSince);
     since("DeviceState.transport", kTransportSince);

@@ -3,7 +3,7 @@
 
 namespace {
 
-using deep_ep::wire::kMostRanks;
+using deep_ep::wire::kMaxRanks;
 using deep_ep::wire::RankMask;
 
 constexpr RankMask of(unsigned one, unsigned other) {
@@ -15,10 +15,10 @@ constexpr RankMask of(unsigned one, unsigned other) {
 
 static_assert(of(0, 1023).has(0) && of(0, 1023).has(1023) && !of(0, 1023).has(63) && !of(0, 1023).has(64));
 static_assert(of(63, 64).has(63) && of(63, 64).has(64) && !of(63, 64).has(0) && !of(63, 64).has(127));
-static_assert(of(3, 70).first_difference(of(3, 70)) == kMostRanks);
+static_assert(of(3, 70).first_difference(of(3, 70)) == kMaxRanks);
 static_assert(of(3, 70).first_difference(of(3, 71)) == 70 && of(3, 71).first_difference(of(3, 70)) == 70);
 static_assert(of(3, 70).first_difference(of(2, 70)) == 2);
 static_assert(RankMask::used(1) == 1 && RankMask::used(64) == 1 && RankMask::used(65) == 2);
-static_assert(RankMask::used(kMostRanks) == sizeof(RankMask) / sizeof(deep_ep::u64));
+static_assert(RankMask::used(kMaxRanks) == sizeof(RankMask) / sizeof(deep_ep::u64));
 
 }  // namespace

@@ -126,7 +126,7 @@ def test_rows_that_no_send_queue_holds() -> None:
     narrow = Trial.of(BY_NAME["two_ranks"])
 
     def on_each_rank(group: Any) -> None:
-        buffer = make_buffer(group, wide.case, "ibgda", nic=deep_ep.NicOptions(blocks=8, most_bytes=1024))
+        buffer = make_buffer(group, wide.case, "ibgda", nic=deep_ep.NicOptions(blocks=8, max_bytes=1024))
         with pytest.raises(ValueError, match=r"nic: a send queue holds \d+ bytes at once, expected at least"):
             buffer.dispatch(**dispatch_arguments(wide.work, buffer.rank))
         narrow.check_dispatch(buffer.rank, buffer.dispatch(**dispatch_arguments(narrow.work, buffer.rank)))

@@ -59,7 +59,7 @@ def test_the_ring_bounds_what_is_posted() -> None:
     """A ring of few commands: kernels wait for room, and nothing is lost."""
     case = Case("tight", 3, 40, hidden=64, topk=3, experts=6)
     trial = Trial.of(case)
-    nic = deep_ep.NicOptions(blocks=8, most_bytes=1024, mtu=64, in_flight=2, most_delay=8)
+    nic = deep_ep.NicOptions(blocks=8, max_bytes=1024, mtu=64, in_flight=2, max_delay=8)
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, case, "proxy", nic=nic)

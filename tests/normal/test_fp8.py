@@ -38,7 +38,7 @@ def test_round_trip(name: str, kind: str, fabric: str) -> None:
 def test_worst_tokens(fabric: str) -> None:
     case = BY_NAME["uniform"]
     trial = Fp8Trial.of(case, "one_per_row", torch.int32)
-    rows = trial.trial.most_rows + 3
+    rows = trial.trial.max_rows + 3
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, case, fabric)

@@ -35,7 +35,7 @@ def test_rows_arrive_as_they_are(dtype: torch.dtype, fabric: str) -> None:
         assert recv_x.shape == expected.shape and counts == TRIAL.received[rank].num_tokens_per_expert
         assert torch.equal(idx, TRIAL.received[rank].topk_idx)
         check("cached", buffer.dispatch(x, handle=handle)[0], dtype, expected)
-        most = TRIAL.most_rows
+        most = TRIAL.max_rows
         worst = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank, x=x, num_worst_tokens=most))[0]
         check("worst", worst[: len(expected)], dtype, expected)
         if dtype.itemsize == 1:

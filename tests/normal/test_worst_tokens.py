@@ -25,7 +25,7 @@ def test_round_trip(name: str, fabric: str, arena_bytes: int | None) -> None:
         buffer = make_buffer(group, trial.case, fabric, arena_bytes=arena_bytes)
         rank = buffer.rank
         for extra in (0, 5):
-            rows = max(trial.most_rows + extra, 1)
+            rows = max(trial.max_rows + extra, 1)
             arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=rows, config=deep_ep.Config(num_sms=2))
             results = buffer.dispatch(**arguments)
             trial.check_worst(rank, results, rows)
@@ -42,8 +42,8 @@ def test_round_trip(name: str, fabric: str, arena_bytes: int | None) -> None:
 def test_too_few_rows_fail_on_every_rank(fabric: str) -> None:
     """Before a row is sent; each rank says which rank it is too few for."""
     trial = TRIALS["all_to_one_rank"]
-    rows = trial.most_rows - 1
-    full = next(rank for rank, part in enumerate(trial.received) if len(part.x) == trial.most_rows)
+    rows = trial.max_rows - 1
+    full = next(rank for rank, part in enumerate(trial.received) if len(part.x) == trial.max_rows)
 
     def on_each_rank(group: Any) -> str:
         buffer = make_buffer(group, trial.case, fabric)
@@ -65,7 +65,7 @@ def test_different_sizes_are_refused() -> None:
 
     def on_each_rank(group: Any) -> str:
         buffer = make_buffer(group, trial.case, "peer")
-        rows = trial.most_rows + buffer.rank
+        rows = trial.max_rows + buffer.rank
         with pytest.raises(deep_ep.DeepEPError) as info:
             buffer.dispatch(**dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=rows))
         return str(info.value)

@@ -221,7 +221,7 @@ def test_results_that_a_recovery_voids(told: bool, caplog: pytest.LogCaptureFixt
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer")
         if buffer.rank != 1:
-            arguments = dispatch_arguments(TRIAL.work, buffer.rank, num_worst_tokens=TRIAL.most_rows)
+            arguments = dispatch_arguments(TRIAL.work, buffer.rank, num_worst_tokens=TRIAL.max_rows)
             results = buffer.dispatch(**arguments, async_finish=True)
         barrier(group)
         if told and buffer.rank != 1:

@@ -79,7 +79,7 @@ BANKS = """
 def test_bank_conflicts(stride: int, wavefronts: int, least: int) -> None:
     run(entry(BANKS.replace("STRIDE", str(stride)), SHARED, parameters=0), shared_bytes=4224)
     store = counts()[1]["st.shared.u32"]
-    assert (store.wavefronts, store.least_wavefronts) == (wavefronts, least)
+    assert (store.wavefronts, store.min_wavefronts) == (wavefronts, least)
 
 
 WIDE = """
@@ -95,7 +95,7 @@ def test_wide_accesses_of_shared_memory() -> None:
     """Eight threads at a time, next to each other, whichever came first."""
     run(entry(WIDE, SHARED, parameters=0), threads=256, shared_bytes=4096)
     store = counts()[1]["st.shared.v4.b32"]
-    assert (store.warps, store.wavefronts, store.least_wavefronts) == (8, 32, 32)
+    assert (store.warps, store.wavefronts, store.min_wavefronts) == (8, 32, 32)
 
 
 LOOP = """
@@ -145,7 +145,7 @@ def test_bytes_in_flight(between: str, trips: int) -> None:
 
 def test_barriers_of_a_block() -> None:
     run(entry("bar.sync 0;\nbar.sync 0;", parameters=0), threads=64)
-    assert counts()[0].most_block_barriers == 2
+    assert counts()[0].max_block_barriers == 2
 
 
 def test_nothing_is_counted_unless_it_is_asked_for() -> None:

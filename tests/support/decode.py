@@ -26,7 +26,7 @@ def make_layer(buffer: Any, sizes: Sizes, cast: Cast = BF16, zero_copy: bool = F
     """Make the calling rank's part of a layer."""
     experts = moe.PackedExperts(own_experts(sizes, buffer.rank))
     group = ops.register(buffer, f"decode on rank {buffer.rank}")
-    return moe.DecodeLayer(experts, sizes.experts, sizes.most_tokens, group, **cast.options, zero_copy=zero_copy)
+    return moe.DecodeLayer(experts, sizes.experts, sizes.max_tokens, group, **cast.options, zero_copy=zero_copy)
 
 
 def dense(work: Work, rank: int, cast: Cast = BF16) -> tuple[Tensor, Tensor]:

@@ -59,10 +59,10 @@ def on_each_node(group: Any, trial: Trial, fabric: str) -> None:
     buffer.destroy()
 
 
-def run_named_cases(most_ranks: int, names: Sequence[str], **how: Any) -> None:
+def run_named_cases(max_ranks: int, names: Sequence[str], **how: Any) -> None:
     """Run cases of those names, or all, by `run_ranks`, and print each one's; those between nodes on every fabric."""
     for case in CASES:
-        if case.fabric in (None, "peer") and case.ranks <= most_ranks and (not names or case.name in names):
+        if case.fabric in (None, "peer") and case.ranks <= max_ranks and (not names or case.name in names):
             run_ranks(case.ranks, on_each_rank, Trial.of(case), **how)
             print(case.name)
     for fabric in FABRICS:

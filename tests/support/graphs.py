@@ -25,7 +25,7 @@ class Captured:
         replay: Callable[[], None],
         device: str = "cpu",
     ) -> None:
-        self._rank, self._rows, self._replay = buffer.rank, max(trial.most_rows for trial in trials) + 3, replay
+        self._rank, self._rows, self._replay = buffer.rank, max(trial.max_rows for trial in trials) + 3, replay
         arguments, expert = self._inputs(trials[0])
         self._arguments = {name: value.to(device, copy=True) for name, value in arguments.items()}
         self._expert = {name: value.to(device) for name, value in expert.items()}

@@ -20,7 +20,7 @@ from oracle import Received, Workload
 
 # Send queues that wrap and fill up, requests that are cut and overtake each other.
 HARSH_NIC = deep_ep.NicOptions(
-    blocks=16, queues_per_peer=2, nics=2, most_bytes=512, mtu=64, in_flight=4, most_delay=6, relaxed=True
+    blocks=16, queues_per_peer=2, nics=2, max_bytes=512, mtu=64, in_flight=4, max_delay=6, relaxed=True
 )
 MANY_RANKS = 16
 """From so many on one queue pair per peer must do: each is a fiber."""
@@ -37,9 +37,9 @@ def make_buffer(group: Any, case: Case, fabric: str | None, **options: Any) -> d
     """Make a case's Buffer on the calling rank."""
     if fabric in ("ibgda", "proxy") and "nic" not in options:
         # A message of one row has a few requests.
-        most_bytes = max(HARSH_NIC.most_bytes, 2 * case.hidden // 4 // 16 * 16)
+        max_bytes = max(HARSH_NIC.max_bytes, 2 * case.hidden // 4 // 16 * 16)
         queues = HARSH_NIC.queues_per_peer if case.ranks < MANY_RANKS else 1
-        options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, most_bytes=most_bytes)
+        options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, max_bytes=max_bytes)
     given = {"ranks_per_node": case.ranks_per_node, "hops": case.hops}
     nodes = {name: value for name, value in given.items() if value is not None}
     options = {"num_nvl_bytes": case.num_nvl_bytes, "arena_bytes": case.arena_bytes, **nodes, **options}
@@ -47,7 +47,7 @@ def make_buffer(group: Any, case: Case, fabric: str | None, **options: Any) -> d
 
 
 @functools.cache
-def _least_bytes(case: Case, fabric: str, regions: int) -> int:
+def _min_bytes(case: Case, fabric: str, regions: int) -> int:
     """What a Buffer says that has less."""
 
     def on_each_rank(group: Any) -> int:
@@ -62,7 +62,7 @@ def _least_bytes(case: Case, fabric: str, regions: int) -> int:
 def cramped(case: Case, fabric: str, times: float = 1.0, regions: int = 2) -> Case:
     """The case on a Buffer of so many times the least bytes that there may be, which are for chunks of one row: a small
     case has many chunks, and more than slots to put them into."""
-    least = _least_bytes(replace(case, name="cramped", tokens=0, num_nvl_bytes=0), fabric, regions)
+    least = _min_bytes(replace(case, name="cramped", tokens=0, num_nvl_bytes=0), fabric, regions)
     return replace(case, num_nvl_bytes=-(-int(least * times) // (128 * regions)) * 128 * regions)
 
 
@@ -187,7 +187,7 @@ class Trial:
         oracle.check_combined(combined_x, combined_weights, self.expert.expected[biases][rank])
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """Rows of the rank that receives the most."""
         return max(len(part.x) for part in self.received)
 

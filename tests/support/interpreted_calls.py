@@ -17,8 +17,8 @@ from deep_ep_py.testing import run_ranks
 from harness import HARSH_NIC, Trial, barrier, dispatch_arguments, round_trip
 
 BYTES = {"arena_bytes": 1 << 20, "timeout": 20.0}
-NIC = replace(HARSH_NIC, most_bytes=4096, mtu=256)
-WIDE_NIC = replace(HARSH_NIC, blocks=32, most_bytes=4096)
+NIC = replace(HARSH_NIC, max_bytes=4096, mtu=256)
+WIDE_NIC = replace(HARSH_NIC, blocks=32, max_bytes=4096)
 """For low-latency mode, in which a queue holds all rows of a rank for another."""
 
 

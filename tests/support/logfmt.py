@@ -11,7 +11,7 @@ from low_latency import Work, combined_of
 
 GROUP = 128
 CODES = 511
-MOST_OCTAVES = 32
+MAX_OCTAVES = 32
 
 
 def rounded(values: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def rounded(values: Tensor) -> Tensor:
     magnitude, negative = groups & 0x7FFF, (groups & 0x8000) != 0
     most = magnitude.amax(dim=1, keepdim=True)
     least = torch.where(magnitude == 0, 0x3F80, magnitude).amin(dim=1, keepdim=True)
-    least = torch.maximum(least, most - 128 * MOST_OCTAVES)
+    least = torch.maximum(least, most - 128 * MAX_OCTAVES)
     span = (most - least).clamp(min=CODES - 1)
     rate = ((CODES - 1) << 20) // span
     codes = 1 + (((magnitude - least) * rate + (1 << 19)) >> 20)
@@ -41,7 +41,7 @@ def ideal(values: Tensor) -> Tensor:
     magnitude = groups.abs()
     most = magnitude.amax(dim=1, keepdim=True).log2()
     least = torch.where(magnitude == 0, 1.0, magnitude).amin(dim=1, keepdim=True).log2()
-    least = torch.maximum(least, most - MOST_OCTAVES)
+    least = torch.maximum(least, most - MAX_OCTAVES)
     step = ((most - least) / (CODES - 1)).clamp(min=1e-30)
     codes = ((magnitude.log2() - least) / step).round().clamp(min=0)
     decoded = torch.exp2(least + codes * step)

@@ -23,14 +23,14 @@ class Sizes:
     ----------
     tokens
         Of each rank.
-    most_tokens
+    max_tokens
         num_max_dispatch_tokens_per_rank.
     """
 
     name: str
     ranks: int
     tokens: tuple[int, ...]
-    most_tokens: int
+    max_tokens: int
     hidden: int
     topk: int
     experts: int
@@ -44,7 +44,7 @@ class Sizes:
     @property
     def rows(self) -> int:
         """Rows of an expert's output."""
-        return self.ranks * self.most_tokens
+        return self.ranks * self.max_tokens
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ def check_dispatch(work: Work, rank: int, cast: Cast, results: Sequence[Any]) ->
     assert recv_x.shape == (sizes.local, sizes.rows, sizes.hidden)
     assert torch.equal(counts, own.counts()), (counts, own.counts())
     assert torch.equal(handle[1], own.ranges(sizes.ranks))
-    assert handle[2:] == [sizes.most_tokens, sizes.hidden, sizes.experts]
+    assert handle[2:] == [sizes.max_tokens, sizes.hidden, sizes.experts]
     for expert, pairs in enumerate(own.pairs):
         tokens = torch.tensor([token for _, token in pairs], dtype=torch.int32)
         assert torch.equal(handle[0][expert, : len(pairs)], tokens)
@@ -299,15 +299,15 @@ def make_buffer(group: Any, sizes: Sizes, fabric: str, **options: Any) -> deep_e
     """Make a case's Buffer on the calling rank, no larger than it must be."""
     regions = options.get("regions", 2)
     needed = deep_ep.Buffer.get_low_latency_rdma_size_hint(
-        sizes.most_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk, regions=regions
+        sizes.max_tokens, sizes.hidden, sizes.ranks, sizes.experts, num_topk=sizes.topk, regions=regions
     )
     if fabric in ("ibgda", "proxy") and "nic" not in options:
         # A message has a few requests.
         row_bytes = 2 * sizes.hidden + 64  # words of LogFMT too
-        longest = max(sizes.most_tokens * min(sizes.topk, sizes.local) * row_bytes, 4096)
-        most = max(HARSH_NIC.most_bytes, -(-longest // 4 // 16) * 16)
+        longest = max(sizes.max_tokens * min(sizes.topk, sizes.local) * row_bytes, 4096)
+        most = max(HARSH_NIC.max_bytes, -(-longest // 4 // 16) * 16)
         queues = HARSH_NIC.queues_per_peer if sizes.ranks < 16 else 1
-        options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, most_bytes=most)
+        options["nic"] = replace(HARSH_NIC, queues_per_peer=queues, max_bytes=most)
     options = {"arena_bytes": 1 << 24, **options}
     return deep_ep.Buffer(group, 0, needed, low_latency_mode=True, fabric=fabric, **options)
 
@@ -316,7 +316,7 @@ def dispatch(buffer: deep_ep.Buffer, work: Work, cast: Cast = BF16, **options: A
     """Dispatch the calling rank's tokens."""
     sizes, rank = work.sizes, buffer.rank
     x, topk_idx = work.x[rank].to(buffer.device), work.topk_idx[rank].to(buffer.device)
-    return buffer.low_latency_dispatch(x, topk_idx, sizes.most_tokens, sizes.experts, **cast.options, **options)
+    return buffer.low_latency_dispatch(x, topk_idx, sizes.max_tokens, sizes.experts, **cast.options, **options)
 
 
 def combine(

@@ -152,7 +152,7 @@ class CapturedPair:
         sizes = work.sizes
         with capture():
             self._received = buffer.low_latency_dispatch(
-                x, topk_idx, sizes.most_tokens, sizes.experts, return_recv_hook=hooks, **cast.options
+                x, topk_idx, sizes.max_tokens, sizes.experts, return_recv_hook=hooks, **cast.options
             )
             if hooks:
                 self._received[4]()

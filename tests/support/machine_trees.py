@@ -92,7 +92,7 @@ class Tree:
             self.file(f"{port}/gid_attrs/ndevs/{index}", interface + "\n")
 
     def host(
-        self, locked: str = "unlimited", files: str = "1048576", most_files: str = "1048576", kernel: str = "6.8.0-45"
+        self, locked: str = "unlimited", files: str = "1048576", max_files: str = "1048576", kernel: str = "6.8.0-45"
     ) -> None:
         (self.root / "dev/shm").mkdir(parents=True)
         self.file("/proc/sys/kernel/osrelease", kernel + "\n")
@@ -101,7 +101,7 @@ class Tree:
         self.status("0-111")
         self.file("/proc/self/uid_map", ALL_IDS)
         limits = f"Limit  Soft Limit  Hard Limit  Units\nMax locked memory  {locked}  {locked}  bytes\n"
-        self.file("/proc/self/limits", limits + f"Max open files  {files}  {most_files}  files\n")
+        self.file("/proc/self/limits", limits + f"Max open files  {files}  {max_files}  files\n")
 
     def status(self, cpus: str, capabilities: str = "0000000000000000") -> None:
         self.file("/proc/self/status", f"Name:\tpython\nCapEff:\t{capabilities}\nCpus_allowed_list:\t{cpus}\n")

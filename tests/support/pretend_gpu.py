@@ -32,7 +32,7 @@ class PretendGpu(CudaDevice):
     """
 
     warps = 4  # each thread is a fiber
-    most_arena_bytes = 16 << 20
+    max_arena_bytes = 16 << 20
 
     def __init__(self, sharers: int, make_launcher: MakeLauncher | None = None) -> None:
         super().__init__(torch.device("cuda", 0), sharers, make_launcher=make_launcher)
@@ -42,7 +42,7 @@ class PretendGpu(CudaDevice):
         weakref.finalize(self, self._segments.close).atexit = False
 
     def default_arena_bytes(self, ranks: int, by_nics: bool) -> tuple[int, int]:
-        most = self.most_arena_bytes
+        most = self.max_arena_bytes
         return most if by_nics else min(most, self.first_arena_bytes), most
 
     def make_runtime(self, options: Any, heaps: list[Any], network: Any) -> Any:

@@ -16,7 +16,7 @@ from ptx_idioms import Idiom, Weakened, idioms_of, weakenings_of
 from ptx_kernels import ptx_cache
 
 Workload = Callable[[Iterable[int]], None]
-_MOST_SCHEDULES = 40
+_MAX_SCHEDULES = 40
 
 WORKLOADS: dict[str, Workload] = {
     "normal, peer": lambda seeds: normal(2, seeds, fabric="peer"),
@@ -123,7 +123,7 @@ def catch(images: RecordingImages, found: Found, mutant: Weakened, seconds: floa
     """
     mutated = MutatedImages(images, mutant)
     for name in found.workloads[mutant.idiom]:
-        for seed in range(1, 2 + min(int(seconds / found.seconds[name]), _MOST_SCHEDULES)):
+        for seed in range(1, 2 + min(int(seconds / found.seconds[name]), _MAX_SCHEDULES)):
             try:
                 with interpreting(mutated):
                     WORKLOADS[name]((seed,))

@@ -42,7 +42,7 @@ class SglangProcess:
         """Return the Buffer for a call of a mode; clean it where low-latency mode follows normal mode."""
         sizes = self.sizes
         if self.last == NORMAL and mode == LOW_LATENCY:
-            self.buffer.clean_low_latency_buffer(sizes.most_tokens, sizes.hidden, sizes.experts)
+            self.buffer.clean_low_latency_buffer(sizes.max_tokens, sizes.hidden, sizes.experts)
         self.last = mode
         if self.buffer is None:
             self.buffer = self._make()
@@ -52,7 +52,7 @@ class SglangProcess:
         from deep_ep import Buffer
 
         sizes, ranks, nvl, queues = self.sizes, self.group.size(), 0, self.sizes.local
-        rdma = Buffer.get_low_latency_rdma_size_hint(sizes.most_tokens, sizes.hidden, ranks, sizes.experts)
+        rdma = Buffer.get_low_latency_rdma_size_hint(sizes.max_tokens, sizes.hidden, ranks, sizes.experts)
         if self.mode == AUTO:
             row_bytes = sizes.hidden * self.param_bytes
             for config in (Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks)):
@@ -90,7 +90,7 @@ class SglangDecode:
         packed, counts, self.handle, event, hook = buffer.low_latency_dispatch(
             x,
             ids,
-            sizes.most_tokens,
+            sizes.max_tokens,
             sizes.experts,
             use_fp8=self.cast.use_fp8,
             async_finish=not self.hooks,
@@ -143,11 +143,11 @@ class SglangDecode:
         sizes = self.process.sizes
         for shape, dtype in (
             ((sizes.local, sizes.rows, sizes.hidden), torch.bfloat16),
-            ((sizes.most_tokens, sizes.hidden), torch.bfloat16),
-            ((sizes.most_tokens, sizes.topk), torch.float32),
+            ((sizes.max_tokens, sizes.hidden), torch.bfloat16),
+            ((sizes.max_tokens, sizes.topk), torch.float32),
         ):
             torch.full(shape, torch.nan, dtype=dtype)
-        torch.full((sizes.most_tokens, sizes.topk), -1, dtype=torch.int64)
+        torch.full((sizes.max_tokens, sizes.topk), -1, dtype=torch.int64)
 
 
 class SglangPrefill:

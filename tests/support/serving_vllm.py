@@ -28,7 +28,7 @@ class VllmBuffers:
             "group": self.group,
             "num_nvl_bytes": 16 << 20,  # the environment says how many
             "num_rdma_bytes": Buffer.get_low_latency_rdma_size_hint(
-                num_max_dispatch_tokens_per_rank=sizes.most_tokens,
+                num_max_dispatch_tokens_per_rank=sizes.max_tokens,
                 hidden=sizes.hidden,
                 num_ranks=sizes.ranks,
                 num_experts=sizes.experts,
@@ -99,7 +99,7 @@ class VllmLayer:
         packed, counts, self.handles[batch], _, hook = self.buffer.low_latency_dispatch(
             x,
             ids,
-            self.sizes.most_tokens,
+            self.sizes.max_tokens,
             self.sizes.experts,
             use_fp8=self.cast.use_fp8,
             round_scale=self.cast.use_ue8m0,

@@ -69,7 +69,7 @@ def test_worst_tokens(name: str, fabric: str, arena_bytes: int | None) -> None:
         rank = buffer.rank
         used = len(trial.received[rank].x)
         for extra in (0, 5):
-            rows = max(trial.most_rows + extra, 1)
+            rows = max(trial.max_rows + extra, 1)
             arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=rows, config=deep_ep.Config(num_sms=2))
             results = buffer.dispatch(**arguments)
             trial.check_worst(rank, results, rows)
@@ -85,7 +85,7 @@ def test_worst_tokens(name: str, fabric: str, arena_bytes: int | None) -> None:
 def test_too_few_rows_fail_on_every_rank(fabric: str) -> None:
     """Before a row is sent, though a rank does not know what others receive."""
     trial = Trial.of(BY_NAME["2x2_to_one_rank"])
-    rows = trial.most_rows - 1
+    rows = trial.max_rows - 1
 
     def on_each_rank(group: Any) -> str:
         buffer = make_buffer(group, trial.case, fabric)

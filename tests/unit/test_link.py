@@ -29,14 +29,14 @@ def test_chunks_hold_bandwidth_times_round_trip(link: deep_ep.Link, nodes: int) 
     in_flight = link.bandwidth * link.round_trip
     wanted = ceil(in_flight / ((nodes - 1) * C.two_hops.SLOTS * ROW_BYTES))
     # Not more than a put is efficient for.
-    assert rows == min(wanted, C.two_hops.MOST_CHUNK_BYTES // (ROW_BYTES + 32))
+    assert rows == min(wanted, C.two_hops.MAX_CHUNK_BYTES // (ROW_BYTES + 32))
     if wanted == rows:
         assert (nodes - 1) * C.two_hops.SLOTS * rows * ROW_BYTES >= in_flight
 
 
 def test_chunks_of_short_rows_are_bounded() -> None:
     rows, _ = SOFTWARE.staging(16, 1, 16, 16, 8)
-    assert rows == C.two_hops.MOST_CHUNK_ROWS
+    assert rows == C.two_hops.MAX_CHUNK_ROWS
 
 
 def test_bytes_in_flight() -> None:

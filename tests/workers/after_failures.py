@@ -34,7 +34,7 @@ def raised(call: Any) -> str:
 
 def worst(rank: int, trial: Trial = TRIAL) -> dict[str, Any]:
     """Arguments of a dispatch whose host waits for nothing."""
-    return dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    return dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
 
 
 def do_not_wait(device: Any, tensors: Any, *_: Any) -> EventHandle:
@@ -129,7 +129,7 @@ def a_graph_of_two_hops(group: Any, fabric: str) -> None:
         results = buffer.dispatch(**arguments)
     graph.replay()
     buffer.check()
-    TWO_HOPS.check_worst(rank, results, TWO_HOPS.most_rows)
+    TWO_HOPS.check_worst(rank, results, TWO_HOPS.max_rows)
     group.barrier()
     if rank == lost:
         buffer.destroy()
@@ -188,7 +188,7 @@ def recoveries_that_fail_half_way(group: Any, fabric: str) -> None:
     buffer.recover()
     graph.replay()
     buffer.check()
-    TRIAL.check_worst(rank, results, TRIAL.most_rows)
+    TRIAL.check_worst(rank, results, TRIAL.max_rows)
     group.barrier()
 
 

@@ -69,7 +69,7 @@ def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
     kernel will use then stays, though the caller has nothing of it."""
     rank, engine = buffer.rank, buffer._engine
     topk_idx, experts = trial.work.topk_idx[rank], trial.work.num_experts
-    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
     dist.barrier()
     if rank != 0:
         dist.barrier()
@@ -82,7 +82,7 @@ def an_interrupted_layout(buffer: deep_ep.Buffer, trial: Trial) -> None:
         assert len(engine._alone) == 1
         dist.barrier()
     results[5].current_stream_wait()
-    trial.check_worst(rank, results, trial.most_rows)
+    trial.check_worst(rank, results, trial.max_rows)
     per_rank = buffer.get_dispatch_layout(topk_idx, experts)[0]
     assert per_rank.equal(arguments["num_tokens_per_rank"]) and not engine._alone
 
@@ -186,7 +186,7 @@ def a_buffer_beside_one_that_was_broken_off(trial: Trial) -> None:
 def buffers_that_go(buffer: deep_ep.Buffer, trial: Trial) -> None:
     """They hold up no call of another one: a Buffer that has served well, and one that has failed and told so."""
     rank = buffer.rank
-    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
     well, failed = (make_buffer(dist.group.WORLD, trial.case, "peer", timeout=4 * SLEEP) for _ in range(2))
     well.dispatch(**arguments)
     dist.barrier()
@@ -205,7 +205,7 @@ def buffers_that_go(buffer: deep_ep.Buffer, trial: Trial) -> None:
         dist.barrier()
     for one in results:
         one[5].current_stream_wait()
-        trial.check_worst(rank, one, trial.most_rows)
+        trial.check_worst(rank, one, trial.max_rows)
 
 
 def what_fails_later(trial: Trial) -> None:
@@ -213,7 +213,7 @@ def what_fails_later(trial: Trial) -> None:
     for by in ("wait", "call", "destroy"):
         buffer = make_buffer(dist.group.WORLD, trial.case, "peer", timeout=1.0)
         rank = buffer.rank
-        arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+        arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
         if rank != 0:
             results = buffer.dispatch(**arguments, async_finish=True)
             behind = buffer.dispatch(**arguments, async_finish=True)
@@ -237,7 +237,7 @@ def what_fails_later(trial: Trial) -> None:
 def what_a_recovery_leaves_behind(trial: Trial) -> None:
     buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
     rank = buffer.rank
-    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
     results = buffer.dispatch(**arguments, async_finish=True) if rank != 0 else None
     if rank == 0:
         buffer.abort()
@@ -253,7 +253,7 @@ def the_process_ends(trial: Trial) -> None:
     """With a call on its way that its peers do not join: they hear of it, and it does end."""
     buffer = make_buffer(dist.group.WORLD, trial.case, "peer")
     rank = buffer.rank
-    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.most_rows)
+    arguments = dispatch_arguments(trial.work, rank, num_worst_tokens=trial.max_rows)
     if rank == 0:
         kept_until_the_end.append((buffer, buffer.dispatch(**arguments, async_finish=True)))
         return

@@ -87,7 +87,7 @@ def grows(ranks: Ranks) -> None:
 
 def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     rank, trial, other = ranks.rank, TRIALS[0], TRIALS[1]
-    most_rows = max(trial.most_rows, other.most_rows)
+    max_rows = max(trial.max_rows, other.max_rows)
     before = ranks.mapped()
     buffer = ranks.make_buffer()
     least = buffer.stats()["arena_bytes"]
@@ -104,22 +104,22 @@ def fill(ranks: Ranks) -> list[tuple[Trial, tuple[Any, ...]]]:
     # None of these has a host that waits: no rank maps what is there.
     again = trial.work.x[rank]
     assert how(buffer, lambda: trial.check_cached(rank, buffer.dispatch(again, handle=handle))) == "rounds"
-    assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=most_rows)) == "rounds"
+    assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=max_rows)) == "rounds"
     buffer.warmup(CASE.hidden, CASE.topk)  # ranks meet over the sockets that have the pieces
     graph = pretend_gpu.Graph()
     with graph.capture():
-        in_graph, kept_by_graph = dispatch_in_graph(buffer, other, most_rows)
+        in_graph, kept_by_graph = dispatch_in_graph(buffer, other, max_rows)
     graph.replay()
-    other.check_worst(rank, in_graph, most_rows)
+    other.check_worst(rank, in_graph, max_rows)
     assert ranks.mapped() - before == all_pieces(ranks, 0)
 
     assert how(buffer, call(other)) == "direct"
     assert ranks.mapped() - before == all_pieces(ranks, 1)
     assert how(buffer, lambda: trial.check_combine(rank, trial.combine(buffer, rank, handle))) == "direct"
     assert how(buffer, lambda: trial.check_cached(rank, buffer.dispatch(again, handle=handle))) == "direct"
-    assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=most_rows)) == "direct"
+    assert how(buffer, lambda: dispatch(buffer, other, num_worst_tokens=max_rows)) == "direct"
     graph.replay()
-    other.check_worst(rank, in_graph, most_rows)
+    other.check_worst(rank, in_graph, max_rows)
     del kept_by_graph
     assert buffer.stats()["arena_growths"] == 1
 
@@ -168,7 +168,7 @@ def dropped(ranks: Ranks) -> None:
     for received in (False, True):
         buffer = ranks.make_buffer()
         dispatch(buffer, TRIALS[0])
-        dispatch(buffer, TRIALS[0], num_worst_tokens=TRIALS[0].most_rows)  # hands it over
+        dispatch(buffer, TRIALS[0], num_worst_tokens=TRIALS[0].max_rows)  # hands it over
         if received:
             buffer.warmup(CASE.hidden, CASE.topk)
         ranks.barrier()
@@ -214,11 +214,11 @@ def no_more_memory(ranks: Ranks) -> None:
 
 def little_more_memory(ranks: Ranks) -> None:
     """Where the GPU has none for a quarter of what is there, there may be some for what is missing."""
-    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = 6 * GRANULARITY, 12 * GRANULARITY
+    PretendGpu.first_arena_bytes, PretendGpu.max_arena_bytes = 6 * GRANULARITY, 12 * GRANULARITY
     ranks.barrier()
     buffer = ranks.make_buffer()
     ranks.barrier()
-    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = FIRST, MOST
+    PretendGpu.first_arena_bytes, PretendGpu.max_arena_bytes = FIRST, MOST
     allocate, free = pretend_gpu.pool_functions()
     first = buffer.stats()["arena_bytes"]
     assert first > 4 * GRANULARITY
@@ -237,7 +237,7 @@ def no_host_waits(ranks: Ranks) -> None:
     """Calls whose host waits for no counts can announce nothing: no memory is added for them."""
     buffer, trial, rank = ranks.make_buffer(), TRIALS[0], ranks.rank
     for _ in range(2):
-        results = dispatch(buffer, trial, num_worst_tokens=trial.most_rows)
+        results = dispatch(buffer, trial, num_worst_tokens=trial.max_rows)
         buffer.combine(results[0], results[4])
         buffer.dispatch(trial.work.x[rank], handle=results[4])
     assert buffer.stats()["rounds"] == 6 and buffer.stats()["arena_growths"] == 0
@@ -289,10 +289,10 @@ def cannot_be_mapped(ranks: Ranks) -> None:
     device.asynchronous = False  # on a GPU it is not offered
     buffer.recover()
     device.asynchronous = True
-    assert how(buffer, lambda: dispatch(buffer, trial, num_worst_tokens=trial.most_rows)) == "rounds"
+    assert how(buffer, lambda: dispatch(buffer, trial, num_worst_tokens=trial.max_rows)) == "rounds"
     handles = []
     assert how(buffer, lambda: handles.append(dispatch(buffer, trial)[4])) == "direct"
-    assert how(buffer, lambda: dispatch(buffer, trial, num_worst_tokens=trial.most_rows)) == "direct"
+    assert how(buffer, lambda: dispatch(buffer, trial, num_worst_tokens=trial.max_rows)) == "direct"
     trial.check_combine(rank, trial.combine(buffer, rank, handles[0]))
 
 
@@ -322,7 +322,7 @@ def main() -> None:
     parser.add_argument("--processes", action="store_true")
     processes = parser.parse_args().processes
     pretend_gpu.install(compile_kernels=False)
-    PretendGpu.first_arena_bytes, PretendGpu.most_arena_bytes = FIRST, MOST
+    PretendGpu.first_arena_bytes, PretendGpu.max_arena_bytes = FIRST, MOST
     torch.set_num_threads(1)
     Path(os.environ["DOUBLE_LOG"]).touch()
     if processes:

@@ -39,7 +39,7 @@ def two_buffers(hub: Hub) -> tuple[deep_ep.Buffer, deep_ep.Buffer]:
 
 
 def on_its_way(buffer: deep_ep.Buffer, hub: Hub) -> Any:
-    arguments = dispatch_arguments(TRIAL.work, hub.rank, num_worst_tokens=TRIAL.most_rows)
+    arguments = dispatch_arguments(TRIAL.work, hub.rank, num_worst_tokens=TRIAL.max_rows)
     return buffer.dispatch(**arguments, async_finish=True)
 
 

@@ -26,7 +26,7 @@ OPTIONS += ["--no-plot", "--baseline=gloo"]
 MARKER = "DEEP_EP_TEST_MARKER"
 # How long after what the kill comes, in seconds: while processes are started, while they import torch, while they run.
 STAGES = {"starting": (0.0, 0.12), "importing": (0.1, 2.5), "running": (0.0, 0.5)}
-MOST_SECONDS = 5.0
+MAX_SECONDS = 5.0
 STARTED_SECONDS = 60
 
 
@@ -91,7 +91,7 @@ def run_trial(random_: random.Random, number: int, folder: Path) -> dict[str, An
     os.waitpid(parent, 0)
     os.close(reader)
     left, gone = marked(marker), None
-    while time.monotonic() < killed + MOST_SECONDS:
+    while time.monotonic() < killed + MAX_SECONDS:
         if not left:
             gone = time.monotonic() - killed
             break

@@ -73,7 +73,7 @@ def be_a_rank(hub: Hub, fabric: str, victim: int, timeout: float) -> None:
     sums = {kind: expected_sums(work, rank, *lost) for kind, lost in (("all", ()), ("none", (victim,)))}
     for turn in range(ROUNDS):
         hooks = turn % 3 == 1
-        arguments = (work.x[rank], work.topk_idx[rank], sizes.most_tokens, sizes.experts)
+        arguments = (work.x[rank], work.topk_idx[rank], sizes.max_tokens, sizes.experts)
         results = buffer.low_latency_dispatch(*arguments, use_fp8=False, return_recv_hook=hooks)
         if hooks:
             results[4]()
@@ -85,7 +85,7 @@ def be_a_rank(hub: Hub, fabric: str, victim: int, timeout: float) -> None:
             hook()
         assert any(torch.equal(combined, sums[kind]) for kind in sums), (rank, turn)
         if turn % 10 == 5:
-            buffer.clean_low_latency_buffer(sizes.most_tokens, sizes.hidden, sizes.experts)
+            buffer.clean_low_latency_buffer(sizes.max_tokens, sizes.hidden, sizes.experts)
     hub.tell("finished", (time.monotonic(), buffer.masked_ranks, seen))
     hub.parent.recv()  # others may still need this one
     buffer.destroy()

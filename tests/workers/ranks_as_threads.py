@@ -28,7 +28,7 @@ from gpu_ranks import FABRICS, check_what_a_failing_link_says, link_that_fails, 
 from graphs import Captured
 from harness import Trial, dispatch_arguments, make_buffer, round_trip
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 
 
 def meet(group: Any) -> Any:
@@ -209,7 +209,7 @@ def fails_later(group: Any) -> None:
     trial = Trial.of(BY_NAME["two_ranks"])
     for ending in ("call", "destroy", "graph"):
         buffer = make_buffer(group, trial.case, "peer", device="cuda", timeout=1.0)
-        arguments = dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=trial.most_rows)
+        arguments = dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=trial.max_rows)
         graph = pretend_gpu.Graph()
         if ending == "graph":
             with graph.capture():
@@ -260,7 +260,7 @@ def dropped_graphs(group: Any) -> None:
     """A Buffer forgets the calls of graphs that cannot run any more; their tickets serve others."""
     trial = Trial.of(BY_NAME["two_ranks"])
     buffer = make_buffer(group, trial.case, "peer", device="cuda")
-    arguments = dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=trial.most_rows)
+    arguments = dispatch_arguments(trial.work, buffer.rank, num_worst_tokens=trial.max_rows)
     kept = pretend_gpu.Graph()
     with kept.capture():
         results = buffer.dispatch(**arguments)
@@ -272,14 +272,14 @@ def dropped_graphs(group: Any) -> None:
         graph.replay()
         buffer.check()
         for again in outputs:
-            trial.check_worst(buffer.rank, again, trial.most_rows)
+            trial.check_worst(buffer.rank, again, trial.max_rows)
         assert len(buffer._engine._captured) == 4
         graph.drop()
         buffer.check()
         assert len(buffer._engine._captured) == 1
     group.barrier()
     kept.replay()
-    trial.check_worst(buffer.rank, results, trial.most_rows)
+    trial.check_worst(buffer.rank, results, trial.max_rows)
     group.barrier()
 
 
@@ -290,7 +290,7 @@ def behind_another_buffer(group: Any) -> None:
     first, idle, queued = (
         make_buffer(group, trial.case, "peer", device="cuda", timeout=timeout) for timeout in (1.0, 60.0, 60.0)
     )
-    rank, arguments = first.rank, dispatch_arguments(trial.work, first.rank, num_worst_tokens=trial.most_rows)
+    rank, arguments = first.rank, dispatch_arguments(trial.work, first.rank, num_worst_tokens=trial.max_rows)
     group.barrier()
     if rank == 0:
         first.dispatch(**arguments)  # rank 1 does not come
@@ -341,7 +341,7 @@ def main() -> None:
     names = sys.argv[1:]
     if not names:
         other_calls()
-    run_named_cases(MOST_RANKS, names, device="cuda")
+    run_named_cases(MAX_RANKS, names, device="cuda")
 
 
 if __name__ == "__main__":

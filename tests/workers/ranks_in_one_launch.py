@@ -19,7 +19,7 @@ from deep_ep_py.testing import run_ranks
 from gpu_ranks import on_each_rank, run_named_cases
 from harness import Trial, dispatch_arguments, make_buffer
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 TRIAL = Trial.of(BY_NAME["three_ranks"])
 TOGETHER: dict[str, Any] = {"device": "cuda", "one_launch": True}
 
@@ -65,7 +65,7 @@ def returns_before(buffer: Any, arguments: dict[str, Any]) -> None:
 
 def captures(buffer: Any, arguments: dict[str, Any]) -> None:
     with pretend_gpu.Graph().capture():
-        buffer.dispatch(**arguments, num_worst_tokens=TRIAL.most_rows)
+        buffer.dispatch(**arguments, num_worst_tokens=TRIAL.max_rows)
 
 
 def check_failures() -> None:
@@ -103,7 +103,7 @@ def main() -> None:
         check_that_kernels_take_turns()
         check_failures()
         return
-    run_named_cases(MOST_RANKS, sys.argv[1:], **TOGETHER)
+    run_named_cases(MAX_RANKS, sys.argv[1:], **TOGETHER)
 
 
 if __name__ == "__main__":

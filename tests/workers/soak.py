@@ -32,7 +32,7 @@ RANKS = 4
 SAMPLE_SECONDS = 5.0
 HUNG_SECONDS, OTHERS_SECONDS = 60.0, 5.0
 TIMEOUT, SHORT_TIMEOUT = 20.0, 0.3
-MOST_KEPT = 8
+MAX_KEPT = 8
 ROUTINGS = ("uniform", "uniform", "skewed", "holes", "void", "one_rank", "own_rank", "everywhere")
 Check = Callable[[], None]
 
@@ -107,7 +107,7 @@ class Soak:
     def use(self, buffer: deep_ep.Buffer, trial: Trial) -> None:
         """A dispatch, and calls with its handle."""
         rank, random_ = self.rank, self.random
-        worst = trial.most_rows + random_.randint(0, 9) if random_.random() < 0.25 else 0
+        worst = trial.max_rows + random_.randint(0, 9) if random_.random() < 0.25 else 0
         arguments = dispatch_arguments(trial.work, rank, expert_alignment=trial.case.expert_alignment)
         results = buffer.dispatch(**arguments, num_worst_tokens=worst, async_finish=random_.random() < 0.5)
         handle = results[4]
@@ -156,7 +156,7 @@ class Soak:
         keeps = self.random.random() < 0.3
         if keeps:
             self.kept.append(check)
-        self.drop(max(0, len(self.kept) - MOST_KEPT) + (self.random.random() < 0.25))
+        self.drop(max(0, len(self.kept) - MAX_KEPT) + (self.random.random() < 0.25))
 
     def drop(self, count: int) -> None:
         """Some of what was kept, which must have stayed as it was."""
@@ -189,7 +189,7 @@ class Soak:
             queued: list[tuple[Any, Check]] = []
             try:
                 if how == "too few rows":
-                    few = buffer.dispatch(**arguments, num_worst_tokens=trial.most_rows - 1, async_finish=True)
+                    few = buffer.dispatch(**arguments, num_worst_tokens=trial.max_rows - 1, async_finish=True)
                     queued.append((few[5], lambda: self.refuse("too few rows")))
                 for index in range(3):
                     if how != "too few rows" and rank == chosen and index == moment:

@@ -144,7 +144,7 @@ class Round:
             results = buffer.dispatch(work.x[rank], handle=self.handle, async_finish=True)
             self.sent = results[0], factor
             return results[5], lambda: wanted.check_cached(rank, results)
-        rows = trial.most_rows + 3 if step == "worst" else 0
+        rows = trial.max_rows + 3 if step == "worst" else 0
         results = buffer.dispatch(**dispatch_arguments(work, rank, num_worst_tokens=rows), async_finish=True)
         if rows:
             return results[5], lambda: wanted.check_worst(rank, results, rows)

@@ -36,7 +36,7 @@ void check(const Launch& launch) {
     require(launch.blocks > 0, "blocks must be positive");
     require(launch.threads > 0 && launch.threads <= 1024, "threads must be 1 to 1024");
     require(launch.args_bytes <= kMaxArgsBytes, "the arguments take more than 4032 bytes");
-    require(launch.shared_bytes <= kMostSharedBytes, "more than 227 KiB of shared memory");
+    require(launch.shared_bytes <= kMaxSharedBytes, "more than 227 KiB of shared memory");
     require(launch.entry != nullptr, "no entry point");
 }
 

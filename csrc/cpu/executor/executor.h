@@ -25,7 +25,7 @@ class SimtError : public std::runtime_error {
 
 using Entry = void (*)(const void* args);  // body of one CUDA thread
 
-constexpr size_t kMostSharedBytes = 227 << 10;  // of a block, dynamic: a GPU's since Hopper
+constexpr size_t kMaxSharedBytes = 227 << 10;  // of a block, dynamic: a GPU's since Hopper
 
 struct Launch {
     const char* name;  // must outlive the launch

@@ -39,7 +39,7 @@ class RowCopies {
         pieces_ = 0;
     }
 
-    u8* targets_[wire::kMostRanks];
+    u8* targets_[wire::kMaxRanks];
     u32 count_ = 0;
     const Piece* source_ = nullptr;
     u64 pieces_ = 0;

@@ -14,9 +14,9 @@ constexpr u32 kPieceBytes = 16;
 // Loads in flight per lane before their values are used.
 constexpr u32 kBatch = 4;
 // Rows whose pieces a lane has in flight while it sums: a token's, if it has gone to at most so many ranks.
-constexpr u32 kMostSummed = 8;
+constexpr u32 kMaxSummed = 8;
 // Of so many ranks the next pieces are loaded before the last ones are summed; for more there are not enough registers.
-constexpr u32 kMostSummedAhead = 6;
+constexpr u32 kMaxSummedAhead = 6;
 
 // Eight bfloat16.
 struct Piece {
@@ -105,8 +105,8 @@ namespace detail {
 // idle while it sums and stores. kSources is a constant, so that no step branches on it.
 template <u32 kSources>
 DEEP_EP_DEVICE void sum_ahead(void* dst, const u8* const* src, const void* bias0, const void* bias1, u32 count) {
-    constexpr u32 kSteps = kMostSummed / kSources;
-    static_assert(kSteps >= 1 && kSources <= kMostSummedAhead, "a step's pieces fit");
+    constexpr u32 kSteps = kMaxSummed / kSources;
+    static_assert(kSteps >= 1 && kSources <= kMaxSummedAhead, "a step's pieces fit");
     Piece pieces[kSteps][kSources];
     const auto load_step = [&](Piece(&step)[kSources], u32 i) {
         if (i >= count) return;
@@ -137,14 +137,14 @@ DEEP_EP_DEVICE void sum_in_batches(void* dst, const u8* const* src, u32 n, const
                                    u32 count) {
     for (u32 i = lane(); i < count; i += kWarpSize) {
         PieceSum sum{};
-        for (u32 k = 0; k < n; k += kMostSummed) {
-            Piece pieces[kMostSummed];
+        for (u32 k = 0; k < n; k += kMaxSummed) {
+            Piece pieces[kMaxSummed];
 #pragma unroll
-            for (u32 b = 0; b < kMostSummed; ++b) {
+            for (u32 b = 0; b < kMaxSummed; ++b) {
                 if (k + b < n) pieces[b] = load_piece(src[k + b], i);
             }
 #pragma unroll
-            for (u32 b = 0; b < kMostSummed; ++b) {
+            for (u32 b = 0; b < kMaxSummed; ++b) {
                 if (k + b < n) sum.add(pieces[b]);
             }
         }
@@ -158,7 +158,7 @@ DEEP_EP_DEVICE void sum_in_batches(void* dst, const u8* const* src, u32 n, const
 
 DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
                                   u64 elements) {
-    using detail::kMostSummed;
+    using detail::kMaxSummed;
     const u32 count = static_cast<u32>(elements * sizeof(u16) / detail::kPieceBytes);
     // A row of one step leaves nothing to load ahead.
     if (count <= kWarpSize) return detail::sum_in_batches(dst, src, n, bias0, bias1, count);
@@ -181,18 +181,18 @@ DEEP_EP_DEVICE void warp_sum_bf16(void* dst, const u8* const* src, u32 n, const 
 }
 
 DEEP_EP_DEVICE void warp_weighted_sum_bf16(void* dst, const u8* const* src, const float* weights, u32 n, u64 elements) {
-    using detail::kMostSummed, detail::Piece;
+    using detail::kMaxSummed, detail::Piece;
     const u32 count = static_cast<u32>(elements * sizeof(u16) / detail::kPieceBytes);
     for (u32 i = lane(); i < count; i += kWarpSize) {
         detail::PieceSum sum{};
-        for (u32 k = 0; k < n; k += kMostSummed) {
-            Piece pieces[kMostSummed];
+        for (u32 k = 0; k < n; k += kMaxSummed) {
+            Piece pieces[kMaxSummed];
 #pragma unroll
-            for (u32 b = 0; b < kMostSummed; ++b) {
+            for (u32 b = 0; b < kMaxSummed; ++b) {
                 if (k + b < n) pieces[b] = detail::load_piece(src[k + b], i);
             }
 #pragma unroll
-            for (u32 b = 0; b < kMostSummed; ++b) {
+            for (u32 b = 0; b < kMaxSummed; ++b) {
                 if (k + b < n) sum.add(pieces[b], weights[k + b]);
             }
         }

@@ -9,7 +9,7 @@ namespace deep_ep::device {
 namespace detail {
 
 // Rows whose pieces a lane has in flight while it sums: fewer than of bfloat16, as decoding takes registers too.
-constexpr u32 kMostDecoded = 4;
+constexpr u32 kMaxDecoded = 4;
 
 // As load_piece: read once, and a peer may have written them during this kernel.
 DEEP_EP_DEVICE u32 load_log_word(const u8* from) {
@@ -87,22 +87,22 @@ DEEP_EP_DEVICE bool warp_cast_logfmt(u8* head, u8* rest, const void* src, u32 el
 
 DEEP_EP_DEVICE void warp_weighted_sum_logfmt(void* dst, const u8* const* src, const float* weights, u32 n, u32 elements,
                                              const LogRows& rows) {
-    using detail::kMostDecoded;
+    using detail::kMaxDecoded;
     const u32 count = elements / kLogPiece, begin = log_words_bytes(elements);
     for (u32 i = lane(); i < count; i += kWarpSize) {
         const u32 g = i / kLogPieces, p = i % kLogPieces;
         detail::PieceSum sum{};
-        for (u32 k = 0; k < n; k += kMostDecoded) {
-            LogPiece pieces[kMostDecoded];
-            u32 words[kMostDecoded];
+        for (u32 k = 0; k < n; k += kMaxDecoded) {
+            LogPiece pieces[kMaxDecoded];
+            u32 words[kMaxDecoded];
 #pragma unroll
-            for (u32 b = 0; b < kMostDecoded; ++b) {
+            for (u32 b = 0; b < kMaxDecoded; ++b) {
                 if (k + b >= n) continue;
                 words[b] = detail::load_log_word(src[k + b] + g * sizeof(u32));
                 pieces[b] = detail::load_log_piece(src[k + b] + begin + g * kLogHeadBytes, p);
             }
 #pragma unroll
-            for (u32 b = 0; b < kMostDecoded; ++b) {
+            for (u32 b = 0; b < kMaxDecoded; ++b) {
                 if (k + b >= n) continue;
                 const LogGroup group = LogGroup::of_word(words[b]);
                 const float weight = weights[k + b];

@@ -23,7 +23,7 @@ class CpuLauncher final : public Launcher {
     bool finished(uint64_t serial) const override;
     unsigned warps() const override { return kernels_->warps(); }
     uint32_t copies_bytes() const override;
-    size_t most_shared_bytes() const override { return cpu::kMostSharedBytes; }
+    size_t max_shared_bytes() const override { return cpu::kMaxSharedBytes; }
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;

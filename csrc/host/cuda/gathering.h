@@ -55,7 +55,7 @@ class Gathering {
     unsigned ranks() const { return ranks_; }
     unsigned warps() const { return launcher_.warps(); }
     uint32_t copies_bytes() const { return launcher_.copies_bytes(); }
-    size_t most_shared_bytes() const { return launcher_.most_shared_bytes(); }
+    size_t max_shared_bytes() const { return launcher_.max_shared_bytes(); }
 
   private:
     // One launch, from the first rank's arrival on.
@@ -107,7 +107,7 @@ class GatheredLauncher final : public StreamLauncher {
     cuda::Stream stream() const override { return gathering_->stream(); }
     unsigned warps() const override { return gathering_->warps(); }
     uint32_t copies_bytes() const override { return gathering_->copies_bytes(); }
-    size_t most_shared_bytes() const override { return gathering_->most_shared_bytes(); }
+    size_t max_shared_bytes() const override { return gathering_->max_shared_bytes(); }
     void check() override { gathering_->check(); }
     bool wait_for_device(uint64_t nanoseconds) override { return gathering_->wait_for_device(nanoseconds); }
 

@@ -95,10 +95,10 @@ void CudaLauncher::make_resident(Kernel& kernel, const std::string& name) {
     }
     // With lazy loading the code itself comes when it is asked for; what asks for it has changed with the versions.
     if (driver.function_load != nullptr) driver.check(driver.function_load(kernel.function), "loading kernel " + name);
-    most_blocks(kernel, name, warps_, 0);
+    max_blocks(kernel, name, warps_, 0);
 }
 
-size_t CudaLauncher::most_shared_bytes() const {
+size_t CudaLauncher::max_shared_bytes() const {
     constexpr size_t kStatic = 1024;  // more than any kernel here takes besides
     return static_cast<size_t>(context_->attribute(cuda::kMaxSharedPerBlockOptin)) - kStatic;
 }
@@ -111,15 +111,15 @@ CudaLauncher::Kernel& CudaLauncher::find(const std::string& name, const RuntimeS
     return found->second;
 }
 
-unsigned CudaLauncher::most_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps,
-                                   size_t shared_bytes) {
+unsigned CudaLauncher::max_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps,
+                                  size_t shared_bytes) {
     const Current current(*context_);
-    return most_blocks(find(name, shape), name, warps, shared_bytes);
+    return max_blocks(find(name, shape), name, warps, shared_bytes);
 }
 
-unsigned CudaLauncher::most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes) {
-    if (kernel.most_blocks != 0 && kernel.warps == warps && kernel.shared_bytes == shared_bytes) {
-        return kernel.most_blocks;
+unsigned CudaLauncher::max_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes) {
+    if (kernel.max_blocks != 0 && kernel.warps == warps && kernel.shared_bytes == shared_bytes) {
+        return kernel.max_blocks;
     }
     if (shared_bytes > kernel.shared_allowed) {
         throw CudaError(name + " with " + std::to_string(shared_bytes) + " bytes of shared memory for each block: " +
@@ -132,7 +132,7 @@ unsigned CudaLauncher::most_blocks(Kernel& kernel, const std::string& name, unsi
         "asking how many blocks of " + name + " fit");
     kernel.warps = warps;
     kernel.shared_bytes = shared_bytes;
-    return kernel.most_blocks = static_cast<unsigned>(per_multiprocessor * context_->multiprocessors()) / sharers_;
+    return kernel.max_blocks = static_cast<unsigned>(per_multiprocessor * context_->multiprocessors()) / sharers_;
 }
 
 void CudaLauncher::make_events() {
@@ -188,7 +188,7 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
         return name + ", " + std::to_string(blocks) + " blocks of " + std::to_string(warps * kWarpThreads) +
                " threads with " + std::to_string(shared_bytes) + " bytes of shared memory";
     };
-    const unsigned most = most_blocks(kernel, name, warps, shared_bytes);
+    const unsigned most = max_blocks(kernel, name, warps, shared_bytes);
     if (blocks > most) {
         throw CudaError(what() + ": they wait for each other, and " + context_->name() + " holds at most " +
                         std::to_string(most) + " at once" +

@@ -18,7 +18,7 @@ class CudaLauncher final : public StreamLauncher {
     // `sharers`: ranks whose kernels are on this GPU at the same time, each with its share of it. `interrupt_check` may
     // throw, to end a wait. `copies_bytes`: Launcher's.
     // `cooperative`: the driver, too, is told that all blocks of a launch must be resident at once. They are even if
-    // it is not told, by the arithmetic of most_blocks(), unless kernels that are not this library's take their room;
+    // it is not told, by the arithmetic of max_blocks(), unless kernels that are not this library's take their room;
     // and nothing documents that two cooperative launches run side by side.
     CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, unsigned sharers, unsigned warps,
                  uint32_t copies_bytes, bool cooperative, std::function<void()> interrupt_check);
@@ -33,7 +33,7 @@ class CudaLauncher final : public StreamLauncher {
               const std::string& symbol) override;
     bool loaded(const std::string& name, const RuntimeShape& shape) const override;
     // Blocks of a loaded kernel that this rank's share of the GPU can hold at once.
-    unsigned most_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps, size_t shared_bytes);
+    unsigned max_blocks(const std::string& name, const RuntimeShape& shape, unsigned warps, size_t shared_bytes);
 
     // All blocks are resident at once, or nothing is launched (CudaError): blocks wait for each other.
     // Where the stream is being captured it becomes part of that graph, and its serial number is 0.
@@ -49,7 +49,7 @@ class CudaLauncher final : public StreamLauncher {
     cuda::Stream stream() const override { return stream_; }
     unsigned warps() const override { return warps_; }
     uint32_t copies_bytes() const override { return copies_bytes_; }
-    size_t most_shared_bytes() const override;
+    size_t max_shared_bytes() const override;
     void check() override;
     bool wait_for_device(uint64_t nanoseconds) override {
         return cuda::PrimaryContext::synchronize(context_, nanoseconds);
@@ -63,7 +63,7 @@ class CudaLauncher final : public StreamLauncher {
         // The last launch's, and what the driver said of it.
         unsigned warps = 0;
         size_t shared_bytes = 0;
-        unsigned most_blocks = 0;
+        unsigned max_blocks = 0;
     };
     struct Running {
         uint64_t serial;
@@ -78,7 +78,7 @@ class CudaLauncher final : public StreamLauncher {
     void make_resident(Kernel& kernel, const std::string& name);
     void make_events();
     Kernel& find(const std::string& name, const RuntimeShape& shape);
-    unsigned most_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes);
+    unsigned max_blocks(Kernel& kernel, const std::string& name, unsigned warps, size_t shared_bytes);
     // `parameter`: points to the one that the kernel takes.
     uint64_t launch_grid(const std::string& name, const RuntimeShape& shape, unsigned blocks, unsigned ranks,
                          unsigned warps, size_t shared_bytes, const void* parameter);

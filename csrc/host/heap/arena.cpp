@@ -10,7 +10,7 @@ namespace deep_ep::host {
 namespace {
 
 constexpr uint64_t kAlignment = 256;  // whole cache lines, and what a GPU's bulk copies like
-constexpr uint64_t kLeastGrowth = 4;  // a piece is at least this part of what is there: so there are few
+constexpr uint64_t kMinGrowth = 4;    // a piece is at least this part of what is there: so there are few
 
 uint64_t block_bytes(uint64_t bytes) { return wire::align_up(bytes == 0 ? 1 : bytes, kAlignment); }
 
@@ -19,7 +19,7 @@ uint64_t block_bytes(uint64_t bytes) { return wire::align_up(bytes == 0 ? 1 : by
 Arena::Arena(std::shared_ptr<Heap> heap, uint64_t offset, uint64_t most, bool poison)
     : heap_(std::move(heap)),
       offset_(offset),
-      most_(most),
+      max_(most),
       poison_(poison),
       first_end_(std::min<uint64_t>(heap_->mapped(), offset + most)),
       end_(first_end_),
@@ -44,15 +44,15 @@ std::optional<uint64_t> Arena::allocate_ahead(uint64_t bytes) {
 void Arena::grow(uint64_t bytes) {
     const auto last = gaps_.empty() ? gaps_.end() : std::prev(gaps_.end());
     const bool open = last != gaps_.end() && last->first + last->second == end_;
-    const uint64_t missing = bytes - (open ? last->second : 0), left = offset_ + most_ - end_;
+    const uint64_t missing = bytes - (open ? last->second : 0), left = offset_ + max_ - end_;
     if (missing > left) return;
-    const uint64_t wanted = std::min(std::max(missing, (end_ - offset_) / kLeastGrowth), left);
+    const uint64_t wanted = std::min(std::max(missing, (end_ - offset_) / kMinGrowth), left);
     try {
         if (!heap_->grow(wanted)) return;
     } catch (const std::runtime_error&) {  // the GPU's memory is full, but perhaps not for less
         if (wanted == missing || !heap_->grow(missing)) throw;
     }
-    const uint64_t end = std::min<uint64_t>(heap_->mapped(), offset_ + most_);
+    const uint64_t end = std::min<uint64_t>(heap_->mapped(), offset_ + max_);
     give(end_, end - end_);
     end_ = end;
 }

@@ -49,7 +49,7 @@ class Arena {
 
     const std::shared_ptr<Heap> heap_;
     const uint64_t offset_;
-    const uint64_t most_;
+    const uint64_t max_;
     const bool poison_;
     const uint64_t first_end_;  // where that ended which was there at first; all three are offsets into the heap
     mutable std::mutex mutex_;

@@ -30,7 +30,7 @@ class Launcher {
     // Bytes of shared memory that device::RowCopies takes for each warp, in the kernels as they are compiled.
     virtual uint32_t copies_bytes() const = 0;
     // Bytes of dynamic shared memory that a block of any kernel may have.
-    virtual size_t most_shared_bytes() const = 0;
+    virtual size_t max_shared_bytes() const = 0;
     // Bytes stored by all ranks of a node from which on stores should pass the caches by.
     virtual uint64_t streaming_threshold() const = 0;
     // Blocks the calling host thread until `ready()`; what it reads may be written by kernels.

@@ -21,7 +21,7 @@ class Network {
     // What kernels post to: the fabric's state, in device memory.
     virtual void* state() = 0;
     // The most bytes that one put of so many pieces may have.
-    virtual uint64_t most_put_bytes(uint32_t) const { return UINT64_MAX; }
+    virtual uint64_t max_put_bytes(uint32_t) const { return UINT64_MAX; }
     // Looks up the endpoints of all ranks that it reaches, before any rank sends: a provider may refuse what comes from
     // one that is not known. -> a rank whose endpoint is not to be found yet; -1: all are known.
     virtual int look_up_peers() { return -1; }

@@ -59,10 +59,10 @@ void Networks::fill(fabric::Peers& peers) const {
     }
 }
 
-uint64_t Networks::most_put_bytes(uint32_t pieces) const {
+uint64_t Networks::max_put_bytes(uint32_t pieces) const {
     uint64_t most = UINT64_MAX;
     for (const auto& network : by_route_) {
-        if (network) most = std::min(most, network->most_put_bytes(pieces));
+        if (network) most = std::min(most, network->max_put_bytes(pieces));
     }
     return most;
 }

@@ -24,7 +24,7 @@ class Networks {
 
     // Tells kernels what to post to.
     void fill(fabric::Peers& peers) const;
-    uint64_t most_put_bytes(uint32_t pieces) const;
+    uint64_t max_put_bytes(uint32_t pieces) const;
     int look_up_peers();
     bool idle() const;
     bool works() const;

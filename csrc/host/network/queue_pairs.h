@@ -32,7 +32,7 @@ struct MadeQueuePairs {
     u32 chunks;
     u32 chunk_log2;
     u64 key_offset;                // where the heap begins in its first chunk
-    u64 most_bytes;                // of a request
+    u64 max_bytes;                 // of a request
     u64 heap;                      // for this rank's NICs with `keys`
     std::vector<u64> heaps;        // [ranks] with `remote_keys`
     std::vector<u32> keys;         // [chunks, nics]

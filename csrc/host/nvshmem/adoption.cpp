@@ -108,9 +108,9 @@ class Adoption {
     }
 
     void check_nics() const {
-        if (ibgda_.nics > nv::kMostNics) {
+        if (ibgda_.nics > nv::kMaxNics) {
             throw Refused(Refusal::kNics, "NVSHMEM names " + std::to_string(ibgda_.nics) +
-                                              " NICs for a PE: expected at " + "most " + std::to_string(nv::kMostNics));
+                                              " NICs for a PE: expected at " + "most " + std::to_string(nv::kMaxNics));
         }
         const bool mixed_up =
             wanted_.version >= nv::kTableByQueueSince && wanted_.version < nv::kSeveralNicsSince && ibgda_.nics > 1;
@@ -216,10 +216,10 @@ class Adoption {
                               "for its version (" +
                               text(wanted_.version) + ")");
         }
-        if (!std::has_single_bit(found.blocks) || found.blocks > nv::kMostBlocks) {
+        if (!std::has_single_bit(found.blocks) || found.blocks > nv::kMaxBlocks) {
             throw Refused(Refusal::kQueuePair, which + " has a ring of " + std::to_string(found.blocks) +
                                                    " blocks: set NVSHMEM_QP_DEPTH to a power of two, at most " +
-                                                   std::to_string(nv::kMostBlocks));
+                                                   std::to_string(nv::kMaxBlocks));
         }
         if (found.nic >= ibgda_.nics) {
             throw Refused(Refusal::kQueuePair,
@@ -297,7 +297,7 @@ class Adoption {
             adopted.heaps.push_back(of_pes[pe] + wanted_.heap_offset);
         }
         adopted.heap = device_.heap + wanted_.heap_offset;
-        adopted.most_bytes = nv::kMostBytes;
+        adopted.max_bytes = nv::kMaxBytes;
     }
 
     const Wanted& wanted_;

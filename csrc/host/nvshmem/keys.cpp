@@ -7,9 +7,9 @@ namespace {
 
 namespace nv = wire::nvshmem;
 
-constexpr u64 kLeastChunkLog2 = 12, kMostChunkLog2 = 47;
+constexpr u64 kMinChunkLog2 = 12, kMaxChunkLog2 = 47;
 // Of remote keys, 4 bytes each. With chunks of 512 MiB, NVSHMEM's usual size, no machine comes near it.
-constexpr u64 kMostKeys = 1ull << 28;
+constexpr u64 kMaxKeys = 1ull << 28;
 
 [[noreturn]] void refuse(const std::string& why) { throw Refused(Refusal::kKeys, why); }
 
@@ -31,17 +31,17 @@ std::vector<nv::Key> Keys::read(const Key* in_state, u64 more, u64 first, u64 co
 }
 
 void Keys::adopt(const Wanted& wanted, MadeQueuePairs& adopted) const {
-    if (ibgda_.chunk_log2 < kLeastChunkLog2 || ibgda_.chunk_log2 > kMostChunkLog2) {
+    if (ibgda_.chunk_log2 < kMinChunkLog2 || ibgda_.chunk_log2 > kMaxChunkLog2) {
         throw Refused(Refusal::kState, "NVSHMEM's keys are for chunks of 2^" + number(ibgda_.chunk_log2) +
-                                           " bytes: expected 2^" + number(kLeastChunkLog2) + " to 2^" +
-                                           number(kMostChunkLog2));
+                                           " bytes: expected 2^" + number(kMinChunkLog2) + " to 2^" +
+                                           number(kMaxChunkLog2));
     }
     const u64 chunk_log2 = ibgda_.chunk_log2, nics = ibgda_.nics, begin = wanted.heap_offset;
     const u64 end = begin + wanted.heap_bytes;
     const u64 first = begin >> chunk_log2, chunks = ((end - 1) >> chunk_log2) - first + 1, ranks = wanted.pes.size();
     // Where a key must reach to: a request is cut at the ends of chunks, and nowhere else.
     const auto needed = [&](u64 chunk) { return std::min((first + chunk + 1) << chunk_log2, end); };
-    if (chunks > kMostKeys / nics / ranks) {
+    if (chunks > kMaxKeys / nics / ranks) {
         refuse("the heap needs " + number(chunks) + " keys for each of " + number(ranks) + " ranks and " +
                number(nics) + " NICs: set NVSHMEM_CUMEM_GRANULARITY to larger chunks than 2^" + number(chunk_log2) +
                " bytes");

@@ -69,7 +69,7 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
             const auto [theirs, stage, latest] = control_->stage_of(peer);
             // It has stored that mask for this attempt if it is in no other yet.
             const bool same = latest >> 1 == attempt;
-            if (stage >> 1 == attempt && same && theirs.first_difference(mask) != wire::kMostRanks) {
+            if (stage >> 1 == attempt && same && theirs.first_difference(mask) != wire::kMaxRanks) {
                 meeting = {Meeting::kOtherMask, peer, theirs};
                 return true;
             }
@@ -91,7 +91,7 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
 }
 
 void Runtime::clear_words(uint32_t generation) {
-    if (generation >= kMostGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^20 times");
+    if (generation >= kMaxGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^20 times");
     const wire::HeapLayout heap = heap_layout(options_);
     u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
     // The abort word stays: it is of an older generation, which is as good as clear, or of this one already.

@@ -109,7 +109,7 @@ class Runtime final : private FailureCount::Member {
     void note_graph(Call& call);
     const Launcher& launcher() const { return *launcher_; }
     // The most bytes of a put of so many pieces that every network takes.
-    uint64_t most_put_bytes(uint32_t pieces = fabric::kUsualPieces) const { return networks_.most_put_bytes(pieces); }
+    uint64_t max_put_bytes(uint32_t pieces = fabric::kUsualPieces) const { return networks_.max_put_bytes(pieces); }
     // Host-visible: what a launch that is no operation's leaves for its mode, -1: nothing.
     i64* remark() const { return remark_.get(); }
     // The same, once.
@@ -173,7 +173,7 @@ class Runtime final : private FailureCount::Member {
     // A rank is known to store nothing any more.
     bool gone(int rank) const;
     // Whether some ranks are left out.
-    bool leaves_out() const { return mask_.first_difference({}) != wire::kMostRanks; }
+    bool leaves_out() const { return mask_.first_difference({}) != wire::kMaxRanks; }
     // Recovery, in this order (P16); the ranks' attempts are numbered alike. First: what this rank has launched or
     // posted in this generation is over, or never will be.
     bool stop_all(uint64_t nanoseconds);

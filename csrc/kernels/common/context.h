@@ -13,7 +13,7 @@ using device::Scope;
 // words, in one store (P16). Operation n is use n / D of region n mod D; the word has these two instead of n, since a
 // division takes long on a GPU and all that a kernel looks at first stands behind it.
 constexpr u32 kUseBits = 40, kRegionBits = 4, kGenerationBits = 20;
-constexpr u32 kMostGenerations = 1u << kGenerationBits;
+constexpr u32 kMaxGenerations = 1u << kGenerationBits;
 struct Sequence {
     u32 generation;
     u64 use;
@@ -28,11 +28,11 @@ struct Sequence {
         return region + 1 == regions ? Sequence{generation, use + 1, 0} : Sequence{generation, use, region + 1};
     }
 };
-static_assert(kUseBits + kRegionBits + kGenerationBits == 64 && wire::kMostRegions <= 1u << kRegionBits,
+static_assert(kUseBits + kRegionBits + kGenerationBits == 64 && wire::kMaxRegions <= 1u << kRegionBits,
               "sequence: a word, and a region fits into its bits");
-static_assert(Sequence::of(Sequence{kMostGenerations - 1, (1ull << kUseBits) - 1, wire::kMostRegions - 1}.word()).use ==
+static_assert(Sequence::of(Sequence{kMaxGenerations - 1, (1ull << kUseBits) - 1, wire::kMaxRegions - 1}.word()).use ==
                       (1ull << kUseBits) - 1 &&
-                  Sequence::of(Sequence{kMostGenerations - 1, 0, 7}.word()).generation == kMostGenerations - 1 &&
+                  Sequence::of(Sequence{kMaxGenerations - 1, 0, 7}.word()).generation == kMaxGenerations - 1 &&
                   Sequence::of(Sequence{3, 5, 1}.next(2).word()).use == 6,
               "sequence: its parts come back, and the last region's next use is one more");
 

@@ -32,8 +32,8 @@ DEEP_EP_DEVICE bool range_of(const CombineArgs& args, Operation& op, u32 ranks, 
     const auto* const entry = args.origins.ranges + static_cast<u64>(expert) * ranks + source;
     const u64 packed = static_cast<u64>(*const_cast<const volatile i64*>(entry));
     range = {static_cast<u32>(packed >> 32), static_cast<u32>(packed)};
-    const u64 capacity = static_cast<u64>(ranks) * args.layout.most_tokens;
-    if (u64{range.begin} + range.count <= capacity && range.count <= args.layout.most_tokens) return true;
+    const u64 capacity = static_cast<u64>(ranks) * args.layout.max_tokens;
+    if (u64{range.begin} + range.count <= capacity && range.count <= args.layout.max_tokens) return true;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, packed);
     return false;
 }
@@ -43,8 +43,8 @@ DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 rank
     const u32 position = *const_cast<const volatile u32*>(args.origins.positions + index);
     owner = wire::position_rank(position);
     slot = wire::position_slot(position);
-    if (owner < ranks && slot < args.layout.most_results()) return true;
-    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), args.layout.most_results(), position);
+    if (owner < ranks && slot < args.layout.max_results()) return true;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(op.rank()), args.layout.max_results(), position);
     return false;
 }
 
@@ -64,11 +64,11 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
         if (!range_of(args, op, ranks, e, owner, range)) break;
         for (u32 i = 0; i < range.count; ++i, ++results) {
             if (results % device::warps() != device::warp()) continue;
-            const u64 index = static_cast<u64>(e) * ranks * layout.most_tokens + range.begin + i;
+            const u64 index = static_cast<u64>(e) * ranks * layout.max_tokens + range.begin + i;
             u32 source, slot;
             if (!position_of(args, op, ranks, index, source, slot)) break;
-            if (source != owner || slot >= layout.most_results_of_rank()) {
-                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results_of_rank(), slot);
+            if (source != owner || slot >= layout.max_results_of_rank()) {
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.max_results_of_rank(), slot);
                 break;
             }
             u8* const place = op.peers().local + staged + static_cast<u64>(slot) * layout.result_bytes;
@@ -82,14 +82,14 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
         }
     }
     note_kept(kept, keeps);
-    if (u64{first} + results > layout.most_results() || results > layout.most_results_of_rank()) {
-        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.most_results(), u64{first} + results);
+    if (u64{first} + results > layout.max_results() || results > layout.max_results_of_rank()) {
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), layout.max_results(), u64{first} + results);
     }
     if (layout.weighted != 0) return true;
     if (threadIdx.x == 0) write_header(op, op.peers().local + region + layout.header_send(owner), wire::kUnpublished);
     if (!op.meet()) return false;  // all warps' rows come before the first one's put
     if (device::warp() == 0) {
-        const u64 slot = layout.most_results() + first;
+        const u64 slot = layout.max_results() + first;
         const fabric::Piece pieces[] = {
             {region + layout.header_send(owner), region + layout.header(op.rank()), sizeof(wire::ResultHeader)},
             {staged, region + layout.slot(slot), u64{results} * layout.result_bytes},
@@ -113,7 +113,7 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
         if (!range_of(args, op, ranks, e, ranks - 1, last)) return;
         const u32 rows = last.begin + last.count;
         for (u32 row = (warp + warps - before % warps) % warps; row < rows; row += warps) {
-            const u64 index = static_cast<u64>(e) * ranks * layout.most_tokens + row;
+            const u64 index = static_cast<u64>(e) * ranks * layout.max_tokens + row;
             u32 owner, slot;
             if (!position_of(args, op, ranks, index, owner, slot)) return;
             if (!op.mapped(owner) || !broadcast(op.may_send(owner))) continue;
@@ -139,7 +139,7 @@ DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, cons
         Range last;
         if (!range_of(args, op, ranks, e, ranks - 1, last)) return;
         for (u32 row = blockIdx.x * blockDim.x + threadIdx.x; row < last.begin + last.count; row += threads) {
-            const u32 index = e * ranks * layout.most_tokens + row;
+            const u32 index = e * ranks * layout.max_tokens + row;
             u32 owner, slot;
             if (!position_of(args, op, ranks, index, owner, slot)) return;
             if (!op.mapped(owner)) continue;
@@ -190,7 +190,7 @@ DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u3
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), wire::kUnpublished, offset);
         return nullptr;
     }
-    const u64 rows = u64{layout.experts_per_rank} * layout.ranks * layout.most_tokens;
+    const u64 rows = u64{layout.experts_per_rank} * layout.ranks * layout.max_tokens;
     // Raised by the host while kernels run; an older value refuses, and nothing comes with it: relaxed.
     const u64 end = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[from]);
     const u64 begin = op.peers().heap.arena_offset();
@@ -239,14 +239,14 @@ DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 r
     }
     if (results[from].take_part == 0) return nullptr;
     const u8* const published = results[from].published;
-    if (published == nullptr || slot >= layout.most_results()) return op.local_region() + layout.slot(slot);
+    if (published == nullptr || slot >= layout.max_results()) return op.local_region() + layout.slot(slot);
     const auto* const rows = reinterpret_cast<const volatile u32*>(op.local_region() + layout.published_row(slot));
     const u32 row = *rows;
-    if (row < layout.experts_per_rank * ranks * layout.most_tokens) {
+    if (row < layout.experts_per_rank * ranks * layout.max_tokens) {
         return published + u64{row} * layout.result_bytes;
     }
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from),
-            layout.experts_per_rank * ranks * layout.most_tokens, row);
+            layout.experts_per_rank * ranks * layout.max_tokens, row);
     return nullptr;
 }
 
@@ -258,8 +258,8 @@ DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Re
         *const_cast<const volatile u32*>(args.origins.sum_slots + static_cast<u64>(node) * args.tokens + token);
     const u32 forwarder = layout.forwarder(node, op.rank());
     if (slot == wire::kNoPosition || op.mapped(forwarder) || results[forwarder].take_part == 0) return nullptr;
-    if (slot < layout.most_tokens) return op.local_region() + layout.sums(node) + u64{slot} * layout.result_bytes;
-    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(forwarder), layout.most_tokens, slot);
+    if (slot < layout.max_tokens) return op.local_region() + layout.sums(node) + u64{slot} * layout.result_bytes;
+    op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(forwarder), layout.max_tokens, slot);
     return nullptr;
 }
 

@@ -16,7 +16,7 @@ struct CombineArgs {
     u32 phases;
     u32 tokens;                 // of this rank
     u32 streaming;              // rows are stored past the caches
-    const u8* x;                // [experts of this rank, ranks * most_tokens, row_bytes] results of the experts
+    const u8* x;                // [experts of this rank, ranks * max_tokens, row_bytes] results of the experts
     ExpertIds topk_idx;         // [tokens, topk] -1: leave this choice out
     const float* topk_weights;  // [tokens, topk]; with layout.weighted those that origins have
     u64 published;              // where x lies in this rank's heap, for mapped ranks to read there; or kUnpublished

@@ -49,15 +49,15 @@ struct ForwardedNode {
 DEEP_EP_DEVICE ForwardedNode forwarded_node(const CombineArgs& args, Operation& op, u32 node, u32 topk) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 source = layout.forwarder(node, op.rank());
-    const u64 kept = node * layout.most_results();
+    const u64 kept = node * layout.max_results();
     ForwardedNode line{
         node, source, 0, {{args.origins.forwarded_ids + kept}, topk}, args.origins.forwarded_weights + kept};
     if (!op.present(source) || op.mapped(source)) return line;
     const u32 tokens = *const_cast<const volatile u32*>(args.origins.forwarded_tokens + node);
-    if (tokens <= layout.most_tokens) {
+    if (tokens <= layout.max_tokens) {
         line.tokens = tokens;
     } else {
-        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), layout.most_tokens, tokens);
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), layout.max_tokens, tokens);
     }
     return line;
 }
@@ -117,12 +117,12 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
             // Loads from another rank of this node, whose blocks stored these rows before their shares of `kData`, each
             // a release at system scope. A thread here has acquired the whole unit (await_node()), and the block's
             // meeting orders all warps behind it. The rows stay until this rank gives `free` (P4).
-            if (index < layout.most_results_of_rank()) {
+            if (index < layout.max_results_of_rank()) {
                 row = fabric::address(op.peers(), first_rank + local,
                                       op.region_offset() + layout.results_send(line.source)) +
                       u64{index} * layout.result_bytes;
             } else {
-                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(line.source), layout.most_results_of_rank(),
+                op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(line.source), layout.max_results_of_rank(),
                         index);
             }
         }
@@ -178,7 +178,7 @@ DEEP_EP_DEVICE bool forward_sums(const CombineArgs& args, Operation& op, const S
                                  const u8** rows, float* weights, bool& last) {
     const wire::LowLatencyLayout& layout = args.layout;
     if (!await_node(args, op)) return false;
-    const u32 units = wire::ceil_div(layout.most_tokens, wire::kUnitTokens), nodes = layout.nodes();
+    const u32 units = wire::ceil_div(layout.max_tokens, wire::kUnitTokens), nodes = layout.nodes();
     const u32 warps = gridDim.x * device::warps();
     const u32 parts = parts_of_unit(warps, nodes * units);
     for (u32 i = blockIdx.x * device::warps() + device::warp(); i < nodes * units * parts; i += warps) {

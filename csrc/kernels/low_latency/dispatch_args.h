@@ -23,7 +23,7 @@ struct DispatchArgs {
     ExpertIds topk_idx;         // [tokens, topk] expert ids, -1: none
     const float* topk_weights;  // [tokens, topk]; null where layout.weighted is 0
     i64* wrong_id;              // host-visible: an id that is neither -1 nor an expert's
-    u8* recv_x;                 // [experts of this rank, ranks * most_tokens, x_bytes]
+    u8* recv_x;                 // [experts of this rank, ranks * max_tokens, x_bytes]
     u32* recv_scales;           // [experts of this rank, scale words, scales_stride] words of 4 bytes
     u32 scales_stride;          // from one word of a row's scales to the next
     i32* recv_count;            // [experts of this rank]

@@ -18,8 +18,8 @@ DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 
     if (!op.takes_part(source)) return {};
     const auto header = copy_once<wire::RoutingHeader>(op.local_region() + args.layout.routing(source));
     if (!op.check_message(Phase::kNotify, source, header.operation, header.arguments)) return {};
-    if (header.tokens > args.layout.most_tokens || header.first_result > args.layout.most_results()) {
-        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), args.layout.most_tokens, header.tokens);
+    if (header.tokens > args.layout.max_tokens || header.first_result > args.layout.max_results()) {
+        op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), args.layout.max_tokens, header.tokens);
         return {};
     }
     return {header.tokens, header.first_result, 1};
@@ -161,7 +161,7 @@ DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op
     const u32 tokens = scratch.sources[source].tokens, end = min(tokens, (unit + 1) * wire::kUnitTokens);
     const u8* const message = op.local_region() + layout.routing(source);
     const auto* const weights = reinterpret_cast<const float*>(message + layout.weights_offset(tokens));
-    const u64 kept = layout.node_of(source) * layout.most_results();
+    const u64 kept = layout.node_of(source) * layout.max_results();
     for (u32 choice = unit * wire::kUnitTokens * routed.topk + device::lane(); choice < end * routed.topk;
          choice += device::kWarpSize) {
         args.origins.forwarded_ids[kept + choice] = routed.ids(choice);
@@ -176,7 +176,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
                                const DispatchScratch& scratch, u32 source, u32 unit, u32 part, u32 parts, bool here) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 topk = shape.topk(), experts = layout.experts_per_rank, begin = op.rank() * experts;
-    const u32 capacity = shape.ranks() * layout.most_tokens;  // rows of an expert
+    const u32 capacity = shape.ranks() * layout.max_tokens;  // rows of an expert
     const Routed routed = routed_of(args, op, source, topk);
     const UnitPlan plan = plan_unit(args, op, routed, scratch, source, unit);
     const bool mapped = op.mapped(source);
@@ -262,7 +262,7 @@ DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 sour
 template <class Shape>
 DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Shape& shape,
                                const DispatchScratch& scratch) {
-    const u32 ranks = shape.ranks(), units = wire::ceil_div(args.layout.most_tokens, wire::kUnitTokens);
+    const u32 ranks = shape.ranks(), units = wire::ceil_div(args.layout.max_tokens, wire::kUnitTokens);
     const u32 warps = gridDim.x * device::warps();
     const u32 parts = parts_of_unit(warps, ranks * units);
     // Whose a unit is must not depend on what has come: other blocks may have seen more of it.

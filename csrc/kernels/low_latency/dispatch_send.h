@@ -145,7 +145,7 @@ DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& gi
     for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
         before += given.chooses(choice / topk, choice % topk, 0, begin);
     }
-    u32 slot = static_cast<u32>(args.layout.most_results()) + warp_total(before);
+    u32 slot = static_cast<u32>(args.layout.max_results()) + warp_total(before);
     for (u32 base = 0; base < choices; base += device::kWarpSize) {
         const u32 choice = base + device::lane();
         const bool here = choice < choices && given.chooses(choice / topk, choice % topk, begin, experts);

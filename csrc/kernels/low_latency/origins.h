@@ -7,7 +7,7 @@ namespace deep_ep::low_latency {
 
 // Device pointers; written by the dispatch. The caller may have written into them since.
 struct Origins {
-    i32* tokens;        // [experts of this rank, ranks * most_tokens] the token that a row is of, at its source
+    i32* tokens;        // [experts of this rank, ranks * max_tokens] the token that a row is of, at its source
     i64* ranges;        // [experts of this rank, ranks] where a source's rows begin, and in the lower half how many
     u32* positions;     // as `tokens`: wire::position
     u32* first_result;  // [ranks] where the results for a rank begin that is not mapped, at that rank
@@ -18,7 +18,7 @@ struct Origins {
     u32* sum_slots;      // [nodes, tokens] index of a token's sum among those from a node, or kNoPosition
     // Of the source in each other node for which this rank forwards, all of its choices:
     u32* forwarded_tokens;     // [nodes] how many tokens it has
-    u32* forwarded_ids;        // [nodes, most_tokens, topk] expert ids, or wire::kNoExpert
+    u32* forwarded_ids;        // [nodes, max_tokens, topk] expert ids, or wire::kNoExpert
     float* forwarded_weights;  // likewise
 
     // `places`: memory of places_words() words.
@@ -50,8 +50,8 @@ struct Origins {
         u64 positions, choices, sum_slots, forwarded;
 
         static Words of(const wire::LowLatencyLayout& layout, u32 tokens) {
-            return {u64{layout.ranks} * layout.experts_per_rank * layout.most_tokens, u64{tokens} * layout.topk,
-                    u64{layout.nodes()} * tokens, layout.nodes() * layout.most_results()};
+            return {u64{layout.ranks} * layout.experts_per_rank * layout.max_tokens, u64{tokens} * layout.topk,
+                    u64{layout.nodes()} * tokens, layout.nodes() * layout.max_results()};
         }
     };
 };

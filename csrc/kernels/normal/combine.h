@@ -138,9 +138,9 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
         }
         source.staged = source.pulled == 0 && op.present(r);
         const u32 tokens = device::read_once(static_cast<u32>(args.plan.source_tokens[r]));
-        if (tokens > wire::kMostTokens || (r == op.rank() && tokens != args.tokens)) {
+        if (tokens > wire::kMaxTokens || (r == op.rank() && tokens != args.tokens)) {
             op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r),
-                    r == op.rank() ? args.tokens : wire::kMostTokens, tokens);
+                    r == op.rank() ? args.tokens : wire::kMaxTokens, tokens);
         }
         source.rounds = tokens == 0 ? 1 : wire::ceil_div(tokens, args.layout.chunk_rows);
         if (source.here.first + u64{source.here.rows} > args.rows) {

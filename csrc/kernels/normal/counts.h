@@ -23,7 +23,7 @@ DEEP_EP_DEVICE void store_mask(const Operation& op, u8* message, u32 first, u32 
     for (u32 word = first; word < words; word += step) mask->words[word] = op.context().mask.words[word];
 }
 
-// One thread: the lowest rank that a source leaves out and this rank does not, or the other way round; kMostRanks:
+// One thread: the lowest rank that a source leaves out and this rank does not, or the other way round; kMaxRanks:
 // none.
 DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& left_out_there) {
     const auto* words = reinterpret_cast<const volatile u64*>(theirs);
@@ -35,7 +35,7 @@ DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& l
         left_out_there = (there >> rank % wire::RankMask::kBits & 1) != 0;
         return rank;
     }
-    return wire::kMostRanks;
+    return wire::kMaxRanks;
 }
 
 // One thread: refuses a message that is not of this very operation, or of a rank that leaves out others than this one.
@@ -47,10 +47,10 @@ DEEP_EP_DEVICE bool check_counts(Operation& op, u32 source, const u8* message, w
     const i32 from = static_cast<i32>(source);
     if (header.generation != op.generation()) {
         op.fail(wire::kMismatch, Phase::kHeader, from, op.generation(), header.generation);
-    } else if (other != wire::kMostRanks) {
+    } else if (other != wire::kMaxRanks) {
         op.fail(wire::kMismatch, Phase::kMask, from, other, there);
-    } else if (header.tokens > wire::kMostTokens) {
-        op.fail(wire::kMismatch, Phase::kBounds, from, wire::kMostTokens, header.tokens);
+    } else if (header.tokens > wire::kMaxTokens) {
+        op.fail(wire::kMismatch, Phase::kBounds, from, wire::kMaxTokens, header.tokens);
     } else {
         return true;
     }

@@ -17,7 +17,7 @@ struct NotifyArgs {
     wire::RegionLayout layout;
     u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
-    u32 most_rows;                 // that any rank may receive, the same on all; 0: no limit
+    u32 max_rows;                  // that any rank may receive, the same on all; 0: no limit
     u32 finish_later;              // the peers' counts are not waited for yet: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts], null where there is no top-k
@@ -111,7 +111,7 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
 // The block: where every source's rows end in every receiver, and what this rank receives. All ranks see the same
 // counts, so all refuse what is too much for one of them.
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) {
-    static_assert(u64{wire::kMostTokens} * wire::kMostRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
+    static_assert(u64{wire::kMaxTokens} * wire::kMaxRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const u8* rows = op.local_region();
     for (u32 to = threadIdx.x; to < ranks; to += blockDim.x) {
         i32 sum = 0;
@@ -122,8 +122,8 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
             args.plan.rank_prefix[from * ranks + to] = sum;
         }
         if (to == op.rank()) args.call.outcome->total_rows = sum;
-        if (args.most_rows != 0 && static_cast<u32>(sum) > args.most_rows) {
-            op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(to), args.most_rows, static_cast<u64>(sum));
+        if (args.max_rows != 0 && static_cast<u32>(sum) > args.max_rows) {
+            op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(to), args.max_rows, static_cast<u64>(sum));
         }
     }
     for (u32 e = threadIdx.x; args.tokens_per_expert != nullptr && e < args.layout.experts / ranks; e += blockDim.x) {

@@ -18,7 +18,7 @@ struct NotifyArgs {
     wire::TwoHopLayout layout;
     u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
-    u32 most_rows;                 // that any rank may receive, the same on all; 0: no limit
+    u32 max_rows;                  // that any rank may receive, the same on all; 0: no limit
     u32 finish_later;              // the peers' counts are not waited for yet: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts]
@@ -167,7 +167,7 @@ DEEP_EP_DEVICE i32 sum_up(i32* values, u32 count) {
 
 // The block: where each source's rows end here, and what this rank receives and forwards.
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place& me) {
-    static_assert(u64{wire::kMostTokens} * wire::kMostRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
+    static_assert(u64{wire::kMaxTokens} * wire::kMaxRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const wire::TwoHopLayout& layout = args.layout;
     for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
         args.plan.node_rows[s] = args.plan.rank_prefix[s] = 0;
@@ -175,7 +175,7 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
         const u32 forwarder = me.near_forwarder(s);
         const u32 line = me.role(forwarder, s) * layout.nodes + s / me.per_node;
         const u8* const message = op.local_region() + layout.local_counts.at(forwarder % me.per_node);
-        const i32 node_rows = bounded_count(op, forwarder, message + layout.local_node_rows(), line, wire::kMostTokens);
+        const i32 node_rows = bounded_count(op, forwarder, message + layout.local_node_rows(), line, wire::kMaxTokens);
         args.plan.node_rows[s] = node_rows;
         args.plan.rank_prefix[s] =
             bounded_count(op, forwarder, message + wire::kNotifyCounts, line, static_cast<u32>(node_rows));
@@ -195,8 +195,8 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
     if (device::lane() != 0) return;
     args.call.outcome->total_rows = rows;
     args.call.outcome->forwarded_rows = forwarded;
-    if (args.most_rows != 0 && static_cast<u32>(rows) > args.most_rows) {
-        op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(op.rank()), args.most_rows, static_cast<u64>(rows));
+    if (args.max_rows != 0 && static_cast<u32>(rows) > args.max_rows) {
+        op.fail(wire::kOverflow, Phase::kNotify, static_cast<i32>(op.rank()), args.max_rows, static_cast<u64>(rows));
     }
 }
 

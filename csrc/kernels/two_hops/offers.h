@@ -21,7 +21,7 @@ DEEP_EP_DEVICE_CALL void find_received(Operation& op, const Plan& plan, u32 most
     for (u32 s = threadIdx.x; s < op.ranks(); s += blockDim.x) {
         const i64 begin = s == 0 ? 0 : prefix[s - 1], end = prefix[s], of_node = node_rows[s];
         const bool fits = begin >= 0 && begin <= end && end <= most && end - begin <= of_node &&
-                          of_node <= static_cast<i64>(wire::kMostTokens) && (op.present(s) || of_node == 0);
+                          of_node <= static_cast<i64>(wire::kMaxTokens) && (op.present(s) || of_node == 0);
         if (!fits) op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(s), most, static_cast<u64>(end));
         received[s] = fits ? Received{static_cast<u32>(begin), static_cast<u32>(end - begin), static_cast<u32>(of_node)}
                            : Received{};

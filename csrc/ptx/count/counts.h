@@ -22,7 +22,7 @@ struct InstructionCount {
     u64 bytes = 0, sectors = 0;
     u64 peer_bytes = 0, peer_sectors = 0;
     // Of accesses to shared memory: times that the banks are gone through, and how few it could be.
-    u64 wavefronts = 0, least_wavefronts = 0;
+    u64 wavefronts = 0, min_wavefronts = 0;
     // Of loads from global memory: how often a thread has had to wait for some, the first of which was this one; and
     // the bytes that it then waited for.
     u64 trips = 0, trip_bytes = 0;
@@ -34,7 +34,7 @@ struct KernelCount {
     // Rows: what is loaded by 16 bytes and more. How many such bytes a warp has loaded, and how often it has waited for
     // them: its thread that has most often.
     u64 row_bytes = 0, row_trips = 0;
-    u64 most_block_barriers = 0;  // of a thread
+    u64 max_block_barriers = 0;  // of a thread
     std::vector<InstructionCount> instructions;
 };
 

@@ -30,7 +30,7 @@ u64 wavefronts_of(const std::vector<CountedAccess>& accesses) {
 }
 
 // How few it could be: all different words, dealt out evenly.
-u64 least_wavefronts_of(const std::vector<CountedAccess>& accesses) {
+u64 min_wavefronts_of(const std::vector<CountedAccess>& accesses) {
     std::set<u64> words;
     for (const CountedAccess& access : accesses) {
         for (u64 at = access.address; at < access.address + access.bytes; at += kBank) words.insert(at / kBank);
@@ -57,7 +57,7 @@ WarpCount::~WarpCount() {
     for (const ThreadLog& log : logs_) {
         kernel_.row_bytes += log.row_bytes_;
         trips = std::max(trips, log.row_trips_);
-        kernel_.most_block_barriers = std::max(kernel_.most_block_barriers, log.block_barriers_);
+        kernel_.max_block_barriers = std::max(kernel_.max_block_barriers, log.block_barriers_);
     }
     kernel_.row_trips += trips;
     for (const auto& [number, interval] : open_) {  // of threads that were refused
@@ -119,7 +119,7 @@ void WarpCount::finish(u32 instruction, std::vector<CountedAccess> accesses) {
         std::sort(accesses.begin(), accesses.end(),
                   [](const auto& one, const auto& other) { return one.lane < other.lane; });
         counted.wavefronts += wavefronts_of(accesses);
-        counted.least_wavefronts += least_wavefronts_of(accesses);
+        counted.min_wavefronts += min_wavefronts_of(accesses);
         return;
     }
     for (const CountedAccess& access : accesses) {

@@ -40,7 +40,7 @@ void Word::store(const Stored& stored, const Made& access, const Clock& clock) {
     Entry made{stored.after, access.moment, {}, {}};
     if (stored.updates) made.releases = entries_.back().releases;
     if (stored.releases) made.releases.push_back({clock, access});
-    if (entries_.size() == kMost) entries_.erase(entries_.begin());
+    if (entries_.size() == kMax) entries_.erase(entries_.begin());
     entries_.push_back(std::move(made));
 }
 

@@ -9,7 +9,7 @@
 namespace deep_ep::ptx {
 
 // Stores are in coherence order as they are executed. A load may return an older value than the newest, unless a newer
-// store, or a load of it, happened before (PTX ISA, "Coherence"). What is older than kMost stores no load returns.
+// store, or a load of it, happened before (PTX ISA, "Coherence"). What is older than kMax stores no load returns.
 class Word {
   public:
     Word(u64 address, u64 bytes) : address(address), bytes(bytes) {}
@@ -28,7 +28,7 @@ class Word {
     u64 address, bytes;
 
   private:
-    static constexpr size_t kMost = 8;
+    static constexpr size_t kMax = 8;
     static constexpr u64 kStaleOneIn = 4;  // loads that look for an older value: so loops that wait for one do end
 
     // A release that a load of the value reads from: the store's itself, or that of one before it that only

@@ -59,7 +59,7 @@ class Origin(NamedTuple):
     def result_shape(self) -> tuple[int, int, int]:
         """Of what the experts hand to the combine."""
         ranks = self.owner.ranks
-        return self.sizes.experts // ranks, ranks * self.sizes.most_tokens, self.sizes.hidden
+        return self.sizes.experts // ranks, ranks * self.sizes.max_tokens, self.sizes.hidden
 
     @staticmethod
     def places_words(sizes: Sizes, ranks: int, tokens: int) -> int:
@@ -67,12 +67,12 @@ class Origin(NamedTuple):
         if sizes.weighted:
             return C.low_latency.places_words(sizes.native(), ranks=ranks, tokens=tokens)
         # Compilers may have symbols for these, which C++ does not take.
-        return sizes.experts * sizes.most_tokens + ranks + tokens * sizes.topk
+        return sizes.experts * sizes.max_tokens + ranks + tokens * sizes.topk
 
     def handle_of(self, src_info: torch.Tensor, ranges: torch.Tensor) -> Handle:
         """Make the handle of these two tensors."""
         setattr(src_info.untyped_storage(), _ORIGIN, self)
-        return src_info, ranges, self.sizes.most_tokens, self.sizes.hidden, self.sizes.experts
+        return src_info, ranges, self.sizes.max_tokens, self.sizes.hidden, self.sizes.experts
 
     @staticmethod
     def behind(src_info: torch.Tensor) -> Origin | None:
@@ -92,7 +92,7 @@ def origin_of(given: Any) -> tuple[Handle, Origin]:
     wanted = "expected the handle that low_latency_dispatch returned, or a tuple of its elements"
     if not isinstance(given, tuple | list) or len(given) != 5:
         raise TypeError(f"handle={type(given).__name__}: {wanted}")
-    src_info, ranges, most_tokens, hidden, experts = given
+    src_info, ranges, max_tokens, hidden, experts = given
     if not isinstance(src_info, torch.Tensor) or not isinstance(ranges, torch.Tensor):
         raise TypeError(f"handle=a {type(given).__name__} of 5: {wanted}")
     origin = Origin.behind(src_info)
@@ -101,15 +101,15 @@ def origin_of(given: Any) -> tuple[Handle, Origin]:
     sizes, ranks = origin.sizes, origin.owner.ranks
     local = sizes.experts // ranks
     if (
-        src_info.shape != (local, ranks * sizes.most_tokens)
+        src_info.shape != (local, ranks * sizes.max_tokens)
         or src_info.storage_offset() != 0
         or ranges.shape != (local, ranks)
         or ranges.dtype is not torch.int64
         or not ranges.is_contiguous()
         or ranges.device != src_info.device
-        or most_tokens != sizes.most_tokens
+        or max_tokens != sizes.max_tokens
         or hidden != sizes.hidden
         or experts != sizes.experts
     ):
         raise ValueError(f"handle: {wanted}; elements are not of one dispatch, or were cut")
-    return (src_info, ranges, sizes.most_tokens, sizes.hidden, sizes.experts), origin
+    return (src_info, ranges, sizes.max_tokens, sizes.hidden, sizes.experts), origin

@@ -34,7 +34,7 @@ def seconds_saved(topology: Topology, sizes: Sizes, use_fp8: bool) -> float:
     far = 1 - 1 / topology.nodes  # of all ranks, and of all nodes
     ranks, nodes = (destinations(sizes.topk, count) for count in (topology.ranks, topology.nodes))
     row_bytes = sizes.hidden * (1 if use_fp8 else _BF16_BYTES)
-    return sizes.most_tokens * far * (ranks - nodes) * row_bytes / topology.link.bandwidth
+    return sizes.max_tokens * far * (ranks - nodes) * row_bytes / topology.link.bandwidth
 
 
 def forwards(topology: Topology, sizes: Sizes, use_fp8: bool) -> bool:

@@ -148,10 +148,10 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
     tokens, hidden = x.shape
     experts = arguments.experts(given.num_experts, ranks)
     topk_idx = arguments.topk_idx(given.topk_idx, experts, device, tokens)
-    most_tokens = arguments.most_tokens(given.num_max_dispatch_tokens_per_rank)
-    if tokens > most_tokens:
+    max_tokens = arguments.max_tokens(given.num_max_dispatch_tokens_per_rank)
+    if tokens > max_tokens:
         raise ValueError(
-            f"x={arguments.describe(x)}: expected at most num_max_dispatch_tokens_per_rank={most_tokens} tokens"
+            f"x={arguments.describe(x)}: expected at most num_max_dispatch_tokens_per_rank={max_tokens} tokens"
         )
     use_fp8 = arguments.flag("use_fp8", given.use_fp8)
     if use_fp8 and hidden % C.low_latency.SCALE_GROUP:
@@ -165,7 +165,7 @@ def dispatch(engine: Engine, plans: Plans, given: DispatchArguments) -> tuple[An
             raise ValueError("topk_weights: expected None on a Buffer with enable_shrink=True")
         weights = arguments.tensor("topk_weights", given.topk_weights, torch.float32, topk_idx.shape, device)
     plan = plans.dispatch(
-        most_tokens,
+        max_tokens,
         hidden,
         topk_idx.shape[1],
         experts,
@@ -232,7 +232,7 @@ def meet(engine: Engine, plans: Plans) -> None:
     device, smallest = engine.device.torch_device, Sizes(1, _SMALLEST_ROW, 1, engine.ranks)
     nothing = torch.empty((0, smallest.hidden), dtype=torch.bfloat16, device=device)
     ids = torch.empty((0, 1), dtype=torch.int64, device=device)
-    sizes = (smallest.most_tokens, smallest.experts)
+    sizes = (smallest.max_tokens, smallest.experts)
     given = DispatchArguments(nothing, ids, *sizes, None, None, False, False, False, Ending(False, False))
     dispatch(engine, plans, given)
 

@@ -94,7 +94,7 @@ class Plans:
 
 def _plan_dispatch(
     engine: Engine,
-    most_tokens: int,
+    max_tokens: int,
     hidden: int,
     topk: int,
     experts: int,
@@ -113,13 +113,13 @@ def _plan_dispatch(
         Naming the argument. Also where the Buffer is too small.
     """
     scales = scales_of(use_fp8, round_scale, use_ue8m0)
-    sizes = Sizes.checked(most_tokens, hidden, topk, experts, engine.ranks, weighted=weighted)
+    sizes = Sizes.checked(max_tokens, hidden, topk, experts, engine.ranks, weighted=weighted)
     if may_forward and forwards(engine.topology, sizes, use_fp8):
         sizes = replace(sizes, per_node=engine.topology.ranks_per_node)
     sizes.check_room(engine)
     engine.prepare(sizes.row_bytes, topk, "low_latency_dispatch")
     ranks = engine.ranks
-    local, rows = experts // ranks, ranks * most_tokens
+    local, rows = experts // ranks, ranks * max_tokens
     row_scales = scales_memory(scales, local, rows, hidden)
     outputs: tuple[Memory, ...] = (
         ((local, rows, hidden), torch.float8_e4m3fn if use_fp8 else torch.bfloat16),

@@ -24,7 +24,7 @@ class Sizes:
 
     Attributes
     ----------
-    most_tokens : int
+    max_tokens : int
         Of a rank.
     hidden : int
         Elements of a row.
@@ -38,7 +38,7 @@ class Sizes:
         Whether the dispatch has the weights, so that results are summed where they are.
     """
 
-    most_tokens: int
+    max_tokens: int
     hidden: int
     topk: int
     experts: int
@@ -46,7 +46,7 @@ class Sizes:
     weighted: bool = False
 
     @staticmethod
-    def checked(most_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int, weighted: bool = False) -> Sizes:
+    def checked(max_tokens: Any, hidden: Any, topk: int, experts: Any, ranks: int, weighted: bool = False) -> Sizes:
         """Check what a caller names.
 
         Raises
@@ -54,7 +54,7 @@ class Sizes:
         TypeError, ValueError
             Naming the argument.
         """
-        arguments.most_tokens(most_tokens)
+        arguments.max_tokens(max_tokens)
         arguments.integer("hidden", hidden, 1, arguments.MAX_ROW_BYTES // _BF16_BYTES)
         if hidden * _BF16_BYTES % arguments.ROW_ALIGNMENT:
             raise ValueError(
@@ -62,17 +62,17 @@ class Sizes:
                 f"of {arguments.ROW_ALIGNMENT} bytes"
             )
         arguments.experts(experts, ranks)
-        if most_tokens * topk > C.low_latency.MOST_RESULTS:
+        if max_tokens * topk > C.low_latency.MAX_RESULTS:
             raise ValueError(
-                f"num_max_dispatch_tokens_per_rank={most_tokens}: expected at most "
-                f"{C.low_latency.MOST_RESULTS // topk} with top-{topk}"
+                f"num_max_dispatch_tokens_per_rank={max_tokens}: expected at most "
+                f"{C.low_latency.MAX_RESULTS // topk} with top-{topk}"
             )
-        if experts * most_tokens > arguments.MAX_ROWS:
+        if experts * max_tokens > arguments.MAX_ROWS:
             raise ValueError(
-                f"num_max_dispatch_tokens_per_rank={most_tokens}: expected at most {arguments.MAX_ROWS // experts} "
+                f"num_max_dispatch_tokens_per_rank={max_tokens}: expected at most {arguments.MAX_ROWS // experts} "
                 f"with {experts} experts"
             )
-        return Sizes(most_tokens, hidden, topk, experts, weighted=weighted)
+        return Sizes(max_tokens, hidden, topk, experts, weighted=weighted)
 
     @cache  # noqa: B019 - there are few
     def native(
@@ -80,7 +80,7 @@ class Sizes:
     ) -> C.low_latency.Sizes:
         """Return them as kernels' launches take them."""
         return C.low_latency.Sizes(
-            most_tokens=self.most_tokens,
+            max_tokens=self.max_tokens,
             hidden=self.hidden,
             topk=self.topk,
             experts=self.experts,
@@ -112,7 +112,7 @@ class Sizes:
         if needed > engine.region_bytes * engine.regions:
             raise ValueError(
                 f"num_rdma_bytes: the Buffer has {engine.region_bytes * engine.regions}, expected at least {needed} "
-                f"for {self.most_tokens} tokens of {self.hidden} elements, top-{self.topk} of {self.experts} experts, "
+                f"for {self.max_tokens} tokens of {self.hidden} elements, top-{self.topk} of {self.experts} experts, "
                 f"among {engine.ranks} ranks{', with use_logfmt=True' if logfmt else ''}; "
                 "see get_low_latency_rdma_size_hint"
             )
@@ -122,10 +122,10 @@ class Sizes:
             )
         native = self.native(logfmt=logfmt)
         message, most = (
-            find(engine.runtime, native) for find in (C.low_latency.put_bytes, C.low_latency.most_put_bytes)
+            find(engine.runtime, native) for find in (C.low_latency.put_bytes, C.low_latency.max_put_bytes)
         )
         if message > most:
             raise ValueError(
                 f"nic: a send queue holds {most} bytes at once, expected at least {message}, "
-                "the rows of one rank for another; raise blocks or most_bytes"
+                "the rows of one rank for another; raise blocks or max_bytes"
             )

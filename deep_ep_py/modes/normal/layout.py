@@ -72,13 +72,13 @@ def warmup(engine: Engine, row_bytes: int, topk: int) -> None:
 def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
     """Raise if a call of these sizes does not fit even in rounds, or among so many ranks."""
     calls = way_of(engine.topology).calls
-    most_ranks = calls.most_ranks(engine.runtime, sizes.experts)
-    if engine.ranks > most_ranks:
+    max_ranks = calls.max_ranks(engine.runtime, sizes.experts)
+    if engine.ranks > max_ranks:
         raise ValueError(
-            f"group.size()={engine.ranks}: expected at most {most_ranks} ranks, for so many a block's shared memory "
+            f"group.size()={engine.ranks}: expected at most {max_ranks} ranks, for so many a block's shared memory "
             "has room on this device"
         )
-    needed = calls.least_region_bytes(engine.runtime, sizes)
+    needed = calls.min_region_bytes(engine.runtime, sizes)
     if needed > engine.region_bytes:
         needed = -(-needed // REGION_ALIGNMENT) * REGION_ALIGNMENT * engine.regions
         raise ValueError(
@@ -89,5 +89,5 @@ def check_room(engine: Engine, sizes: C.normal.Sizes) -> None:
     if message > most:
         raise ValueError(
             f"nic: a send queue holds {most} bytes at once, expected at least {message}, a message with a row "
-            f"of {sizes.row_bytes} bytes; raise blocks or most_bytes"
+            f"of {sizes.row_bytes} bytes; raise blocks or max_bytes"
         )

@@ -142,7 +142,7 @@ class PendingDispatch(_Pending):
                 is_token_in_rank=in_rank.data_ptr(),
                 tokens_per_expert=per_expert.data_ptr(),
                 plan=plan.native(),
-                most_rows=given.num_worst_tokens,
+                max_rows=given.num_worst_tokens,
                 finish_later=given.finish_later,
                 blocks=blocks,
             )

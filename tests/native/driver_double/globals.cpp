@@ -21,7 +21,7 @@ std::map<const void*, std::map<std::string, Global>> globals;  // by module and 
 
 constexpr size_t kAlignment = 256;
 // No image here has more; a number in a damaged one is larger than this, or leads out of its section.
-constexpr uint64_t kMostBytes = 1 << 30;
+constexpr uint64_t kMaxBytes = 1 << 30;
 
 // The caller that loads a module does not say how long its image is; the headers do. So a number is believed where it
 // fits into what the others say: an entry into its section, a name into its table, contents into the section they are
@@ -31,7 +31,7 @@ class Image {
     explicit Image(const void* image) : bytes_(static_cast<const char*>(image)) {
         if (bytes_[EI_CLASS] != ELFCLASS64) return;  // the byte behind "\x7fELF", which has been compared
         const auto header = read<Elf64_Ehdr>(0);
-        if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff == 0 || header.e_shoff > kMostBytes) return;
+        if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff == 0 || header.e_shoff > kMaxBytes) return;
         for (size_t i = 0; i < header.e_shnum; ++i) {
             sections_.push_back(read<Elf64_Shdr>(header.e_shoff + i * sizeof(Elf64_Shdr)));
         }
@@ -54,7 +54,7 @@ class Image {
     }
 
     static bool sound(const Elf64_Shdr& section) {
-        return section.sh_offset <= kMostBytes && section.sh_size <= kMostBytes;
+        return section.sh_offset <= kMaxBytes && section.sh_size <= kMaxBytes;
     }
 
     void read_table(const Elf64_Shdr& table, std::map<std::string, Global>& found) const {

@@ -34,11 +34,11 @@ std::map<const void*, Owner> owners;  // of memory that others have allocated
 
 // No memory is ever clean: it holds what an earlier allocation of its size has left, else a pattern.
 constexpr char kNeverWritten = '\xee';
-constexpr size_t kMostRemembered = 4 << 20;
+constexpr size_t kMaxRemembered = 4 << 20;
 std::map<size_t, std::string> leftovers;  // by size of the allocation, its first bytes
 
 const std::string& dirt(size_t bytes) {
-    return leftovers.try_emplace(bytes, std::min(bytes, kMostRemembered), kNeverWritten).first->second;
+    return leftovers.try_emplace(bytes, std::min(bytes, kMaxRemembered), kNeverWritten).first->second;
 }
 void make_dirty(void* memory, size_t bytes) {
     const std::string& found = dirt(bytes);
@@ -59,11 +59,11 @@ bool make_dirty(int file, size_t bytes) {
     return true;
 }
 void leave(const void* memory, size_t bytes) {
-    leftovers[bytes].assign(static_cast<const char*>(memory), std::min(bytes, kMostRemembered));
+    leftovers[bytes].assign(static_cast<const char*>(memory), std::min(bytes, kMaxRemembered));
 }
 void leave(int file, size_t bytes) {
     std::string& left = leftovers[bytes];
-    left.resize(std::min(bytes, kMostRemembered));
+    left.resize(std::min(bytes, kMaxRemembered));
     const ssize_t read = pread(file, left.data(), left.size(), 0);
     left.resize(read > 0 ? static_cast<size_t>(read) : 0);
 }

@@ -14,7 +14,7 @@ namespace {
 namespace mlx5 = deep_ep::wire::mlx5;
 
 constexpr uint64_t kWordBytes = 16, kRowBytes = 256;
-static_assert(kMostPes * (kWordBytes + kRowBytes) <= Heap::kReserved);
+static_assert(kMaxPes * (kWordBytes + kRowBytes) <= Heap::kReserved);
 
 }  // namespace
 
@@ -27,7 +27,7 @@ struct Pe::Target {
 };
 
 uint64_t Pe::reserved_word(int pe) const { return static_cast<uint64_t>(pe) * kWordBytes; }
-uint64_t Pe::reserved_row(int pe) const { return (kMostPes * kWordBytes) + static_cast<uint64_t>(pe) * kRowBytes; }
+uint64_t Pe::reserved_row(int pe) const { return (kMaxPes * kWordBytes) + static_cast<uint64_t>(pe) * kRowBytes; }
 
 QueueRow Pe::row(int peer, int turn) const {
     const int queue = turn % settings_.rcs, nic = turn / settings_.rcs % settings_.nics;

@@ -7,7 +7,7 @@
 //   NVSHMEM_DOUBLE_NICS     of each PE: 1
 //   NVSHMEM_DOUBLE_CHUNK_LOG2    bytes of the heap under one key: 20
 //   NVSHMEM_DOUBLE_CPU_DOORBELLS a thread of the host rings
-//   NVSHMEM_DOUBLE_NIC_{MTU,MOST_DELAY,RELAXED}   of csrc/nic/options.h
+//   NVSHMEM_DOUBLE_NIC_{MTU,MAX_DELAY,RELAXED}   of csrc/nic/options.h
 //   NVSHMEM_DOUBLE_FAULT    "PE,PEER,AFTER,SYNDROME": that queue pair fails, as csrc/nic/options.h says
 //   NVSHMEM_DOUBLE_FAIL     "nvshmemx_hostlib_init_attr=7": that call returns that status, or null
 //   NVSHMEM_DOUBLE_STRICT   version words of arguments are looked at, which NVSHMEM itself does not do

@@ -14,7 +14,7 @@ Heap::Heap(const Settings& settings, const std::string& folder, int pe, int pes)
     const int per_node = settings.pes_per_node == 0 ? pes : settings.pes_per_node;
     for (int other = 0; other < pes; ++other) {
         const std::string file = folder + "/heap_" + std::to_string(other);
-        const auto map = [&] { return static_cast<uint8_t*>(map_shared(file, bytes_, kMostAlignment)); };
+        const auto map = [&] { return static_cast<uint8_t*>(map_shared(file, bytes_, kMaxAlignment)); };
         const bool near = other == pe || (settings.p2p && other / per_node == pe / per_node);
         by_kernels_.push_back(near ? map() : nullptr);
         by_nics_.push_back(map());

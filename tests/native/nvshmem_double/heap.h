@@ -16,8 +16,8 @@ class Heap {
     // In front of all allocations: what barriers and foreign posts use. The first allocation therefore begins within a
     // chunk of keys, and at no address that is more aligned than was asked for.
     static constexpr uint64_t kReserved = (40 << 10) + 512;
-    static constexpr uint64_t kAlignment = 512;          // of allocations that ask for none
-    static constexpr uint64_t kMostAlignment = 1 << 29;  // of a heap
+    static constexpr uint64_t kAlignment = 512;         // of allocations that ask for none
+    static constexpr uint64_t kMaxAlignment = 1 << 29;  // of a heap
 
     Heap(const Settings& settings, const std::string& folder, int pe, int pes);
     ~Heap();

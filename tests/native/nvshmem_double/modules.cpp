@@ -13,7 +13,7 @@ constexpr const char* kVersion = "nvshmemi_device_lib_version_d";
 constexpr const char* kDeviceState = "nvshmemi_device_state_d";
 constexpr const char* kIbgdaState = "nvshmemi_ibgda_device_state_d";
 // What the oldest device library has: a smaller symbol is none of NVSHMEM's.
-constexpr uint64_t kLeastDeviceState = 776;
+constexpr uint64_t kMinDeviceState = 776;
 // Since this minor version the host library asks how many bytes the symbol has. Before, it copies all of its own.
 constexpr int kAsksSince = 7;
 
@@ -48,7 +48,7 @@ void Modules::add(const Golden& golden, Gpu& gpu, void* module) {
     if (!gpu.find_global(module, kDeviceState, found)) {
         throw Failure(kInvalidValue, std::string("the module has no ") + kDeviceState);
     }
-    check_bytes(kDeviceState, found, golden.is_at_least(kAsksSince) ? kLeastDeviceState : golden.number("DeviceState"));
+    check_bytes(kDeviceState, found, golden.is_at_least(kAsksSince) ? kMinDeviceState : golden.number("DeviceState"));
     if (gpu.find_global(module, kIbgdaState, found)) check_bytes(kIbgdaState, found, golden.number("IbgdaState"));
     if (std::find(modules_.begin(), modules_.end(), module) == modules_.end()) modules_.push_back(module);
 }

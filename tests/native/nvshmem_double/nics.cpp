@@ -10,7 +10,7 @@ namespace {
 namespace mlx5 = deep_ep::wire::mlx5;
 using deep_ep::nic::SendQueue;
 
-constexpr int kMostSteps = 64;  // of a queue pair in one turn
+constexpr int kMaxSteps = 64;  // of a queue pair in one turn
 constexpr uint32_t kLocalKeys = 0x10000000, kRemoteKeys = 0x20000000, kReturnedKeys = 0x30000000;
 
 }  // namespace
@@ -122,14 +122,14 @@ bool Nics::serve() {
 bool Nics::step(Served& served) {
     if (served.assisted != nullptr) ring(*served.assisted);
     bool worked = false;
-    for (int steps = 0; steps < kMostSteps && served.queue->has_work(); ++steps) {
+    for (int steps = 0; steps < kMaxSteps && served.queue->has_work(); ++steps) {
         worked = true;
         if (served.delay > 0) {
             --served.delay;
             break;
         }
         served.queue->step();
-        if (settings_.nic.most_delay > 0) served.delay = draw(settings_.nic.most_delay + 1);
+        if (settings_.nic.max_delay > 0) served.delay = draw(settings_.nic.max_delay + 1);
     }
     return worked;
 }

@@ -30,7 +30,7 @@ Pe::Pe(const std::string& id, int pe, int pes)
         throw Failure(kInvalidValue, "NVSHMEM_DOUBLE_VERSION=" + version() + ": this library was built " +
                                          (NVSHMEM_DOUBLE_CREATES ? "with" : "without") + " nvshmemx_qp_create");
     }
-    if (pes > kMostPes) throw Failure(kNotSupported, std::to_string(pes) + " PEs");
+    if (pes > kMaxPes) throw Failure(kNotSupported, std::to_string(pes) + " PEs");
     meeting_.meet("nvshmemx_hostlib_init_attr", static_cast<uint64_t>(pes));
 }
 
@@ -110,7 +110,7 @@ void Pe::grow() {
 
 void* Pe::allocate(const std::string& call, uint64_t alignment, uint64_t bytes, uint8_t filled_with) {
     meeting_.meet(call, alignment, bytes);
-    if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > Heap::kMostAlignment) {
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0 || alignment > Heap::kMaxAlignment) {
         throw Failure(kInvalidValue, call + ": alignment " + std::to_string(alignment) + " is not a power of two");
     }
     uint64_t offset = 0;

@@ -17,7 +17,7 @@
 namespace nvshmem_double {
 
 // Whom there is room for in front of the heaps' allocations.
-constexpr int kMostPes = 128;
+constexpr int kMaxPes = 128;
 
 // Calls throw Failure.
 class Pe {

@@ -70,7 +70,7 @@ Settings::Settings()
     if (folder.empty()) throw Failure(kInvalidValue, "NVSHMEM_DOUBLE_FOLDER is not set: PEs cannot meet");
     nic.blocks = power_of_two(number("NVSHMEM_QP_DEPTH", 1024, 128, 32768));
     nic.mtu = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_MTU", 4096, 16, 1 << 20));
-    nic.most_delay = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_MOST_DELAY", 0, 0, 1 << 20));
+    nic.max_delay = static_cast<uint32_t>(small("NVSHMEM_DOUBLE_NIC_MAX_DELAY", 0, 0, 1 << 20));
     nic.relaxed = flag("NVSHMEM_DOUBLE_NIC_RELAXED");
     read_fault(nic);
 }

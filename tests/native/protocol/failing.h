@@ -10,7 +10,7 @@
 
 namespace protocol::failing {
 
-constexpr u32 kCombines = 3, kWorlds = 24, kOrderedWorlds = 72, kMostRanks = 4;
+constexpr u32 kCombines = 3, kWorlds = 24, kOrderedWorlds = 72, kMaxRanks = 4;
 constexpr u64 kForever = 1000 * kSecond;
 
 struct Kind {
@@ -41,7 +41,7 @@ class FewWarps final : public Forwarding {
 // What came of each combine on each rank. 0: it has not ended yet.
 struct Ends {
     enum : u32 { kWell = 1, kFailed = 2 };
-    u32 of[kCombines][kMostRanks] = {};
+    u32 of[kCombines][kMaxRanks] = {};
 };
 
 // The rows that a rank has received.
@@ -77,7 +77,7 @@ DEEP_EP_KERNEL void write_over(const void* args) {
     if (threadIdx.x == 0) {
         device::store_relaxed<Scope::kSystem>(&a.ends[a.rank], u32{well ? Ends::kWell : Ends::kFailed});
     }
-    u32 ends[kMostRanks] = {};
+    u32 ends[kMaxRanks] = {};
     if (!well && a.ordered) {
         // Relaxed: so that nothing but the protocol orders the rows.
         for (u32 r = 0; r < a.ranks; ++r) {
@@ -109,7 +109,7 @@ inline void launch_write_over(Buffer& buffer, const Rows& rows, u32 version, con
 
 // What goes wrong in a run.
 struct Plan {
-    u64 timeout_ns[kMostRanks];
+    u64 timeout_ns[kMaxRanks];
     u32 late;                                                       // this rank,
     u32 in_time;                                                    // with all combines but the first so many,
     u64 late_ns;                                                    // by so much; 0: none is
@@ -210,7 +210,7 @@ Result run_world(uint64_t seed, const Setup& setup, const Kind& kind) {
     plan.delays.later *= kind.delays;
     World world(ranks);
     Ends ends;
-    u64 began[kMostRanks] = {}, ended[kMostRanks] = {};
+    u64 began[kMaxRanks] = {}, ended[kMaxRanks] = {};
     planted::run_world(static_cast<int>(ranks), seed, [&](int r) {
         const u32 rank = static_cast<u32>(r);
         cpu::Executor& executor = cpu::Executor::get();

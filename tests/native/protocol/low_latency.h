@@ -22,7 +22,7 @@ struct Case {
     u32 ranks = kRanks;
 
     u32 local() const { return sizes.experts / ranks; }
-    u32 rows() const { return ranks * sizes.most_tokens; }  // of an expert
+    u32 rows() const { return ranks * sizes.max_tokens; }  // of an expert
     bool cast() const { return sizes.scales != Scales::kNone; }
     u32 x_bytes() const { return sizes.hidden * (cast() ? 1 : 2); }
     u32 groups() const { return sizes.hidden / kScaleGroup; }
@@ -344,7 +344,7 @@ inline void make_room(Setup& setup, std::initializer_list<const Case*> cases = {
 inline void check_puts(Buffer& buffer, std::initializer_list<const Case*> cases) {
     for (const Case* of : cases) {
         expect(host::low_latency::put_bytes(buffer.runtime(), of->sizes) <=
-                   host::low_latency::most_put_bytes(buffer.runtime(), of->sizes),
+                   host::low_latency::max_put_bytes(buffer.runtime(), of->sizes),
                "a put does not fit into a ring");
     }
 }

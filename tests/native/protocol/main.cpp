@@ -27,13 +27,13 @@ int main(int argc, char** argv) {
     slow.blocks = 16;
     slow.queues_per_peer = 2;
     slow.mtu = 32;
-    slow.most_bytes = 48;
-    slow.most_delay = 4;
+    slow.max_bytes = 48;
+    slow.max_delay = 4;
     slow.relaxed = true;
     slow.traced = true;
     deep_ep::nic::Options longer = slow;  // requests, so that a put of many rows fits into a ring
     longer.mtu = 128;
-    longer.most_bytes = 1024;
+    longer.max_bytes = 1024;
     deep_ep::nic::Options tight = slow;  // two puts of the posters fill a ring
     tight.blocks = 4;
     deep_ep::nic::Options split;

@@ -98,7 +98,7 @@ class Forwarding : public host::Launcher {
     bool finished(uint64_t serial) const override { return launcher_->finished(serial); }
     unsigned warps() const override { return launcher_->warps(); }
     uint32_t copies_bytes() const override { return launcher_->copies_bytes(); }
-    size_t most_shared_bytes() const override { return launcher_->most_shared_bytes(); }
+    size_t max_shared_bytes() const override { return launcher_->max_shared_bytes(); }
     uint64_t streaming_threshold() const override { return launcher_->streaming_threshold(); }
     void wait(const std::function<bool()>& ready, const char* what) override { launcher_->wait(ready, what); }
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override {

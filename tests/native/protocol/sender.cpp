@@ -16,17 +16,17 @@ using planted::expect;
 
 namespace {
 
-constexpr u32 kRanks = 3, kRings = 2, kCommands = 64, kMostBytes = 64, kWord = 5;
+constexpr u32 kRanks = 3, kRings = 2, kCommands = 64, kMaxBytes = 64, kWord = 5;
 
 // Posts are taken or not, and end, as a test says.
 class ToldNetwork final : public Transport {
   public:
     std::vector<Message> taken;
     std::vector<bool> takes_of = std::vector<bool>(kRanks, true);
-    u64 most = kMostBytes;
+    u64 most = kMaxBytes;
 
     std::string name() const override { return "a network of a test"; }
-    u64 most_bytes() const override { return most; }
+    u64 max_bytes() const override { return most; }
     bool takes(u32 peer) const override { return takes_of[peer]; }
     bool has_work() const override { return false; }
     bool post(const Message& message) override {
@@ -88,7 +88,7 @@ void cuts(std::mt19937_64& random) {
     for (const Message& message : world.network.taken) {
         added += wire::proxy::share(immediate(message).pieces);
         carried += message.bytes;
-        expect(message.bytes <= kMostBytes, "a message of more than the network takes");
+        expect(message.bytes <= kMaxBytes, "a message of more than the network takes");
     }
     expect(added == wire::kUnit && carried == bytes, "a put's messages do not add up");
 }
@@ -212,10 +212,10 @@ void window(std::mt19937_64& random) {
 // Bytes on their way to a peer are bounded; one message goes in any case.
 void bounded() {
     World world;
-    world.network.most = 2 * kMostBytesToPeer;
-    world.post(1, {kMostBytesToPeer + 16});
-    world.post(1, {kMostBytesToPeer / 2});
-    world.post(1, {kMostBytesToPeer / 2});
+    world.network.most = 2 * kMaxBytesToPeer;
+    world.post(1, {kMaxBytesToPeer + 16});
+    world.post(1, {kMaxBytesToPeer / 2});
+    world.post(1, {kMaxBytesToPeer / 2});
     world.post(1, {16});
     world.step();
     expect(world.network.taken.size() == 1, "not one message alone, of more than the bound");

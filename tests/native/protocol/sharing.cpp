@@ -16,7 +16,7 @@ namespace protocol::sharing {
 using planted::expect;
 
 constexpr u32 kBlocks = 2, kWarps = 4, kPosters = kBlocks * kWarps, kPuts = 9;
-constexpr u32 kPutBytes = 96, kFirstBytes = 32, kGeneration = 1, kMostPatience = 60;
+constexpr u32 kPutBytes = 96, kFirstBytes = 32, kGeneration = 1, kMaxPatience = 60;
 
 struct Sizes {
     wire::HeapLayout layout{2, 1, 0, 0};
@@ -120,7 +120,7 @@ void post_as_guest(const Args& a, u32 poster, u32 put) {
 DEEP_EP_KERNEL void send(const void* args) {
     const Args& a = *static_cast<const Args*>(args);
     const u32 poster = blockIdx.x * warps() + warp();
-    Waiter waiter{a.told, a.gives_up ? 1 + Draw(a.seed * kPosters + poster).below(kMostPatience) : 0};
+    Waiter waiter{a.told, a.gives_up ? 1 + Draw(a.seed * kPosters + poster).below(kMaxPatience) : 0};
     u32 put = 0;
     if (is_guest(poster)) {
         for (; put < kPuts; ++put) post_as_guest(a, poster, put);

@@ -58,14 +58,14 @@ class SlowMemory final : public host::CpuMemory {
 // The same of a host thread that does nothing else meanwhile.
 class LateMemory final : public host::CpuMemory {
   public:
-    explicit LateMemory(u32 most_turns) : most_turns_(most_turns) {}
+    explicit LateMemory(u32 max_turns) : max_turns_(max_turns) {}
     void store_words(const std::vector<uint64_t*>& words, uint64_t value) override {
-        for (u64 turns = cpu::Executor::get().random() % most_turns_; turns != 0; --turns) cpu::yield();
+        for (u64 turns = cpu::Executor::get().random() % max_turns_; turns != 0; --turns) cpu::yield();
         CpuMemory::store_words(words, value);
     }
 
   private:
-    const u32 most_turns_;
+    const u32 max_turns_;
 };
 
 }  // namespace protocol

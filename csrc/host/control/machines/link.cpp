@@ -71,7 +71,7 @@ bool Link::parse(const Take& take) {
     while (come_.size() - at >= sizeof(Frame)) {
         Frame frame;
         std::memcpy(&frame, come_.data() + at, sizeof(frame));
-        if (frame.bytes > kMostPayload || frame.number != taken_) return false;
+        if (frame.bytes > kMaxPayload || frame.number != taken_) return false;
         const size_t whole = sizeof(frame) + frame.bytes + sizeof(Tag);
         if (come_.size() - at < whole) break;
         const std::string_view payload(come_.data() + at + sizeof(frame), frame.bytes);

@@ -33,7 +33,7 @@ constexpr uint32_t kTokensPerPut = 128;
 wire::LowLatencyLayout layout_of(const Sizes& sizes, uint32_t ranks, bool has_remote) {
     wire::LowLatencyLayout layout{};
     layout.ranks = ranks;
-    layout.most_tokens = sizes.most_tokens;
+    layout.max_tokens = sizes.max_tokens;
     layout.topk = sizes.topk;
     layout.experts_per_rank = sizes.experts / ranks;
     const bool cast = sizes.scales != Scales::kNone;
@@ -42,7 +42,7 @@ wire::LowLatencyLayout layout_of(const Sizes& sizes, uint32_t ranks, bool has_re
     layout.result_bytes = sizes.logfmt ? log_row_bytes(sizes.hidden) : sizes.hidden * static_cast<u32>(sizeof(u16));
     layout.rest_bytes = sizes.logfmt ? log_rest_bytes(sizes.hidden) : 0;
     layout.has_remote = has_remote;
-    layout.row_puts = std::min(wire::kMostRowPuts, wire::ceil_div(sizes.most_tokens, kTokensPerPut));
+    layout.row_puts = std::min(wire::kMaxRowPuts, wire::ceil_div(sizes.max_tokens, kTokensPerPut));
     layout.per_node = sizes.per_node;
     layout.weighted = sizes.weighted;
     return layout;
@@ -62,7 +62,7 @@ bool streams(const Runtime& runtime, const wire::LowLatencyLayout& layout, uint6
 
 uint64_t hash_of(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     return hash_arguments(
-        kind, {sizes.most_tokens, sizes.hidden, sizes.topk, sizes.experts, static_cast<uint64_t>(sizes.scales),
+        kind, {sizes.max_tokens, sizes.hidden, sizes.topk, sizes.experts, static_cast<uint64_t>(sizes.scales),
                sizes.logfmt, sizes.per_node, sizes.weighted, handle});
 }
 
@@ -114,13 +114,13 @@ uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes) {
     if (!runtime.options().has_remote) return 0;
     const wire::LowLatencyLayout layout = layout_of(runtime, sizes);
     return std::max(
-        {layout.routing_bytes(layout.most_tokens),
-         std::min(layout.tokens_per_put(), layout.most_tokens) * layout.row_bytes(),
-         sizeof(wire::ResultHeader) + layout.most_results_of_rank() * (layout.result_bytes + layout.rest_bytes)});
+        {layout.routing_bytes(layout.max_tokens),
+         std::min(layout.tokens_per_put(), layout.max_tokens) * layout.row_bytes(),
+         sizeof(wire::ResultHeader) + layout.max_results_of_rank() * (layout.result_bytes + layout.rest_bytes)});
 }
 
-uint64_t most_put_bytes(const Runtime& runtime, const Sizes& sizes) {
-    return runtime.most_put_bytes(sizes.logfmt ? fabric::kMaxPieces : fabric::kUsualPieces);
+uint64_t max_put_bytes(const Runtime& runtime, const Sizes& sizes) {
+    return runtime.max_put_bytes(sizes.logfmt ? fabric::kMaxPieces : fabric::kUsualPieces);
 }
 
 bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
@@ -132,7 +132,7 @@ bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes) {
                            launcher.copies_bytes(),
                            static_cast<u32>(runtime.options().ranks_per_node)};
     return std::max(DispatchKernel::shared_bytes(block), CombineKernel::shared_bytes(block)) <=
-           launcher.most_shared_bytes();
+           launcher.max_shared_bytes();
 }
 
 std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, const DispatchTensors& tensors,
@@ -175,7 +175,7 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
     args.topk_idx = ExpertIds::at(pointer<const void>(tensors.topk_idx), sizes.id_bytes);
     args.origins = origins_at(args.layout, tokens, handle);
     args.topk_weights = sizes.weighted ? args.origins.own_weights : pointer<const float>(tensors.topk_weights);
-    const uint64_t rows = uint64_t{args.layout.experts_per_rank} * args.layout.ranks * args.layout.most_tokens;
+    const uint64_t rows = uint64_t{args.layout.experts_per_rank} * args.layout.ranks * args.layout.max_tokens;
     const bool visible = runtime.arena()->contains(args.x, rows * args.layout.result_bytes);
     args.published = tensors.publish && visible && !sizes.logfmt ? runtime.offset_of(tensors.x) : wire::kUnpublished;
     args.combined_x = pointer<u8>(tensors.combined_x);

@@ -11,8 +11,8 @@ namespace deep_ep::host::low_latency {
 
 // What is the same on all ranks.
 struct Sizes {
-    uint32_t most_tokens;  // of a rank
-    uint32_t hidden;       // elements of a row, bfloat16
+    uint32_t max_tokens;  // of a rank
+    uint32_t hidden;      // elements of a row, bfloat16
     uint32_t topk;
     uint32_t experts;                 // of all ranks
     uint32_t id_bytes = sizeof(i64);  // of an expert id
@@ -50,7 +50,7 @@ uint64_t places_words(const Sizes& sizes, uint32_t ranks, uint32_t tokens);
 // Bytes of the largest message that they send to a rank that is not mapped; 0: there is none. And the most that it may
 // have.
 uint64_t put_bytes(const Runtime& runtime, const Sizes& sizes);
-uint64_t most_put_bytes(const Runtime& runtime, const Sizes& sizes);
+uint64_t max_put_bytes(const Runtime& runtime, const Sizes& sizes);
 // Whether a block's shared memory suffices.
 bool fits_shared_memory(const Runtime& runtime, const Sizes& sizes);
 

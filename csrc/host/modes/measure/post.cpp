@@ -25,10 +25,10 @@ std::shared_ptr<Call> post(Runtime& runtime, PostArgs posts, unsigned blocks) {
         throw std::invalid_argument("posters=" + std::to_string(posts.posters) + ": expected 1 to " +
                                     std::to_string(runtime.launcher().warps()) + ", warps of a block");
     }
-    if (posts.bytes % wire::kPieceBytes != 0 || posts.bytes > runtime.most_put_bytes()) {
+    if (posts.bytes % wire::kPieceBytes != 0 || posts.bytes > runtime.max_put_bytes()) {
         throw std::invalid_argument("bytes=" + std::to_string(posts.bytes) + ": expected a multiple of " +
                                     std::to_string(wire::kPieceBytes) + ", at most " +
-                                    std::to_string(runtime.most_put_bytes()));
+                                    std::to_string(runtime.max_put_bytes()));
     }
     check("source", runtime.options().rank, posts.source, posts.bytes, wire::kPieceBytes);
     const u64 posters = u64{blocks} * posts.posters;

@@ -9,14 +9,14 @@ namespace deep_ep::host {
 
 // This Buffer's ranks, or fewer: whole nodes, for which all of these kernels can be launched.
 template <class... Kernels>
-uint32_t most_ranks_of(const Runtime& runtime, uint32_t experts, uint32_t per_node) {
+uint32_t max_ranks_of(const Runtime& runtime, uint32_t experts, uint32_t per_node) {
     const Launcher& launcher = runtime.launcher();
     auto ranks = static_cast<uint32_t>(runtime.options().ranks);
     const auto needed = [&] {
         const BlockSizes block{ranks, experts, 0, launcher.warps(), launcher.copies_bytes(), per_node};
         return std::max({Kernels::shared_bytes(block)...});
     };
-    while (ranks > 0 && needed() > launcher.most_shared_bytes()) ranks -= per_node;
+    while (ranks > 0 && needed() > launcher.max_shared_bytes()) ranks -= per_node;
     return ranks;
 }
 

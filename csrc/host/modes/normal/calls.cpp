@@ -15,29 +15,29 @@
 namespace deep_ep::host::normal {
 namespace {
 
-wire::RegionLayout least_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
+wire::RegionLayout min_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
     const BufferOptions& options = runtime.options();
     return {static_cast<u32>(options.ranks), experts, options.has_remote, kMinChunkRows, format};
 }
 wire::RegionLayout region_layout(const Runtime& runtime, uint32_t experts, const wire::ChunkFormat& format) {
-    const wire::RegionLayout least = least_layout(runtime, experts, format);
-    return fit_chunks(least, runtime.options().region_bytes, runtime.most_put_bytes());
+    const wire::RegionLayout least = min_layout(runtime, experts, format);
+    return fit_chunks(least, runtime.options().region_bytes, runtime.max_put_bytes());
 }
 
 }  // namespace
 
-uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes) {
-    return std::max(least_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32))).bytes(),
-                    least_layout(runtime, 0, combine_format(sizes)).bytes());
+uint64_t min_region_bytes(const Runtime& runtime, const Sizes& sizes) {
+    return std::max(min_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32))).bytes(),
+                    min_layout(runtime, 0, combine_format(sizes)).bytes());
 }
 
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes) {
-    const wire::RegionLayout least = least_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
-    return {std::max(least.chunk_bytes(), least.notify_row_bytes()), runtime.most_put_bytes()};
+    const wire::RegionLayout least = min_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
+    return {std::max(least.chunk_bytes(), least.notify_row_bytes()), runtime.max_put_bytes()};
 }
 
-uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
-    return most_ranks_of<LayoutKernel, DispatchKernel, CombineKernel>(runtime, experts, 1);
+uint32_t max_ranks(const Runtime& runtime, uint32_t experts) {
+    return max_ranks_of<LayoutKernel, DispatchKernel, CombineKernel>(runtime, experts, 1);
 }
 
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
@@ -59,12 +59,12 @@ uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, uint32_t most_rows, bool finish_later,
+                             uint64_t tokens_per_expert, const Plan& plan, uint32_t max_rows, bool finish_later,
                              unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
-    if (experts > kMostExperts) {
+    if (experts > kMaxExperts) {
         throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
-                                    std::to_string(kMostExperts));
+                                    std::to_string(kMaxExperts));
     }
     auto call = runtime.open(wire::Kind::kDispatch);
     NotifyArgs args{};
@@ -72,15 +72,15 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
     args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk,
-                                                            sizes.id_bytes, sizes.experts, most_rows});
+                                                            sizes.id_bytes, sizes.experts, max_rows});
     args.tokens = sizes.tokens;
-    args.most_rows = most_rows;
+    args.max_rows = max_rows;
     args.finish_later = finish_later;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
     args.rows_per_expert = call->words.get();
-    if (most_rows == 0) {
+    if (max_rows == 0) {
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
     }

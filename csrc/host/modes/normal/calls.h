@@ -37,24 +37,24 @@ struct Sizes {
 };
 
 // Bytes of one region that a dispatch or combine of these sizes needs at the least.
-uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes);
+uint64_t min_region_bytes(const Runtime& runtime, const Sizes& sizes);
 // Bytes of the largest message that they need at the least, and of the largest that the networks take.
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes);
 
 // Of a rank: as many as a call has words for.
-constexpr uint32_t kMostExperts = 2048;
-constexpr uint32_t kCallWords = kMostExperts;  // BufferOptions::call_words
+constexpr uint32_t kMaxExperts = 2048;
+constexpr uint32_t kCallWords = kMaxExperts;  // BufferOptions::call_words
 
 // This Buffer's ranks, or fewer: for how many a block's shared memory suffices, with so many experts.
-uint32_t most_ranks(const Runtime& runtime, uint32_t experts);
+uint32_t max_ranks(const Runtime& runtime, uint32_t experts);
 
 // -> the launch's serial number. No operation: it has to do with no other rank. `tokens_per_node`: 0, not counted.
 uint64_t layout(Runtime& runtime, const Sizes& sizes, uint64_t topk_idx, uint64_t tokens_per_rank,
                 uint64_t tokens_per_node, uint64_t tokens_per_expert, uint64_t is_token_in_rank, unsigned blocks);
-// `most_rows`: that any rank may receive, 0: as many as there are. `finish_later`: other operations may begin or be
+// `max_rows`: that any rank may receive, 0: as many as there are. `finish_later`: other operations may begin or be
 // finished before this one is; counts() comes first then.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const Plan& plan, uint32_t most_rows, bool finish_later,
+                             uint64_t tokens_per_expert, const Plan& plan, uint32_t max_rows, bool finish_later,
                              unsigned blocks);
 void counts(Call& call);
 // counts() is still to come.

@@ -19,8 +19,8 @@ constexpr u64 kMaxRailChunkBytes = 512 * 1024;
 constexpr u32 kMinChunkRows = 1;
 
 // The given layout with the most rows per chunk with which it fits into a region, and a chunk into one put.
-inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_bytes, uint64_t most_put_bytes) {
-    const uint64_t most = most_put_bytes < kMaxChunkBytes ? most_put_bytes : kMaxChunkBytes;
+inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_bytes, uint64_t max_put_bytes) {
+    const uint64_t most = max_put_bytes < kMaxChunkBytes ? max_put_bytes : kMaxChunkBytes;
     layout.chunk_rows = kMaxChunkRows;
     while (layout.chunk_rows > kMinChunkRows && layout.chunk_bytes() > most) --layout.chunk_rows;
     while (layout.chunk_rows > kMinChunkRows && layout.bytes() > region_bytes) --layout.chunk_rows;
@@ -34,12 +34,12 @@ inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_
 // once, its bandwidth times the time from a put to the `next` that answers it; the slots of all of its streams share
 // them. More would only make the first row of a chunk wait for its last, and cost memory. Callers know the formula as
 // Link.staging() of deep_ep_py/topology/link.py.
-inline wire::TwoHopLayout fit_chunks(wire::TwoHopSizes sizes, uint64_t region_bytes, uint64_t most_put_bytes,
+inline wire::TwoHopLayout fit_chunks(wire::TwoHopSizes sizes, uint64_t region_bytes, uint64_t max_put_bytes,
                                      uint64_t bytes_in_flight) {
     const uint64_t slots = uint64_t{wire::kSlots} * (sizes.nodes > 1 ? sizes.others() : 1);
     const uint64_t row = sizes.rail_bytes(1) - sizeof(wire::ChunkHeader);
     const uint64_t wanted = (bytes_in_flight - 1) / (slots * row) + 1;
-    const uint64_t most = most_put_bytes < kMaxRailChunkBytes ? most_put_bytes : kMaxRailChunkBytes;
+    const uint64_t most = max_put_bytes < kMaxRailChunkBytes ? max_put_bytes : kMaxRailChunkBytes;
     const auto bytes = [&] { return wire::TwoHopLayout::of(sizes).bytes; };
     sizes.chunk_rows = static_cast<u32>(wanted < kMaxChunkRows ? wanted : kMaxChunkRows);
     while (sizes.chunk_rows > kMinChunkRows && sizes.rail_bytes(sizes.chunk_rows) > most) --sizes.chunk_rows;

@@ -34,7 +34,7 @@ Nodes nodes_of(const Runtime& runtime) {
             runtime.leaves_out() ? wire::kRoles : 1};
 }
 
-wire::TwoHopSizes least_sizes(const Nodes& nodes, const Sizes& sizes, bool cached) {
+wire::TwoHopSizes min_sizes(const Nodes& nodes, const Sizes& sizes, bool cached) {
     return {nodes.ranks / nodes.per_node,
             nodes.per_node,
             nodes.roles,
@@ -45,26 +45,26 @@ wire::TwoHopSizes least_sizes(const Nodes& nodes, const Sizes& sizes, bool cache
             normal::dispatch_format(sizes, cached, sizeof(RowSource))};
 }
 wire::TwoHopLayout dispatch_layout(const Runtime& runtime, const Sizes& sizes, bool cached) {
-    return fit_chunks(least_sizes(nodes_of(runtime), sizes, cached), runtime.options().region_bytes,
-                      runtime.most_put_bytes(), runtime.options().bytes_in_flight);
+    return fit_chunks(min_sizes(nodes_of(runtime), sizes, cached), runtime.options().region_bytes,
+                      runtime.max_put_bytes(), runtime.options().bytes_in_flight);
 }
-wire::TwoHopSizes least_combine_sizes(const Nodes& nodes, const Sizes& sizes) {
-    wire::TwoHopSizes layout = least_sizes(nodes, sizes, true);
+wire::TwoHopSizes min_combine_sizes(const Nodes& nodes, const Sizes& sizes) {
+    wire::TwoHopSizes layout = min_sizes(nodes, sizes, true);
     layout.with_sets = 0;
     layout.rail = layout.local = normal::combine_format(sizes);
     return layout;
 }
 wire::TwoHopLayout combine_layout(const Runtime& runtime, const Sizes& sizes) {
-    return fit_chunks(least_combine_sizes(nodes_of(runtime), sizes), runtime.options().region_bytes,
-                      runtime.most_put_bytes(), runtime.options().bytes_in_flight);
+    return fit_chunks(min_combine_sizes(nodes_of(runtime), sizes), runtime.options().region_bytes,
+                      runtime.max_put_bytes(), runtime.options().bytes_in_flight);
 }
 
 }  // namespace
 
-uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes) {
+uint64_t min_region_bytes(const Runtime& runtime, const Sizes& sizes) {
     const Nodes nodes = nodes_of(runtime);
-    return std::max(wire::TwoHopLayout::of(least_sizes(nodes, sizes, false)).bytes,
-                    wire::TwoHopLayout::of(least_combine_sizes(nodes, sizes)).bytes);
+    return std::max(wire::TwoHopLayout::of(min_sizes(nodes, sizes, false)).bytes,
+                    wire::TwoHopLayout::of(min_combine_sizes(nodes, sizes)).bytes);
 }
 
 std::pair<uint32_t, uint64_t> staging(const Sizes& sizes, uint32_t ranks, uint32_t per_node, uint64_t bytes_in_flight) {
@@ -72,8 +72,8 @@ std::pair<uint32_t, uint64_t> staging(const Sizes& sizes, uint32_t ranks, uint32
         return fit_chunks(least, UINT64_MAX, UINT64_MAX, bytes_in_flight);
     };
     const Nodes nodes{ranks, per_node};
-    const wire::TwoHopLayout dispatched = fit(least_sizes(nodes, sizes, false));
-    return {dispatched.chunk_rows, std::max(dispatched.bytes, fit(least_combine_sizes(nodes, sizes)).bytes)};
+    const wire::TwoHopLayout dispatched = fit(min_sizes(nodes, sizes, false));
+    return {dispatched.chunk_rows, std::max(dispatched.bytes, fit(min_combine_sizes(nodes, sizes)).bytes)};
 }
 
 uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes) {
@@ -81,22 +81,22 @@ uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes) {
 }
 
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes) {
-    const wire::TwoHopSizes least = least_sizes(nodes_of(runtime), sizes, false);
-    return {std::max(least.rail_bytes(kMinChunkRows), least.rail_counts_bytes()), runtime.most_put_bytes()};
+    const wire::TwoHopSizes least = min_sizes(nodes_of(runtime), sizes, false);
+    return {std::max(least.rail_bytes(kMinChunkRows), least.rail_counts_bytes()), runtime.max_put_bytes()};
 }
 
-uint32_t most_ranks(const Runtime& runtime, uint32_t experts) {
-    return most_ranks_of<LayoutKernel, NotifyKernel, DispatchKernel, CombineKernel>(runtime, experts,
-                                                                                    nodes_of(runtime).per_node);
+uint32_t max_ranks(const Runtime& runtime, uint32_t experts) {
+    return max_ranks_of<LayoutKernel, NotifyKernel, DispatchKernel, CombineKernel>(runtime, experts,
+                                                                                   nodes_of(runtime).per_node);
 }
 
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const TwoHopPlan& plan, uint32_t most_rows, bool finish_later,
+                             uint64_t tokens_per_expert, const TwoHopPlan& plan, uint32_t max_rows, bool finish_later,
                              unsigned blocks) {
     const u32 experts = sizes.experts / static_cast<u32>(runtime.options().ranks);
-    if (experts > normal::kMostExperts) {
+    if (experts > normal::kMaxExperts) {
         throw std::invalid_argument("experts=" + std::to_string(experts) + " of a rank: expected at most " +
-                                    std::to_string(normal::kMostExperts));
+                                    std::to_string(normal::kMaxExperts));
     }
     auto call = runtime.open(wire::Kind::kDispatch);
     NotifyArgs args{};
@@ -104,15 +104,15 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.shape = normal::shape_of(sizes, runtime.options().ranks);
     args.layout = dispatch_layout(runtime, sizes, false);
     args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk,
-                                                            sizes.id_bytes, sizes.experts, most_rows});
+                                                            sizes.id_bytes, sizes.experts, max_rows});
     args.tokens = sizes.tokens;
-    args.most_rows = most_rows;
+    args.max_rows = max_rows;
     args.finish_later = finish_later;
     args.is_token_in_rank = pointer<const u8>(is_token_in_rank);
     args.tokens_per_expert = pointer<const i32>(tokens_per_expert);
     args.plan = plan;
     args.rows_per_expert = call->words.get();
-    if (most_rows == 0) {
+    if (max_rows == 0) {
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
     }

@@ -12,7 +12,7 @@ using normal::Sizes;
 using TwoHopPlan = deep_ep::two_hops::Plan;
 
 // Bytes of one region that a dispatch or combine of these sizes needs at the least.
-uint64_t least_region_bytes(const Runtime& runtime, const Sizes& sizes);
+uint64_t min_region_bytes(const Runtime& runtime, const Sizes& sizes);
 // The node rows of a chunk of a dispatch that is not cached, and the bytes of a region that dispatch and combine use,
 // where there is room.
 std::pair<uint32_t, uint64_t> staging(const Sizes& sizes, uint32_t ranks, uint32_t per_node, uint64_t bytes_in_flight);
@@ -21,11 +21,11 @@ uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes);
 // Bytes of the largest message that they need at the least, and of the largest that the networks take.
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes);
 // As in calls.h.
-uint32_t most_ranks(const Runtime& runtime, uint32_t experts);
+uint32_t max_ranks(const Runtime& runtime, uint32_t experts);
 
 // As in calls.h.
 std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_token_in_rank,
-                             uint64_t tokens_per_expert, const TwoHopPlan& plan, uint32_t most_rows, bool finish_later,
+                             uint64_t tokens_per_expert, const TwoHopPlan& plan, uint32_t max_rows, bool finish_later,
                              unsigned blocks);
 bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTensors& tensors, const TwoHopPlan& plan,
               uint32_t rows, bool cached, unsigned blocks);

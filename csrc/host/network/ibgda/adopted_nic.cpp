@@ -55,7 +55,7 @@ AdoptedNic::AdoptedNic(const NetworkPlace& place)
     device.chunks = made_.chunks;
     device.chunk_log2 = made_.chunk_log2;
     device.key_offset = made_.key_offset;
-    device.most_bytes = made_.most_bytes;
+    device.max_bytes = made_.max_bytes;
     device.heap = made_.heap;
     device.heaps = static_cast<const u64*>(keep(made_.heaps));
     device.keys = static_cast<const u32*>(keep(made_.keys));
@@ -64,12 +64,12 @@ AdoptedNic::AdoptedNic(const NetworkPlace& place)
     memory_.write(device_.get(), &device, sizeof(device));
 }
 
-uint64_t AdoptedNic::most_put_bytes(uint32_t pieces) const {
+uint64_t AdoptedNic::max_put_bytes(uint32_t pieces) const {
     u32 blocks = ~0u;
     for (const fabric::QueuePair& qp : queue_pairs_) {
         if (qp.blocks != 0) blocks = std::min(blocks, qp.blocks);
     }
-    return most_bytes_of_put(blocks, made_.chunk_log2, made_.most_bytes, pieces);
+    return max_bytes_of_put(blocks, made_.chunk_log2, made_.max_bytes, pieces);
 }
 
 bool AdoptedNic::idle() const {

@@ -15,7 +15,7 @@ class AdoptedNic final : public Network {
     AdoptedNic& operator=(const AdoptedNic&) = delete;
 
     void* state() override { return device_.get(); }
-    uint64_t most_put_bytes(uint32_t pieces) const override;
+    uint64_t max_put_bytes(uint32_t pieces) const override;
     bool idle() const override;
     bool works() const override;
 

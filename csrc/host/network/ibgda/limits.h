@@ -7,12 +7,12 @@
 
 namespace deep_ep::host {
 
-// Its requests must fit into the ring at once: of each piece one for every `most_bytes` and two for every chunk, whose
+// Its requests must fit into the ring at once: of each piece one for every `max_bytes` and two for every chunk, whose
 // ends lie elsewhere here and there, and three for what is left over; and the atomic.
-inline u64 most_bytes_of_put(u32 blocks, u32 chunk_log2, u64 most_bytes, u32 pieces) {
+inline u64 max_bytes_of_put(u32 blocks, u32 chunk_log2, u64 max_bytes, u32 pieces) {
     const u64 chunk = u64{1} << chunk_log2, others = 1 + 3 * u64{pieces};
     const u64 requests = blocks > others ? blocks - others : 0;
-    const u64 most = std::min(most_bytes, chunk);
+    const u64 most = std::min(max_bytes, chunk);
     return requests * (most * (chunk / wire::kPieceBytes) / (chunk + 2 * most)) * wire::kPieceBytes;
 }
 

@@ -21,7 +21,7 @@ NicAgents::NicAgents(const NetworkPlace& place)
 
 void NicAgents::serve(nic::SendQueue& queue) {
     cpu::Executor& executor = cpu::Executor::get();
-    const u32 most = options().most_delay;
+    const u32 most = options().max_delay;
     for (;;) {
         cpu::wait_until([&] { return queue.has_work(); }, "NIC: a doorbell");
         for (u64 delay = most != 0 ? executor.random() % most : 0; delay != 0; --delay) cpu::yield();

@@ -10,7 +10,7 @@ namespace deep_ep::host {
 namespace {
 
 // Of a queue pair in one turn: kernels wait meanwhile.
-constexpr int kMostSteps = 64;
+constexpr int kMaxSteps = 64;
 
 nic::SendQueue::Random random_of(int rank) {
     const auto random = std::make_shared<std::mt19937>(static_cast<u32>(rank));
@@ -57,7 +57,7 @@ bool NicThread::serve() {
     bool worked = false;
     try {
         for (nic::SendQueue* queue : served()) {
-            for (int steps = 0; steps < kMostSteps && queue->has_work(); ++steps) {
+            for (int steps = 0; steps < kMaxSteps && queue->has_work(); ++steps) {
                 queue->step();
                 worked = true;
             }

@@ -16,7 +16,7 @@ u64 returned_address(u32 queue) { return 1ull << 60 | static_cast<u64>(queue) <<
 u32 heap_key(u64 number) { return static_cast<u32>(number << 1 | 1); }
 u32 returned_key(u32 queue) { return queue << 1; }
 
-constexpr u64 kMostKeys = 1u << 24;
+constexpr u64 kMaxKeys = 1u << 24;
 
 }  // namespace
 
@@ -35,10 +35,10 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     const u64 chunk = 1ull << options_.chunk_log2, heap_bytes = place.layout.bytes(), before = options_.key_offset;
     const u32 chunks = static_cast<u32>((before + heap_bytes + chunk - 1) / chunk);
     const u64 keys = u64{ranks_} * chunks * options_.nics;
-    if (keys > kMostKeys) {
+    if (keys > kMaxKeys) {
         throw std::invalid_argument("chunk_log2=" + std::to_string(options_.chunk_log2) + ": heaps of " +
                                     std::to_string(heap_bytes) + " bytes would need " + std::to_string(keys) +
-                                    " memory keys, expected at most " + std::to_string(kMostKeys));
+                                    " memory keys, expected at most " + std::to_string(kMaxKeys));
     }
     std::vector<u64> addresses;
     std::vector<u32> by_chunk;
@@ -61,7 +61,7 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     device.chunks = chunks;
     device.chunk_log2 = options_.chunk_log2;
     device.key_offset = before;
-    device.most_bytes = options_.most_bytes;
+    device.max_bytes = options_.max_bytes;
     device.heap = addresses[static_cast<size_t>(place.rank)];
     device.heaps = heap_addresses_.get();
     // One key serves a chunk from here and from afar.
@@ -127,8 +127,8 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
     device.per_peer = per_peer;
 }
 
-uint64_t SoftNic::most_put_bytes(uint32_t pieces) const {
-    return most_bytes_of_put(options_.blocks, options_.chunk_log2, options_.most_bytes, pieces);
+uint64_t SoftNic::max_put_bytes(uint32_t pieces) const {
+    return max_bytes_of_put(options_.blocks, options_.chunk_log2, options_.max_bytes, pieces);
 }
 
 // One that kernels write; it stands for itself, or they have ended.

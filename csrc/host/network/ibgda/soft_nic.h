@@ -21,7 +21,7 @@ class SoftNic : public Network {
     SoftNic& operator=(const SoftNic&) = delete;
 
     void* state() override { return device_.get(); }
-    uint64_t most_put_bytes(uint32_t pieces) const override;
+    uint64_t max_put_bytes(uint32_t pieces) const override;
     bool idle() const override;
     std::vector<nic::Counters> counters() const override;
     std::vector<nic::Message> trace() const override;

@@ -16,7 +16,7 @@ std::unique_ptr<Transport> loopback(const NetworkPlace& place) {
 
 Agent::Agent(const NetworkPlace& place)
     : ProxyNetwork(place, loopback(place), {[] { return cpu::Executor::get().now_ns(); }, 0}),
-      most_delay_(place.nic.most_delay) {
+      max_delay_(place.nic.max_delay) {
     agent_ = cpu::Executor::get().add_agent(place.rank, "proxy", [this] { serve(); });
 }
 
@@ -26,7 +26,7 @@ void Agent::serve() {
     cpu::Executor& executor = cpu::Executor::get();
     for (;;) {
         cpu::wait_until([this] { return progress_.has_work(); }, "proxy: a command, or a message");
-        for (u64 delay = most_delay_ != 0 ? executor.random() % most_delay_ : 0; delay != 0; --delay) cpu::yield();
+        for (u64 delay = max_delay_ != 0 ? executor.random() % max_delay_ : 0; delay != 0; --delay) cpu::yield();
         progress_.step();
     }
 }

@@ -16,7 +16,7 @@ class Agent final : public ProxyNetwork {
   private:
     void serve();
 
-    const u32 most_delay_;
+    const u32 max_delay_;
     int agent_ = -1;
 };
 

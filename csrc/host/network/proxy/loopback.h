@@ -24,7 +24,7 @@ class Loopback final : public Transport {
     Loopback& operator=(const Loopback&) = delete;
 
     std::string name() const override { return "the loopback"; }
-    u64 most_bytes() const override { return place_.nic.most_bytes; }
+    u64 max_bytes() const override { return place_.nic.max_bytes; }
     bool post(const Message& message) override;
     bool takes(u32 peer) const override;
     bool has_work() const override;

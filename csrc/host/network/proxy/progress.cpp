@@ -27,7 +27,7 @@ Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transpo
                 [place](u32 source) { return place.reached[source] && !place.closing(source).closed(); }),
       fault_(std::static_pointer_cast<u64>(place.memory->make_polled(sizeof(u64)))),
       state_(std::static_pointer_cast<fabric::Proxy>(place.memory->make_private(sizeof(fabric::Proxy)))) {
-    if (place.layout.bytes() > wire::proxy::kMostHeapBytes) {
+    if (place.layout.bytes() > wire::proxy::kMaxHeapBytes) {
         throw std::invalid_argument("a heap of " + std::to_string(place.layout.bytes()) +
                                     " bytes: expected at most 1 TiB with the proxy");
     }
@@ -36,9 +36,9 @@ Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transpo
 }
 
 // A put has at most so many messages, and its pieces need not end where messages do.
-u64 Progress::most_put_bytes(u32 pieces) const {
-    const u64 messages = wire::proxy::kMostMessages - pieces;
-    return std::min(messages * transport_->most_bytes(), wire::proxy::kMostCommandBytes);
+u64 Progress::max_put_bytes(u32 pieces) const {
+    const u64 messages = wire::proxy::kMaxMessages - pieces;
+    return std::min(messages * transport_->max_bytes(), wire::proxy::kMaxCommandBytes);
 }
 
 bool Progress::step() {

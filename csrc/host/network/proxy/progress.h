@@ -22,7 +22,7 @@ class Progress {
     Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport, Clock clock);
 
     fabric::Proxy* state() const { return state_.get(); }
-    u64 most_put_bytes(u32 pieces) const;
+    u64 max_put_bytes(u32 pieces) const;
     // One thread at a time. -> whether there was anything to do.
     bool step();
     bool has_work() const;

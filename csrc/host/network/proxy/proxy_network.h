@@ -9,7 +9,7 @@ namespace deep_ep::host::proxy {
 class ProxyNetwork : public Network {
   public:
     void* state() override { return progress_.state(); }
-    uint64_t most_put_bytes(uint32_t pieces) const override { return progress_.most_put_bytes(pieces); }
+    uint64_t max_put_bytes(uint32_t pieces) const override { return progress_.max_put_bytes(pieces); }
     int look_up_peers() override { return progress_.look_up_peers(); }
     bool idle() const override { return progress_.idle(); }
     std::string fault() const override { return progress_.fault(); }

@@ -52,7 +52,7 @@ void Sender::accept(const Taken& taken) {
         return;
     }
     if (link.windows.empty()) link.windows.resize(kWords);
-    const u64 bytes = bytes_of(taken.command), most = transport_.most_bytes();
+    const u64 bytes = bytes_of(taken.command), most = transport_.max_bytes();
     const bool ends = operation != kPart, moves = operation != kSignal && bytes != 0;
     const u32 cuts = moves ? static_cast<u32>((bytes + most - 1) / most) : ends ? 1 : 0;
     u32& of_put = put_messages_[taken.place.ring];
@@ -91,7 +91,7 @@ bool Sender::may_post(u32 peer, const Link& link) const {
     if (closed_(peer)) return !link.queue.empty() || !link.lost.empty();
     if (link.queue.empty()) return false;
     const Waiting& next = link.queue.front();
-    const bool fits = link.bytes_on_their_way == 0 || link.bytes_on_their_way + next.message.bytes <= kMostBytesToPeer;
+    const bool fits = link.bytes_on_their_way == 0 || link.bytes_on_their_way + next.message.bytes <= kMaxBytesToPeer;
     return fits && link.windows[next.word].open() && transport_.takes(peer);
 }
 

@@ -13,7 +13,7 @@
 namespace deep_ep::host::proxy {
 
 // To bound what a peer that stalls may hold of a network's buffers.
-constexpr u64 kMostBytesToPeer = 16ull << 20;
+constexpr u64 kMaxBytesToPeer = 16ull << 20;
 
 class Sender {
   public:

@@ -38,7 +38,7 @@ class Transport {
 
     virtual std::string name() const = 0;
     // The most bytes of one message.
-    virtual u64 most_bytes() const = 0;
+    virtual u64 max_bytes() const = 0;
     // Network::look_up_peers().
     virtual int look_up_peers() { return -1; }
     // False: it takes no message to that peer now.

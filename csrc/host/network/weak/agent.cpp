@@ -13,9 +13,9 @@ namespace {
 using device::Scope;
 
 constexpr uint32_t kInFlight = 16;  // puts that may overtake each other
-constexpr uint32_t kMostDelay = 8;  // switch points a step may be put off by
+constexpr uint32_t kMaxDelay = 8;   // switch points a step may be put off by
 constexpr u64 kCutBytes = 64;       // pieces are cut into so many bytes, or a few cuts where they are long
-constexpr uint32_t kMostCuts = 16;  // per put
+constexpr uint32_t kMaxCuts = 16;   // per put
 
 // A part of a put that is copied at once.
 struct Cut {
@@ -26,7 +26,7 @@ struct Cut {
 
 struct Put {
     fabric::WeakCommand command;
-    Cut cuts[kMostCuts];
+    Cut cuts[kMaxCuts];
     uint32_t left;
 };
 
@@ -66,14 +66,14 @@ void WeakAgent::serve() {
             put.left = 0;
             for (uint32_t i = 0; i < put.command.count; ++i) {
                 const fabric::Piece& piece = put.command.pieces[i];
-                const u64 share = piece.bytes / (kMostCuts / fabric::kMaxPieces) / kCutBytes * kCutBytes + kCutBytes;
+                const u64 share = piece.bytes / (kMaxCuts / fabric::kMaxPieces) / kCutBytes * kCutBytes + kCutBytes;
                 for (u64 at = 0; at < piece.bytes; at += share) {
                     put.cuts[put.left++] = {local_ + piece.source + at, heaps_[put.command.to] + piece.target + at,
                                             std::min(share, piece.bytes - at)};
                 }
             }
         }
-        for (uint32_t delay = random(kMostDelay); delay != 0; --delay) cpu::yield();
+        for (uint32_t delay = random(kMaxDelay); delay != 0; --delay) cpu::yield();
         // One step of one put: a cut, or, when all are copied, the signal.
         Put& put = puts[random(flying)];
         if (place_.closing(put.command.to).closed()) {

@@ -34,7 +34,7 @@ class Stamped final : public Transport {
         : loopback_(place, std::move(random)), stamps_(stamps) {}
 
     std::string name() const override { return loopback_.name(); }
-    u64 most_bytes() const override { return loopback_.most_bytes(); }
+    u64 max_bytes() const override { return loopback_.max_bytes(); }
     bool post(const Message& message) override {
         Stamps::set(stamps_.posted);
         return loopback_.post(message);
@@ -58,7 +58,7 @@ class Stamped final : public Transport {
 class AtOnce final : public Transport {
   public:
     std::string name() const override { return "no network"; }
-    u64 most_bytes() const override { return 1 << 20; }
+    u64 max_bytes() const override { return 1 << 20; }
     bool post(const Message& message) override {
         posted_.completions.push_back({message.context});
         posted_.arrivals.push_back(message.immediate);

@@ -19,7 +19,7 @@ namespace {
 // The order in which they are tried. `tcp` moves messages itself since libfabric 1.18; before, `net` does. Left out:
 // `sockets` and `udp`, which starve or crash, and psm, which has no immediates.
 constexpr const char* kProviders[] = {"efa", "verbs;ofi_rxm", "net", "tcp", "tcp;ofi_rxm", "shm"};
-constexpr u64 kMostMessage = 16ull << 20;
+constexpr u64 kMaxMessage = 16ull << 20;
 
 // Providers whose endpoints are at an IP address, and the one that reaches its own machine alone.
 constexpr std::string_view kByAddress[] = {"net", "tcp", "tcp;ofi_rxm"}, kNear = "shm";
@@ -101,8 +101,8 @@ LibfabricEndpoint::LibfabricEndpoint(const NetworkPlace& place, size_t events)
     publish();
 }
 
-u64 LibfabricEndpoint::most_bytes() const {
-    return std::min<u64>(info_->ep_attr->max_msg_size, kMostMessage) / wire::kPieceBytes * wire::kPieceBytes;
+u64 LibfabricEndpoint::max_bytes() const {
+    return std::min<u64>(info_->ep_attr->max_msg_size, kMaxMessage) / wire::kPieceBytes * wire::kPieceBytes;
 }
 
 void LibfabricEndpoint::open(size_t events) {

@@ -43,7 +43,7 @@ class LibfabricEndpoint {
     LibfabricEndpoint(const NetworkPlace& place, size_t events);
 
     std::string name() const { return std::string("libfabric's ") + info_->fabric_attr->prov_name; }
-    u64 most_bytes() const;
+    u64 max_bytes() const;
     bool is_published(u32 peer) const;
     // Whether it is, and what it has published has been read.
     bool knows(u32 peer);

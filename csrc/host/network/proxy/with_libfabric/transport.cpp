@@ -20,7 +20,7 @@ class Libfabric final : public Transport {
     }
 
     std::string name() const override { return endpoint_.name(); }
-    u64 most_bytes() const override { return endpoint_.most_bytes(); }
+    u64 max_bytes() const override { return endpoint_.max_bytes(); }
     int look_up_peers() override { return endpoint_.look_up_all(); }
     bool takes(u32 peer) const override {
         return !free_.empty() && (endpoint_.peer(peer).known || endpoint_.is_published(peer));
