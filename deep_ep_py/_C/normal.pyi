@@ -19,8 +19,8 @@ __all__: list[str] = [
     "dispatch",
     "forwarded_rows",
     "layout",
-    "min_region_bytes",
     "max_ranks",
+    "min_region_bytes",
     "notify",
     "notify_cached_dispatch",
     "notify_combine",
@@ -158,8 +158,8 @@ def layout(
     is_token_in_rank: int,
     blocks: int,
 ) -> int: ...
-def min_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def max_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
+def min_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: Sizes) -> int: ...
 def notify(
     runtime: deep_ep_py._C.Runtime,
     sizes: Sizes,

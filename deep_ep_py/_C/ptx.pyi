@@ -71,12 +71,12 @@ class InstructionCount:
     @property
     def file_line(self) -> int: ...
     @property
-    def min_wavefronts(self) -> int: ...
-    @property
     def line(self) -> int:
         """
         Of the PTX.
         """
+    @property
+    def min_wavefronts(self) -> int: ...
     @property
     def opcode(self) -> str: ...
     @property

@@ -19,8 +19,8 @@ __all__: list[str] = [
     "chunk_rows",
     "combine",
     "dispatch",
-    "min_region_bytes",
     "max_ranks",
+    "min_region_bytes",
     "notify",
     "put_bytes",
     "staging",
@@ -66,8 +66,8 @@ def dispatch(
     cached: bool,
     blocks: int,
 ) -> bool: ...
-def min_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
 def max_ranks(runtime: deep_ep_py._C.Runtime, experts: int) -> int: ...
+def min_region_bytes(runtime: deep_ep_py._C.Runtime, sizes: deep_ep_py._C.normal.Sizes) -> int: ...
 def notify(
     runtime: deep_ep_py._C.Runtime,
     sizes: deep_ep_py._C.normal.Sizes,
