@@ -16,7 +16,10 @@ SendQueue::SendQueue(const Connection& connection, const SharedQueue& shared, co
       memory_(memory),
       options_(options),
       random_(std::move(random)),
-      tell_(std::move(tell)) {}
+      tell_(std::move(tell)) {
+    observe::begin(accessor());
+    observe::begin(port());
+}
 
 SendQueue::~SendQueue() {
     observe::end(accessor());

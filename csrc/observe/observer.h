@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <type_traits>
 
 #include "wire/types.h"
 
@@ -25,6 +26,8 @@ class Observer {
     // A word is loaded that holds `newest`, to acquire at system scope: -> what the load returns. It may be older, if
     // nothing that the accessor has learned forbids it, nor what `behind` has; null: it may not.
     virtual u64 load_word(const Accessor& by, const void* word, u32 bytes, u64 newest, const Accessor* behind) = 0;
+    // A word is loaded, relaxed, at system scope.
+    virtual void look(const Accessor& by, const void* word, u32 bytes) = 0;
     // A word has got another value, to release at system scope. `updates`: by a read-modify-write.
     virtual void store_word(const Accessor& by, const void* word, u32 bytes, u64 before, u64 after, bool updates) = 0;
     // Plain accesses, which throw where they race.
@@ -34,6 +37,8 @@ class Observer {
     // accessor hears what all have told, which is more than its own messages say.
     virtual void tell_hosts(const Accessor& by) = 0;
     virtual void hear_hosts(const Accessor& by) = 0;
+    // Its rank's host has made it: it acts behind all that this host has seen end.
+    virtual void begin(const Accessor& by) = 0;
     // It accesses nothing any more, and its rank's host knows that.
     virtual void end(const Accessor& by) = 0;
 };
@@ -110,6 +115,18 @@ T add_release(const Accessor& by, T* word, T value) {
     return before;
 }
 
+// A word that stands for itself, and is loaded or stored by other means: by a copy, or through a device. To be called
+// before the access.
+template <class T>
+void look(const Accessor& by, const T* word) {
+    if (const Observed observed; observed) observed->look(by, word, sizeof(T));
+}
+template <class T>
+void leave(const Accessor& by, const T* word, std::type_identity_t<T> value) {
+    const Observed observed;
+    if (observed) observed->store_word(by, word, sizeof(T), __atomic_load_n(word, __ATOMIC_RELAXED), value, false);
+}
+
 // To be called before the access.
 inline void read(const Accessor& by, const void* memory, u64 bytes) {
     if (const Observed observed; observed) observed->read(by, memory, bytes);
@@ -122,6 +139,9 @@ inline void tell_hosts(const Accessor& by) {
 }
 inline void hear_hosts(const Accessor& by) {
     if (const Observed observed; observed) observed->hear_hosts(by);
+}
+inline void begin(const Accessor& by) {
+    if (const Observed observed; observed) observed->begin(by);
 }
 inline void end(const Accessor& by) {
     if (const Observed observed; observed) observed->end(by);

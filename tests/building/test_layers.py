@@ -34,7 +34,7 @@ INCLUDES = {
     "cpu/executor": {"device", "wire"},
     "cpu/vector": {"device", "wire"},
     "host/heap": {"wire"},
-    "host/control": {"host/heap", "wire"},
+    "host/control": {"host/heap", "observe", "wire"},
     "host/launch": {"kernels/common"},
     "host/network/ibgda": {"host/network", "host/heap", "cpu/executor", "nic", "fabric", "device", "wire"},
     "host/network/weak": {"host/network", "cpu/executor", "nic", "fabric", "device"},

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "host/heap/host_word.h"
+#include "observe/observer.h"
 
 namespace deep_ep::host {
 
@@ -43,12 +44,14 @@ std::unique_ptr<Teller> SharedControl::new_teller(const uint64_t* claimed, uint3
                                                   std::function<void(uint64_t)> further) const {
     std::vector<uint64_t*> words;
     for (const int rank : ranks) words.push_back(abort_word(rank, generation));
-    return make_teller_(claimed, {std::move(words), std::move(further)});
+    return make_teller_(claimed, {rank_, std::move(words), std::move(further)});
 }
 
 // Stored by that rank's kernels; it stands for itself.
 uint64_t SharedControl::announcement(int rank) const {
-    return memory_.load_word(host_word(header(rank)->announcement));
+    const uint64_t* const word = host_word(header(rank)->announcement);
+    observe::look(observe::host(static_cast<u32>(rank_)), word);
+    return memory_.load_word(word);
 }
 
 void SharedControl::clear_announcement(uint32_t) { memory_.store_words({host_word(header(rank_)->announcement)}, 0); }
@@ -83,10 +86,13 @@ void SharedControl::tell_masks(const wire::RankMask& mask, uint32_t generation) 
 // Kernels here acquire the bits: the ranks that are masked have been told before, and what their NICs have placed here
 // comes before the exchange (nic/closing.h). The count comes last.
 void SharedControl::tell_own_masks(const wire::RankMask& mask, uint64_t count) {
+    const observe::Accessor host = observe::host(static_cast<u32>(rank_));
     wire::MaskedRanks& masked = header(rank_)->masked;
     for (u32 word = 0; word < mask_words(); ++word) {
+        observe::leave(host, host_word(masked.ranks.words[word]), mask.words[word]);
         memory_.store_words({host_word(masked.ranks.words[word])}, mask.words[word]);
     }
+    observe::leave(host, host_word(masked.count), count);
     memory_.release_words({host_word(masked.count)}, count);
 }
 
@@ -105,7 +111,11 @@ wire::RankMask SharedControl::told_masks(uint32_t generation) const {
 }
 
 // Stored by that rank's kernels; it stands for itself.
-uint64_t SharedControl::waiting(int rank) const { return memory_.load_word(host_word(header(rank)->waiting)); }
+uint64_t SharedControl::waiting(int rank) const {
+    const uint64_t* const word = host_word(header(rank)->waiting);
+    observe::look(observe::host(static_cast<u32>(rank_)), word);
+    return memory_.load_word(word);
+}
 
 void SharedControl::clear_masks(uint32_t generation) {
     tell_own_masks({}, 0);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "observe/observer.h"
 #include "wire/signals.h"
 
 namespace deep_ep::host {
@@ -12,11 +13,14 @@ constexpr auto kNap = std::chrono::milliseconds(5);
 
 }  // namespace
 
-// Pairs with the claiming thread's release. What is told is the word alone.
-bool Teller::due() const { return __atomic_load_n(claimed_, __ATOMIC_ACQUIRE) != told_; }
+// Stored by the claiming thread of a kernel. Relaxed: what is told is the word alone.
+bool Teller::due() const {
+    observe::look(observe::host(static_cast<u32>(others_.rank)), claimed_);
+    return __atomic_load_n(claimed_, __ATOMIC_RELAXED) != told_;
+}
 
 void Teller::tell() noexcept {
-    told_ = __atomic_load_n(claimed_, __ATOMIC_ACQUIRE);
+    told_ = __atomic_load_n(claimed_, __ATOMIC_RELAXED);
     // The others have masked this rank, and go on.
     if (wire::abort_reason(told_) == wire::kMasked) return;
     try {

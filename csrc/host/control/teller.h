@@ -15,6 +15,7 @@ namespace deep_ep::host {
 class Teller {
   public:
     struct Others {
+        int rank;                                    // whose kernels' failures they are told of
         std::vector<uint64_t*> words;                // the abort words of ranks on this machine
         std::function<void(uint64_t word)> further;  // tells ranks on others; null: there are none
     };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "observe/observer.h"
 #include "wire/masked_ranks.h"
 
 namespace deep_ep::host {
@@ -26,7 +27,10 @@ Warden::Warden(WardenPost post, std::unique_ptr<Memory> memory, const MakeContro
 }
 
 // Stored by this rank's kernels; each word stands for itself.
-uint64_t Warden::told_of(int rank) const { return __atomic_load_n(post_.suspects + rank, __ATOMIC_RELAXED); }
+uint64_t Warden::told_of(int rank) const {
+    observe::look(observe::host(static_cast<u32>(post_.rank)), post_.suspects + rank);
+    return __atomic_load_n(post_.suspects + rank, __ATOMIC_RELAXED);
+}
 
 bool Warden::counts(int rank) const {
     const u32 bit = static_cast<u32>(rank);

@@ -77,6 +77,11 @@ Actor& Order::other(const observe::Accessor& accessor) {
     return found->second;
 }
 
+void Order::begin_other(const observe::Accessor& accessor) {
+    const Clock seen = other(observe::host(accessor.rank)).clock;
+    other(accessor).clock.join(seen);
+}
+
 void Order::end_other(const observe::Accessor& accessor) {
     const auto found = others_.find(key_of(accessor));
     if (found == others_.end()) return;

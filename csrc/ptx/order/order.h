@@ -40,6 +40,7 @@ class Order {
 
     // A host or a queue pair, from its first access to its last. A host has seen which launches have ended.
     Actor& other(const observe::Accessor& accessor);
+    void begin_other(const observe::Accessor& accessor);
     void end_other(const observe::Accessor& accessor);
 
     Clock told;  // by hosts, to each other

@@ -43,6 +43,11 @@ u64 Others::load_word(const observe::Accessor& by, const void* word, u32 bytes, 
     return order->global(access.address, by.rank).load(newest, true, access, knows, actor.clock, random);
 }
 
+void Others::look(const observe::Accessor& by, const void* word, u32 bytes) {
+    const Actor& actor = order->other(by);
+    note(by, actor, made(by, actor, word, bytes, Scope::kSystem), false);
+}
+
 void Others::store_word(const observe::Accessor& by, const void* word, u32 bytes, u64 before, u64 after, bool updates) {
     Actor& actor = order->other(by);
     const Made access = made(by, actor, word, bytes, Scope::kSystem);

@@ -20,6 +20,7 @@ CommandRings::CommandRings(Memory& memory, u32 rank, u32 rings, u32 commands)
         made.push_back({slots_.get() + u64{ring} * commands, meetings_.get() + ring, 0, commands});
     }
     memory.write(device_.get(), made.data(), made.size() * sizeof(fabric::ProxyRing));
+    observe::begin(proxy_);
 }
 
 CommandRings::~CommandRings() { observe::end(proxy_); }
