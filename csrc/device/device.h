@@ -28,7 +28,7 @@
 //                                  of u32, u64, i32
 //     cas_relaxed<S>(p, expected, desired)  cas_acquire<S>(...)  cas_release<S>(...)  cas_acq_rel<S>(...)   -> old value
 //                                  of u32, u64
-//     exchange_acq_rel<S>(p, v)    -> old value
+//     exchange_acquire<S>(p, v)    -> old value
 //                                  of u64; its return says that the new value is in place
 //     bool barrier_or(id, threads, value)
 //                                  named barrier 1..15, `threads` a multiple of kWarpSize; whether any of them has

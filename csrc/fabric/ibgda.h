@@ -92,9 +92,9 @@ DEEP_EP_DEVICE u64 completed_after(const QueuePair& qp, u64 known) {
     return known + ((mlx5::cqe_index(tail) + 1 - known) & 0xffff);
 }
 
-// Looks only. `completed` first: the completion read afterwards is not older.
+// Looks only, and may say yes too early: note_completed() decides. So the completion may be older than `completed`.
 DEEP_EP_DEVICE bool looks_completed(const QueuePair& qp, u64 count) {
-    const u64 known = device::load_acquire<Scope::kDevice>(qp.completed);
+    const u64 known = device::load_relaxed<Scope::kDevice>(qp.completed);
     return known >= count || completed_after(qp, known) >= count;
 }
 
@@ -128,7 +128,7 @@ DEEP_EP_DEVICE void ring(const QueuePair& qp) {
     } while (device::cas_acquire<Scope::kDevice>(here.ringing, 0u, 1u) != 0);
     // Acquire: the blocks of all threads that have made theirs valid; the record's release hands them on to the NIC.
     const u64 filled = device::load_acquire<Scope::kDevice>(here.filled);
-    if (filled > device::load_relaxed<Scope::kDevice>(here.rung)) {
+    if (filled > *here.rung) {  // stored under the lock alone
         // The NIC may serve an earlier doorbell and read this record: so the record, not only the doorbell, is what
         // releases the blocks. Litmus: ibgda_record_release.
         device::store_release<Scope::kSystem>(here.record, mlx5::send_counter(filled));

@@ -127,7 +127,7 @@ def _lock(take: str = "acquire", let_go: str = "release") -> Program:
 
 
 def _last_look(
-    look: str = "acq_rel", tell: str = "acq_rel", stored: bool = False, readers_meet: bool = True, scope: str = SYS
+    look: str = "release", tell: str = "acquire", stored: bool = False, readers_meet: bool = True, scope: str = SYS
 ) -> Program:
     """A producer that gives up tells the owner, then its rows are written over; the owner has read them, and looks."""
     told = store("abort", 1, "release", scope) if stored else add("told", "abort", 1, tell, scope)

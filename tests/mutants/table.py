@@ -10,8 +10,8 @@ from mutants.mutant import FAILING, NORMAL, Mutant, one, silent
 
 _TELL = "tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));"
 _MARK = "device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));"
-_LOOK = "if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local), 0ull));"
-_EXCHANGE = "device::exchange_acq_rel<Scope::kSystem>(theirs, word);"
+_LOOK = "if_current(device::add_release<Scope::kSystem>(abort_word(peers().local), 0ull));"
+_EXCHANGE = "device::exchange_acquire<Scope::kSystem>(theirs, word);"
 # As over a link that is slow, which is no bug: so the peer may have looked for the last time before it is told.
 _SLOWLY = "for (u32 turn = 0; turn < 150; ++turn) device::load_relaxed<Scope::kSystem>(abort_word(peers().local));\n"
 
@@ -325,7 +325,7 @@ MUTANTS = (
         "failing: told by a plain store",
         "kernels/common/operation.h",
         _EXCHANGE,
-        _SLOWLY + _EXCHANGE.replace("exchange_acq_rel", "store_release"),
+        _SLOWLY + _EXCHANGE.replace("exchange_acquire", "store_release"),
         "failing, ordered",
     ),
     Mutant(

@@ -92,9 +92,9 @@ DEEP_EP_COMPARE_AND_SWAP(cas_acq_rel, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
 #undef DEEP_EP_COMPARE_AND_SWAP
 
 template <Scope S, class T>
-T exchange_acq_rel(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
+T exchange_acquire(T* address, typename SameType<T>::Type value, DEEP_EP_HERE) {
     detail::before_access<S>(address, file, line);
-    return __atomic_exchange_n(address, value, __ATOMIC_ACQ_REL);
+    return __atomic_exchange_n(address, value, __ATOMIC_ACQUIRE);
 }
 
 #undef DEEP_EP_HERE

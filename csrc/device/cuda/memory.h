@@ -136,10 +136,10 @@ DEEP_EP_COMPARE_AND_SWAP(cas_acq_rel, "atom.acq_rel")
 #undef DEEP_EP_COMPARE_AND_SWAP
 
 template <Scope S, class T>
-DEEP_EP_DEVICE T exchange_acq_rel(T* address, detail::Same<T> value) {
+DEEP_EP_DEVICE T exchange_acquire(T* address, detail::Same<T> value) {
     static_assert(sizeof(T) == 8, "a word of 8 bytes");
     T old;
-    DEEP_EP_SCOPED_ASM("atom.acq_rel", "exch.b64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
+    DEEP_EP_SCOPED_ASM("atom.acquire", "exch.b64 %0, [%1], %2;", : "=l"(old) : "l"(address), "l"(value) : "memory")
     return old;
 }
 

@@ -55,7 +55,8 @@ std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanosecon
         if (!wait(nanoseconds)) return std::nullopt;
     }
     // Counted before members are asked: a later failure makes the count differ from what the caller compares with.
-    const uint64_t count = memory.load_word(reinterpret_cast<const uint64_t*>(count_.get()));
+    // Acquire: pairs with the release of the kernel that has counted, so that untold() finds what it had claimed.
+    const uint64_t count = memory.acquire_word(reinterpret_cast<const uint64_t*>(count_.get()));
     const std::lock_guard<std::mutex> guard(mutex_);
     for (const Member* member : members_) {
         if (member->untold()) return std::nullopt;

@@ -92,8 +92,8 @@ void Runtime::note_told() {
 }
 
 bool Runtime::untold() const {
-    // Pairs with the claiming thread's release, as the teller's look does.
-    return !told_ && __atomic_load_n(claimed_.get(), __ATOMIC_ACQUIRE) != 0;
+    // Stored by the claiming thread, before it counts the failure: FailureCount::settled() has acquired the count.
+    return !told_ && __atomic_load_n(claimed_.get(), __ATOMIC_RELAXED) != 0;
 }
 
 std::function<bool(uint64_t)> Runtime::leaving() const {

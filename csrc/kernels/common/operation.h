@@ -83,7 +83,8 @@ class Operation {
         block_.sent_last = 1;
         fill_ticket();
         const Sequence mine{generation_, use_, region_};
-        const u64 found = device::cas_acq_rel<Scope::kDevice>(&context_.sequence, mine.word(), next().word());
+        // Relaxed: nothing else is told by it, and the next kernel is ordered by its launch.
+        const u64 found = device::cas_relaxed<Scope::kDevice>(&context_.sequence, mine.word(), next().word());
         if (found != mine.word()) fail(wire::kMismatch, Phase::kNone, static_cast<i32>(rank()), mine.word(), found);
     }
 
@@ -463,7 +464,7 @@ class Operation {
         // Acquire: what the block that has stored this generation had reset before.
         const u32 seen = device::load_acquire<Scope::kDevice>(&ticket_.generation);
         if (seen == generation_) return;
-        if (seen != kRenewing && device::cas_acq_rel<Scope::kDevice>(&ticket_.generation, seen, kRenewing) == seen) {
+        if (seen != kRenewing && device::cas_relaxed<Scope::kDevice>(&ticket_.generation, seen, kRenewing) == seen) {
             for (u32 i = 0; i < kMeetings; ++i) ticket_.blocks_met[i] = 0;
             ticket_.completion = {};
             device::store_release<Scope::kDevice>(&ticket_.generation, generation_);
@@ -491,17 +492,19 @@ class Operation {
     // One thread of the last block, behind the meetings that join all loads of rows. A producer that gave up has let
     // its user write over the rows it had published; before that it has exchanged the abort word into this heap. So
     // what was summed counts only if the word is clear now. A read-modify-write: either it reads the word that the
-    // exchange has left, or the exchange acquires from it, and the rows are overwritten after they were loaded (P12).
+    // exchange has left, or the exchange acquires from its release, and the rows are overwritten after they were loaded
+    // (P12).
     // Litmus: last_look.
     DEEP_EP_DEVICE void look_last() {
-        const u64 word = if_current(device::add_acq_rel<Scope::kSystem>(abort_word(peers().local), 0ull));
+        const u64 word = if_current(device::add_release<Scope::kSystem>(abort_word(peers().local), 0ull));
         if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
     }
 
-    // One thread: whether it is the first of this call to give up. A mark of another generation is none.
+    // One thread: whether it is the first of this call to give up. A mark of another generation is none. Relaxed: it
+    // only chooses one, and the others read nothing that the first has written.
     DEEP_EP_DEVICE bool claim() {
         const u32 seen = device::load_relaxed<Scope::kDevice>(&ticket_.claimed);
-        return seen != generation_ && device::cas_acq_rel<Scope::kDevice>(&ticket_.claimed, seen, generation_) == seen;
+        return seen != generation_ && device::cas_relaxed<Scope::kDevice>(&ticket_.claimed, seen, generation_) == seen;
     }
     // The thread that has claimed a failure: has every mapped rank's answer when it returns. Exchanges, since the
     // returned value is what says that the word is in place, and since an owner's last look pairs with it (look_last).
@@ -510,10 +513,10 @@ class Operation {
     //
     // A rank that is masked tells no other: the others go on, without it and its failures (P17).
     DEEP_EP_DEVICE_CALL void tell(u64 word) {
-        const u64 before = if_current(device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local), word));
+        const u64 before = if_current(device::exchange_acquire<Scope::kSystem>(abort_word(peers().local), word));
         if (wire::abort_reason(before) == wire::kMasked) {
             word = before;
-            device::exchange_acq_rel<Scope::kSystem>(abort_word(peers().local), word);
+            device::exchange_acquire<Scope::kSystem>(abort_word(peers().local), word);
         }
         const bool alone = wire::abort_reason(word) == wire::kMasked;
 #pragma unroll 1
@@ -523,14 +526,15 @@ class Operation {
             // Relaxed: its owner and other ranks exchange it; the exchange below is what orders anything.
             u64* const theirs = abort_word(fabric::address(peers(), r, 0));
             if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
-            device::exchange_acq_rel<Scope::kSystem>(theirs, word);
+            device::exchange_acquire<Scope::kSystem>(theirs, word);
         }
-        // The host's thread acquires it and tells the others; what it tells is the word alone.
-        device::store_release<Scope::kSystem>(context_.claimed, word);
-        // Later kernels of this rank's other Buffers load it at their entry; hosts once they have seen `claimed`.
+        // The host's thread polls it and tells the others. Relaxed: what it tells is the word alone.
+        device::store_relaxed<Scope::kSystem>(context_.claimed, word);
+        // Later kernels of this rank's other Buffers load it at their entry. A host that counts this failure finds it
+        // claimed: the release orders that.
         const u32 counted = device::load_relaxed<Scope::kDevice>(&context_.counted);
         if (counted != generation_ &&
-            device::cas_acq_rel<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
+            device::cas_relaxed<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
             device::add_release<Scope::kSystem>(context_.failures, 1ull);
         }
     }

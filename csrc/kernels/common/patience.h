@@ -58,7 +58,7 @@ class Patience {
     }
     DEEP_EP_DEVICE_CALL void withdraw(bool arrived) {
         // Another thread's stays, which tells of its own wait at its next step.
-        if (told_ != 0) device::cas_acq_rel<Scope::kSystem>(&header()->waiting, told_, u64{0});
+        if (told_ != 0) device::cas_relaxed<Scope::kSystem>(&header()->waiting, told_, u64{0});
         if (arrived) device::store_relaxed<Scope::kSystem>(context_.suspects + peer_, u64{0});
     }
 

@@ -100,6 +100,7 @@ DEEP_EP_DEVICE void count_results(const ForwardedNode& line, const NodeExperts& 
 }
 
 // A warp: sums a token's results of this node, in the order of its choices, with their weights, in fp32, rounded once.
+// Before the list is written again the warp meets in count_results().
 template <class Shape>
 DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Shape& shape, const ForwardedNode& line,
                                 const NodeExperts& experts, u32 token, const u32* before, u8* sum, const u8** rows,
@@ -130,7 +131,6 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
     }
     __syncwarp();  // the list is complete
     device::warp_weighted_sum_bf16(sum, rows, weights, list.count, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
-    __syncwarp();  // the list has been read
 }
 
 // A warp: the sums of every `parts`-th token of a unit from `part` on. Of those that have an expert here.

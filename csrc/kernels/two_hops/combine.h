@@ -85,7 +85,6 @@ struct ReturnWork {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 count = layout.rows_of_chunk(chunk, tables.streams[line].forwarded);
         if (!rows.find(line, chunk)) return false;
-        __syncwarp();  // all lanes' finds come before their use by others
         const Return way = way_back(line, chunk);
         u8* const message = chunk_to_send(op, way.owner, way.source, way.target);
         if (device::lane() == 0) store_chunk_header(op, message, chunk * layout.chunk_rows, count);

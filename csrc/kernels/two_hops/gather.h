@@ -25,6 +25,7 @@ struct Gatherer {
     }
 
     // A warp: where the rows of chunk `chunk` of a line lie; its local chunks have come. False: the operation fails.
+    // What a lane finds here, the same lane reads in list(): the meeting behind that list is the first that is needed.
     DEEP_EP_DEVICE_CALL bool find(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 role = layout.role_of(line), node = layout.node_of(line);

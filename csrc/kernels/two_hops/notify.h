@@ -59,7 +59,6 @@ DEEP_EP_DEVICE void send_rail_counts(const NotifyArgs& args, Operation& op, cons
         const u64 target = op.region_offset() + layout.rail_counts.at(theirs);
         const fabric::Piece piece{op.region_offset() + layout.rail_counts_send.at(place), target,
                                   layout.rail_counts_bytes()};
-        __syncwarp();
         op.put_signal(to, wire::kNotify, &piece, 1);
     }
 }

@@ -90,7 +90,6 @@ struct OwnerSums {
         u32 count = list_nodes(token, 0, me.node, 0);
         if (own >= 0) {
             if (!rows.find(me.node, chunk_of(static_cast<u32>(own)))) return;
-            __syncwarp();  // all lanes' finds come before their use by others
             count = rows.list(tables.streams[me.node].begin + static_cast<u32>(own), count);
         }
         count = list_nodes(token, me.node + 1, args.layout.nodes, count);

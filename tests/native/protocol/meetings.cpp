@@ -221,7 +221,7 @@ void run_masked_entry(uint64_t seed) {
         const int others = executor.add_agent(0, "the others", [&] {
             u64* const announcement = &alone.header().announcement;
             cpu::wait_until([&] { return load_relaxed<Scope::kSystem>(announcement) != 0; }, "the rank has looked");
-            exchange_acq_rel<Scope::kSystem>(&alone.header().abort_of(1), wire::abort_word(1, wire::kMasked, 0, 0));
+            exchange_acquire<Scope::kSystem>(&alone.header().abort_of(1), wire::abort_word(1, wire::kMasked, 0, 0));
             store_release<Scope::kSystem>(free, wire::kUnit);
             cpu::wait_until([] { return false; }, "nothing more");
         });
