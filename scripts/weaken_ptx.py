@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Weakens each line that orders memory by one step, in the PTX of all kernels, and says what notices.
+"""Weakens each line that orders memory by one step, in the PTX of all kernels, and says what notices it, or why nothing
+has to.
 
 Needs the build whose warps have 32 threads, and NVRTC: DEEP_EP_BUILD=exact python scripts/weaken_ptx.py
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -17,18 +19,24 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from deep_ep_py.core.files import write_json  # noqa: E402
+from ptx_arguments import argument_for  # noqa: E402
 from ptx_mutants import RecordingImages, catch, look  # noqa: E402
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option("--only", default="", help="Mutants with this text in what is printed of them.")
+@click.option(
+    "--missed",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Those alone that were not noticed in a run with --json.",
+)
 @click.option("--part", default="1/1", help="As 2/3: of three processes, the second's share.")
 @click.option("--seconds", type=click.FloatRange(0), default=2.0, help="Of each workload, for each mutant.")
 @click.option("--arch", "architecture", default="sm_90a")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it here.")
-def main(only: str, part: str, seconds: float, architecture: str, json_file: Path | None) -> None:
-    """Weaken each line that orders memory, and print which mutants nothing notices: the exit code is 1 if there are
-    any.
+def main(only: str, missed: Path | None, part: str, seconds: float, architecture: str, json_file: Path | None) -> None:
+    """Weaken each line that orders memory, and print which mutants nothing notices: the exit code is 1 if there is one
+    that tests/support/ptx_arguments.py has no argument for.
     """
     which, _, parts = part.partition("/")
     if not (which.isdigit() and parts.isdigit() and 1 <= int(which) <= int(parts)):
@@ -37,8 +45,13 @@ def main(only: str, part: str, seconds: float, architecture: str, json_file: Pat
     found = look(images)
     for idiom in sorted(set(found.statements) - set(found.workloads)):
         click.echo(f"not executed: {idiom}")
-    mutants = [mutant for mutant in found.mutants() if only in str(mutant)][int(which) - 1 :: int(parts)]
+    mutants = [mutant for mutant in found.mutants() if only in str(mutant)]
+    if missed is not None:
+        before = json.loads(missed.read_text())
+        mutants = [mutant for mutant in mutants if not before.get(str(mutant))]
+    mutants = mutants[int(which) - 1 :: int(parts)]
     results: dict[str, str] = {}
+    bare: list[str] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as progress:
         task = progress.add_task("mutants", total=len(mutants))
@@ -46,15 +59,17 @@ def main(only: str, part: str, seconds: float, architecture: str, json_file: Pat
             begun = time.monotonic()
             results[str(mutant)] = noticed = catch(images, found, mutant, seconds)
             taken = f"{time.monotonic() - begun:.1f} s"
-            progress.print(
-                f"{'noticed' if noticed else 'NOT NOTICED'} ({taken}): {mutant} <- {noticed}", soft_wrap=True
-            )
+            argument = argument_for(mutant)
+            verdict = "noticed" if noticed else "argued" if argument else "NOT NOTICED"
+            progress.print(f"{verdict} ({taken}): {mutant} <- {noticed or argument}", soft_wrap=True)
+            if verdict == "NOT NOTICED":
+                bare.append(str(mutant))
             progress.advance(task)
-    missed = [name for name, noticed in results.items() if not noticed]
-    click.echo(f"{len(results) - len(missed)} of {len(results)} were noticed")
+    noticed_ones = sum(bool(noticed) for noticed in results.values())
+    click.echo(f"{noticed_ones} of {len(results)} were noticed, {len(bare)} lack an argument")
     if json_file is not None:
         write_json(json_file, results)
-    if missed:
+    if bare:
         raise SystemExit(1)
 
 

@@ -5,18 +5,29 @@ its accesses to memory is watched: no two of them race.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from builds import LONG
 from deep_ep_py.core.native import C
 from interpreted import interpreted
-from interpreted_calls import low_latency_calls, normal
+from interpreted_calls import (
+    NIC,
+    WIDE_NIC,
+    going_on,
+    going_on_with_low_latency,
+    low_latency_calls,
+    masking,
+    normal,
+    recovering,
+    summing_at_nodes,
+)
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
 
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a", "sm_120a") if LONG else ("sm_90a",)
-RANKS = (1, 2, 4, 8) if LONG else (2,)
+RANKS = (1, 2, 4, 8) if LONG else (1, 2, 3, 4)
 
 
 @pytest.fixture(params=ARCHITECTURES)
@@ -48,3 +59,37 @@ def test_two_hops(seeds: range, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [4, 8] if LONG else [4])
 def test_rows_once_to_each_node(seeds: range, ranks: int) -> None:
     low_latency_calls(ranks, seeds, fabric="ibgda", ranks_per_node=2, once_per_node=True)
+
+
+@pytest.mark.parametrize("ranks", [4, 8] if LONG else [4])
+def test_results_that_are_summed_at_nodes(seeds: range, ranks: int) -> None:
+    summing_at_nodes(ranks, seeds, fabric="ibgda", ranks_per_node=2)
+
+
+def test_rounds(seeds: range) -> None:
+    """Outputs that are larger than a region."""
+    normal(3, seeds, num_nvl_bytes=84 << 10, fabric="peer", arena_bytes=0)
+
+
+def test_full_rings_of_a_proxy(seeds: range) -> None:
+    normal(2, seeds, num_nvl_bytes=104 << 10, blocks=6, fabric="proxy", nic=replace(NIC, blocks=8))
+
+
+@pytest.mark.parametrize("fabric", ["ibgda", "proxy"])
+def test_recovering_again_and_again(seeds: range, fabric: str) -> None:
+    recovering(2, seeds, fabric=fabric, nic=NIC)
+
+
+@pytest.mark.parametrize("fabric", ["peer", "ibgda", "proxy"])
+def test_going_on_after_a_rank_that_did_not_come(seeds: range, fabric: str) -> None:
+    going_on(3, seeds, fabric=fabric)
+    going_on_with_low_latency(3, seeds, fabric=fabric)
+
+
+def test_going_on_over_two_hops(seeds: range) -> None:
+    going_on(4, seeds, fabric="ibgda", ranks_per_node=2)
+
+
+@pytest.mark.parametrize("fabric", ["peer", "ibgda"])
+def test_masking(seeds: range, fabric: str) -> None:
+    masking(3, seeds, fabric=fabric, nic=WIDE_NIC)

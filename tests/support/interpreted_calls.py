@@ -11,6 +11,7 @@ import torch
 
 import deep_ep_py as deep_ep
 import low_latency
+import oracle
 from cases import Case
 from deep_ep_py.core.native import C
 from deep_ep_py.testing import run_ranks
@@ -22,15 +23,32 @@ WIDE_NIC = replace(HARSH_NIC, blocks=32, max_bytes=4096)
 """For low-latency mode, in which a queue holds all rows of a rank for another."""
 
 
-def normal(ranks: int, seeds: Iterable[int], num_nvl_bytes: int = 1 << 20, **options: Any) -> None:
+def normal(ranks: int, seeds: Iterable[int], num_nvl_bytes: int = 1 << 20, blocks: int = 2, **options: Any) -> None:
     """Layout, dispatch, combine, and both once more from the handle."""
     trial = _trial(ranks, options)
 
     def on_each_rank(group: Any, seed: int) -> None:
         with deep_ep.Buffer(group, num_nvl_bytes, **{**BYTES, **options}) as buffer:
-            round_trip(buffer, group.rank(), trial(seed), 2)
+            round_trip(buffer, group.rank(), trial(seed), blocks)
 
     _run(ranks, seeds, on_each_rank)
+
+
+def counting(seeds: Iterable[int]) -> None:
+    """A layout whose tokens fill several blocks."""
+    case = Case("ptx", 4, 300, hidden=8, topk=4, experts=16, ranks_per_node=2)
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        work, rank = Trial.of(case, seed).work, group.rank()
+        expected = oracle.layout(work.topk_idx[rank], case.experts, 4)
+        with deep_ep.Buffer(group, 1 << 20, **BYTES, fabric="ibgda", ranks_per_node=2, nic=NIC) as buffer:
+            per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(work.topk_idx[rank], case.experts)
+        assert per_rank.equal(expected.num_tokens_per_rank)
+        assert per_node is not None and per_node.equal(in_rank.view(-1, 2, 2).any(2).sum(0, dtype=torch.int32))
+        assert per_expert.equal(expected.num_tokens_per_expert)
+        assert in_rank.equal(expected.is_token_in_rank)
+
+    _run(4, seeds, on_each_rank)
 
 
 def going_on(ranks: int, seeds: Iterable[int], **options: Any) -> None:
@@ -52,6 +70,39 @@ def going_on(ranks: int, seeds: Iterable[int], **options: Any) -> None:
     _run(ranks, seeds, on_each_rank)
 
 
+def recovering(ranks: int, seeds: Iterable[int], times: int = 4, **options: Any) -> None:
+    """All recover again and again, so that the queues of one generation lie where those of another have lain."""
+    trial = _trial(ranks, options)
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        with deep_ep.Buffer(group, 1 << 20, **{**BYTES, **options}) as buffer:
+            for _ in range(times):
+                round_trip(buffer, group.rank(), trial(seed), 2)
+                barrier(group)
+                buffer.recover()
+
+    _run(ranks, seeds, on_each_rank)
+
+
+def going_on_with_low_latency(ranks: int, seeds: Iterable[int], **options: Any) -> None:
+    """The same for low-latency mode."""
+    sizes = _sizes(ranks)
+
+    def on_each_rank(group: Any, seed: int) -> None:
+        work, rank = low_latency.Work.of(sizes, seed), group.rank()
+        with _low_latency_buffer(group, **options, timeout=1.0) as buffer:
+            low_latency.round_trip(buffer, work)
+            barrier(group)
+            if rank != seed % ranks:
+                with pytest.raises(deep_ep.DeepEPError):
+                    low_latency.dispatch(buffer, work, low_latency.BF16)
+            barrier(group)
+            buffer.recover()
+            low_latency.round_trip(buffer, work)
+
+    _run(ranks, seeds, on_each_rank)
+
+
 def low_latency_calls(ranks: int, seeds: Iterable[int], **options: Any) -> None:
     """Both halves, at once and by hooks, of all casts."""
     sizes = _sizes(ranks)
@@ -60,14 +111,14 @@ def low_latency_calls(ranks: int, seeds: Iterable[int], **options: Any) -> None:
         hooks = seed % 2 == 1 and not options.get("once_per_node")
         with _low_latency_buffer(group, **options) as buffer:
             for cast in low_latency.CASTS.values():
-                low_latency.round_trip(buffer, low_latency.Work.of(sizes, seed), cast, hooks=hooks)
+                low_latency.round_trip(buffer, low_latency.Work.of(sizes, seed, twice=0.2), cast, hooks=hooks)
 
     _run(ranks, seeds, on_each_rank)
 
 
 def summing_at_nodes(ranks: int, seeds: Iterable[int], **options: Any) -> None:
     """Rows once to each node, and results that are summed there before they go back: in another order, nearly alike."""
-    sizes = _sizes(ranks)
+    sizes = _sizes(ranks, tokens=34)  # more than the unit in which they are summed
 
     def on_each_rank(group: Any, seed: int) -> None:
         work, rank = low_latency.Work.of(sizes, seed), group.rank()
@@ -98,8 +149,7 @@ def masking(ranks: int, seeds: Iterable[int], **options: Any) -> None:
         barrier(group)
         buffer.destroy()
 
-    # What is on its way to a masked rank is written over.
-    _run(ranks, seeds, on_each_rank, watched=False)
+    _run(ranks, seeds, on_each_rank)
 
 
 def posting(seeds: Iterable[int]) -> None:
@@ -140,8 +190,8 @@ def _trial(ranks: int, options: dict[str, Any]) -> Any:
     return lambda seed: Trial.of(case, seed)
 
 
-def _sizes(ranks: int) -> low_latency.Sizes:
-    tokens = tuple(6 + 3 * rank for rank in range(ranks))
+def _sizes(ranks: int, tokens: int = 6) -> low_latency.Sizes:
+    tokens = tuple(tokens + 3 * rank for rank in range(ranks))
     return low_latency.Sizes("ptx", ranks, tokens, max(tokens), 256, 4, 4 * ranks)
 
 
@@ -149,7 +199,7 @@ def _low_latency_buffer(group: Any, **options: Any) -> deep_ep.Buffer:
     return deep_ep.Buffer(group, num_rdma_bytes=4 << 20, low_latency_mode=True, **{**BYTES, **options})
 
 
-def _run(ranks: int, seeds: Iterable[int], fn: Any, watched: bool = True) -> None:
+def _run(ranks: int, seeds: Iterable[int], fn: Any) -> None:
     for seed in seeds:
-        C.ptx.watch(watched, seed=seed)
+        C.ptx.watch(True, seed=seed)
         run_ranks(ranks, fn, seed, seed=seed)

@@ -4,30 +4,52 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Shape as RuntimeShape
 from deep_ep_py.jit.registry import Kernel, Shape
 from deep_ep_py.profile.device import Images, interpreting
-from interpreted_calls import NIC, WIDE_NIC, going_on, low_latency_calls, masking, normal, posting, summing_at_nodes
+from interpreted_calls import (
+    NIC,
+    WIDE_NIC,
+    counting,
+    going_on,
+    going_on_with_low_latency,
+    low_latency_calls,
+    masking,
+    normal,
+    posting,
+    summing_at_nodes,
+)
 from ptx_idioms import Idiom, Weakened, idioms_of, weakenings_of
 from ptx_kernels import ptx_cache
 
 Workload = Callable[[Iterable[int]], None]
 _MAX_SCHEDULES = 40
+_CPU_ALONE = "fabric/weak.h"
+"""The agent of that fabric runs on a CPU alone, and nothing tells of its accesses."""
+_BLOCKS = 3
+"""Of a kernel that moves no rows."""
 
 WORKLOADS: dict[str, Workload] = {
     "normal, peer": lambda seeds: normal(2, seeds, fabric="peer"),
     "low latency, peer": lambda seeds: low_latency_calls(2, seeds, fabric="peer"),
     "posting": posting,
+    "counting": counting,
     "normal, weak": lambda seeds: normal(2, seeds, fabric="weak"),
     "normal, ibgda": lambda seeds: normal(2, seeds, fabric="ibgda", nic=NIC),
     "low latency, ibgda": lambda seeds: low_latency_calls(2, seeds, fabric="ibgda", nic=WIDE_NIC),
     "normal, rounds": lambda seeds: normal(3, seeds, num_nvl_bytes=84 << 10, fabric="peer", arena_bytes=0),
     "normal, proxy": lambda seeds: normal(2, seeds, fabric="proxy"),
     "low latency, proxy": lambda seeds: low_latency_calls(2, seeds, fabric="proxy"),
+    "normal, proxy, full rings": lambda seeds: normal(
+        2, seeds, num_nvl_bytes=104 << 10, blocks=6, fabric="proxy", nic=replace(NIC, blocks=8)
+    ),
+    "two hops, small chunks": lambda seeds: normal(
+        4, seeds, num_nvl_bytes=112 << 10, fabric="ibgda", ranks_per_node=2, nic=NIC
+    ),
     "two hops": lambda seeds: normal(4, seeds, fabric="ibgda", ranks_per_node=2, nic=NIC),
     "two hops, rounds": lambda seeds: normal(
         4, seeds, num_nvl_bytes=112 << 10, fabric="ibgda", ranks_per_node=2, arena_bytes=0, nic=NIC
@@ -39,6 +61,9 @@ WORKLOADS: dict[str, Workload] = {
     "going on, peer": lambda seeds: going_on(3, seeds, fabric="peer"),
     "going on, ibgda": lambda seeds: going_on(3, seeds, fabric="ibgda", nic=NIC),
     "going on, two hops": lambda seeds: going_on(4, seeds, fabric="ibgda", ranks_per_node=2, nic=NIC),
+    "going on, low latency": lambda seeds: going_on_with_low_latency(3, seeds, fabric="peer"),
+    "going on, low latency, ibgda": lambda seeds: going_on_with_low_latency(3, seeds, fabric="ibgda", nic=WIDE_NIC),
+    "going on, proxy": lambda seeds: going_on(3, seeds, fabric="proxy"),
     "masking, peer": lambda seeds: masking(3, seeds, fabric="peer"),
     "masking, ibgda": lambda seeds: masking(3, seeds, fabric="ibgda", nic=WIDE_NIC),
 }
@@ -89,7 +114,12 @@ class Found:
 
     def mutants(self) -> list[Weakened]:
         """All that can be made of them."""
-        return sorted(mutant for idiom in self.workloads for mutant in weakenings_of(idiom, self.statements[idiom]))
+        return sorted(
+            mutant
+            for idiom in self.workloads
+            if idiom.file != _CPU_ALONE
+            for mutant in weakenings_of(idiom, self.statements[idiom])
+        )
 
 
 def look(images: RecordingImages) -> Found:
@@ -98,7 +128,7 @@ def look(images: RecordingImages) -> Found:
     executed: dict[str, set[Idiom]] = {}
     for name, workload in WORKLOADS.items():
         C.ptx.count(True)
-        with interpreting(images):
+        with interpreting(images, blocks=_BLOCKS):
             workload((1,))
             begun = time.monotonic()
             workload((1,))
@@ -125,7 +155,7 @@ def catch(images: RecordingImages, found: Found, mutant: Weakened, seconds: floa
     for name in found.workloads[mutant.idiom]:
         for seed in range(1, 2 + min(int(seconds / found.seconds[name]), _MAX_SCHEDULES)):
             try:
-                with interpreting(mutated):
+                with interpreting(mutated, blocks=_BLOCKS):
                     WORKLOADS[name]((seed,))
             # Whatever it breaks: a race, a wrong result, a deadlock, a wait that has timed out.
             except BaseException as error:
