@@ -1,4 +1,4 @@
-// Qualifier of arithmetic that is the same on every target: kernels use it, and so may hosts and tests.
+// Qualifier for arithmetic that is the same on every target and may be used by kernels, hosts and tests.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)

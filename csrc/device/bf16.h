@@ -1,4 +1,4 @@
-// bfloat16 is the upper half of an fp32. CUDA's header for it does not come with NVRTC, and none is needed.
+// bfloat16 is the upper half of an fp32. NVRTC does not come with CUDA's header for it, and none is needed.
 #pragma once
 
 #include "device/anywhere.h"
@@ -24,7 +24,8 @@ DEEP_EP_ANYWHERE float bits_float(u32 bits) {
 
 DEEP_EP_ANYWHERE float bf16_to_float(u16 value) { return bits_float(static_cast<u32>(value) << 16); }
 
-// To nearest, ties to even. Every NaN becomes 0x7fff, as by cvt.rn.bf16.f32, so that all targets give the same bits.
+// Rounds to nearest, ties to even. Every NaN becomes 0x7fff, as with cvt.rn.bf16.f32, so that all targets give the same
+// bits.
 DEEP_EP_ANYWHERE u16 float_to_bf16(float value) {
     const u32 bits = float_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;

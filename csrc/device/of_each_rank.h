@@ -1,5 +1,5 @@
-// The ranks of one process in one launch: blockIdx.y says whose a block is. For programs of such launches alone, which
-// include this before a kernel's header.
+// Runs the ranks of one process in one launch: blockIdx.y is the rank that a block belongs to. Only programs with such
+// launches include this, before a kernel's header.
 #pragma once
 
 #include "device/device.h"
@@ -12,9 +12,9 @@ Args args_of(void (*)(Args));
 
 }  // namespace detail
 
-// The grid is (blocks, ranks), `args` an array of a kernel's arguments by rank. A kernel knows of x alone and finds
-// itself in a launch of its rank's own. The host has written the array before the launch and leaves it until that has
-// ended: plain loads do.
+// The grid is (blocks, ranks), and `args` is an array of a kernel's arguments by rank. A kernel uses only x, so to it
+// the launch looks like one of its rank alone. The host has written the array before the launch and keeps it until the
+// launch has ended: plain loads suffice.
 template <auto kKernel>
 DEEP_EP_KERNEL void of_each_rank(const void* args) {
     kKernel(static_cast<const decltype(detail::args_of(kKernel))*>(args)[blockIdx.y]);
@@ -22,7 +22,7 @@ DEEP_EP_KERNEL void of_each_rank(const void* args) {
 
 }  // namespace deep_ep::device
 
-// In such a program a kernel is a function that is called from there, as kernels are on a CPU.
+// In such a program a kernel is a function called from there, as kernels are on a CPU.
 #undef DEEP_EP_KERNEL
 #undef DEEP_EP_ARGUMENT
 #define DEEP_EP_KERNEL DEEP_EP_DEVICE

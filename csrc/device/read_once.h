@@ -1,4 +1,4 @@
-// A value that was loaded from memory which others may write.
+// A value loaded from memory that others may write.
 #pragma once
 
 #include "device/anywhere.h"
@@ -6,7 +6,7 @@
 
 namespace deep_ep::device {
 
-// The value itself. The compiler loses sight of where it came from, so it cannot load it a second time.
+// Returns the value itself. The compiler loses track of its origin, so it cannot load it a second time.
 DEEP_EP_ANYWHERE u32 read_once(u32 value) {
     asm volatile("" : "+r"(value));
     return value;

@@ -1,16 +1,16 @@
-// put_signal and its neighbours (PROTOCOL P5), over whatever fabric reaches the peer.
+// put_signal and related functions (PROTOCOL P5), over whichever fabric reaches the peer.
 //
-//   address(peers, to, offset)       where that rank's heap is mapped here, else null
+//   address(peers, to, offset)       address of that rank's heap here if it is mapped, otherwise null
 //   signal(...)                      one thread, after the block's barrier: publishes all stores the block made to `to`
-//   put_signal(...)                  warp-collective: pieces, then the signal. Promises nothing about any other put
-//   quiet(...)                       the block, then a barrier: own memory that puts of this operation read from may be
-//                                    written again
-//   fault(...)                       one thread: whether a fabric has been told of a request that failed
+//   put_signal(...)                  warp-collective: pieces, then the signal. Guarantees nothing about other puts
+//   quiet(...)                       the block, then a barrier: local memory that puts of this operation read from may
+//                                    be written again
+//   fault(...)                       one thread: whether a failed request has been reported to a fabric
 //
-// A waiter is the operation that pays for blocking: `bool wait(Phase, peer, const u64* shown, u64 expected, ready)` and
-// `bool wait_word(Phase, peer, const u64* word, u64 target)`; `bool outlast(...)`, as wait(), for what must be waited
-// for even if the operation is given up meanwhile: it ends without `ready` by the time alone; with `bool masked(rank)`
-// for ranks whose requests are waited for no longer.
+// A waiter is the operation that bears the cost of blocking. It has `bool wait(Phase, peer, const u64* shown, u64
+// expected, ready)` and `bool wait_word(Phase, peer, const u64* word, u64 target)`; `bool outlast(...)`, which is like
+// wait() for conditions that must be waited for even if the operation is given up meanwhile, so that without `ready`
+// only the time ends it; and `bool masked(rank)`, for ranks whose requests are no longer waited for.
 #pragma once
 
 #include "fabric/peer.h"
@@ -26,7 +26,7 @@ DEEP_EP_DEVICE u8* address(const Peers& peers, u32 to, u64 offset) {
 
 namespace detail {
 
-// One thread: to a peer that is not mapped.
+// One thread: posts to a peer that is not mapped.
 template <class Waiter>
 DEEP_EP_DEVICE bool post_by_route(const Peers& peers, Waiter& waiter, Completion& completion, u32 to,
                                   const Piece* pieces, u32 count, Word word) {
@@ -36,7 +36,7 @@ DEEP_EP_DEVICE bool post_by_route(const Peers& peers, Waiter& waiter, Completion
 
 }  // namespace detail
 
-// One thread. Stores through address() by threads that met this one at a barrier are released with it.
+// One thread. Releases stores through address() by all threads that met this one at a barrier.
 template <class Waiter>
 DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, Word word) {
     if (mapped(peers, to)) {
@@ -46,7 +46,7 @@ DEEP_EP_DEVICE bool signal(const Peers& peers, Waiter& waiter, Completion& compl
     return detail::post_by_route(peers, waiter, completion, to, nullptr, 0, word);
 }
 
-// Warp-collective. What the pieces hold was written by this warp, or before a barrier it has passed.
+// Warp-collective. The contents of the pieces were written by this warp, or before a barrier that it has passed.
 template <class Waiter>
 DEEP_EP_DEVICE bool put_signal(const Peers& peers, Waiter& waiter, Completion& completion, u32 to, const Piece* pieces,
                                u32 count, Word word) {
@@ -68,7 +68,7 @@ DEEP_EP_DEVICE bool fault(const Peers& peers, Fault& found) {
 }
 
 // The block, after all posting threads of the operation have been joined. A thread that returns false has given up; the
-// barrier that follows joins them.
+// barrier that follows joins the results.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(const Peers& peers, Waiter& waiter, Completion& completion) {
     return Registry::all(peers, [&](auto& state) { return quiet(peers, state, waiter, completion); });

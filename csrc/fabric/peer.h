@@ -1,4 +1,4 @@
-// Fabric `peer`: the other rank's heap is mapped here (NVLink, PCIe, one GPU, shared memory). Data goes by plain
+// Fabric `peer`: the other rank's heap is mapped here (NVLink, PCIe, one GPU, shared memory). Data moves by plain
 // stores.
 #pragma once
 
@@ -6,14 +6,13 @@
 
 namespace deep_ep::fabric::peer {
 
-// Adds to a signal word of `to`: one unit, or a share of one, if others add the rest. A thread of that rank that sees
-// it (an acquire load at system scope) sees every store that this thread made before, and every store of other threads
-// ordered before it by a barrier. Litmus: bar_then_release, mp_release_acquire_sys.
+// Adds to a signal word of `to`: one unit, or a share of one if other threads add the rest. A thread of that rank that
+// sees it (an acquire load at system scope) sees every store that this thread made before, and every store of other
+// threads ordered before it by a barrier. Litmus: bar_then_release, mp_release_acquire_sys.
 DEEP_EP_DEVICE void signal(const Peers& peers, u32 to, Word word, u64 amount = wire::kUnit) {
-    // The word has one writer: this rank. An add, not a store, so that no thread needs to remember the total. Over
-    // NVLink it is native (paths between GPUs where it is not are refused); in pinned memory of the host, where heaps
-    // lie beside a proxy, it is one GPU's alone, and atomic among its threads: what `gpu-check` asks as
-    // `pinned_atomics`.
+    // The word has one writer: this rank. It is an add and not a store, so that no thread must remember the total. Over
+    // NVLink it is native (paths between GPUs where it is not are refused). In pinned host memory, where heaps are next
+    // to a proxy, only one GPU adds to it, atomically among its threads: `gpu-check` tests this as `pinned_atomics`.
     device::add_release<device::Scope::kSystem>(reinterpret_cast<u64*>(peers.base[to] + word.offset), amount);
 }
 

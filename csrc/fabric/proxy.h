@@ -1,10 +1,11 @@
-// Fabric `proxy`: a thread of the host sends what kernels leave for it as commands in a ring. For NICs that a GPU
-// cannot drive itself, and for networks without any. A put's signal is a total that the receiver's host stores once all
-// of the put has arrived, in a word of its own memory (wire/host_words.h).
+// Fabric `proxy`: a host thread sends what kernels leave for it as commands in a ring. It is for NICs that a GPU cannot
+// drive itself, and for networks without NICs. A put's signal is a total that the receiver's host stores once all of
+// the put has arrived, in a word in its own memory (wire/host_words.h).
 //
-// Ring and meeting lie where kernels and host both reach them: memory of the host, pinned for a GPU. What kernels alone
-// use, a ring's counts, lies in their own memory and is accessed at device scope. A thread reserves slots only when
-// they are free, and then fills them without a wait: so a kernel that gives up leaves no gap in a ring.
+// Ring and meeting are in memory that both kernels and host reach: host memory, pinned for a GPU. State that only
+// kernels use, the counts of a ring, is in their own memory and is accessed at device scope. A thread reserves slots
+// only when they are free, and then fills them without waiting. Therefore a kernel that gives up leaves no gap in a
+// ring.
 #pragma once
 
 #include "fabric/peers.h"
@@ -13,17 +14,17 @@
 
 namespace deep_ep::fabric {
 
-// What the host tells the kernels about a ring. It alone stores these, kernels load.
+// The host's report to the kernels about a ring. Only the host stores these words; kernels load them.
 struct ProxyMeeting {
-    alignas(64) u64 taken;    // commands that it has copied out: their slots are free
-    alignas(64) u64 retired;  // of the first so many commands the sources have been read and the targets written
+    alignas(64) u64 taken;    // commands that the host has copied out: their slots are free
+    alignas(64) u64 retired;  // of this many first commands, the sources have been read and the targets written
 };
 
 struct ProxyRing {
     wire::proxy::Command* commands;
     const ProxyMeeting* meeting;
-    u64 reserved;  // commands, counted since the ring was made: handed out to threads
-    u64 free;      // reserved may grow up to here: at most `taken` and a ring's length
+    u64 reserved;  // commands reserved by threads, counted since the ring was made
+    u64 free;      // `reserved` may grow up to here: at most `taken` plus a ring's length
 };
 
 // One per Buffer, in device memory.
@@ -31,20 +32,21 @@ struct Proxy {
     static constexpr const char* kName = "proxy";
     static constexpr bool kHostStoresWords = true;
     ProxyRing* rings;
-    u32 count;         // of rings: blocks take turns
-    u32 commands;      // of each ring; a power of two, at least kMaxPieces
-    const u64* fault;  // proxy_fault(); of the host, which stores it once
+    u32 count;         // number of rings: thread blocks take turns
+    u32 commands;      // per ring; a power of two, at least kMaxPieces
+    const u64* fault;  // proxy_fault(); in host memory, stored once by the host
 };
 
-// The first put that has failed: to which peer, and in what way.
+// The first put that has failed: its peer and its error.
 constexpr u64 proxy_fault(u32 peer, u32 error) { return u64{error} << 32 | (peer + 1); }
 
 namespace proxy {
 
 using device::Scope;
 
-// One thread: whether the slots up to position `end` are free, as far as is known here, or else as the host says. The
-// acquire of `taken` pairs with the host's release: it has copied what the slots held.
+// One thread: returns whether the slots up to position `end` are free, as far as is known here or, failing that,
+// according to the host. The acquire of `taken` pairs with the host's release: the host has copied the contents of the
+// slots.
 DEEP_EP_DEVICE bool has_room(ProxyRing& ring, u32 commands, u64 end) {
     u64 known = device::load_acquire<Scope::kDevice>(&ring.free);
     if (end <= known) return true;
@@ -58,10 +60,10 @@ DEEP_EP_DEVICE bool has_room(ProxyRing& ring, u32 commands, u64 end) {
     return end <= now;
 }
 
-// One thread: takes `count` slots that follow each other. False: a bounded wait for room has ended without.
+// One thread: takes `count` consecutive slots. Returns false if a bounded wait for room has ended without room.
 template <class Waiter>
 DEEP_EP_DEVICE bool reserve(ProxyRing& ring, u32 commands, Waiter& waiter, u32 count, u64& begin) {
-    // Only hands out positions; what orders a command is its upper half.
+    // It only hands out positions; the upper half of a command orders it.
     begin = device::load_relaxed<Scope::kDevice>(&ring.reserved);
     for (;;) {
         const u64 end = begin + count;
@@ -75,8 +77,8 @@ DEEP_EP_DEVICE bool reserve(ProxyRing& ring, u32 commands, Waiter& waiter, u32 c
     }
 }
 
-// One thread: the host acquires the upper half, and then reads the lower one and, in the heap, what this thread's warp
-// has put there. Litmus: proxy_command.
+// One thread: fills a command. The host acquires the upper half and then reads the lower half and, in the heap, what
+// this thread's warp has put there. Litmus: proxy_command.
 DEEP_EP_DEVICE void fill(ProxyRing& ring, u32 commands, u64 position, u32 operation, const Piece& piece, u32 to,
                          u32 word) {
     wire::proxy::Command& command = ring.commands[position & (commands - 1)];
@@ -104,8 +106,8 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, Proxy& net, Waiter& waiter, Completi
     return true;
 }
 
-// The block: its first thread waits for all that has been posted so far, of other operations too. The host ends every
-// command without help of a kernel, so this holds no operation up for another. Litmus: slot_given_back.
+// The block: its first thread waits for everything posted so far, including other operations. The host completes every
+// command without the help of a kernel, so no operation is held up for another. Litmus: slot_given_back.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(const Peers&, Proxy& net, Waiter& waiter, Completion&) {
     if (threadIdx.x != 0) return true;
@@ -118,7 +120,7 @@ DEEP_EP_DEVICE bool quiet(const Peers&, Proxy& net, Waiter& waiter, Completion&)
     return done;
 }
 
-// Relaxed: it ends a wait, and says nothing of other memory.
+// Relaxed: it ends a wait, and vouches for no other memory.
 DEEP_EP_DEVICE bool fault(const Peers&, const Proxy& net, Fault& found) {
     const u64 word = device::load_relaxed<device::Scope::kSystem>(net.fault);
     if (word == 0) return false;

@@ -1,7 +1,8 @@
-// Fabric `weak`, for tests: the weakest network the protocol has to work on. A put becomes a command for an agent that
-// waits at random, copies the pieces in random order and adds to the signal word last; puts overtake each other freely.
+// Fabric `weak`, for tests: the weakest network on which the protocol must work. A put becomes a command for an agent
+// that waits for a random time, copies the pieces in random order and adds to the signal word last; puts overtake each
+// other freely.
 //
-// This is the kernel's half; the agent is host/network/weak/agent.cpp.
+// This is the kernel side; the agent is host/network/weak/agent.cpp.
 #pragma once
 
 #include "fabric/peers.h"
@@ -18,12 +19,12 @@ struct WeakCommand {
     Piece pieces[kMaxPieces];
 };
 
-// A ring in this rank's memory. Many kernel threads post, one agent takes.
+// A ring in this rank's memory. Many kernel threads post; one agent takes.
 struct WeakQueue {
     static constexpr const char* kName = "weak";
     static constexpr u32 kCapacity = 1024;
-    u64 posted;  // positions handed out to kernel threads
-    u64 taken;   // positions the agent has copied out; their slots are free again
+    u64 posted;  // positions reserved by kernel threads
+    u64 taken;   // positions that the agent has copied out; their slots are free again
     WeakCommand commands[kCapacity];
 };
 
@@ -31,15 +32,16 @@ struct WeakQueue {
 template <class Waiter>
 DEEP_EP_DEVICE_CALL bool post(const Peers&, WeakQueue& queue, Waiter& waiter, Completion& completion, u32 to,
                               const Piece* pieces, u32 count, Word word) {
-    // Only hands out positions; what orders the command is `ready` below.
+    // It only hands out positions; `ready` below orders the command.
     const u64 position = device::add_relaxed<device::Scope::kDevice>(&queue.posted, 1ull);
     // Back-pressure. The agent's release of `taken` says that it has read the slot's last command. All peers share the
-    // ring: that the one is masked is no reason to leave a gap in it.
+    // ring, so a masked peer is no reason to leave a gap in it.
     if (position >= WeakQueue::kCapacity &&
         !waiter.wait_word(wire::Phase::kPost, -1, &queue.taken, position - WeakQueue::kCapacity + 1)) {
         return false;
     }
-    device::add_relaxed<device::Scope::kDevice>(&completion.posted, 1ull);  // read after the blocks have met (quiet)
+    device::add_relaxed<device::Scope::kDevice>(&completion.posted,
+                                                1ull);  // read after the thread blocks have met (quiet)
     WeakCommand& command = queue.commands[position % WeakQueue::kCapacity];
     command.completion = &completion;
     command.word_offset = word.offset;
@@ -51,7 +53,8 @@ DEEP_EP_DEVICE_CALL bool post(const Peers&, WeakQueue& queue, Waiter& waiter, Co
     return true;
 }
 
-// The block: its first thread waits. The agent adds to `completed` (release, system) when it has read a put's pieces.
+// The block: its first thread waits. The agent adds to `completed` (release, system scope) once it has read a put's
+// pieces.
 template <class Waiter>
 DEEP_EP_DEVICE bool quiet(const Peers&, WeakQueue&, Waiter& waiter, Completion& completion) {
     if (threadIdx.x != 0) return true;
@@ -59,7 +62,7 @@ DEEP_EP_DEVICE bool quiet(const Peers&, WeakQueue&, Waiter& waiter, Completion& 
     return waiter.wait_word(wire::Phase::kQuiet, -1, &completion.completed, posted);
 }
 
-// Its agent refuses nothing.
+// Its agent rejects no request.
 DEEP_EP_DEVICE bool fault(const Peers&, const WeakQueue&, Fault&) { return false; }
 
 }  // namespace deep_ep::fabric

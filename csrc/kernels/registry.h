@@ -1,4 +1,4 @@
-// Every kernel there is. deep_ep_py/jit/registry.py lists the same for GPUs.
+// All kernels. deep_ep_py/jit/registry.py has the same list for GPUs.
 #pragma once
 
 #include "kernels/low_latency/combine.h"

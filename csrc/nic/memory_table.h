@@ -1,5 +1,5 @@
-// Memory that NICs may access, by key: what a host registers. Every rank's table is the same, so that keys need not be
-// exchanged.
+// The memory that hosts have registered with NICs, by key. The table is the same on every rank, so that keys need not
+// be exchanged.
 #pragma once
 
 #include <map>
@@ -11,16 +11,17 @@ namespace deep_ep::nic {
 
 struct Registration {
     int rank;
-    u64 address;  // as requests name it
+    u64 address;  // the address that requests use
     u64 bytes;
-    u8* memory;  // where this process has it
+    u8* memory;  // where this process has it mapped
 };
 
 class MemoryTable {
   public:
     void add(u32 key, const Registration& registration) { by_key_[key] = registration; }
 
-    // Where [address, address + bytes) of `rank` lies here; null, and why in `wrong`, where the key does not allow it.
+    // Where [address, address + bytes) of `rank` is mapped here; null, with the reason in `wrong`, if the key does not
+    // allow the access.
     u8* find(u32 key, int rank, u64 address, u64 bytes, const char* which, std::string& wrong) const {
         const auto found = by_key_.find(key);
         if (found == by_key_.end()) {
@@ -29,8 +30,8 @@ class MemoryTable {
         }
         const Registration& memory = found->second;
         if (memory.rank != rank) {
-            wrong = std::string(which) + " key " + std::to_string(key) + " is of rank " + std::to_string(memory.rank) +
-                    ", expected one of rank " + std::to_string(rank);
+            wrong = std::string(which) + " key " + std::to_string(key) + " belongs to rank " +
+                    std::to_string(memory.rank) + ", expected rank " + std::to_string(rank);
             return nullptr;
         }
         if (address < memory.address || bytes > memory.bytes || address - memory.address > memory.bytes - bytes) {

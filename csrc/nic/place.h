@@ -1,11 +1,11 @@
-// How whatever stands for a network moves bytes.
+// How the software networks move bytes.
 #pragma once
 
 #include "wire/types.h"
 
 namespace deep_ep::nic {
 
-// Plain accesses, of 16 bytes where they fit, so that sanitizers see them. What orders them is the atomic that follows.
+// Uses plain accesses, of 16 bytes where possible, so that sanitizers see them. The atomic that follows orders them.
 inline void place(u8* target, const u8* source, u64 bytes) {
     struct alignas(16) Line {
         u64 words[2];

@@ -7,7 +7,7 @@ namespace {
 
 namespace mlx5 = wire::mlx5;
 
-constexpr u32 kNeverWritten = kPoison << 8 | kPoison;  // the index of such a block
+constexpr u32 kNeverWritten = kPoison << 8 | kPoison;  // the index in a poisoned WQEBB
 
 bool refuse(std::string& wrong, const std::string& field, u64 is, u64 expected) {
     wrong = field + " is " + std::to_string(is) + ", expected " + std::to_string(expected);
@@ -18,7 +18,7 @@ bool check_control(const mlx5::Control& control, u64 index, const Connection& co
     const u32 first = mlx5::big(control.opcode), written = first >> 8 & 0xffff;
     if (written != (index & 0xffff)) {
         refuse(wrong, "index", written, index & 0xffff);
-        if (written == kNeverWritten) wrong += ": the block has not been written, the doorbell came before it";
+        if (written == kNeverWritten) wrong += ": the request has not been written, although its doorbell has rung";
         return false;
     }
     if (first >> 24 != 0) return refuse(wrong, "opcode modifier", first >> 24, 0);

@@ -1,4 +1,4 @@
-// A work request as the NIC understands it: decoded from a block of the ring, with every field checked.
+// A work request as the NIC understands it: decoded from a WQEBB of the send queue, with every field checked.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace deep_ep::nic {
 
-// What the NIC overwrites blocks with that it has taken, and a ring is filled with at first.
+// Fills WQEBBs that the NIC has taken, and a new send queue.
 constexpr u8 kPoison = 0xcc;
 
 // The connection that a request is for.
@@ -26,13 +26,13 @@ struct Request {
     u8* target;
     const u8* source;  // of a write
     u32 bytes;
-    u64 inlined;  // of an inline write: its payload
-    u64 add;      // of an atomic
+    u64 inlined;  // payload of an inline write
+    u64 add;      // addend of an atomic
     u64* returned;
 };
 
-// False for a block that the NIC would refuse or execute wrongly: a bug in the code that wrote it. `wrong` names the
-// field.
+// False if a NIC would refuse the WQE or execute it wrongly, which is a bug in the code that wrote it. `wrong` names
+// the field.
 bool decode(const wire::mlx5::Block& block, u64 index, const Connection& connection, const MemoryTable& memory,
             Request& request, std::string& wrong);
 

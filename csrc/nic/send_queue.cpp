@@ -32,7 +32,7 @@ void SendQueue::violate(u64 index, const std::string& wrong) const {
                     wrong);
 }
 
-// Looks only.
+// Read-only check.
 bool SendQueue::rung() const { return __atomic_load_n(shared_.doorbell, __ATOMIC_RELAXED) != doorbell_; }
 
 bool SendQueue::has_work() const {
@@ -40,21 +40,22 @@ bool SendQueue::has_work() const {
 }
 
 void SendQueue::answer_doorbell() {
-    // By another accessor: the NIC may serve this doorbell with a newer record, so only the record orders what it
-    // reads.
+    // A separate accessor: the NIC may serve this doorbell with a newer record, so only the record orders its reads.
     doorbell_ = observe::load_register(port(), shared_.doorbell);
-    // It reads the record after the doorbell has come, so never one that is older. (ThreadSanitizer knows no fences: to
-    // it what kernels have written is there by the record alone.)
+    // The record is read after the doorbell has arrived, so it is never older than the doorbell. (ThreadSanitizer does
+    // not model fences; for it, the record alone publishes what kernels have written.)
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
-    // Pairs with the kernel's release of the record: the blocks up to it, and what they send, are visible.
+    // Pairs with the kernel's release of the record: the WQEBBs that it covers, and the data that they send, are
+    // visible.
     const u32 counter = mlx5::big(observe::load_acquire_once(accessor(), &shared_.record->send, port()));
     if (mlx5::doorbell_queue(doorbell_) != connection_.number) {
         violate(known_, "the doorbell is for queue pair " + std::to_string(mlx5::doorbell_queue(doorbell_)));
     }
     if (counter > 0xffff) violate(known_, "the doorbell record is " + std::to_string(counter) + ", more than 16 bits");
-    // Newer than the doorbell is legal, older is not.
+    // A record that is newer than the doorbell is legal; an older one is not.
     const u32 ahead = (counter - mlx5::doorbell_counter(doorbell_)) & 0xffff;
-    if (ahead >= mlx5::kMaxBlocks) violate(known_, "the doorbell is ahead of its record: the record came too late");
+    if (ahead >= mlx5::kMaxBlocks)
+        violate(known_, "the doorbell is ahead of its record: the record was written too late");
     const u64 now = known_ + ((counter - known_) & 0xffff);
     const u64 done = done_.load(std::memory_order_relaxed);
     if (now - done > options_.blocks) {
@@ -70,7 +71,7 @@ void SendQueue::step() {
     const bool can_take = taken_ != known_ && under_way_.size() < options_.in_flight;
     if (can_take && (under_way_.empty() || random_(2) == 0)) return take();
     if (under_way_.empty()) return;
-    // In order, or any write in front of the first atomic.
+    // Requests execute in order; with `relaxed`, any write before the first atomic may be next.
     size_t candidates = 1;
     while (options_.relaxed && candidates < under_way_.size() &&
            under_way_[candidates - 1].request.opcode == mlx5::kRdmaWrite &&
@@ -87,7 +88,7 @@ void SendQueue::take() {
     std::string wrong;
     observe::read(accessor(), &block, sizeof(block));
     if (!decode(block, taken_, connection_, memory_, one.request, wrong)) violate(taken_, wrong);
-    // A ConnectX never writes here. What is read later without having been written again shows.
+    // A ConnectX never writes here. The poison reveals a WQEBB that is read again before it has been rewritten.
     std::memset(static_cast<void*>(&block), kPoison, sizeof(block));
     ++taken_;
     for (u32 at = 0; one.request.source != nullptr && at < one.request.bytes; at += options_.mtu) {
@@ -121,8 +122,8 @@ void SendQueue::place(UnderWay& one) {
     one.executed = true;
     auto* word = reinterpret_cast<u64*>(one.request.target);
     if (one.request.opcode == mlx5::kFetchAdd) {
-        // The receiver acquires the word and then reads what this queue pair placed before; of others it learns
-        // nothing.
+        // The receiver acquires the word and then reads what this queue pair has placed before. The word orders nothing
+        // that other queue pairs place.
         *one.request.returned = observe::add_release(accessor(), word, one.request.add);
     } else {
         observe::store_release(accessor(), word, one.request.inlined);
@@ -141,7 +142,7 @@ void SendQueue::complete() {
 }
 
 bool SendQueue::broken() {
-    if (connection_.closing.closed()) {  // the other end does not answer
+    if (connection_.closing.closed()) {  // the peer does not answer
         fail(mlx5::kRetriesExceeded);
         return true;
     }
@@ -157,8 +158,8 @@ bool SendQueue::broken() {
     return true;
 }
 
-// Of the oldest request under way. A ConnectX would go on to report all behind it as flushed, in the same place: the
-// kind stays, and of the syndrome only what is read before.
+// Reports the oldest request in progress. A ConnectX would then report all later ones as flushed in the same CQE: the
+// kind would stay, but the syndrome would be overwritten unless it is read in time.
 void SendQueue::fail(u32 syndrome) {
     const u64 index = under_way_.empty() ? taken_ : under_way_.front().request.index;
     const u32 opcode = under_way_.empty() ? u32{mlx5::kRdmaWrite} : under_way_.front().request.opcode;
@@ -171,7 +172,7 @@ void SendQueue::report(u64 index, u32 opcode, mlx5::CqeKind kind, u32 syndrome) 
     cqe.vendor = 0;
     cqe.syndrome = static_cast<u8>(syndrome);
     cqe.opcode_queue = mlx5::big(opcode << 24 | connection_.number);
-    // The kernel acquires this word: then it may write the requests' blocks again, and what they were sent from.
+    // The kernel acquires this word; then it may overwrite the WQEBBs of the requests and the data that they sent.
     observe::store_release(accessor(), &cqe.tail, mlx5::cqe_tail(index, kind));
 }
 

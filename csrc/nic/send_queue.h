@@ -1,5 +1,5 @@
-// One queue pair of the software NIC: takes requests from the ring, carries them out as a ConnectX may, and completes
-// them. Its owner calls step(), from one thread or fiber at a time.
+// One queue pair of the software NIC: takes requests from the send queue, executes them as a ConnectX may, and
+// completes them. Its owner calls step(), from one thread or fiber at a time.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 
 namespace deep_ep::nic {
 
-// A request, a record or a doorbell that a ConnectX would refuse or go wrong with: a bug in the code that wrote it.
+// A request, a record or a doorbell that a ConnectX would refuse or execute wrongly: a bug in the code that wrote it.
 class Violation : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -32,20 +32,20 @@ class SendQueue {
     using Random = std::function<u32(u32 bound)>;
     using Tell = std::function<void(const Message&)>;
 
-    // `random`: draws what the network does. `tell`: gets every request, or is empty.
+    // `random`: draws the choices of the network. `tell`: receives every request, or is empty.
     SendQueue(const Connection& connection, const SharedQueue& shared, const MemoryTable& memory,
               const Options& options, Random random, Tell tell);
     ~SendQueue();
     SendQueue(const SendQueue&) = delete;
     SendQueue& operator=(const SendQueue&) = delete;
 
-    // Looks only: a doorbell has come, or requests are under way.
+    // Read-only check: a doorbell has arrived, or requests are in progress.
     bool has_work() const;
-    // Takes a request, or places a part of one, or completes one. Throws Violation.
+    // Takes a request, places part of one, or completes one. Throws Violation.
     void step();
-    // Reports an error, and does nothing any more.
+    // Reports an error, and stops.
     void fail(u32 syndrome);
-    // All that was rung for is done, as another thread sees it: `rung` blocks.
+    // Whether all `rung` WQEBBs for which doorbells have rung are done; for other threads.
     bool idle(u64 rung) const { return done_.load(std::memory_order_acquire) >= rung || stopped_.load(); }
 
     const Connection& connection() const { return connection_; }
@@ -54,12 +54,12 @@ class SendQueue {
   private:
     struct UnderWay {
         Request request;
-        std::vector<u32> cuts;  // parts of a write that are not placed yet
-        bool executed = false;  // an atomic, an inline write
+        std::vector<u32> cuts;  // parts of a write that have not been placed yet
+        bool executed = false;  // for an atomic or an inline write
     };
 
     observe::Accessor accessor() const { return {observe::Kind::kNic, this, static_cast<u32>(connection_.rank)}; }
-    // Where doorbells come to.
+    // The doorbell register.
     observe::Accessor port() const {
         return {observe::Kind::kNic, shared_.doorbell, static_cast<u32>(connection_.rank)};
     }
@@ -80,12 +80,12 @@ class SendQueue {
     const Random random_;
     const Tell tell_;
     u64 doorbell_ = 0;  // the last one answered
-    u64 known_ = 0;     // blocks that the record has told of
+    u64 known_ = 0;     // WQEBBs that the record has announced
     u64 taken_ = 0;
     std::deque<UnderWay> under_way_;
-    // Other threads look at these.
+    // Read by other threads.
     std::atomic<u64> done_{0};
-    std::atomic<bool> stopped_{false};  // after an error, or silent: does nothing any more
+    std::atomic<bool> stopped_{false};  // after an error, or silent
     std::atomic<u64> writes_{0}, atomics_{0}, bytes_{0};
 };
 

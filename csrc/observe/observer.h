@@ -1,5 +1,5 @@
-// How hosts and NICs tell a tool of their accesses to memory that kernels use too, so that it can check their order.
-// Without a tool each of these functions is the access itself.
+// Hosts and NICs report their accesses to memory that kernels also use to a tool, so that it can check their order.
+// Without a tool each of these functions is just the access itself.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace deep_ep::observe {
 
-// The maker of an access: something that acts serially, such as a queue pair, and the rank that it serves.
+// The originator of an access: something that acts serially, such as a queue pair, and the rank that it serves.
 enum class Kind : u8 { kHost, kProxy, kNic };
 struct Accessor {
     Kind kind;
@@ -20,33 +20,34 @@ struct Accessor {
 class Observer {
   public:
     virtual ~Observer() = default;
-    // In between no kernel makes an access.
+    // No kernel accesses memory between these two.
     virtual void lock() = 0;
     virtual void unlock() = 0;
-    // A word is loaded that holds `newest`, to acquire at system scope: -> what the load returns. It may be older, if
-    // nothing that the accessor has learned forbids it, nor what `behind` has; null: it may not.
+    // An acquire load, at system scope, of a word that holds `newest`. Returns the value that the load sees. It may be
+    // an older one unless something that happened before the load, or that `behind` has acquired, forbids it. If
+    // `behind` is null it is the newest.
     virtual u64 load_word(const Accessor& by, const void* word, u32 bytes, u64 newest, const Accessor* behind) = 0;
-    // A word is loaded, relaxed, at system scope.
+    // A relaxed load of a word, at system scope.
     virtual void look(const Accessor& by, const void* word, u32 bytes) = 0;
-    // A word has got another value, to release at system scope. `updates`: by a read-modify-write.
+    // A release store to a word, at system scope. `updates`: by a read-modify-write.
     virtual void store_word(const Accessor& by, const void* word, u32 bytes, u64 before, u64 after, bool updates) = 0;
-    // Plain accesses, which throw where they race.
+    // Plain accesses. They throw if they race.
     virtual void read(const Accessor& by, const void* memory, u64 bytes) = 0;
     virtual void write(const Accessor& by, const void* memory, u64 bytes) = 0;
-    // Hosts meet, or send each other messages: each tells what it has learned before the others go on to hear it. An
-    // accessor hears what all have told, which is more than its own messages say.
+    // Hosts synchronize at meetings and by messages: tell_hosts releases, hear_hosts acquires. An accessor acquires
+    // what all hosts have released, which is more than its own messages imply.
     virtual void tell_hosts(const Accessor& by) = 0;
     virtual void hear_hosts(const Accessor& by) = 0;
-    // Its rank's host has made it: it acts behind all that this host has seen end.
+    // Its rank's host has created the accessor, which is ordered after all that this host is ordered after.
     virtual void begin(const Accessor& by) = 0;
-    // It accesses nothing any more, and its rank's host knows that.
+    // The accessor makes no further access, and its rank's host knows that.
     virtual void end(const Accessor& by) = 0;
 };
 
-// At most one at a time; null: none. It is set and taken away while no kernel and no NIC runs.
+// At most one at a time; null: none. It is installed and removed while no kernel and no NIC runs.
 inline std::atomic<Observer*> observer{nullptr};
 
-// The observer, locked while this lives.
+// The observer, locked for the lifetime of this object.
 class Observed {
   public:
     Observed() : observer_(observer.load(std::memory_order_acquire)) {
@@ -64,7 +65,7 @@ class Observed {
     Observer* const observer_;
 };
 
-// The host of a rank, all of its threads.
+// The host of a rank, including all of its threads.
 constexpr Accessor host(u32 rank) { return {Kind::kHost, nullptr, rank}; }
 
 // A thread of a rank's proxy.
@@ -72,7 +73,7 @@ constexpr Accessor proxy(u32 rank) { return {Kind::kProxy, nullptr, rank}; }
 
 namespace detail {
 
-// An accessor that looks again and again sees the newest value in the end, and so may as well see it at once.
+// An accessor that polls sees the newest value eventually, so it may as well see it at once.
 template <int kOrder, class T>
 T load_newest(const Accessor& by, const T* word) {
     const Observed observed;
@@ -87,12 +88,12 @@ template <class T>
 T load_acquire(const Accessor& by, const T* word) {
     return detail::load_newest<__ATOMIC_ACQUIRE>(by, word);
 }
-// A register of a device, which gets what was written last. What follows is ordered behind it by the caller's fence.
+// Loads a device register, which holds the last value written. The caller's fence orders what follows after the load.
 template <class T>
 T load_register(const Accessor& by, const T* word) {
     return detail::load_newest<__ATOMIC_RELAXED>(by, word);
 }
-// Once, after `behind` has loaded a word: it may return a value that is older than the newest.
+// A single load, after `behind` has loaded a word: it may return a value that is older than the newest.
 template <class T>
 T load_acquire_once(const Accessor& by, const T* word, const Accessor& behind) {
     const Observed observed;
@@ -115,8 +116,7 @@ T add_release(const Accessor& by, T* word, T value) {
     return before;
 }
 
-// A word that stands for itself, and is loaded or stored by other means: by a copy, or through a device. To be called
-// before the access.
+// For a word that is loaded or stored by other means: by a copy, or through a device. To be called before the access.
 template <class T>
 void look(const Accessor& by, const T* word) {
     if (const Observed observed; observed) observed->look(by, word, sizeof(T));

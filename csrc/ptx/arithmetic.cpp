@@ -11,9 +11,9 @@ namespace {
 
 using Step = const Instruction&;
 
-// --- operations, each on values of a type --------------------------------------------------------
+// --- operations on values of one type ------------------------------------------------------------
 
-// Integers wrap around: they are computed with as the widest unsigned ones.
+// Integers wrap around, so arithmetic on them uses the widest unsigned type.
 template <class T>
 using Wide = std::conditional_t<std::is_floating_point_v<T>, T, u64>;
 
@@ -74,7 +74,7 @@ void binary(Lane& lane, Step step) {
                 Operation::template of<T>(lane.get<T>(step.operands[1]), lane.get<T>(step.operands[2])));
 }
 
-// A division by zero gives a value that is not told.
+// PTX leaves the result of an integer division by zero unspecified.
 template <class T>
 void divide(Lane& lane, Step step) {
     const T by = lane.get<T>(step.operands[2]);
@@ -117,7 +117,7 @@ void invert(Lane& lane, Step step) {
     }
 }
 
-// Shifts beyond the width give zeros, or copies of the sign.
+// Shifts by at least the width give zeros or copies of the sign bit.
 template <class T>
 void shift_left(Lane& lane, Step step) {
     const u32 by = lane.get<u32>(step.operands[2]);
@@ -147,7 +147,7 @@ void insert_bits(Lane& lane, Step step) {
     lane.set<T>(step.operands[0], static_cast<T>((into & ~mask) | (moved & mask)));
 }
 
-// How far the highest bit that is set has to be shifted to the left, to be the highest of all.
+// The left shift that moves the highest set bit to the most significant position.
 void find_bit_as_shift(Lane& lane, Step step) {
     const u32 value = lane.get<u32>(step.operands[1]);
     lane.set<u32>(step.operands[0], value == 0 ? ~0u : static_cast<u32>(std::countl_zero(value)));
@@ -161,7 +161,8 @@ void count_bits(Lane& lane, Step step) {
     lane.set<u32>(step.operands[0], static_cast<u32>(std::popcount(lane.get<u32>(step.operands[1]))));
 }
 
-// Four bytes out of eight: each of the selector's four digits names one, or with its highest bit that one's sign.
+// Selects four bytes out of eight. Each hex digit of the selector names a byte; with its highest bit set it stands for
+// that byte's sign, replicated.
 void permute_bytes(Lane& lane, Step step) {
     const u64 bytes = static_cast<u64>(lane.get<u32>(step.operands[2])) << 32 | lane.get<u32>(step.operands[1]);
     const u32 selector = lane.get<u32>(step.operands[3]);
@@ -234,7 +235,7 @@ template <class Operation, class... Ts>
 void each_binary(const std::string& name) {
     ((made[name + "." + TypeName<Ts>::kName] = binary<Operation, Ts>), ...);
 }
-// Also under the names of bits without a type.
+// Bitwise operations are untyped: .b16, .b32 and .b64.
 template <class Operation>
 void bitwise(const std::string& name) {
     made[name + ".pred"] = binary<Operation, bool>;

@@ -1,4 +1,4 @@
-// Bulk copies, and the barriers in shared memory that tell of their end.
+// Bulk copies, and the mbarriers that signal their completion.
 #include "cpu/executor/device_calls.h"
 #include "ptx/block.h"
 #include "ptx/handlers.h"
@@ -11,7 +11,7 @@ namespace {
 using Step = const Instruction&;
 using Access = Lane::Access;
 
-constexpr u64 kBulkUnit = 16;  // of addresses and sizes
+constexpr u64 kBulkUnit = 16;  // granularity of addresses and sizes
 constexpr u64 kTryNs = 1'000'000;
 constexpr u32 kMaxTries = 2'000;
 
@@ -28,7 +28,7 @@ bool can_end(const Arrivals& arrivals) {
     return arrivals.arrived >= arrivals.expected && arrivals.issued_bytes == arrivals.expected_bytes;
 }
 
-// Makes the copies of a phase that can end, and ends it.
+// If the current phase can end, performs its copies and ends it.
 void settle(Lane& lane, Arrivals& arrivals) {
     if (!can_end(arrivals)) return;
     for (const BulkLoad& load : arrivals.loads) {
@@ -67,8 +67,8 @@ void arrive(Lane& lane, Step step) {
     arrivals.expected_bytes += lane.get<u32>(step.operands[2]);
 }
 
-// Waits a while itself: other threads of the block may still arrive. Nothing else can end a phase here, so that one
-// which has not ended after many such waits never will.
+// Waits for a while, since other threads of the block may still arrive. Nothing else can end a phase here, so a phase
+// that has not ended after many such waits never will.
 void try_wait(Lane& lane, Step step) {
     cpu::switch_point(lane.site());
     Arrivals& arrivals = barrier(lane, step, 1);
@@ -79,7 +79,7 @@ void try_wait(Lane& lane, Step step) {
     }
     settle(lane, arrivals);
     const bool ended = arrivals.phase % 2 != parity;
-    if (!ended && ++arrivals.tries == kMaxTries) lane.fail("it waits for a phase of an mbarrier that does not end");
+    if (!ended && ++arrivals.tries == kMaxTries) lane.fail("it waits for a phase of an mbarrier that never ends");
     lane.note_barrier(address_of(lane, step, 1), false);
     if (ended) {
         if (Actor* const actor = lane.actor(); actor != nullptr) {
@@ -99,14 +99,14 @@ void load(Lane& lane, Step step) {
     lane.locate(step.operands[0], Space::kShared, kBulkUnit, Access::kWrite);
     std::vector<u8>& written = lane.block().written();
     if (bytes > written.size() - target) lane.fail("a bulk copy beyond the end of shared memory");
-    // Until the copy has been waited for, what lies there is nothing.
+    // The target is unwritten until a thread has waited for the copy.
     std::memset(written.data() + target, 0, bytes);
     const u8* const source = lane.locate(step.operands[1], Space::kGlobal, kBulkUnit, Access::kRead);
     if (Actor* const actor = lane.actor(); actor != nullptr) {
         const Epoch moment = actor->issue(Copies::kLoad);
         lane.note_copy(lane.block().shared() + target, bytes, true, moment, actor->copies);
         lane.note_copy(source, bytes, false, moment, actor->copies);
-        // It tells of its bytes there, as arrivals do: behind the barrier's initialisation.
+        // The copy reports its bytes to the mbarrier, so like an arrival it must be ordered after its initialization.
         lane.note_copy(address_of(lane, step, 3), sizeof(u64), true, moment, actor->copies, Scope::kBlock);
         for (Clock* const known : {&arrivals.going_on.all, &arrivals.going_on.copies}) {
             known->join(actor->copies);
@@ -139,7 +139,7 @@ void store(Lane& lane, Step step) {
 
 void commit(Lane& lane, Step) { lane.stores().commit(); }
 
-// What stores access is noted when they are waited for, with what they have come after since they were issued.
+// Accesses of stores are noted when a thread waits for them, with the clock that the thread's copies had at issue.
 void read(Lane& lane, const BulkStores::Store& store) {
     lane.note_copy(store.source, store.bytes, false, store.issued.reads, store.issued.after);
     if (lane.actor() != nullptr) lane.actor()->complete(store.issued.reads);

@@ -1,4 +1,4 @@
-// A thread's copies from shared to global memory that are on their way, in the groups that it has made of them.
+// A thread's bulk copies from shared to global memory that are in flight, by bulk group.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace deep_ep::ptx {
 
-// A copy that has been issued: what it comes after, and what it is itself for those that come after it.
+// The position of an issued copy in the order of accesses: what it is ordered after, and the moments of its read and
+// its write.
 struct IssuedStore {
     Clock after;
     Epoch reads, writes;
@@ -32,15 +33,15 @@ class BulkStores {
         groups_.push_back(std::move(open_));
         open_.clear();
     }
-    // All groups but the latest `pending` have read their source. They read as late as they may: now. `on_read(store)`:
-    // of each that reads.
+    // Makes all groups but the latest `pending` read their source. They read as late as PTX allows, which is now.
+    // Calls `on_read(store)` for each copy that reads.
     template <class OnRead>
     void read(u64 pending, OnRead on_read) {
         for (size_t i = 0; i + pending < groups_.size(); ++i) {
             for (Store& store : groups_[i]) read(store, on_read);
         }
     }
-    // They have written too.
+    // The same, and makes them write.
     template <class OnRead, class OnWrite>
     void complete(u64 pending, OnRead on_read, OnWrite on_write) {
         while (groups_.size() > pending) {

@@ -1,4 +1,4 @@
-// What several threads of a warp or a block do together.
+// Collectives of a warp or a block: barriers, shuffles and votes.
 #include "cpu/executor/builtin_variables.h"
 #include "cpu/executor/device_calls.h"
 #include "ptx/handlers.h"
@@ -13,12 +13,12 @@ using cpu::Collective;
 
 void synchronize_warp(Lane& lane, Step step) {
     const u32 mask = lane.get<u32>(step.operands[0]), warp = threadIdx.x / 32;
-    // Behind the block's barriers: each set of threads of each warp has one of its own.
+    // Numbered above the block's barriers: each mask of each warp has its own.
     const u64 barrier = (u64{1} << 63) | static_cast<u64>(warp) << 32 | mask;
     lane.meet(barrier, [&] { return cpu::collective(Collective::kSyncWarp, mask, 0, 0, lane.site()); });
 }
 
-// d|p, value, b, c, mask: the source lane by PTX ISA, "shfl.sync".
+// d|p, value, b, c, mask. The source lane follows PTX ISA, "shfl.sync".
 enum class Shuffle : u8 { kIndex, kUp, kDown, kButterfly };
 
 template <Shuffle kMode>

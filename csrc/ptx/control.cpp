@@ -1,4 +1,4 @@
-// Branches, calls, and time.
+// Branches, calls and nanosleep.
 #include <algorithm>
 
 #include "cpu/executor/device_calls.h"
@@ -15,8 +15,8 @@ void branch(Lane& lane, Step step) { lane.jump(step.operands[0]); }
 void call(Lane& lane, Step step) { lane.call(step); }
 void leave(Lane& lane, Step) { lane.leave(); }
 
-// Others have their turns meanwhile: a thread that polls lets the clock go on here. One that has polled for long sleeps
-// longer each time, up to so many times what it asks for: a wait that lasts for seconds would take minutes else.
+// A sleeping thread lets other threads run and the clock advance. One that keeps polling sleeps twice as long each
+// time, up to 2^kMaxLog2 times what it asks for: otherwise a wait of seconds would take minutes to interpret.
 constexpr u32 kMaxLog2 = 17;
 
 void sleep(Lane& lane, Step step) {

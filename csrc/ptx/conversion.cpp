@@ -1,4 +1,4 @@
-// Moves, and conversions between types and windows of memory.
+// Moves, and conversions between types and between state spaces.
 #include "device/bf16.h"
 #include "ptx/handlers.h"
 #include "ptx/lane.h"
@@ -14,7 +14,7 @@ void move(Lane& lane, Step step) {
     lane.set<T>(step.operands[0], lane.get<T>(step.operands[1]));
 }
 
-// A word of 64 bits, or its two halves in braces on either side.
+// Moves a 64-bit word; either side may be its two halves in braces.
 void move_or_split(Lane& lane, Step step) {
     if (step.count == 2) {
         move<u64>(lane, step);
@@ -33,7 +33,7 @@ void convert(Lane& lane, Step step) {
     lane.set<To>(step.operands[0], static_cast<To>(lane.get<From>(step.operands[1])));
 }
 
-// The first source is the upper half.
+// The first source operand becomes the upper half.
 void to_bf16_pair(Lane& lane, Step step) {
     const auto bits = [&](int operand) -> u32 { return float_to_bf16(lane.get<f32>(step.operands[operand])); };
     lane.set<u32>(step.operands[0], bits(1) << 16 | bits(2));

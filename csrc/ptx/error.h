@@ -1,4 +1,4 @@
-// What is wrong with a module, or with what it does, and where.
+// An error in a module or in its execution, with the place where it occurred.
 #pragma once
 
 #include <stdexcept>

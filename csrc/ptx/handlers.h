@@ -1,4 +1,4 @@
-// What each opcode does.
+// The implementations of the opcodes.
 #pragma once
 
 #include <string_view>
@@ -7,10 +7,10 @@
 
 namespace deep_ep::ptx {
 
-// Fills in what the opcode says of an instruction: handler, vector and space. False: it is not known.
+// Sets the fields of an instruction that follow from its opcode: handler, vector and space. False: unknown opcode.
 bool understand(std::string_view opcode, Instruction& instruction);
 
-// By family; null, or false, where the opcode is of another.
+// One per family; null, or false, if the opcode belongs to another.
 Handler find_arithmetic(std::string_view opcode);
 Handler find_conversion(std::string_view opcode);
 Handler find_control(std::string_view opcode);

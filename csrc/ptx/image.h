@@ -1,4 +1,4 @@
-// A module that is loaded: its variables have memory.
+// A loaded module: its variables have memory.
 #pragma once
 
 #include <memory>
@@ -13,15 +13,15 @@ class Image {
     explicit Image(Module module);
 
     const Module& module() const { return module_; }
-    // Of a variable: its generic address; of one in shared memory its place in a block's.
+    // The generic address of a variable; for one in shared memory, its offset in the block's shared memory.
     u64 address(u32 variable) const { return addresses_[variable]; }
-    // Of a block's shared memory, those of the module; dynamic shared memory comes behind.
+    // Static shared memory per block. Dynamic shared memory follows it.
     u64 static_shared_bytes() const { return static_shared_bytes_; }
 
   private:
     const Module module_;
     std::vector<u64> addresses_;
-    std::vector<u64> memory_;  // of all variables but the shared ones
+    std::vector<u64> memory_;  // for all variables outside shared memory
     u64 static_shared_bytes_ = 0;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMaxText = 512;
 
-// Of a launch, and in its grid.
+// Number of the launch, and of the block in its grid.
 using BlockPlace = std::tuple<u64, u32>;
 
 struct RunningBlock {
@@ -26,13 +26,13 @@ struct RunningBlock {
     std::map<u32, Lane> lanes;  // here, not on a fiber's stack, which may never be unwound
 };
 
-// Blocks that run now. Threads of all blocks run by turns on one thread of the host.
+// The blocks that are running. Threads of all blocks take turns on one host thread.
 std::map<BlockPlace, std::unique_ptr<RunningBlock>>& running() {
     static std::map<BlockPlace, std::unique_ptr<RunningBlock>> blocks;
     return blocks;
 }
 
-u64 blocks = 0;  // that there have been
+u64 blocks = 0;  // created so far
 
 void enter(const void* args) {
     LaunchHead head;
@@ -52,7 +52,7 @@ void enter(const void* args) {
     RunningBlock& mine = *here;
     const u32 thread = threadIdx.x;
     const void* const own = static_cast<const u8*>(args) + sizeof(head);
-    // A thread that is refused is never given its turn again, and must not be left with an exception in its hands.
+    // cpu::refuse suspends the thread for good, so it must not be called while an exception is being handled.
     char why[kMaxText] = "";
     try {
         mine.lanes.try_emplace(thread, *head.image, *head.entry, mine.block, own).first->second.run();
@@ -60,7 +60,7 @@ void enter(const void* args) {
         std::strncpy(why, error.what(), kMaxText - 1);
     }
     if (why[0] != 0) {
-        running().clear();  // no thread of any kernel has its turn again
+        running().clear();  // no thread of any kernel runs again
         cpu::refuse(why, {head.entry->name.c_str(), 0});
     }
     mine.lanes.erase(thread);

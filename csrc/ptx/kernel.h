@@ -1,4 +1,4 @@
-// Kernels of a loaded module as the executor launches them.
+// Launches kernels of a loaded module on the executor.
 #pragma once
 
 #include <memory>
@@ -8,22 +8,22 @@
 
 namespace deep_ep::ptx {
 
-// What a launch hands to its threads, before the kernel's own arguments.
+// Precedes the kernel's own arguments in what a launch passes to its threads.
 struct LaunchHead {
     const Image* image;
     const Function* entry;
-    u64 shared_bytes;  // of a block, static and dynamic
-    u64 number;        // of the launch
+    u64 shared_bytes;  // per block, static and dynamic
+    u64 number;        // number of the launch
     u32 rank, row;
 };
 
-// Whose GPU a launch is on; and where in a grid of several rows its blocks are, if it stands for one of them.
+// The rank whose GPU a launch runs on, and the row of the grid that it stands for (blockIdx.y).
 struct LaunchPlace {
     u32 rank, row;
 };
 
-// Makes a launch, whose arguments and dynamic shared memory are a kernel's, one of that kernel in a module. The image
-// must outlive it. `held`: what launch.args points to.
+// Turns a launch that already has a kernel's arguments and dynamic shared memory into a launch of that kernel of a
+// module. The image must outlive it. `held` receives the memory that launch.args points to.
 void prepare(cpu::Launch& launch, std::string& held, const Image& image, const std::string& symbol,
              const LaunchPlace& place);
 

@@ -35,7 +35,7 @@ Lane::~Lane() {
 void Lane::run() {
     while (!frames_.empty()) {
         const std::vector<Instruction>& code = function().code;
-        if (next_ >= code.size()) fail("it runs off its end");
+        if (next_ >= code.size()) fail("it runs past the end of the function");
         const Instruction& instruction = code[next_++];
         if (instruction.guard.kind == OperandKind::kNothing || holds(instruction.guard)) {
             if (__builtin_expect(count_ != nullptr, 0)) count(instruction);
@@ -45,7 +45,7 @@ void Lane::run() {
 }
 
 void Lane::count(const Instruction& instruction) {
-    // The mask of a warp's meeting is its last operand.
+    // The last operand of a warp collective is its mask.
     const bool all = instruction.meets != Meets::kWarp || get<u32>(instruction.operands[instruction.count - 1]) == ~0u;
     count_->execute(instruction, frames_.back().slots, all);
 }
@@ -69,7 +69,7 @@ void Lane::align(const Instruction& instruction) {
 }
 
 void Lane::enter(const Function& function, const Instruction* called_by) {
-    if (frames_.size() == kMaxFrames) fail("it calls too deep");
+    if (frames_.size() == kMaxFrames) fail("calls are nested too deeply");
     frames_.push_back({&function, next_, called_by, registers_.size(), parameters_.size(), local_.size()});
     next_ = 0;
     registers_.resize(registers_.size() + function.slots);
@@ -85,7 +85,7 @@ void Lane::call(const Instruction& instruction) {
     const size_t from = frames_.back().parameters;
     enter(called, &instruction);
     if (given + called.parameters.size() != operands + instruction.count)
-        fail("it passes another number of parameters");
+        fail("a call passes the wrong number of parameters");
     const size_t to = frames_.back().parameters;
     for (size_t i = 0; i < called.parameters.size(); ++i) {
         const Parameter& parameter = called.parameters[i];
@@ -102,7 +102,7 @@ void Lane::leave() {
     const size_t to = frames_.back().parameters;
     for (size_t i = 0; i < left.function->results.size(); ++i) {
         const Parameter& result = left.function->results[i];
-        if (static_cast<i64>(i) >= left.called_by->operands[0].value) break;  // the caller takes fewer
+        if (static_cast<i64>(i) >= left.called_by->operands[0].value) break;  // the caller takes fewer results
         std::memcpy(parameters_.data() + to + static_cast<u64>(left.called_by->operands[1 + i].value),
                     parameters_.data() + left.parameters + result.offset, result.bytes);
     }
@@ -154,7 +154,7 @@ u64 Lane::special(SpecialRegister which) const {
         case SpecialRegister::kGlobalTimer:
             return cpu::now_ns();
     }
-    fail("a special register is not known");
+    fail("unknown special register");
 }
 
 u64 Lane::generic(u64 address, Space space) const {
@@ -208,13 +208,13 @@ u8* Lane::locate(const Operand& operand, Space space, u64 bytes, Access access) 
         case Space::kConst:
             break;
     }
-    if (address < 4096) fail("address " + std::to_string(address) + " is used");
+    if (address < 4096) fail("address " + std::to_string(address) + " is accessed");
     return reinterpret_cast<u8*>(address);
 }
 
 u8* Lane::part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what) {
     if (offset > memory.size() || bytes > memory.size() - offset) {
-        fail("byte " + std::to_string(offset) + " of " + what + " is used, of " + std::to_string(memory.size()));
+        fail("byte " + std::to_string(offset) + " of " + what + " is accessed, of " + std::to_string(memory.size()));
     }
     return memory.data() + offset;
 }
@@ -222,13 +222,13 @@ u8* Lane::part(std::vector<u8>& memory, u64 offset, u64 bytes, const char* what)
 u8* Lane::shared(u64 offset, u64 bytes, Access access) {
     std::vector<u8>& written = block_.written();
     if (offset > written.size() || bytes > written.size() - offset) {
-        fail("byte " + std::to_string(offset) + " of shared memory is used, of " + std::to_string(written.size()));
+        fail("byte " + std::to_string(offset) + " of shared memory is accessed, of " + std::to_string(written.size()));
     }
     u8* const begin = written.data() + offset;
     if (access == Access::kWrite) {
         std::memset(begin, 1, bytes);
     } else if (std::memchr(begin, 0, bytes) != nullptr) {
-        fail("byte " + std::to_string(offset) + " of shared memory is read and was not written");
+        fail("byte " + std::to_string(offset) + " of shared memory is read but was never written");
     }
     return block_.shared() + offset;
 }
@@ -276,7 +276,7 @@ void Lane::note_barrier(const u8* memory, bool writes) {
 
 void Lane::check(const Made* earlier, bool writes) const {
     if (earlier == nullptr) return;
-    fail(std::string("it races: it ") + (writes ? "writes" : "reads") + " what is used by " + describe(*earlier));
+    fail(std::string("data race: it ") + (writes ? "writes" : "reads") + " memory accessed by " + describe(*earlier));
 }
 
 u64 Lane::note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old) {
@@ -295,7 +295,7 @@ void Lane::note_store(const void* word, u64 bytes, const Word::Stored& stored, c
     actor_->tick();
 }
 
-void Lane::unwritten() const { fail("a register is read that was not written"); }
+void Lane::unwritten() const { fail("a register is read but was never written"); }
 
 void Lane::fail(const std::string& why) const {
     std::string text = why;

@@ -1,7 +1,7 @@
-// A thread of a kernel: its registers, its frames, its local memory, and where it is.
+// A thread of a kernel: its registers, call frames, local memory and program counter.
 //
-// It runs on a fiber of the executor, which gives turns to threads and lets them meet; a thread keeps its turn from one
-// access to memory that others may take part in to the next.
+// It runs on a fiber of the executor, which schedules threads and implements barriers. A thread gives up its turn only
+// at strong accesses, barriers and waits.
 #pragma once
 
 #include <cstring>
@@ -22,19 +22,19 @@ namespace deep_ep::ptx {
 
 class Block;
 
-// Generic addresses of what is not global memory. Those of global memory are the host's.
+// Windows of the generic address space. Global memory has no window: its generic addresses are host addresses.
 constexpr u64 kSharedWindow = 1ull << 60, kLocalWindow = 2ull << 60, kParamWindow = 3ull << 60;
 constexpr u64 kWindowMask = 3ull << 60;
 
 class Lane {
   public:
-    // `arguments`: the kernel's, of as many bytes as its parameters have.
+    // `arguments`: the kernel's arguments, laid out like its parameters.
     Lane(const Image& image, const Function& entry, Block& block, const void* arguments);
     ~Lane();
     Lane(const Lane&) = delete;
     Lane& operator=(const Lane&) = delete;
 
-    // Until it returns from its kernel. Throws PtxError.
+    // Runs until the kernel returns. Throws PtxError.
     void run();
 
     template <class T>
@@ -59,50 +59,52 @@ class Lane {
     void call(const Instruction& instruction);
     void leave();
 
-    // Where an operand's address leads: `bytes` there are there to be used, and to be read only once they are written.
+    // Resolves an operand's address for a plain access. Fails if the `bytes` there are out of range, or are read before
+    // they have been written.
     enum class Access { kRead, kWrite, kUpdate };
     u8* reach(const Operand& operand, Space space, u64 bytes, Access access);
-    // The same for what is not accessed yet, or not by a plain access.
+    // The same, for an access that happens later or is not a plain one.
     u8* locate(const Operand& operand, Space space, u64 bytes, Access access);
-    // Counts an access of this instruction, where it is counted.
+    // Counts an access of the current instruction, if counting is on.
     void count_access(const u8* memory, u64 bytes);
-    void count_load(const u8* memory, u64 bytes);  // a plain one, into registers
-    // A bulk copy into shared memory: -> when, for the wait.
+    void count_load(const u8* memory, u64 bytes);  // a plain load into registers
+    // A bulk copy into shared memory. Returns when it was issued, for count_wait.
     u64 count_copy(u64 bytes) { return count_ ? count_->add(here(), bytes) : 0; }
     void count_wait(u64 issued) {
         if (count_) count_->wait_for(issued);
     }
-    // A bulk copy's access to shared or global memory, which comes after what `after` says.
+    // An access of a bulk copy to shared or global memory, ordered after `after`.
     void note_copy(const u8* memory, u64 bytes, bool writes, const Epoch& moment, const Clock& after,
                    Scope scope = Scope::kNone);
-    // Null where the order of accesses is not watched.
+    // Null if the order of accesses is not watched.
     Actor* actor() { return actor_ ? &*actor_ : nullptr; }
-    // A barrier in shared memory, as a word that threads of the block use.
+    // An access to an mbarrier, which is a word in shared memory that the threads of the block share.
     void note_barrier(const u8* memory, bool writes);
     void fence_copies() {
         if (actor_) actor_->fence_copies();
     }
-    // A strong access to a word that `locate` has led to, of a scope and with an order.
+    // Scope and ordering of a strong access to a word that `locate` has returned.
     struct Strong {
         Scope scope;
         bool acquires, releases;
     };
-    // Held around the access and what tells of it.
+    // Held across an access and the call that notes it.
     std::unique_lock<std::mutex> hold() {
         return order_ ? std::unique_lock(order_->mutex) : std::unique_lock<std::mutex>();
     }
-    // A load, of a word that holds `newest`: -> what it returns. Old values are for loads that are that alone.
+    // A load of a word that holds `newest`. Returns the value that the load sees: an older one only if `may_be_old`,
+    // which is for pure loads (not the load of an atomic).
     template <class T>
     T load_word(const T* word, T newest, const Strong& strong, bool may_be_old) {
         if (!actor_) return newest;
         return static_cast<T>(note_load(word, sizeof(T), newest, strong, may_be_old));
     }
-    // A word has got another value.
+    // A store that changes a word from `before` to `after`.
     template <class T>
     void store_word(const T* word, T before, T after, const Strong& strong, bool updates) {
         if (actor_) note_store(word, sizeof(T), {before, after, strong.releases, updates}, strong);
     }
-    // Meets others of the block by `meet`, at the barrier of that number.
+    // Meets other threads of the block at the barrier with this number, by calling `meet`.
     template <class Meet>
     auto meet(u64 barrier, Meet meet) {
         if (!actor_) return meet();
@@ -113,27 +115,27 @@ class Lane {
         meeting.leave(number, actor_->clock);
         return result;
     }
-    // A generic address of what an address in `space` is.
+    // The generic address of an address in `space`.
     u64 generic(u64 address, Space space) const;
 
-    // How often it has slept since it last wrote to memory that others read.
+    // Counts nanosleeps since the last strong store.
     u32 sleep() { return sleeps_++; }
     void wake() { sleeps_ = 0; }
 
     Block& block() { return block_; }
     BulkStores& stores() { return stores_; }
-    // The instruction must be one that all threads of the warp come to together.
+    // Checks an aligned instruction: all threads of the warp must execute it together.
     void align(const Instruction& instruction);
-    cpu::Site site() const;  // of CUDA C++
+    cpu::Site site() const;  // the line of CUDA C++
     const Instruction& here() const { return function().code[next_ - 1]; }
     [[noreturn]] void fail(const std::string& why) const;
 
   private:
     struct Frame {
         const Function* function;
-        u32 next;  // where it goes on once the function that it has called returns
+        u32 next;  // the caller's instruction to return to
         const Instruction* called_by;
-        size_t slots, parameters, local;  // where its own begin
+        size_t slots, parameters, local;  // where the frame's begin
     };
 
     template <class T>
@@ -169,7 +171,7 @@ class Lane {
     u64 note_load(const void* word, u64 bytes, u64 newest, const Strong& strong, bool may_be_old);
     void note_store(const void* word, u64 bytes, const Word::Stored& stored, const Strong& strong);
     Made made(const void* memory, u64 bytes, Scope scope) const;
-    bool is_own(const u8* memory) const;  // no other thread's
+    bool is_own(const u8* memory) const;  // private to this thread
     Shadow& shadow_of(const void* memory);
     void check(const Made* earlier, bool writes) const;
 
@@ -182,10 +184,10 @@ class Lane {
     std::vector<u8> parameters_, local_;
     BulkStores stores_;
     const std::shared_ptr<Order> order_ = Order::watched();
-    std::optional<Actor> actor_;  // where the order of accesses is watched
+    std::optional<Actor> actor_;  // set if the order of accesses is watched
     const std::unique_ptr<ThreadCount> count_;
     u32 sleeps_ = 0;
-    u64 aligned_ = 0;  // instructions that the warp has executed together
+    u64 aligned_ = 0;  // aligned instructions executed so far
 };
 
 }  // namespace deep_ep::ptx

@@ -3,7 +3,7 @@
 namespace deep_ep::ptx {
 
 void Library::add(const std::string& name, const Shape& shape, std::string symbol, std::shared_ptr<const Image> image) {
-    image->module().function(symbol);  // throws where there is none
+    image->module().function(symbol);  // throws if there is none
     kernels_.insert_or_assign({name, shape}, Kernel{std::move(symbol), std::move(image)});
 }
 

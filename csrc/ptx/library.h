@@ -1,4 +1,4 @@
-// The kernels that are there as PTX, by name and shape.
+// The kernels that are loaded as PTX, by name and shape.
 #pragma once
 
 #include <map>
@@ -12,13 +12,13 @@ namespace deep_ep::ptx {
 
 class Library {
   public:
-    // Ranks, bytes of a row and top-k that a kernel is compiled for; zeros for one that is compiled for all.
+    // Ranks, row bytes and top-k that a kernel is compiled for; zeros for one that is compiled for all.
     using Shape = std::tuple<u32, u32, u32>;
 
     void add(const std::string& name, const Shape& shape, std::string symbol, std::shared_ptr<const Image> image);
     bool has(const std::string& name, const Shape& shape) const { return kernels_.count({name, shape}) != 0; }
-    // As `prepare` does, for a launch whose name, arguments and dynamic shared memory are those of the kernel. Throws
-    // PtxError where there is no such kernel.
+    // Like `prepare`, for a launch that has the kernel's name, arguments and dynamic shared memory. Throws PtxError if
+    // there is no such kernel.
     void find(cpu::Launch& launch, const Shape& shape, std::string& held) const;
 
   private:

@@ -31,7 +31,7 @@ void store(Lane& lane, Step step) {
     std::memcpy(lane.reach(step.operands[0], step.space, count * sizeof(T), Access::kWrite), values, count * sizeof(T));
 }
 
-// --- accesses that others may take part in ----------------------------------------------------------
+// --- strong accesses --------------------------------------------------------------------------------
 
 template <int kOrder>
 Lane::Strong strong_of(Step step) {
@@ -47,7 +47,7 @@ T* word(Lane& lane, Step step, u32 operand, Access access) {
     return reinterpret_cast<T*>(memory);
 }
 
-// Of several elements: each by itself, in any order.
+// The elements of a vector are loaded one by one, in no particular order.
 template <class T, int kOrder>
 void strong_load(Lane& lane, Step step) {
     const u32 count = step.vector;
@@ -64,7 +64,7 @@ void strong_load(Lane& lane, Step step) {
 
 template <class T, int kOrder>
 void strong_store(Lane& lane, Step step) {
-    if (step.vector != 1) lane.fail("a strong access of several elements");
+    if (step.vector != 1) lane.fail("a strong store of several elements is not supported");
     const T value = lane.get<T>(step.operands[1]);
     T* const target = word<T>(lane, step, 0, Access::kWrite);
     lane.wake();
@@ -73,7 +73,7 @@ void strong_store(Lane& lane, Step step) {
     __atomic_store_n(target, value, kOrder);
 }
 
-// What an atomic has read, and what it has left.
+// Notes the value that an atomic has read and the one that it has stored.
 template <class T, int kOrder>
 void updated(Lane& lane, Step step, const T* target, T before, T after) {
     lane.load_word<T>(target, before, strong_of<kOrder>(step), false);
@@ -126,7 +126,7 @@ const std::map<std::string_view, Space> kSpaces{
     {"global", Space::kGlobal}, {"shared", Space::kShared}, {"shared::cta", Space::kShared},
     {"local", Space::kLocal},   {"param", Space::kParam},   {"const", Space::kConst},
 };
-// Volatile accesses are relaxed ones at system scope (PTX ISA, "Volatile operation").
+// Volatile accesses are relaxed accesses at system scope (PTX ISA, "Volatile operation").
 const std::map<std::string_view, Ordering> kOrders{
     {"weak", Ordering::kWeak},       {"volatile", Ordering::kRelaxed}, {"relaxed", Ordering::kRelaxed},
     {"acquire", Ordering::kAcquire}, {"release", Ordering::kRelease},  {"acq_rel", Ordering::kAcqRel},
@@ -135,7 +135,7 @@ const std::map<std::string_view, Ordering> kOrders{
 const std::map<std::string_view, Scope> kScopes{
     {"cta", Scope::kBlock}, {"gpu", Scope::kDevice}, {"sys", Scope::kSystem}};
 
-// False: it has something that is not known.
+// False: it has an unknown modifier.
 bool take_apart(std::string_view text, Opcode& opcode, Instruction& instruction) {
     bool known = true;
     for (bool first = true; !text.empty(); first = false) {
@@ -184,7 +184,7 @@ struct Store {
     static constexpr Handler kHandler = store<T>;
 };
 
-// A strong access of a word, of either size.
+// A strong access to a word of 32 or 64 bits.
 #define DEEP_EP_OF_WORD(function, order)                                                            \
     (type == "b32" || type == "u32" || type == "s32"   ? static_cast<Handler>(function<u32, order>) \
      : type == "b64" || type == "u64" || type == "s64" ? static_cast<Handler>(function<u64, order>) \

@@ -33,7 +33,7 @@ class Parser {
         while (tokens_.peek().kind != TokenKind::kEnd) top_level();
         for (const Function& function : module_.functions) {
             if (!function.is_defined && called_.count(function.name) != 0) {
-                throw PtxError(function.name + " is called and not defined");
+                throw PtxError(function.name + " is called but not defined");
             }
         }
         return std::move(module_);
@@ -45,26 +45,26 @@ class Parser {
     void top_level() {
         const std::string_view word = tokens_.word();
         if (word == ".version") {
-            tokens_.take();  // 9.5: a number, and a word that begins with a dot
+            tokens_.take();  // 9.5: a number, then a word that begins with a dot
             tokens_.take();
         } else if (word == ".target") {
             module_.target = tokens_.word();
             while (tokens_.skip(',')) tokens_.word();
         } else if (word == ".address_size") {
-            if (tokens_.integer() != 64) tokens_.fail("addresses: expected 64 bits");
+            if (tokens_.integer() != 64) tokens_.fail("address_size: expected 64");
         } else if (word == ".file") {
             file();
         } else if (word == ".section") {
             tokens_.word();
             tokens_.skip_braces();
         } else if (word == ".weak" || word == ".visible" || word == ".extern") {
-            // There is no other module that could see the name.
+            // Linkage does not matter: there is no other module.
         } else if (word == ".global" || word == ".const" || word == ".shared") {
             variable(word == ".global" ? Space::kGlobal : word == ".const" ? Space::kConst : Space::kShared);
         } else if (word == ".func" || word == ".entry") {
             function();
         } else {
-            tokens_.fail(std::string(word) + " is not known");
+            tokens_.fail(std::string(word) + " is not supported");
         }
     }
 
@@ -142,7 +142,7 @@ class Parser {
         }
         made.name = tokens_.word();
         if (tokens_.skip('(')) made.parameters = formal_parameters(made);
-        while (!tokens_.peek().is('{') && !tokens_.peek().is(';')) tokens_.take();  // .maxntid and its like
+        while (!tokens_.peek().is('{') && !tokens_.peek().is(';')) tokens_.take();  // .maxntid and similar
         const auto [place, is_new] = module_.function_numbers.try_emplace(made.name, module_.functions.size());
         if (is_new) module_.functions.emplace_back();
         if (tokens_.skip(';')) {
@@ -164,12 +164,12 @@ class Parser {
         return found;
     }
 
-    // Behind ".param": a place in the function's frame.
+    // What follows ".param". Returns its place in the function's frame.
     Parameter parameter(Function& made) {
         u64 alignment = 1;
         if (tokens_.skip(".align")) alignment = static_cast<u64>(tokens_.integer());
         const u64 element = type_bytes();
-        if (tokens_.skip(".ptr")) {  // what it points to
+        if (tokens_.skip(".ptr")) {  // attributes of what it points to
             while (tokens_.skip(".global") || tokens_.skip(".shared") || tokens_.skip(".local")) continue;
             if (tokens_.skip(".align")) tokens_.integer();
         }
@@ -230,12 +230,12 @@ class Parser {
             tokens_.take();
             tokens_.expect(';');
         } else {
-            tokens_.fail(std::string(word) + " is not known in a function");
+            tokens_.fail(std::string(word) + " is not supported in a function");
         }
     }
 
     void registers() {
-        tokens_.word();  // the type: what an instruction takes a register for says its opcode
+        tokens_.word();  // the type is not needed: opcodes say how they use a register
         do {
             const std::string_view name = tokens_.word();
             if (tokens_.skip('<')) {
@@ -261,7 +261,7 @@ class Parser {
         return {name, at};
     }
 
-    // Behind ".loc". An inlined place names the line that it was inlined at, which has had a place of its own.
+    // What follows ".loc". An inlined place names the line at which it was inlined, which already has a place.
     void location() {
         const auto triple = [&] {
             const auto file = static_cast<u32>(tokens_.integer()), line = static_cast<u32>(tokens_.integer());
@@ -313,7 +313,7 @@ class Parser {
         instruction.number = instructions_++;
         instruction.opcode = opcode(word);
         if (!understand(word, instruction)) {
-            throw PtxError("line " + std::to_string(instruction.line) + ": " + std::string(word) + " is not known");
+            throw PtxError("line " + std::to_string(instruction.line) + ": " + std::string(word) + " is not supported");
         }
         const size_t first = made.operands.size();
         if (word.starts_with("call")) {
@@ -338,7 +338,7 @@ class Parser {
         return found->second;
     }
 
-    // One of a list: {a, b} and a|b are several operands.
+    // One element of the operand list: {a, b} and a|b are several operands.
     void operands(Function& made) {
         if (tokens_.skip('{')) {
             do {
@@ -376,7 +376,7 @@ class Parser {
             found != module_.variable_numbers.end()) {
             return {OperandKind::kVariable, false, found->second, 0};
         }
-        if (!name.starts_with("$")) tokens_.fail(std::string(name) + " is not known, before this");
+        if (!name.starts_with("$")) tokens_.fail(std::string(name) + " is not declared, before this");
         jumps_.emplace_back(name);
         return {OperandKind::kLabel, false, static_cast<u32>(jumps_.size() - 1), 0};
     }
@@ -433,10 +433,10 @@ class Parser {
     std::map<std::pair<std::tuple<u32, u32, u32>, u32>, u32> places_;
     std::unordered_map<std::string, u32> opcodes_;
     std::unordered_set<std::string> called_;
-    // Of the function that is being read.
+    // State of the function that is being parsed.
     std::unordered_map<std::string, u32> labels_;
     std::vector<std::string> jumps_;
-    std::vector<size_t> firsts_;  // by instruction, its first operand
+    std::vector<size_t> firsts_;  // index of each instruction's first operand
 };
 
 }  // namespace

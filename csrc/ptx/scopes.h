@@ -1,4 +1,4 @@
-// What names stand for inside a function: registers and parameters, in braces within braces.
+// Name lookup inside a function: registers and parameters, in nested braces.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ class Scopes {
         for (u32 i = 0; i < count; ++i) name(std::string(prefix) + std::to_string(i), next());
     }
 
-    // Null where there is none of the name.
+    // Null if the name is not declared.
     const Operand* find(std::string_view name) const {
         for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
             if (const auto found = scope->find(name); found != scope->end()) return &found->second;
@@ -30,7 +30,7 @@ class Scopes {
         return nullptr;
     }
 
-    // Registers in all.
+    // Total number of registers.
     u32 slots() const { return slots_; }
 
   private:

@@ -77,7 +77,7 @@ Token Tokens::read() {
     const size_t begin = at_;
     if (text_[at_] == '"') {
         const size_t end = text_.find('"', begin + 1);
-        if (end == std::string_view::npos) throw PtxError("line " + std::to_string(line_) + ": a text has no end");
+        if (end == std::string_view::npos) throw PtxError("line " + std::to_string(line_) + ": unterminated string");
         at_ = end + 1;
         return {TokenKind::kText, text_.substr(begin + 1, end - begin - 1), line_};
     }
@@ -86,7 +86,7 @@ Token Tokens::read() {
         return {TokenKind::kNumber, text_.substr(begin, at_ - begin), line_};
     }
     if (is_of_word(text_[at_]) || text_[at_] == '.') {
-        // A modifier may hold colons: shared::cta.
+        // A modifier may contain colons: shared::cta.
         while (more() && (is_of_word(text_[at_]) || text_[at_] == '.' || text_.substr(at_, 2) == "::")) {
             at_ += text_[at_] == ':' ? 2 : 1;
         }
@@ -99,11 +99,11 @@ Token Tokens::read() {
 u64 number_of(const Token& token) {
     const std::string_view text = token.text;
     const std::string_view prefix = text.size() > 2 ? text.substr(0, 2) : std::string_view();
-    // 0f3f800000 and 0d...: a float's bits.
+    // 0f3f800000 and 0d...: the bits of a float.
     const bool is_hex =
         prefix == "0x" || prefix == "0X" || prefix == "0f" || prefix == "0F" || prefix == "0d" || prefix == "0D";
     std::string_view digits = is_hex ? text.substr(2) : text;
-    if (digits.ends_with('U')) digits.remove_suffix(1);  // unsigned, which says nothing of its bits
+    if (digits.ends_with('U')) digits.remove_suffix(1);  // unsigned: the same bits
     u64 value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, is_hex ? 16 : 10);
     if (error != std::errc() || end != digits.data() + digits.size()) {

@@ -1,4 +1,4 @@
-// PTX as words, numbers and signs, each with its line.
+// The tokens of PTX text: words, numbers and signs, each with its line.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace deep_ep::ptx {
 enum class TokenKind : u8 {
     kWord,    // a name, an opcode with its modifiers, a directive, a register
     kNumber,  // as written: 12, 0x1f, 0f3f800000
-    kText,    // between quotes, without them
+    kText,    // a string, without its quotes
     kSign,    // one character
     kEnd,
 };
@@ -25,21 +25,21 @@ struct Token {
     bool is(std::string_view word) const { return kind == TokenKind::kWord && text == word; }
 };
 
-// Reads tokens one after the other. The text must outlive them.
+// Splits text into tokens, one at a time. The text must outlive them.
 class Tokens {
   public:
     explicit Tokens(std::string_view text);
 
     const Token& peek() const { return next_; }
     Token take();
-    // Takes it if it is there.
+    // Takes the next token if it is this one.
     bool skip(char sign);
     bool skip(std::string_view word);
-    // Takes what must be there; throws PtxError.
+    // Take the next token, which must be of this kind; otherwise throw PtxError.
     void expect(char sign);
     std::string_view word();
-    i64 integer();  // with a sign before it, perhaps
-    // Everything up to the brace that closes the one which is next, with both.
+    i64 integer();  // with an optional sign
+    // Skips from the next token, an opening brace, through its closing brace.
     void skip_braces();
 
     [[noreturn]] void fail(const std::string& why) const;
@@ -53,7 +53,7 @@ class Tokens {
     Token next_{};
 };
 
-// The bits of a number as it is written, floats' of 32 or 64 bits too; throws PtxError.
+// The bits of a number token; those of a 32- or 64-bit float literal too. Throws PtxError.
 u64 number_of(const Token& token);
 
 }  // namespace deep_ep::ptx

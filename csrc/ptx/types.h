@@ -1,4 +1,4 @@
-// PTX's types, by the ends of opcodes.
+// PTX types and the opcode suffixes that name them.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The CUDA driver, as far as it is reached without torch: what GPU there is, and launches.
+// Bindings of the CUDA driver as used without torch: the GPU, its memory, and launches.
 #include <pybind11/stl.h>
 
 #include "device/copy_stage.h"
@@ -47,7 +47,7 @@ int driver_version() {
     return version;
 }
 
-using Numbers = std::tuple<uint32_t, uint32_t, uint32_t>;  // ranks, bytes of a row, top-k
+using Numbers = std::tuple<uint32_t, uint32_t, uint32_t>;  // ranks, row bytes, top-k
 
 RuntimeShape shape_of(const Numbers& numbers) {
     return {std::get<0>(numbers), std::get<1>(numbers), std::get<2>(numbers)};
@@ -63,7 +63,7 @@ void check_positive(const char* name, unsigned value) {
     if (value == 0) throw std::invalid_argument(std::string(name) + "=0: expected at least 1");
 }
 
-// For finding out what a GPU does with them: its kernels use them at system scope, on their side.
+// Words for experiments with a GPU, whose kernels access them at system scope.
 struct PinnedWords {
     std::shared_ptr<uint64_t> memory;
     size_t count;
@@ -72,11 +72,11 @@ struct PinnedWords {
         if (index < count) return memory.get()[index];
         throw std::out_of_range("word " + std::to_string(index) + ": there are " + std::to_string(count));
     }
-    // A handshake kernel's outcome: what it had added before is there after it.
+    // The outcome of a handshake kernel. Acquires what the kernel had added before.
     uint64_t load(size_t index) const { return __atomic_load_n(&at(index), __ATOMIC_ACQUIRE); }
-    // Ends a handshake kernel's wait; it reads nothing else.
+    // Ends the wait of a handshake kernel, which reads nothing else.
     void store(size_t index, uint64_t value) const { __atomic_store_n(&at(index), value, __ATOMIC_RELEASE); }
-    // A handshake kernel adds to it meanwhile; each add stands for itself.
+    // A handshake kernel adds to the word concurrently. The adds order nothing.
     void add(size_t index, size_t times) const {
         for (size_t i = 0; i < times; ++i) __atomic_fetch_add(&at(index), 1, __ATOMIC_RELAXED);
     }
@@ -101,7 +101,7 @@ RuntimePointer make_runtime(const host::BufferOptions& options, std::vector<std:
     const auto own = heaps.at(static_cast<size_t>(options.rank));
     auto memory = std::make_unique<CudaMemory>(context);
     auto networks = networks_over(options, network_options, heaps, Kernels::kOnGpu);
-    // Memory of its own: a stream and a staging word that nothing else waits for.
+    // With its own CudaMemory, that is, a stream and a staging word that nothing else waits for.
     const auto make_teller = [context](const uint64_t* claimed, host::Teller::Others others) {
         return std::make_unique<host::TellerThread>(claimed, std::move(others), std::make_unique<CudaMemory>(context));
     };
@@ -120,18 +120,18 @@ uint32_t copies_bytes(bool bulk_copies) { return bulk_copies ? device::CopyStage
 
 void bind_cuda(py::module_& module) {
     py::register_local_exception_translator(translate);
-    py::module_ m = module.def_submodule("cuda", "GPUs through the driver, which is opened at the first use.");
+    py::module_ m = module.def_submodule("cuda", "GPUs through the CUDA driver, which is opened on first use.");
     m.attr("BLOCK_WARPS") = device::kBlockWarps;
     m.attr("COPY_STAGE_BYTES") = copies_bytes(true);
-    m.def("driver_version", driver_version, "CUDA's version that the driver supports, as 13000.");
+    m.def("driver_version", driver_version, "Return the CUDA version that the driver supports, for example 13000.");
     py::class_<ContextScope>(m, "ContextScope")
         .def("__enter__",
              [](ContextScope& scope) { scope.current = std::make_unique<PrimaryContext::Current>(*scope.context); })
         .def("__exit__", [](ContextScope& scope, const py::args&) { scope.current.reset(); });
-    py::class_<PrimaryContext::Peer>(m, "Peer", "How kernels of one GPU may use the memory of another.")
+    py::class_<PrimaryContext::Peer>(m, "Peer", "How kernels of one GPU may access the memory of another.")
         .def_readonly("access", &PrimaryContext::Peer::access, "By loads and stores.")
         .def_readonly("native_atomics", &PrimaryContext::Peer::native_atomics,
-                      "And by atomics that are atomic for the other too.");
+                      "Also by atomics that are atomic with those of the other GPU.");
     py::class_<PrimaryContext, std::shared_ptr<PrimaryContext>>(m, "Context")
         .def(py::init<int>(), py::arg("ordinal"))
         .def_property_readonly("ordinal", &PrimaryContext::ordinal)
@@ -143,23 +143,25 @@ void bind_cuda(py::module_& module) {
             [](const PrimaryContext& context) {
                 return context.attribute(host::cuda::kNicWritesOrdering) != host::cuda::kNoNicWritesOrdering;
             },
-            "Whether its running kernels see a NIC's writes in order.")
+            "Whether its running kernels see the writes of a NIC in order.")
         .def_property_readonly("uuid", &PrimaryContext::uuid, "32 hexadecimal digits that no other GPU has.")
-        .def("owns", &PrimaryContext::owns, py::arg("address"), "Whether memory at an address is this GPU's.")
+        .def("owns", &PrimaryContext::owns, py::arg("address"),
+             "Return whether memory at an address belongs to this GPU.")
         .def("peer", &PrimaryContext::peer, py::arg("uuid"),
-             "How its kernels may use another GPU's memory; None where this process does not see that GPU.")
+             "Return how its kernels may access another GPU's memory; None if that GPU is not visible to this process.")
         .def(
             "current",
             [](std::shared_ptr<PrimaryContext> context) { return ContextScope{std::move(context), nullptr}; },
-            "A context manager: in its body the context is current on this thread.");
-    m.def("make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), py::arg("first"),
-          py::arg("cleared"), py::arg("exported"), NoGil(),
-          "This rank's heap on a GPU, of which the first bytes are there at once, zero as far as `cleared`; if "
-          "`exported` it has a descriptor, for map_heap.");
+            "Return a context manager in whose body the context is current on this thread.");
+    m.def(
+        "make_heap", &host::make_cuda_heap, py::arg("context"), py::arg("bytes"), py::arg("first"), py::arg("cleared"),
+        py::arg("exported"), NoGil(),
+        "Make this rank's heap on a GPU. Its first `first` bytes are backed by memory at once, the first `cleared` of "
+        "them zeroed; if `exported` it has a descriptor, for map_heap.");
     m.def("map_heap", &host::map_cuda_heap, py::arg("context"), py::arg("descriptor"), py::arg("bytes"),
           py::arg("first"), NoGil());
     m.def("pin_heap", &host::pin_heap, py::arg("context"), py::arg("heap"), NoGil(),
-          "Let the GPU use a heap of the host, own or mapped, under its address, as long as the heap lives.");
+          "Let the GPU access a heap in host memory, own or mapped, at its address, for the lifetime of the heap.");
     py::class_<PoolScope>(m, "PoolScope")
         .def("__enter__",
              [](PoolScope& scope) { scope.over = std::make_unique<host::PoolOver>(scope.arena, scope.grows); })
@@ -168,12 +170,13 @@ void bind_cuda(py::module_& module) {
         "pool_over",
         [](const host::Runtime& runtime, bool grows) { return PoolScope{runtime.arena(), grows, nullptr}; },
         py::arg("runtime"), py::arg("grows"),
-        "A context in which deep_ep_pool_allocate, on this thread, takes from the runtime's arena, which may grow.");
-    py::class_<PinnedWords>(m, "PinnedWords", "Words in the host's memory that kernels and the host use at a time.")
+        "Return a context manager in whose body deep_ep_pool_allocate, on this thread, takes memory from the runtime's "
+        "arena. `grows`: the arena may grow.");
+    py::class_<PinnedWords>(m, "PinnedWords", "Words in host memory that kernels and the host access concurrently.")
         .def("address", [](PinnedWords& words, size_t index) { return reinterpret_cast<uintptr_t>(&words.at(index)); })
         .def("load", &PinnedWords::load, py::arg("index"))
         .def("store", &PinnedWords::store, py::arg("index"), py::arg("value"))
-        .def("add", &PinnedWords::add, py::arg("index"), py::arg("times"), NoGil(), "Add 1 so many times.");
+        .def("add", &PinnedWords::add, py::arg("index"), py::arg("times"), NoGil(), "Add 1 `times` times.");
     py::class_<CudaMemory>(m, "Memory")
         .def(py::init<std::shared_ptr<const PrimaryContext>>(), py::arg("context"))
         .def("load_word", [](CudaMemory& memory,
@@ -184,7 +187,7 @@ void bind_cuda(py::module_& module) {
                 return PinnedWords{std::static_pointer_cast<uint64_t>(memory.make_shared(count * sizeof(uint64_t))),
                                    count};
             },
-            py::arg("count"), "Zeroed.")
+            py::arg("count"), "Allocate zeroed words.")
         .def("store_words", [](CudaMemory& memory, const std::vector<uint64_t>& words, uint64_t value) {
             std::vector<uint64_t*> pointers;
             for (const uint64_t word : words) pointers.push_back(reinterpret_cast<uint64_t*>(word));
@@ -217,7 +220,7 @@ void bind_cuda(py::module_& module) {
             [](StreamLauncher& launcher, uint64_t serial) {
                 launcher.wait([&] { return launcher.finished(serial); }, "kernel");
             },
-            py::arg("serial"), NoGil(), "Return when this launch has ended.");
+            py::arg("serial"), NoGil(), "Wait until this launch has ended.");
     py::class_<CudaLauncher, StreamLauncher, std::shared_ptr<CudaLauncher>>(m, "Launcher")
         .def(py::init([](std::shared_ptr<PrimaryContext> context, unsigned sharers, unsigned warps, bool bulk_copies,
                          bool cooperative) {
@@ -233,7 +236,8 @@ void bind_cuda(py::module_& module) {
                 return launcher.max_blocks(name, shape_of(shape), warps, bytes);
             },
             py::arg("name"), py::arg("shape"), py::arg("warps"), py::arg("shared_bytes"));
-    py::class_<Gathering, std::shared_ptr<Gathering>>(m, "Gathering", "Makes one launch of those of several ranks.")
+    py::class_<Gathering, std::shared_ptr<Gathering>>(m, "Gathering",
+                                                      "Combines the launches of several ranks into one.")
         .def(py::init([](const std::shared_ptr<PrimaryContext>& context, unsigned ranks, unsigned warps,
                          bool bulk_copies, bool cooperative) {
                  check_positive("ranks", ranks);
@@ -241,7 +245,8 @@ void bind_cuda(py::module_& module) {
              }),
              py::arg("context"), py::arg("ranks"), py::arg("warps") = device::kBlockWarps,
              py::arg("bulk_copies") = false, py::arg("cooperative") = true)
-        .def("leave", &Gathering::leave, py::arg("rank"), NoGil(), "Let no rank wait for one that will not come.");
+        .def("leave", &Gathering::leave, py::arg("rank"), NoGil(),
+             "Make no rank wait any longer for this one, which will not arrive.");
     py::class_<GatheredLauncher, StreamLauncher, std::shared_ptr<GatheredLauncher>>(m, "GatheredLauncher")
         .def(py::init([](std::shared_ptr<Gathering> gathering, unsigned rank, double timeout) {
                  return std::make_shared<GatheredLauncher>(std::move(gathering), rank, nanoseconds(timeout));
@@ -249,8 +254,8 @@ void bind_cuda(py::module_& module) {
              py::arg("gathering"), py::arg("rank"), py::arg("timeout"));
     m.def("make_runtime", make_runtime, py::arg("options"), py::arg("heaps"), py::arg("network"), py::arg("context"),
           py::arg("launcher"),
-          "A Runtime whose kernels the launcher runs; it takes them from there as they are needed. Where some rank is "
-          "not mapped, all heaps are the host's, and pinned: NICs are threads of the host.");
+          "Make a Runtime whose kernels the launcher runs; it looks them up there when it needs them. If some rank is "
+          "not mapped, all heaps must be in host memory and pinned, since NICs are host threads.");
 }
 
 }  // namespace deep_ep::python

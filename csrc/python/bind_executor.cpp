@@ -1,4 +1,4 @@
-// The executor as Python sees it: worlds of rank threads, events of the thread-backed process group, schedules.
+// Bindings of the executor: worlds of rank threads, events of the thread-backed process group, schedules.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -67,16 +67,19 @@ void bind_executor(py::module_& m) {
         "number.");
     e.def(
         "world_enter", [](int rank, uint64_t number) { Executor::get().world_enter(rank, number); }, py::arg("rank"),
-        py::arg("number"), NoGil(), "First call of a rank's thread: returns when its turn comes.");
+        py::arg("number"), NoGil(),
+        "Enter a world. The first call by the thread of a rank; returns when its turn comes.");
     e.def(
         "world_leave", [](int rank) { Executor::get().world_leave(rank); }, py::arg("rank"), NoGil(),
-        "Last call of a rank's thread.");
+        "Leave the world. The last call by the thread of a rank.");
     e.def(
         "world_abort", [](uint64_t number, const std::string& why) { Executor::get().world_abort(number, why); },
         py::arg("number"), py::arg("why"), NoGil(),
-        "Let every wait in that world raise SimtError. For a thread that is no rank's.");
-    e.def("world_end", world_end, py::arg("abandon") = false,
-          "Close the world after all have left: run what is still running to its end, or drop it. Return statistics.");
+        "Make every wait in that world raise SimtError. For a thread that belongs to no rank.");
+    e.def(
+        "world_end", world_end, py::arg("abandon") = false,
+        "Close the world after all ranks have left: complete the kernels that are still running, or drop them. Return "
+        "statistics.");
     e.def("new_event", [] { return Executor::get().new_event(); }, NoGil());
     e.def("set_event", [](int event) { Executor::get().set_event(event); }, py::arg("event"), NoGil());
     e.def(
@@ -85,19 +88,19 @@ void bind_executor(py::module_& m) {
     e.def(
         "set_schedule", [](uint64_t seed, unsigned freeze) { Executor::get().set_schedule({seed, freeze}); },
         py::arg("seed"), py::arg("freeze") = cpu::Schedule{}.freeze, NoGil(),
-        "Draw the schedule of this process's kernels from a seed (0: first come, first served).");
+        "Draw the schedule of kernels of this process from a seed (0: first come, first served).");
     e.def(
         "sleep",
         [](double seconds) {
             Executor& executor = Executor::get();
             executor.wait([] { return false; }, "a sleep", executor.now_ns() + nanoseconds(seconds));
         },
-        py::arg("seconds"), NoGil(), "Wait for so long by the clock that kernels see.");
-    e.def("now_ns", [] { return Executor::get().now_ns(); }, NoGil(), "The clock that kernels see.");
-    e.def("dump", [] { return Executor::get().dump(); }, NoGil(), "Which thread waits where now.");
+        py::arg("seconds"), NoGil(), "Wait for this time, by the clock that kernels see.");
+    e.def("now_ns", [] { return Executor::get().now_ns(); }, NoGil(), "Read the clock that kernels see.");
+    e.def("dump", [] { return Executor::get().dump(); }, NoGil(), "List where each thread waits now.");
     e.def(
         "last_stall", [] { return Executor::get().last_stall(); }, NoGil(),
-        "Which thread waited where when the world's clock last jumped to a deadline.");
+        "List where each thread waited when the clock of the world last jumped to a deadline of a kernel.");
 }
 
 }  // namespace deep_ep::python

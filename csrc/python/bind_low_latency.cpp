@@ -1,4 +1,4 @@
-// The calls of low-latency mode.
+// Bindings of the calls of low-latency mode.
 #include "host/modes/low_latency/calls.h"
 
 #include "device/logfmt.h"
@@ -16,8 +16,8 @@ using host::low_latency::DispatchTensors;
 using host::low_latency::Sizes;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// The calls take addresses one by one, 0 for none: making and filling a struct from Python costs a call more than half
-// as much again as its launch.
+// The calls take addresses one by one, 0 for none: creating and filling a struct from Python would add more than half
+// the cost of a launch to each call.
 std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t tokens, uint64_t x, uint64_t topk_idx,
                                uint64_t topk_weights, uint64_t recv_x, uint64_t recv_scales, uint32_t scales_stride,
                                uint64_t recv_count, uint64_t src_info, uint64_t ranges, uint64_t places, uint64_t stats,

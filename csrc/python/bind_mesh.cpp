@@ -1,4 +1,4 @@
-// Connections to ranks on other machines.
+// Bindings of the connections to ranks on other machines.
 #include <pybind11/stl.h>
 
 #include "python/bindings.h"
@@ -18,7 +18,7 @@ TagKey key_of(const py::bytes& bytes) {
     return key;
 }
 
-// A forked child has a copy without the thread; its sockets are closed there by close_in_child().
+// A forked child has a copy without the thread; close_in_child() closes its sockets there.
 struct DeleteInMaker {
     pid_t maker = getpid();
 
@@ -31,7 +31,8 @@ struct DeleteInMaker {
 
 void bind_mesh(py::module_& m) {
     py::class_<Mesh, std::shared_ptr<Mesh>> mesh(m, "Mesh",
-                                                 "Connections to ranks on other machines, and their thread.");
+                                                 "Connections to ranks on other machines, and the thread that serves "
+                                                 "them.");
     py::enum_<Mesh::State>(mesh, "State")
         .value("HEARD", Mesh::State::kHeard)
         .value("ENDED", Mesh::State::kEnded)
@@ -47,7 +48,7 @@ void bind_mesh(py::module_& m) {
              }),
              py::arg("ends"))
         .def_property_readonly("ranks", &Mesh::ranks)
-        .def_property_readonly("news", &Mesh::news, "A descriptor: readable when there may be something to ask for.")
+        .def_property_readonly("news", &Mesh::news, "A descriptor that is readable when there may be news.")
         .def("has_news", &Mesh::has_news, py::arg("rank"))
         .def("clear_news", &Mesh::clear_news)
         .def("state", &Mesh::state, py::arg("rank"))

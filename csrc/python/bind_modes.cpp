@@ -1,4 +1,4 @@
-// The calls of each mode.
+// Bindings of the calls of each mode.
 #include <pybind11/stl.h>
 
 #include "host/modes/measure/post.h"
@@ -37,7 +37,7 @@ TwoHopPlan make_two_hop_plan(uint64_t sent, uint64_t sent_token, uint64_t sent_r
             numbers(table),      table_rows};
 }
 
-// What both ways of rows have in common: the calls, whose arguments have the same names.
+// Binds the calls that one-hop and two-hop mode have in common; their arguments have the same names.
 template <class Notify, class Dispatch, class Combine>
 void bind_way(py::module_& m, Notify notify, Dispatch dispatch, Combine combine) {
     m.def("notify", notify, py::arg("runtime"), py::arg("sizes"), py::kw_only(), py::arg("is_token_in_rank"),

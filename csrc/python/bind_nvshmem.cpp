@@ -1,4 +1,4 @@
-// What is adopted of NVSHMEM: heaps in its symmetric heap, and its queue pairs.
+// Bindings for what is adopted from NVSHMEM: heaps in its symmetric heap, and its queue pairs.
 #include <pybind11/stl.h>
 
 #include "host/cuda/memory.h"
@@ -21,7 +21,7 @@ using Context = std::shared_ptr<const PrimaryContext>;
 
 std::vector<u8> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
-// A part of memory that others have allocated, as long as anything uses it.
+// A part of memory allocated elsewhere, and whether it is still used.
 struct Lease {
     std::shared_ptr<Heap> heap;
     std::weak_ptr<void> use;
@@ -34,7 +34,7 @@ struct Counts {
 Lease lease(const Context& context, uint64_t address, size_t bytes, size_t cleared) {
     auto* const base = reinterpret_cast<uint8_t*>(address);
     if (cleared != 0) CudaMemory(context).fill(base, 0, cleared);
-    // Stands for the memory, which is not ours to free.
+    // Tracks use of the memory without owning it.
     const std::shared_ptr<void> use(base, [](void*) {});
     return {std::make_shared<Heap>(base, bytes, -1, use), use};
 }
@@ -55,13 +55,14 @@ void bind_adoption(py::module_& module) {
     m.attr("STATE_BYTES") = sizeof(wire::nvshmem::DeviceState);
     m.attr("IBGDA_STATE_BYTES") = sizeof(wire::nvshmem::IbgdaState);
     m.def("version", &wire::nvshmem::version, py::arg("major"), py::arg("minor"), py::arg("patch"),
-          "As a number, in the order of releases.");
+          "Return a version as a number, in the order of releases.");
     m.attr("QUEUE_PAIRS_OF_ONES_OWN_SINCE") = wire::nvshmem::kTableByQueueSince;
     m.def(
         "heap_of", [](const py::bytes& device_state) { return host::nvshmem::heap_of(bytes_of(device_state)); },
-        py::arg("device_state"), "Where this PE's symmetric heap begins; 0: NVSHMEM has filled in nothing.");
+        py::arg("device_state"),
+        "Return where this PE's symmetric heap begins; 0: NVSHMEM has not filled in the state.");
     py::class_<Wanted>(m, "Wanted",
-                       "Which of NVSHMEM's queue pairs a Buffer is to adopt, and for which part of its heap.")
+                       "The queue pairs of NVSHMEM that a Buffer adopts, and the part of its heap that it uses.")
         .def(py::init([](uint32_t version, const py::bytes& device_state, const py::bytes& ibgda_state,
                          std::vector<uint32_t> pes, std::vector<bool> reached, uint32_t rank, uint64_t heap_offset,
                          uint64_t heap_bytes, uint32_t queues, std::vector<int32_t> handles, uint64_t counts) {
@@ -87,14 +88,14 @@ void bind_adoption(py::module_& module) {
             return std::pair(found.nics, found.per_nic);
         },
         py::arg("version"), py::arg("ibgda_state"),
-        "How many NICs NVSHMEM uses, and how many queue pairs to each PE its kernels share on each.");
+        "Return how many NICs NVSHMEM uses, and how many queue pairs to each PE its kernels share on each NIC.");
 }
 
 void bind_nvshmem(py::module_& module) {
     py::module_ m = module.def_submodule("nvshmem");
     m.def("check", &check, py::arg("context"), py::arg("wanted"), NoGil(),
-          "Raise Refused, with what to change, where that cannot be adopted. Of the heap nothing is asked.");
-    py::class_<Counts>(m, "Counts", "Where kernels count what they post to queue pairs of one's own.")
+          "Raise Refused, with what to change, if the queue pairs cannot be adopted. Does not check the heap.");
+    py::class_<Counts>(m, "Counts", "Counters of what kernels post to dedicated queue pairs.")
         .def(py::init([](const Context& context, uint32_t pes, uint32_t queues) {
                  CudaMemory memory(context);
                  return Counts{memory.make_private(sizeof(host::nvshmem::OwnCounts) * pes * queues)};
@@ -102,7 +103,7 @@ void bind_nvshmem(py::module_& module) {
              py::arg("context"), py::arg("pes"), py::arg("queues"))
         .def_property_readonly("address",
                                [](const Counts& counts) { return reinterpret_cast<uint64_t>(counts.memory.get()); });
-    py::class_<LoadedModule>(m, "LoadedModule", "A module that is loaded for its symbols.")
+    py::class_<LoadedModule>(m, "LoadedModule", "A module that was loaded for its symbols.")
         .def(py::init([](const Context& context, const py::bytes& image) {
                  return std::make_unique<LoadedModule>(context, static_cast<std::string>(image));
              }),
@@ -115,16 +116,16 @@ void bind_nvshmem(py::module_& module) {
                 const std::vector<uint8_t> held = loaded.read(symbol);
                 return py::bytes(reinterpret_cast<const char*>(held.data()), held.size());
             },
-            py::arg("symbol"), "What a symbol holds.");
-    py::class_<Lease>(m, "Lease", "A heap in memory that others have allocated.")
+            py::arg("symbol"), "Return the contents of a symbol.");
+    py::class_<Lease>(m, "Lease", "A heap in memory that was allocated elsewhere.")
         .def(
             "take", [](Lease& lease) { return std::exchange(lease.heap, nullptr); },
-            "Return the heap, once: the lease does not keep it in use.")
+            "Return the heap, once; afterwards the lease does not keep it in use.")
         .def_property_readonly(
             "ended", [](const Lease& lease) { return lease.use.expired(); },
-            "Whether nothing uses it any more: neither its Buffer nor an output.");
+            "Whether nothing uses it any longer, neither its Buffer nor an output.");
     m.def("lease", &lease, py::arg("context"), py::arg("address"), py::arg("bytes"), py::arg("cleared"), NoGil(),
-          "A heap at an address of the GPU's memory, whose first bytes are set to 0.");
+          "Make a heap at an address of GPU memory, whose first `cleared` bytes are set to 0.");
 }
 
 }  // namespace deep_ep::python

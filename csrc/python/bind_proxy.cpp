@@ -1,4 +1,4 @@
-// What times the proxy: see host/network/proxy/measure.
+// Bindings of the proxy's measurements: see host/network/proxy/measure.
 #include <pybind11/stl.h>
 
 #include "host/cpu/memory.h"
@@ -33,7 +33,7 @@ NetworkPlace place_of(int rank, Memories& memories, std::string provider) {
     place.layout = host::proxy::measured_layout();
     for (const auto& heap : memories.heaps) {
         if (heap->bytes() < place.layout.bytes()) {
-            throw std::invalid_argument("heaps: one of " + std::to_string(heap->bytes()) +
+            throw std::invalid_argument("heaps: one has " + std::to_string(heap->bytes()) +
                                         " bytes; expected at least " + std::to_string(place.layout.bytes()));
         }
         place.heaps.push_back(heap->base());
@@ -46,7 +46,7 @@ NetworkPlace place_of(int rank, Memories& memories, std::string provider) {
     return place;
 }
 
-// The loops with the memory that they use, which goes after them.
+// The loops, with the memory that they use, which is freed after them.
 class Puts : Memories, public PutLoops {
   public:
     Puts(Kind kind, int rank, Heaps heaps, std::string provider)
@@ -55,11 +55,11 @@ class Puts : Memories, public PutLoops {
   private:
     static Heaps both(Heaps heaps) {
         if (heaps.size() == 2) return heaps;
-        throw std::invalid_argument("heaps: " + std::to_string(heaps.size()) + " of them; expected those of two ranks");
+        throw std::invalid_argument("heaps: found " + std::to_string(heaps.size()) + ", expected those of two ranks");
     }
 };
 
-// A rank alone, with itself for its peer.
+// Measures a single rank that is its own peer.
 template <class Measure>
 auto alone(const Measure& measure, u32 puts) {
     Memories memories{{}, {Heap::make_plain(host::proxy::measured_layout().bytes())}};
@@ -69,7 +69,7 @@ auto alone(const Measure& measure, u32 puts) {
 }  // namespace
 
 void bind_proxy(py::module_& module) {
-    py::module_ m = module.def_submodule("proxy", "What times the proxy. Times are those of time.monotonic().");
+    py::module_ m = module.def_submodule("proxy", "Measurements of the proxy. Times are those of time.monotonic().");
     constexpr wire::HeapLayout kLayout = host::proxy::measured_layout();
     m.attr("HEAP_BYTES") = kLayout.bytes();
     m.attr("SOURCES") = kLayout.region_offset(0);  // in the sender's heap
@@ -83,23 +83,23 @@ void bind_proxy(py::module_& module) {
         .def(py::init<Kind, int, Heaps, std::string>(), py::kw_only(), py::arg("kind"), py::arg("rank"),
              py::arg("heaps"), py::arg("provider"))
         .def_property_readonly("name", &PutLoops::name)
-        .def("meet", &PutLoops::meet, NoGil(), "Wait until the peer has called it as often.")
+        .def("meet", &PutLoops::meet, NoGil(), "Wait until the peer has called this equally often.")
         .def("send", &PutLoops::send, py::arg("bytes"), py::arg("count"), py::arg("window"), NoGil(),
-             "Put so often, at most `window` at once; return when the first began and when all were complete.")
+             "Make `count` puts, at most `window` at once; return when the first began and when all had completed.")
         .def("receive", &PutLoops::receive, py::arg("count"), NoGil(),
-             "Return when so many more of the peer's puts had arrived.")
+             "Wait for `count` more puts of the peer; return when they had arrived.")
         .def("round_trips", &PutLoops::round_trips, py::arg("bytes"), py::arg("count"), py::arg("first"), NoGil(),
-             "Put and wait for the answer so often, or answer; return when it began and when it ended.");
-    py::class_<OwnCost>(m, "OwnCost", "In nanoseconds, one of each for every put.")
+             "Make `count` puts and wait for the answer to each, or answer them; return when this began and ended.");
+    py::class_<OwnCost>(m, "OwnCost", "Latencies in nanoseconds, one of each kind per put.")
         .def_readonly("command_to_post", &OwnCost::command_to_post)
         .def_readonly("completion_to_word", &OwnCost::completion_to_word)
         .def_readonly("arrival_to_word", &OwnCost::arrival_to_word);
     m.def(
         "own_cost", [](u32 puts) { return alone(host::proxy::own_cost, puts); }, py::arg("puts"), NoGil(),
-        "What the proxy costs itself, over the loopback.");
+        "Measure the proxy's own cost, over the loopback.");
     m.def(
         "command_rate", [](u32 commands) { return alone(host::proxy::command_rate, commands); }, py::arg("commands"),
-        NoGil(), "Commands per second, each sent and received, over a transport that does both at once.");
+        NoGil(), "Measure commands per second, each sent and received, over a transport that does both at once.");
 }
 
 }  // namespace deep_ep::python

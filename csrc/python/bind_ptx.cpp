@@ -1,4 +1,4 @@
-// The interpreter of PTX.
+// Bindings of the PTX interpreter.
 #include <pybind11/stl.h>
 
 #include "device/copy_stage.h"
@@ -17,7 +17,7 @@ using host::KernelSource;
 using ptx::Image;
 using ptx::Library;
 
-// Kernels that are interpreted instead of those that are compiled into this extension.
+// Kernels to interpret instead of those compiled into this extension.
 class PtxKernels final : public KernelSource {
   public:
     PtxKernels(bool bulk_copies, unsigned warps) : bulk_copies_(bulk_copies), warps_(warps) {}
@@ -41,7 +41,7 @@ struct InstructionReport {
     ptx::InstructionCount count;
 };
 
-// Those that have been executed.
+// The counts of instructions that have been executed.
 std::map<std::string, std::pair<ptx::KernelCount, std::vector<InstructionReport>>> counted() {
     std::map<std::string, std::pair<ptx::KernelCount, std::vector<InstructionReport>>> found;
     const auto counts = ptx::Counts::active();
@@ -58,7 +58,7 @@ std::map<std::string, std::pair<ptx::KernelCount, std::vector<InstructionReport>
     return found;
 }
 
-// A kernel by itself, without a Buffer: to its end, or to what it breaks.
+// Runs a kernel on its own, without a Buffer, until it ends or breaks a rule.
 void run(const std::shared_ptr<Image>& image, const std::string& symbol, unsigned blocks, unsigned threads,
          size_t shared_bytes, const std::string& args) {
     cpu::Executor& executor = cpu::Executor::get();
@@ -80,9 +80,9 @@ void run(const std::shared_ptr<Image>& image, const std::string& symbol, unsigne
 }  // namespace
 
 void bind_ptx(py::module_& module) {
-    py::module_ m = module.def_submodule("ptx", "The compiler's PTX, interpreted.");
+    py::module_ m = module.def_submodule("ptx", "An interpreter of the PTX that the compiler emits.");
     py::register_local_exception<ptx::PtxError>(m, "PtxError");
-    py::class_<Image, std::shared_ptr<Image>>(m, "Image", "A module of PTX.")
+    py::class_<Image, std::shared_ptr<Image>>(m, "Image", "A PTX module.")
         .def(py::init([](const std::string& text) { return std::make_shared<Image>(ptx::parse(text)); }),
              py::arg("text"))
         .def_property_readonly("instructions", [](const Image& image) {
@@ -91,33 +91,33 @@ void bind_ptx(py::module_& module) {
             return count;
         });
     m.def("watch", &ptx::Order::watch, py::arg("on"), py::kw_only(), py::arg("seed") = 0,
-          "Begin to watch the order of kernels' accesses to memory, with nothing known of any, or cease to. From the "
-          "seed is drawn which loads of words return old values; 0: none does.");
+          "Start watching the order of kernels' memory accesses afresh, or stop. The seed decides which loads of words "
+          "return old values; 0: none does.");
     m.def(
         "add_heap",
         [](u64 base, u64 bytes, u32 rank) {
             if (const auto order = ptx::Order::watched()) order->add_heap(base, bytes);
             if (const auto counts = ptx::Counts::active()) counts->add_heap(base, bytes, rank);
         },
-        py::arg("base"), py::arg("bytes"), py::arg("rank"), "Name memory of a rank's that several ranks' kernels use.");
-    m.def("count", &ptx::Counts::count, py::arg("on"),
-          "Begin to count what kernels execute, from nothing, or cease to.");
-    py::class_<ptx::KernelCount>(m, "KernelCount", "What a kernel has executed, in all its launches.")
-        .def_readonly("launches", &ptx::KernelCount::launches, "Of a rank.")
+        py::arg("base"), py::arg("bytes"), py::arg("rank"),
+        "Declare memory of a rank that kernels of several ranks use.");
+    m.def("count", &ptx::Counts::count, py::arg("on"), "Start counting what kernels execute, from zero, or stop.");
+    py::class_<ptx::KernelCount>(m, "KernelCount", "Counts of what a kernel has executed, over all its launches.")
+        .def_readonly("launches", &ptx::KernelCount::launches, "On one rank each.")
         .def_readonly("blocks", &ptx::KernelCount::blocks)
         .def_readonly("warps", &ptx::KernelCount::warps)
         .def_readonly("row_bytes", &ptx::KernelCount::row_bytes,
-                      "What warps have loaded by 16 bytes and more from global memory.")
-        .def_readonly("row_trips", &ptx::KernelCount::row_trips, "How often warps have waited for some of it.")
-        .def_readonly("max_block_barriers", &ptx::KernelCount::max_block_barriers, "Of a thread.");
+                      "Bytes of loads of at least 16 bytes from global memory.")
+        .def_readonly("row_trips", &ptx::KernelCount::row_trips, "How often warps have waited for such loads.")
+        .def_readonly("max_block_barriers", &ptx::KernelCount::max_block_barriers, "The most of any thread.");
     py::class_<InstructionReport>(m, "InstructionCount",
-                                  "How often an instruction has been executed, and what it took.")
+                                  "Counts of an instruction: its executions and its memory traffic.")
         .def_property_readonly(
-            "line", [](const InstructionReport& one) { return one.text.line; }, "Of the PTX.")
+            "line", [](const InstructionReport& one) { return one.text.line; }, "The line of the PTX.")
         .def_property_readonly("opcode", [](const InstructionReport& one) { return one.text.opcode; })
         .def_property_readonly(
             "place", [](const InstructionReport& one) { return one.text.place; },
-            "In the sources, and where it was inlined.")
+            "The place in the sources, and where it was inlined.")
         .def_property_readonly("file", [](const InstructionReport& one) { return one.text.file; })
         .def_property_readonly("file_line", [](const InstructionReport& one) { return one.text.file_line; })
         .def_property_readonly("threads", [](const InstructionReport& one) { return one.count.threads; })
@@ -130,7 +130,7 @@ void bind_ptx(py::module_& module) {
         .def_property_readonly("min_wavefronts", [](const InstructionReport& one) { return one.count.min_wavefronts; })
         .def_property_readonly("trips", [](const InstructionReport& one) { return one.count.trips; })
         .def_property_readonly("trip_bytes", [](const InstructionReport& one) { return one.count.trip_bytes; });
-    m.def("counted", counted, "What has been counted: by kernels' symbols, in all and by instruction.");
+    m.def("counted", counted, "Return the counts of each kernel, by symbol: in total and per instruction.");
     m.def(
         "run",
         [](const std::shared_ptr<Image>& image, const std::string& symbol, unsigned blocks, unsigned threads,
@@ -141,7 +141,7 @@ void bind_ptx(py::module_& module) {
         },
         py::arg("image"), py::arg("symbol"), py::kw_only(), py::arg("blocks") = 1, py::arg("threads") = 32,
         py::arg("shared_bytes") = 0, py::arg("args"),
-        "Run a kernel of a module by itself, whose parameters are these bytes.");
+        "Run a kernel of a module on its own. `args`: the bytes of its parameters.");
     py::class_<KernelSource, std::shared_ptr<KernelSource>>(m, "KernelSource");
     py::class_<PtxKernels, KernelSource, std::shared_ptr<PtxKernels>>(
         m, "Kernels", "Kernels that a Runtime launches instead of its own.")

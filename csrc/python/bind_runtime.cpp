@@ -1,4 +1,4 @@
-// Heaps, calls and the runtime of a Buffer.
+// Bindings of heaps, calls and the runtime of a Buffer.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
@@ -29,7 +29,7 @@ using host::Meeting;
 using host::Runtime;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// In processes of their own ranks reach each other's control pages under addresses that nothing else has.
+// If ranks are separate processes, maps the control pages of each rank again, at addresses used for nothing else.
 std::vector<std::shared_ptr<uint8_t>> control_pages(const BufferOptions& options,
                                                     const std::vector<std::shared_ptr<Heap>>& heaps,
                                                     const NetworkOptions& network) {
@@ -94,13 +94,13 @@ wire::RankMask mask_of(const std::vector<u32>& ranks) {
 Heap& own_heap(const Runtime& runtime) { return *runtime.heaps()[static_cast<size_t>(runtime.options().rank)]; }
 
 void delete_capsule(PyObject* capsule) {
-    // A consumer renames the capsule and deletes the tensor itself.
+    // A consumer of the capsule renames it and deletes the tensor itself.
     if (!PyCapsule_IsValid(capsule, "dltensor")) return;
     auto* tensor = static_cast<host::DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
     tensor->deleter(tensor);
 }
 
-// A tensor on the CPU; None where there is no room.
+// Allocates a tensor on the CPU; None if there is no room.
 py::object allocate(const Runtime& runtime, const std::vector<int64_t>& shape, uint8_t code, uint8_t bits) {
     constexpr host::DLDevice kCpu{1, 0};
     host::DLManagedTensor* tensor = host::make_tensor(runtime.arena(), shape, {code, bits, 1}, kCpu);
@@ -199,14 +199,14 @@ void bind_call(py::module_& m) {
         .def_property_readonly("failure", &Call::failure);
 }
 
-constexpr uint64_t kLook = 50'000'000;  // ns, between looks at the caller's signals
+constexpr uint64_t kLook = 50'000'000;  // ns between checks of the caller's signals
 
-// The Runner of a Buffer, and what it does, by the names of the Runtime's methods.
+// The Runner of a Buffer. Its jobs are methods of the Runtime, selected by name.
 struct BufferRunner {
-    Runtime& runtime;  // lives as long as this
+    Runtime& runtime;  // outlives this
     host::Runner runner{};
 
-    // Of `call`, `serial` and `seconds` it takes what that method does.
+    // Each method takes its argument from `call`, `serial` or `seconds`.
     std::function<bool()> job(const std::string& name, const std::shared_ptr<Call>& call, uint64_t serial,
                               double seconds) {
         Runtime& buffer = runtime;  // not `this`: the thread may outlive it
@@ -225,7 +225,7 @@ struct BufferRunner {
         return runner.start(job(name, call, serial, seconds));
     }
 
-    // What the job has returned; nothing where it waits for long.
+    // Runs the job in the calling thread. Returns its result; nothing if it waits for too long.
     static std::optional<bool> try_here(const std::function<bool()>& job) {
         struct Stops {
             const bool before = std::exchange(stops_at_waits_long, true);
@@ -239,7 +239,7 @@ struct BufferRunner {
         }
     }
 
-    // No line of Python comes between the start and the wait: an interrupt there would leave a job that no caller
+    // No Python code runs between the start and the wait: an interrupt there would leave behind a job that no caller
     // waits for.
     bool run(const std::string& name, const std::shared_ptr<Call>& call, uint64_t serial, double seconds) {
         auto todo = job(name, call, serial, seconds);
@@ -268,7 +268,7 @@ struct BufferRunner {
 
 void bind_runner(py::module_& m) {
     using Run = host::Runner::Run;
-    py::class_<Run, std::shared_ptr<Run>>(m, "Run", "A job that a Runner does.")
+    py::class_<Run, std::shared_ptr<Run>>(m, "Run", "A job of a Runner.")
         .def_property_readonly("done", &Run::done)
         .def_property_readonly("failed", &Run::failed)
         .def(
@@ -277,15 +277,16 @@ void bind_runner(py::module_& m) {
                 while (!run.wait(kLook)) check_signals();
                 return run.result();
             },
-            NoGil(), "Wait for it; return what it has returned, or raise what it has thrown.");
-    py::class_<BufferRunner>(m, "Runner", "A thread that waits for a Buffer's kernels and needs no GIL.")
+            NoGil(), "Wait for the job; return its result, or raise its exception.");
+    py::class_<BufferRunner>(m, "Runner", "A thread that waits for a Buffer's kernels without needing the GIL.")
         .def(py::init([](Runtime& runtime) { return std::unique_ptr<BufferRunner>(new BufferRunner{runtime}); }),
              py::arg("runtime"), py::keep_alive<1, 2>())
         .def("start", &BufferRunner::start, py::arg("name"), py::arg("call") = nullptr, py::arg("serial") = 0,
-             py::arg("seconds") = 0.0, "Have it do one of the runtime's waits, named by its method; return the Run.")
+             py::arg("seconds") = 0.0, "Start one of the runtime's waits, by the name of its method; return the Run.")
         .def("run", &BufferRunner::run, py::arg("name"), py::arg("call") = nullptr, py::arg("serial") = 0,
              py::arg("seconds") = 0.0, NoGil(),
-             "Do it, in the calling thread unless it takes long or this one is busy; return what it has returned.")
+             "Run one of the runtime's waits, in the calling thread unless it takes long or the Runner is busy; return "
+             "its result.")
         .def("rest", &BufferRunner::rest, py::arg("seconds"), NoGil(), "Return whether it has nothing to do.");
 }
 
@@ -357,12 +358,13 @@ void bind_runtime(py::module_& m) {
         .def_readonly("name", &host::proxy::LibfabricProvider::name)
         .def_readonly("version", &host::proxy::LibfabricProvider::version);
     py::class_<host::proxy::LibfabricHere>(m, "LibfabricHere")
-        .def_readonly("version", &host::proxy::LibfabricHere::version, "Empty: it cannot be used.")
-        .def_readonly("refusal", &host::proxy::LibfabricHere::refusal, "Why not.")
+        .def_readonly("version", &host::proxy::LibfabricHere::version, "Empty if it cannot be used.")
+        .def_readonly("refusal", &host::proxy::LibfabricHere::refusal, "Why it cannot be used.")
         .def_readonly("providers", &host::proxy::LibfabricHere::providers, "Those that the proxy can use, best first.");
-    m.def("libfabric_here", &host::proxy::libfabric_here, NoGil(), "What of libfabric can be used here.");
+    m.def("libfabric_here", &host::proxy::libfabric_here, NoGil(), "Return which libfabric can be used here.");
     m.def("libfabric_refusal", &host::proxy::libfabric_refusal, NoGil(), py::arg("provider"), py::arg("address"),
-          "Why the proxy cannot use a provider, or any, to reach other machines from an address; empty: it can.");
+          "Return why the proxy cannot use a provider, or any provider, to reach other machines from an address; empty "
+          "if it can.");
     m.def(
         "proxy_providers",
         [] {
@@ -370,7 +372,7 @@ void bind_runtime(py::module_& m) {
             for (const auto& provider : host::proxy::libfabric_here().providers) names.push_back(provider.name);
             return names;
         },
-        NoGil(), "Libfabric's providers that the proxy can use here, best first.");
+        NoGil(), "Return the libfabric providers that the proxy can use here, best first.");
     m.def("heap_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).bytes(); });
     m.def("control_bytes", [](const BufferOptions& options) { return Runtime::heap_layout(options).control_bytes(); });
 
@@ -382,7 +384,8 @@ void bind_runtime(py::module_& m) {
         .def_property_readonly("network_counters", [](const Runtime& runtime) { return runtime.networks().counters(); })
         .def_property_readonly("network_trace", [](const Runtime& runtime) { return runtime.networks().trace(); })
         .def_property_readonly("launched_ns", &Runtime::launched_ns,
-                               "When the latest launch was handed to the launcher, by time.monotonic_ns(); 0: never.")
+                               "Time of the latest hand-over of a launch to the launcher, as time.monotonic_ns(); 0: "
+                               "none yet.")
         .def("take_remark", &Runtime::take_remark)
         .def("wait_counts", &Runtime::wait_counts, py::arg("call"), NoGil())
         .def(
@@ -394,13 +397,13 @@ void bind_runtime(py::module_& m) {
                 }
                 return pieces;
             },
-            "Offset and bytes of each piece that this rank's heap has grown by.")
+            "Return offset and bytes of each piece by which this rank's heap has grown.")
         .def(
             "export_piece",
             [](const Runtime& runtime, size_t offset, size_t bytes) {
                 return own_heap(runtime).export_piece({offset, bytes});
             },
-            py::arg("offset"), py::arg("bytes"), "A descriptor, the caller's to close, for a peer's map_piece.")
+            py::arg("offset"), py::arg("bytes"), "Return a descriptor for a peer's map_piece. The caller closes it.")
         .def(
             "map_piece",
             [](const Runtime& runtime, size_t rank, size_t offset, size_t bytes, int descriptor) {
@@ -409,7 +412,7 @@ void bind_runtime(py::module_& m) {
             py::arg("rank"), py::arg("offset"), py::arg("bytes"), py::arg("descriptor"), NoGil())
         .def(
             "mapped", [](const Runtime& runtime, size_t rank) { return runtime.heaps().at(rank)->mapped(); },
-            py::arg("rank"), "Bytes of a rank's heap that there is memory behind, here.")
+            py::arg("rank"), "Return how many bytes of a rank's heap are backed by memory in this process.")
         .def("announce", &Runtime::announce, py::arg("heap_bytes"))
         .def("behind", &Runtime::behind, py::arg("call"))
         .def("share", &Runtime::share, py::arg("call"))
@@ -476,12 +479,12 @@ void bind_runtime(py::module_& m) {
                 auto* const header = reinterpret_cast<wire::HeapHeader*>(runtime.heap_base(rank));
                 return reinterpret_cast<uint64_t>(&header->abort_of(runtime.generation()));
             },
-            "Address of a rank's abort word in this generation.")
+            "Return the address of a rank's abort word in this generation.")
         .def("set_compiling", &Runtime::set_compiling)
         .def("compiling_peers", &Runtime::compiling_peers)
         .def("on_compiling_peer", &Runtime::on_compiling_peer)
         .def("allocate", &allocate, py::arg("shape"), py::arg("code"), py::arg("bits"),
-             "A DLPack capsule of memory on a CPU, or None.")
+             "Return a DLPack capsule of CPU memory, or None if there is no room.")
         .def("arena_contains",
              [](const Runtime& runtime, uint64_t address, uint64_t bytes) {
                  return runtime.arena()->contains(reinterpret_cast<const void*>(address), bytes);
@@ -509,7 +512,8 @@ void bind_runtime(py::module_& m) {
                     if (routes[rank] == fabric::kMapped) cpu::pretouch(heap.base(), heap.mapped());
                 }
             },
-            NoGil(), "Make every page of the heaps that kernels map present in this process without changing it.");
+            NoGil(),
+            "Make every page of the heaps that kernels access directly present in this process, without changing it.");
     bind_runner(m);
 }
 

@@ -1,4 +1,4 @@
-// The CPU's vector operations, for the benchmark's baselines and for tests, and the check of expert ids there.
+// Bindings of the CPU's vector operations, for benchmark baselines and tests, and of its check of expert ids.
 #include <pybind11/stl.h>
 
 #include <cstdint>
@@ -23,8 +23,8 @@ T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
-// Row by row in the order given. One fence for all of them: what a single thread needs before it says that they are
-// there.
+// Copies row by row in the given order, with one fence for all of them, which is what a single thread needs before it
+// signals that they have arrived.
 void copy_rows(uintptr_t dst_addresses, uintptr_t src_addresses, size_t n, size_t row_bytes, bool streaming) {
     const auto* dst = pointer<u8* const>(dst_addresses);
     const auto* src = pointer<const u8* const>(src_addresses);
@@ -49,7 +49,7 @@ cpu::SumBf16 find_sum(const std::string& instructions) {
 
 void sum_row(uintptr_t dst, const std::vector<uintptr_t>& src, uintptr_t bias0, uintptr_t bias1, size_t elements,
              const std::string& instructions, const std::vector<float>& weights) {
-    if (!weights.empty() && weights.size() != src.size()) throw std::invalid_argument("weights: expected one a row");
+    if (!weights.empty() && weights.size() != src.size()) throw std::invalid_argument("weights: expected one per row");
     if (elements % 8 != 0) throw std::invalid_argument("elements: expected a multiple of 8");
     find_sum(instructions)(pointer<void>(dst), reinterpret_cast<const u8* const*>(src.data()),
                            weights.empty() ? nullptr : weights.data(), static_cast<unsigned>(src.size()),
@@ -73,7 +73,7 @@ void round_to_e4m3(uintptr_t dst, uintptr_t src, size_t n) {
     for (size_t i = 0; i < n; ++i) pointer<u8>(dst)[i] = float_to_e4m3(pointer<const float>(src)[i]);
 }
 
-// What comes back of groups that are cast, and of those that stay as they are.
+// Returns the values after a round trip: decoded for groups that are cast, unchanged for the others.
 void round_to_logfmt(uintptr_t dst, uintptr_t src, size_t n) {
     if (n % kLogGroup != 0) throw std::invalid_argument("n: expected a multiple of " + std::to_string(kLogGroup));
     for (size_t begin = 0; begin < n; begin += kLogGroup) {
@@ -117,15 +117,15 @@ void bind_vector(py::module_& m) {
           "Sum bfloat16 rows in list order, times their weights if given, then the biases (0: none), in fp32, rounded "
           "once.");
     m.def("sum_instructions", sum_instructions,
-          "The instruction sets sum_row has a version for and this CPU has, widest first.");
+          "Return the instruction sets of this CPU for which sum_row has a version, widest first.");
     m.def("round_to_bf16", round_to_bf16, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
           "Round n floats to nearest even.");
     m.def("round_to_logfmt", round_to_logfmt, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
-          "Rounds bfloat16 in groups of LOG_GROUP to LogFMT, to fp32.");
+          "Round n bfloat16 values to LogFMT in groups of LOG_GROUP and decode them to fp32.");
     m.def("round_to_e4m3", round_to_e4m3, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
-          "Round n floats to float8_e4m3fn, to nearest even; what is too large becomes the largest.");
+          "Round n floats to float8_e4m3fn, to nearest even; larger values saturate.");
     m.def("widen_to_float", widen_to_float, py::arg("dst"), py::arg("src"), py::arg("n"), ReleaseGil(),
-          "Widen n bfloat16 values.");
+          "Widen n bfloat16 values to fp32.");
     m.def(
         "pretouch", [](uintptr_t address, size_t bytes) { cpu::pretouch(pointer<void>(address), bytes); },
         py::arg("address"), py::arg("bytes"), ReleaseGil(), "Make every page of a range present without changing it.");

@@ -1,4 +1,4 @@
-// The parts of the extension module, each bound in a file of its own.
+// The parts of the extension module; each is bound in its own file.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,13 +16,12 @@
 
 namespace deep_ep::python {
 
-// Stopping an agent waits for its last puts, which other ranks' threads may have to run for.
+// Stopping an agent waits for its last puts, for which the threads of other ranks may have to run.
 struct DeleteWithoutGil {
     pid_t maker = getpid();
 
     void operator()(host::Runtime* runtime) const {
-        // A forked child has a copy without the threads of it, and what these had locked stays locked: it is left as it
-        // is, until the child ends.
+        // A forked child has a copy without its threads, and locks that they held stay locked: it is never destroyed.
         if (getpid() != maker) return;
         pybind11::gil_scoped_release release;
         delete runtime;
@@ -30,13 +29,13 @@ struct DeleteWithoutGil {
 };
 using RuntimePointer = std::unique_ptr<host::Runtime, DeleteWithoutGil>;
 
-// Ends a wait that has lasted so long that signals would be looked at: a Runner goes on with it.
+// Thrown out of a wait when a check of signals is due: a Runner continues the wait.
 struct WaitsLong {};
 inline thread_local bool stops_at_waits_long = false;
 
-// Lets Ctrl-C end a wait for a rank that will never come. Signals are the main thread's; another one that ran kernels
-// would only wait for the GIL here, and the kernels with it, as long as another thread holds it. So would the main
-// thread: where it runs kernels, a Runner takes over.
+// Lets Ctrl-C end a wait for a rank that will never arrive. Only the main thread handles signals: any other thread
+// would just wait for the GIL here, and the kernels that it runs would wait with it for as long as another thread holds
+// the GIL. The main thread has the same problem, so when it runs kernels a Runner takes over.
 inline void check_signals() {
     if (host::Runner::cancelled()) throw host::Runner::Cancelled{};
     if (gettid() != getpid()) return;
@@ -45,7 +44,7 @@ inline void check_signals() {
     if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
-// Python's times are seconds and C++'s nanoseconds: here they meet.
+// Converts seconds, as used in Python, to nanoseconds, as used in C++.
 inline uint64_t nanoseconds(double seconds) {
     constexpr double kMax = 1e9;
     if (!(seconds >= 0 && seconds <= kMax)) {
@@ -54,22 +53,22 @@ inline uint64_t nanoseconds(double seconds) {
     return static_cast<uint64_t>(seconds * 1e9);
 }
 
-// What the networks of a Buffer are like.
+// The options of a Buffer's networks.
 struct NetworkOptions {
-    nic::Options nic;                  // software NICs
+    nic::Options nic;                  // for software NICs
     bool in_process;                   // all ranks are threads of this process
-    std::string provider;              // of libfabric, for the proxy; empty: the best there is
+    std::string provider;              // libfabric provider for the proxy; empty: the best available
     std::string address;               // see host::NetworkPlace
-    std::vector<int> cpus;             // likewise
+    std::vector<int> cpus;             // see host::NetworkPlace
     std::shared_ptr<host::Mesh> mesh;  // to ranks on other machines; null: there are none
     host::MakeQueuePairs queue_pairs;  // see host::NetworkPlace
 };
 
 enum class Kernels { kOnCpu, kOnGpu };
 
-// Every rank's control pages as the heaps have them.
+// The control pages of all ranks, as mapped in the heaps.
 std::vector<std::shared_ptr<uint8_t>> pages_of(const std::vector<std::shared_ptr<host::Heap>>& heaps);
-// `make_memory`: for threads that store into them beside the launching one.
+// `make_memory`: for threads other than the launching one that store into the pages.
 host::MakeControl control_over(const host::BufferOptions& options, std::vector<std::shared_ptr<uint8_t>> pages,
                                host::SharedControl::MakeTeller make_teller, std::shared_ptr<host::Mesh> mesh,
                                std::function<std::unique_ptr<host::Memory>()> make_memory);
@@ -79,13 +78,13 @@ host::MakeNetworks networks_over(const host::BufferOptions& options, const Netwo
 void bind_executor(pybind11::module_& m);
 void bind_vector(pybind11::module_& m);
 void bind_mesh(pybind11::module_& m);
-void bind_ptx(pybind11::module_& m);  // before what takes kernels
+void bind_ptx(pybind11::module_& m);  // before bindings that take kernels
 void bind_runtime(pybind11::module_& m);
 void bind_modes(pybind11::module_& m);
 void bind_low_latency(pybind11::module_& m);
 void bind_proxy(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
-void bind_adoption(pybind11::module_& m);  // before what takes Wanted
-void bind_nvshmem(pybind11::module_& m);   // behind heaps and contexts
+void bind_adoption(pybind11::module_& m);  // before bindings that take Wanted
+void bind_nvshmem(pybind11::module_& m);   // after heaps and contexts
 
 }  // namespace deep_ep::python

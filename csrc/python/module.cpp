@@ -1,10 +1,10 @@
-// The extension module. Torch-free: tensors cross as addresses and sizes, outputs as DLPack capsules.
+// The extension module. Independent of torch: tensors are passed as addresses and sizes, outputs as DLPack capsules.
 #include "device/device.h"
 #include "python/bindings.h"
 #include "wire/signals.h"
 
 PYBIND11_MODULE(DEEP_EP_MODULE, m) {
-    m.doc() = "Native half of deep_ep_py.";
+    m.doc() = "The native part of deep_ep_py.";
     m.attr("WARP_SIZE") = deep_ep::device::kWarpSize;
     m.attr("SIGNAL_UNIT") = deep_ep::wire::kUnit;
     m.attr("CHUNK_SLOTS") = deep_ep::wire::kSlots;

@@ -1,4 +1,4 @@
-// The control plane and the networks of a Buffer, over its ranks' heaps.
+// Makes the control plane and the networks of a Buffer over the heaps of its ranks.
 #include "host/control/machines/machines_control.h"
 #include "python/bindings.h"
 

@@ -1,5 +1,5 @@
-// Which ranks hear that a region has been given back (P4): all, or on a Buffer whose operations all take two hops those
-// that ever store into it.
+// The ranks that are notified that a region has been given back (P4): all, or if all operations of a Buffer take two
+// hops, those that may store into it.
 #pragma once
 
 #include "wire/forwarders.h"
@@ -7,9 +7,9 @@
 namespace deep_ep::wire {
 
 struct Audience {
-    u32 per_node;  // ranks of a node, where the audience is the own node and the ranks on the same rail; else 0
+    u32 per_node;  // ranks per node if the audience is the own node and the ranks on the same rail; otherwise 0
 
-    // The same from both sides. `mask`: the ranks that are left out.
+    // Symmetric in `rank` and `other`. `mask`: the ranks that are left out.
     constexpr bool joins(u32 rank, u32 other, const RankMask& mask) const {
         return per_node == 0 || rank / per_node == other / per_node || on_one_rail(mask, per_node, rank, other);
     }

@@ -1,5 +1,6 @@
-// Which rank of a node passes on there what a rank of another node sends, and sums what goes back: the one with the
-// same local index. If that one is masked another rank of its node does it as well, besides what it does anyway.
+// The forwarder of a rank in another node passes on that rank's rows inside the node, and sums the rows that go back to
+// it. It is the rank with the same local index. If that one is masked, another rank of its node takes over its role in
+// addition to its own.
 #pragma once
 
 #include "wire/rank_mask.h"
@@ -9,12 +10,12 @@ namespace deep_ep::wire {
 
 constexpr u32 kNoRank = ~0u;
 
-// For how many local indices a rank forwards at the most: its own, and that of one masked rank.
+// The most local indices that a rank forwards for: its own, and that of one masked rank.
 constexpr u32 kRoles = 2;
 
-// The rank of `node` that forwards for the ranks of other nodes with the local index `local`. Masked ranks of a node
-// and those that are left are matched in their order. kNoRank: there are not enough left;
-// a recovery refuses such masks (Topology.check_mask), unless the node has no rank left at all.
+// The rank of `node` that forwards for the ranks of other nodes with the local index `local`. The masked ranks of a
+// node are matched with its remaining ranks in order. kNoRank: too few remain; a recovery refuses such masks
+// (Topology.check_mask), unless no rank of the node remains.
 constexpr u32 forwarder_of(const RankMask& mask, u32 per_node, u32 node, u32 local) {
     const u32 first = node * per_node;
     if (!mask.has(first + local)) return first + local;
@@ -28,7 +29,7 @@ constexpr u32 forwarder_of(const RankMask& mask, u32 per_node, u32 node, u32 loc
     return kNoRank;
 }
 
-// The other local index that a rank which is not masked forwards for; kNoRank: none.
+// The second local index that an unmasked rank forwards for; kNoRank: none.
 constexpr u32 taken_over_by(const RankMask& mask, u32 per_node, u32 rank) {
     const u32 first = rank / per_node * per_node;
     u32 before = 0;
@@ -41,7 +42,7 @@ constexpr u32 taken_over_by(const RankMask& mask, u32 per_node, u32 rank) {
     return kNoRank;
 }
 
-// Whether two ranks of different nodes talk to each other in two hops; the same from both sides.
+// Whether two ranks of different nodes communicate directly in two-hop mode. The relation is symmetric.
 constexpr bool on_one_rail(const RankMask& mask, u32 per_node, u32 rank, u32 other) {
     return forwarder_of(mask, per_node, other / per_node, rank % per_node) == other ||
            forwarder_of(mask, per_node, rank / per_node, other % per_node) == rank;

@@ -1,6 +1,6 @@
-// Where a rank's signal words lie: in its heap, where their writers reach them, by loads and stores or through a NIC
-// that adds. Words of ranks whose puts this rank's host tells of, by totals (P18), lie in the host's memory instead: a
-// host cannot store into a GPU's cheaply, and it alone writes these.
+// Where a rank's signal words are: in its heap, where their writers reach them by loads and stores or through the
+// atomics of a NIC. The words of ranks whose puts are reported by this rank's host, as totals (P18), are in host memory
+// instead: only the host writes them, and its stores to GPU memory are expensive.
 #pragma once
 
 #include "wire/rank_mask.h"
@@ -9,13 +9,13 @@
 namespace deep_ep::wire {
 
 struct HostWords {
-    u64 distance;      // from a word's address in the heap to that of the host's; modulo 2^64
-    RankMask sources;  // whose words are the host's
+    u64 distance;      // from a word's address in the heap to its address in host memory; modulo 2^64
+    RankMask sources;  // sources whose words are in host memory
 
-    // `in_heap`: the word's address there. Ranks of a node write the words of streams by loads and stores, whatever
-    // reaches the rank that has a stream's number.
+    // `in_heap`: the word's address in the heap. Words of row streams are always in the heap: ranks of a node write
+    // them by loads and stores, regardless of how the rank with the row stream's number is reached.
     const u64* place(const u8* in_heap, u32 kind, u32 source) const {
-        // No branch: behind one a kernel would load the distance only when it has the bit, and the word after both.
+        // Branch-free: with a branch a kernel would load the distance only after it has the bit, and then the word.
         const u64 bit = kind < kOfRanks ? sources.words[source / RankMask::kBits] >> source % RankMask::kBits & 1 : 0;
         return reinterpret_cast<const u64*>(reinterpret_cast<u64>(in_heap) + (distance & (0 - bit)));
     }

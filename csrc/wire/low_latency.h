@@ -1,20 +1,20 @@
-// Messages of low-latency mode and how its operations lay themselves out in their region (PROTOCOL P13). Both ends
-// compute all places from what all ranks know: Buffer and sizes. No place depends on how many tokens a call has.
+// Messages of low-latency mode, and the layout of its operations in their region (PROTOCOL P13). Both ends compute all
+// offsets from what all ranks know: the Buffer and the sizes. No offset depends on the number of tokens of a call.
 //
 //   dispatch   routing of each source | this rank's rows, for ranks that are mapped to read | rows of sources in each
 //              other node
 //   combine    header of each source | rows that mapped sources publish | slots of mapped sources | of the others |
 //              rests of all slots | sums from each other node
 //
-// Results that travel as LogFMT (device/logfmt.h) have their heads in the slots.
+// Results that travel as LogFMT (device/logfmt.h) have their heads in the slots, and the rest in the rests.
 //
-// Where some rank is not mapped, what is sent to such ranks is built behind that, in the sender's own region, likewise
-// for each destination.
+// If some ranks are not mapped, messages to them are built after all of this, in the sender's own region, one area per
+// destination.
 //
-// Rows go once to each node: to its forwarder for the sender, the rank there with the sender's local index, in whose
-// region the node's other ranks read them. A node is `per_node` ranks that are mapped to each other; 1: each rank is
-// its own forwarder. If the source has sent the weights of its choices with them, the forwarder also sums the node's
-// results for it.
+// Rows go once to each node: to the sender's forwarder there, which is the rank with the sender's local index; the
+// other ranks of the node read them in its region. A node is `per_node` ranks that are mapped to each other; 1: each
+// rank is its own forwarder. If the source has also sent its top-k weights, the forwarder sums the node's results for
+// it.
 #pragma once
 
 #include "wire/heap_layout.h"
@@ -22,46 +22,46 @@
 
 namespace deep_ep::wire {
 
-// Tokens whose places are found together: which of them an expert has is one word.
+// Tokens whose positions are found together: one word says which of them an expert has.
 constexpr u32 kUnitTokens = 32;
 
-// Puts that carry a source's rows to a rank that is not mapped. Signalled by the words of as many chunk slots.
+// The most puts that carry a source's rows to a rank that is not mapped. Each uses the signal word of a chunk slot.
 constexpr u32 kMaxRowPuts = 3;
 static_assert(kMaxRowPuts <= kSlots && kMaxRowPuts <= kStreamWords, "a signal word for each");
 
-// An expert's id as routings carry it.
+// An expert id in a routing.
 using RoutedId = u16;
 constexpr RoutedId kNoExpert = 0xffff;
 constexpr u32 kMaxRoutedExperts = kNoExpert;
 
-// First part of a routing, which says where a source's tokens go. Followed by u32 counts[experts of the receiver], the
-// source's tokens for each, and RoutedId[tokens][top-k], the same for all receivers. Behind them the source's
-// forwarders get f32 weights[tokens][top-k], if there are any.
+// First part of a routing, which says where a source's tokens go. It is followed by u32 counts[experts of the
+// receiver], the source's tokens for each, and RoutedId[tokens][top-k], which is the same for all receivers. For the
+// source's forwarders, f32 weights[tokens][top-k] follow if there are weights.
 struct RoutingHeader {
     u64 operation;
     u64 arguments;  // hash of what all ranks must agree on
-    u32 tokens;     // of the source
-    // Where the results for this source begin that the receiver sends in its combine, among those of all ranks; for
-    // ranks that are not mapped.
+    u32 tokens;     // tokens of the source
+    // For ranks that are not mapped: where, among the results of all ranks, those begin that the receiver will send to
+    // this source in combine.
     u32 first_result;
     u32 reserved[10];
 };
 static_assert(sizeof(RoutingHeader) == 64, "routing header");
 
-// Of one rank's results for another, in combine.
+// Precedes the results of one rank for another, in combine.
 struct ResultHeader {
     u64 operation;
     u64 arguments;
-    u64 published;  // where in its heap the rank's results lie, for the other to read there; kUnpublished: in slots
+    u64 published;  // offset of published results in the heap of the rank; kUnpublished: they are sent to slots
     u32 reserved[10];
 };
 constexpr u64 kUnpublished = ~0ull;
 static_assert(sizeof(ResultHeader) == 64, "result header");
 
-// A slot for a result and the rank at its other end: of a row received in a dispatch, where it came from and where its
-// result goes there; of a choice, whose result it is and where it comes.
+// A slot for a result, and the rank at the other end. For a row received in dispatch: its source, and the slot there
+// for its result. For a token's choice of an expert: the rank that computes the result, and the slot where it arrives.
 constexpr u32 kSlotBits = 22;
-constexpr u32 kMaxResults = (1u << (kSlotBits - 1)) - 1;  // of a rank: tokens times top-k; there are two slots for each
+constexpr u32 kMaxResults = (1u << (kSlotBits - 1)) - 1;  // per rank: tokens times top-k; each has two slots
 constexpr u32 kNoPosition = ~0u;
 constexpr u32 position(u32 rank, u32 slot) { return rank << kSlotBits | slot; }
 constexpr u32 position_rank(u32 position) { return position >> kSlotBits; }
@@ -74,17 +74,17 @@ static_assert(position_rank(position(kMaxRanks - 1, 2 * kMaxResults - 1)) == kMa
 
 struct LowLatencyLayout {
     u32 ranks;
-    u32 max_tokens;  // of a rank
+    u32 max_tokens;  // per rank
     u32 topk;
     u32 experts_per_rank;
-    u32 x_bytes;       // of a row of dispatch
-    u32 scales_bytes;  // 0: rows have none
-    u32 result_bytes;  // of a row of combine, or of its head
-    u32 rest_bytes;    // of the rest of such a row; 0: results travel as they are
+    u32 x_bytes;       // per row of dispatch
+    u32 scales_bytes;  // per row; 0: rows have none
+    u32 result_bytes;  // per row of combine, or of its head
+    u32 rest_bytes;    // per rest of such a row; 0: results are not split
     u32 has_remote;    // some pair of ranks of this Buffer is not load/store-reachable
     u32 row_puts;      // 1 to kMaxRowPuts
-    u32 per_node;      // ranks of a node
-    u32 weighted;      // routings have weights; results are summed where they are, and their sums sent
+    u32 per_node;      // ranks per node
+    u32 weighted;      // routings have weights; results are summed in their node, and the sums are sent
 
     constexpr u32 nodes() const { return ranks / per_node; }
     constexpr u32 node_of(u32 rank) const { return rank / per_node; }
@@ -95,11 +95,11 @@ struct LowLatencyLayout {
     constexpr bool same_local_index(u32 rank, u32 other) const { return rank % per_node == other % per_node; }
 
     constexpr u64 max_results() const { return static_cast<u64>(max_tokens) * topk; }
-    // That one rank sends another.
+    // The most results that one rank sends another.
     constexpr u64 max_results_of_rank() const {
         return static_cast<u64>(max_tokens) * (topk < experts_per_rank ? topk : experts_per_rank);
     }
-    // Tokens whose rows go with one put, whole units. The last put may have fewer.
+    // Tokens whose rows travel in one put, in whole units. The last put may have fewer.
     constexpr u32 tokens_per_put() const { return ceil_div(ceil_div(max_tokens, kUnitTokens), row_puts) * kUnitTokens; }
 
     // --- dispatch
@@ -118,10 +118,10 @@ struct LowLatencyLayout {
     constexpr u64 row_bytes() const { return align_up(static_cast<u64>(x_bytes) + scales_bytes, kPieceBytes); }
     constexpr u64 rows_bytes() const { return max_tokens * row_bytes(); }
     constexpr u64 routing(u32 source) const { return source * routing_bytes(max_tokens); }
-    // Of this rank, each at its token's place. All ranks have read them when all have given `free`.
+    // Rows of this rank, indexed by token. All ranks have read them when all have given `free`.
     constexpr u64 own_rows() const { return routing(ranks); }
-    // Of the source in a node that is not mapped and has this rank for its forwarder: side by side, from the place of
-    // each put's first token on.
+    // Rows of the source in an unmapped node that has this rank as its forwarder: contiguous within each put, starting
+    // at the index of the put's first token.
     constexpr u64 rows(u32 node) const { return own_rows() + (1 + node) * rows_bytes(); }
     constexpr u64 routing_send(u32 destination) const {
         return rows(nodes()) + destination * routing_bytes(max_tokens);
@@ -131,9 +131,9 @@ struct LowLatencyLayout {
 
     // --- combine
     constexpr u64 header(u32 source) const { return source * sizeof(ResultHeader); }
-    // A token's result of its k-th expert, if that one's rank is mapped: slot token * topk + k. The others' lie behind
-    // max_results() of these, in the order of ranks, tokens and k, unless they come as sums. For a slot of a rank that
-    // publishes: which row.
+    // The result of a token's k-th expert is in slot token * topk + k if the expert's rank is mapped. Results of other
+    // ranks follow from slot max_results() on, in order of rank, token and k, unless they arrive as sums. For a slot of
+    // a rank that publishes its rows: the index of the row.
     constexpr u64 published_row(u64 slot) const { return header(ranks) + slot * sizeof(u32); }
     constexpr u64 slot(u64 slot) const {
         return align_up(published_row(max_results()), kPieceBytes) + slot * result_bytes;
@@ -141,10 +141,10 @@ struct LowLatencyLayout {
     constexpr u64 slots() const { return max_results() * (has_remote != 0 && weighted == 0 ? 2 : 1); }
     constexpr u64 rest(u64 slot) const { return this->slot(slots()) + slot * rest_bytes; }
     constexpr u64 sums_bytes() const { return weighted != 0 ? static_cast<u64>(max_tokens) * result_bytes : 0; }
-    // Of the tokens that have results in a node, side by side.
+    // Sums of the tokens that have results in a node, contiguous.
     constexpr u64 sums(u32 node) const { return rest(slots()) + node * sums_bytes(); }
     constexpr u64 header_send(u32 destination) const { return sums(nodes()) + header(destination); }
-    // One message's slots, and behind them their rests.
+    // The slots of one message, followed by their rests.
     constexpr u64 results_send(u32 destination) const {
         return header_send(ranks) + destination * max_results_of_rank() * (result_bytes + rest_bytes);
     }

@@ -1,4 +1,4 @@
-// Messages between ranks and how an operation lays them out in its region. Parts of a message are 16-byte aligned.
+// Messages between ranks, and their layout in the region of an operation. Parts of a message are 16-byte aligned.
 #pragma once
 
 #include "wire/heap_layout.h"
@@ -6,18 +6,18 @@
 
 namespace deep_ep::wire {
 
-// Of one rank, so that the rows of any rank fit into 31 bits.
+// The most tokens of one rank, so that the row count of any rank fits into 31 bits.
 constexpr u32 kMaxTokens = 0x7fffffffu / kMaxRanks;
 
-// First part of a notify message. Followed by a RankMask, the ranks that the source leaves out (P17), i32
+// First part of a notify message. It is followed by a RankMask, the ranks that the source leaves out (P17), i32
 // rows_to_rank[ranks] (the source's whole row of counts) and i32 rows_to_expert[experts of the receiver].
 struct NotifyHeader {
     u64 operation;
-    u64 arguments;  // hash of what all ranks must agree on: kind of call, sizes, whose handle
+    u64 arguments;  // hash of what all ranks must agree on: kind of call, sizes, handle
     u32 generation;
-    u32 tokens;  // tokens of the source: how many rounds its combine takes
-    // What the source's peers are to have mapped of its heap before they launch the operation's next kernel (P10); 0:
-    // nothing that they have not.
+    u32 tokens;  // tokens of the source; they determine the number of rounds of its combine
+    // The bytes of the source's heap that its peers must have mapped before they launch the operation's next kernel
+    // (P10); 0: no more than before.
     u64 heap_bytes;
     u32 reserved[8];
 };
@@ -25,9 +25,8 @@ static_assert(sizeof(NotifyHeader) == 64, "notify header");
 constexpr u64 kNotifyCounts = sizeof(NotifyHeader) + sizeof(RankMask);
 static_assert(kNotifyCounts % kPieceBytes == 0, "parts of a message");
 
-// An offer (P9, P12): where the sender of this message has put a tensor group of the operation, so that its receiver
-// may store into it (dispatch: the output) or load from it (combine: the published rows). Offsets are into the sender's
-// heap.
+// An offer (P9, P12): where the tensors of an operation are in the sender's heap, so that the receiver may store into
+// them (dispatch: the output) or load from them (combine: the published rows). Offsets are into the sender's heap.
 struct Offer {
     u64 operation;
     u64 x;
@@ -37,11 +36,11 @@ struct Offer {
     u64 src_idx;
     u64 arguments;  // as in NotifyHeader
     u32 visible;    // 0: not peer-visible memory; rows go through the region, chunk by chunk
-    u32 rows;       // of each tensor
+    u32 rows;       // per tensor
 };
 static_assert(sizeof(Offer) == 64, "offer");
 
-// First part of a chunk: rows [first, first + rows) of what its source sends to its destination.
+// First part of a chunk: rows [first, first + rows) of those that its source sends to its destination.
 struct ChunkHeader {
     u64 operation;
     u64 arguments;  // as in NotifyHeader
@@ -51,7 +50,7 @@ struct ChunkHeader {
 };
 static_assert(sizeof(ChunkHeader) == 64, "chunk header");
 
-// Which parts the rows of a chunk have, in this order, and the bytes of each per row. 0: the part is absent.
+// The parts of a chunk's rows, in this order, and the bytes of each per row. 0: the part is absent.
 struct ChunkFormat {
     u32 x_bytes;
     u32 scales_bytes;
@@ -75,8 +74,7 @@ struct ChunkFormat {
     }
 };
 
-// How an operation lays itself out inside its region (P2). Both ends compute it from what all ranks know: Buffer and
-// shape.
+// The layout of an operation inside its region (P2). Both ends compute it from what all ranks know: Buffer and shape.
 struct RegionLayout {
     u32 ranks;
     u32 experts;     // 0: the operation exchanges no counts
@@ -91,14 +89,14 @@ struct RegionLayout {
     }
     constexpr u64 notify_common_bytes() const { return kNotifyCounts + rank_counts_bytes(); }
     constexpr u64 notify_row_bytes() const { return notify_common_bytes() + expert_counts_bytes(); }
-    // Offsets into the region. Received messages come first, one place per source.
+    // Offsets into the region. Received messages come first, one per source.
     constexpr u64 notify_row(u32 source) const { return source * notify_row_bytes(); }
     constexpr u64 offer(u32 source) const { return notify_row(ranks) + source * sizeof(Offer); }
     constexpr u64 chunk_bytes() const { return format.bytes(chunk_rows); }
     constexpr u64 chunk(u32 source, u32 slot) const { return offer(ranks) + (source * kSlots + slot) * chunk_bytes(); }
-    // Messages under construction, where the wire takes them from this rank's memory.
+    // Messages under construction, for networks that read them from this rank's memory.
     constexpr u64 notify_send() const { return chunk(ranks, 0); }
-    // The part common to all receivers once, then each receiver's expert counts.
+    // The part that is common to all receivers, once, then the expert counts of each receiver.
     constexpr u64 notify_send_bytes() const { return notify_common_bytes() + ranks * expert_counts_bytes(); }
     constexpr u64 chunk_send(u32 destination, u32 slot) const {
         return notify_send() + notify_send_bytes() + (destination * kSlots + slot) * chunk_bytes();

@@ -1,11 +1,12 @@
 // Formats of an mlx5 (ConnectX) queue pair, as kernels write them and a NIC reads them: work requests (WQE),
-// completions (CQE), doorbell record and doorbell. Everything is big endian in memory. Compared byte for byte with
-// rdma-core's own setters in tests/native/mlx5_header.cpp.
+// completions (CQE), doorbell record and doorbell. Everything is big endian in memory. tests/native/mlx5_header.cpp
+// compares them byte for byte with the setters of rdma-core.
 //
-// A send queue is a ring of 64-byte blocks. Every request used here takes one block: control, remote address, and
+// A send queue is a ring of 64-byte basic blocks (WQEBB). Every request used here takes one: control, remote address,
+// and one of
 //
 //   RDMA write            data segment
-//   inline RDMA write     a word of payload
+//   inline RDMA write     inline payload of one word
 //   fetch and add         atomic segment, data segment for the old value
 #pragma once
 
@@ -13,19 +14,19 @@
 
 namespace deep_ep::wire::mlx5 {
 
-// To or from big endian. Shifts, which compilers know as one instruction on a CPU and on a GPU alike.
+// To or from big endian. Compilers turn these shifts into one instruction, on CPUs and GPUs.
 constexpr u32 big(u32 v) { return v << 24 | (v & 0xff00u) << 8 | (v >> 8 & 0xff00u) | v >> 24; }
 constexpr u64 big(u64 v) { return static_cast<u64>(big(static_cast<u32>(v))) << 32 | big(static_cast<u32>(v >> 32)); }
 static_assert(big(0x01020304u) == 0x04030201u && big(0x0102030405060708ull) == 0x0807060504030201ull, "byte order");
 
 constexpr u32 kBlockBytes = 64;  // MLX5_SEND_WQE_BB
 
-// The NIC counts blocks in 16 bits; half of that tells old from new.
+// The NIC counts WQEBBs modulo 2^16; half of that range tells old from new.
 constexpr u32 kMaxBlocks = 1u << 15;
 constexpr u64 kMaxMessageBytes = 1ull << 30;  // log_msg_max of the connection
 
 enum Opcode : u32 { kRdmaWrite = 0x08, kFetchAdd = 0x12 };
-constexpr u32 kUnitsOfWrite = 3, kUnitsOfFetchAdd = 4;  // of 16 bytes
+constexpr u32 kUnitsOfWrite = 3, kUnitsOfFetchAdd = 4;  // in units of 16 bytes
 
 struct alignas(16) Control {
     u32 opcode;  // modifier 8 | index 16 | opcode 8
@@ -49,14 +50,14 @@ struct alignas(16) Inline {
 };
 struct alignas(16) Atomic {
     u64 add;
-    u64 compare;  // not used by fetch and add
+    u64 compare;  // unused by fetch and add
 };
 static_assert(sizeof(Control) == 16 && sizeof(RemoteAddress) == 16 && sizeof(Data) == 16 && sizeof(Inline) == 16 &&
                   sizeof(Atomic) == 16,
               "segments");
 
 constexpr u32 kInline = 1u << 31;
-constexpr u32 kCompletion = 0x08;  // of flags: always write a CQE
+constexpr u32 kCompletion = 0x08;  // in `flags`: always write a CQE
 constexpr u32 kCompletionMask = 0x0c, kSolicited = 0x02;
 
 constexpr Control control(Opcode opcode, u64 index, u32 queue_pair, u32 units, bool completion) {
@@ -65,12 +66,12 @@ constexpr Control control(Opcode opcode, u64 index, u32 queue_pair, u32 units, b
 }
 constexpr RemoteAddress remote_address(u64 address, u32 big_key) { return {big(address), big_key, 0}; }
 constexpr Data data(u64 address, u32 big_key, u32 bytes) { return {big(bytes), big_key, big(address)}; }
-constexpr Inline inline_word(u64 value) {  // as it lies in a little-endian memory
+constexpr Inline inline_word(u64 value) {  // in little-endian byte order
     return {big(8u | kInline), {static_cast<u32>(value), static_cast<u32>(value >> 32), 0}};
 }
 constexpr Atomic fetch_add(u64 add) { return {big(add), 0}; }
 
-// One request.
+// One request, in one WQEBB.
 struct alignas(kBlockBytes) Block {
     Control control;
     RemoteAddress remote;
@@ -79,11 +80,12 @@ struct alignas(kBlockBytes) Block {
         Inline inlined;
         Atomic atomic;
     };
-    Data returned;  // of fetch and add: where the old value goes
+    Data returned;  // for fetch and add: where the old value goes
 };
 static_assert(sizeof(Block) == kBlockBytes, "one block of the ring");
 
-// Doorbell record, in memory that the NIC reads: how many blocks have been produced. Then the doorbell, a register.
+// Doorbell record, in memory that the NIC reads: the number of WQEBBs produced. It is written before the doorbell,
+// which is a register.
 struct alignas(8) DoorbellRecord {
     u32 receive;
     u32 send;
@@ -101,11 +103,11 @@ static_assert(doorbell_counter(doorbell(0xabcdef, 0x12345)) == 0x2345 &&
                   doorbell_queue(doorbell(0xabcdef, 0x12345)) == 0xabcdef,
               "doorbell: 24 bits of queue pair, 16 of counter");
 
-// Completion. The queue is collapsed: the NIC writes every one into the same 64 bytes, `tail` last.
+// Completion. The queue is collapsed: the NIC writes every CQE into the same 64 bytes, `tail` last.
 struct alignas(64) Cqe {
     u8 reserved[54];
-    u8 vendor;         // of an error
-    u8 syndrome;       // of an error
+    u8 vendor;         // for an error
+    u8 syndrome;       // for an error
     u32 opcode_queue;  // opcode of the request 8 | queue pair number 24
     u32 tail;          // index of the request 16 | signature 8 | kind 4, format 2, solicited 1, owner 1
 };
@@ -120,8 +122,8 @@ static_assert(cqe_kind(~0u) == kInvalidCqe && ((cqe_index(~0u) + 1) & 0xffff) ==
 static_assert(cqe_index(cqe_tail(0x12345, kRequestError)) == 0x2345 &&
                   cqe_kind(cqe_tail(7, kRequestError)) == kRequestError,
               "completion: 16 bits of index");
-// Whether `count` blocks are done, by a completion that was read after `count`: others may have posted behind them, and
-// have theirs done too. At most half as many blocks as the index can tell apart are on their way.
+// Whether a CQE says that `count` WQEBBs are done. It must be read after `count`, so it may also cover WQEBBs that
+// other threads have posted since. At most half of the 2^16 WQEBBs that the index can distinguish are in flight.
 constexpr bool cqe_covers(u32 tail, u64 count) { return ((cqe_index(tail) + 1 - count) & 0xffff) < 0x8000; }
 static_assert(cqe_covers(~0u, 0) && !cqe_covers(~0u, 1) && !cqe_covers(~0u, 0x8000), "nothing is done");
 static_assert(cqe_covers(cqe_tail(0xffff, kRequestDone), 0x10000) &&

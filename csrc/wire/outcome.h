@@ -1,4 +1,4 @@
-// What an operation leaves for the host: counts, and, if it failed, which wait ended it. Host-visible memory.
+// The results of an operation for its host, in host-visible memory: counts, and if it failed, the wait that ended it.
 #pragma once
 
 #include "wire/signals.h"
@@ -24,8 +24,8 @@ enum class Phase : u32 {
     kForwarded
 };
 
-// How long a wait lasts. A peer that gives no slot back, or forwards nothing, most often waits itself, for a third
-// rank. Waits for that one, which began at the same time, run out first: so it is that rank which is named.
+// The timeout of a wait. A peer that gives no slot back, or forwards nothing, usually waits for a third rank itself.
+// Waits for that third rank, which began at the same time, must time out first, so that it is the rank that is blamed.
 constexpr u64 patience_ns(Phase phase, u64 timeout_ns) {
     const bool for_third = phase == Phase::kNext || phase == Phase::kForwarded;
     return for_third ? timeout_ns + timeout_ns / 8 : timeout_ns;
@@ -66,8 +66,8 @@ constexpr const char* phase_name(Phase phase) {
     }
 }
 
-// The mark says which generation the record is of: a captured call's outlives recoveries, and one of another generation
-// counts as none.
+// The mark contains the generation of the record: the record of a captured call outlives recoveries, and one of another
+// generation is ignored.
 constexpr u64 failure_mark(u32 generation, u32 reason) { return static_cast<u64>(generation) << 32 | reason; }
 constexpr u32 mark_generation(u64 mark) { return static_cast<u32>(mark >> 32); }
 constexpr u32 mark_reason(u64 mark) { return static_cast<u32>(mark); }
@@ -75,8 +75,8 @@ constexpr u32 mark_reason(u64 mark) { return static_cast<u32>(mark); }
 struct Failure {
     u64 mark;   // failure_mark(); set last
     u32 phase;  // wire::Phase
-    i32 peer;   // whose doing was waited for, -1: none
-    // Where reason is kAborted: the rank that failed first, why, and the rank that it blames; -1: none.
+    i32 peer;   // the rank that was waited for; -1: none
+    // If the reason is kAborted: the rank that failed first, its reason, and the rank that it blames (-1: none).
     i32 cause_rank;
     u32 cause;
     i32 cause_peer;
@@ -86,10 +86,10 @@ struct Failure {
 
 struct Outcome {
     u32 counts_ready;    // 1 once these counts, and those per expert, are valid
-    i32 total_rows;      // that this rank receives
-    i32 forwarded_rows;  // node rows that it forwards, where there are two hops
+    i32 total_rows;      // rows that this rank receives
+    i32 forwarded_rows;  // node rows that it forwards, in two-hop mode
     u32 reserved;
-    u64 operation;  // the number this call got
+    u64 operation;  // the number of this operation
     Failure failure;
 };
 

@@ -1,4 +1,4 @@
-// Formats of the host proxy: the commands that kernels leave for a thread of their host, and the immediate that a
+// Formats of the host proxy: the commands that kernels post for a thread of their host, and the immediate data that a
 // network delivers with each message.
 #pragma once
 
@@ -9,16 +9,16 @@ namespace deep_ep::wire::proxy {
 // --- commands
 // -------------------------------------------------------------------------------------------------------------------
 
-// A put is one command for each of its pieces, side by side in the ring; the last one carries the signal.
+// A put is one command for each of its pieces, consecutive in the ring; the last one carries the signal.
 enum Operation : u32 {
     kNothing = 0,
     kPart = 1,    // copy; more of the same put follows
-    kLast = 2,    // copy, and when all of the put has arrived, the signal
-    kSignal = 3,  // the signal alone
+    kLast = 2,    // copy, and signal when all of the put has arrived
+    kSignal = 3,  // signal only
 };
 
-// Two words that are stored one by one, the upper one last. Each has the lap bit of its position, so that neither an
-// old half nor a half that is missing is taken for new. From bit 63 down:
+// Two words that are stored one after the other, the upper one last. Each has the lap bit of its position, so that a
+// stale word is never taken for a new one. From bit 63 down:
 //
 //   low    lap 1 | operation 2 | length 24 | spare 1 | source 36
 //   high   lap 1 | peer 12 | word 10 | spare 5 | target 36
@@ -66,16 +66,17 @@ static_assert(lap_of(kCommandOfLimits.low) == 1 && operation_of(kCommandOfLimits
                   word_of(kCommandOfLimits) == 1023 && target_of(kCommandOfLimits) == kMaxHeapBytes - kPieceBytes,
               "the fields do not touch each other");
 
-// The lap of a position in a ring of so many commands. A ring begins as zeros, which is the lap before the first.
+// The lap of a position in a ring of `commands` commands. A ring starts as zeros, which is the lap before the first.
 constexpr u64 lap_at(u64 position, u64 commands) { return (position / commands + 1) & 1; }
 static_assert(lap_at(0, 4) == 1 && lap_at(3, 4) == 1 && lap_at(4, 4) == 0 && lap_at(8, 4) == 1, "laps");
 
 // --- immediates
 // -------------------------------------------------------------------------------------------------------------------
 
-// What comes with a message, in the 32 bits that every network has: source 12 | word 8 | generation 2 | sequence 6 |
-// pieces 4. `word` is the number of a signal word among those of its source, `sequence` counts the source's messages to
-// that word. `pieces`: 0, or in the last message of a put how many messages the put has been cut into.
+// The immediate data of a message, in the 32 bits that every network has: source 12 | word 8 | generation 2 |
+// sequence 6 | pieces 4. `word` is the index of a signal word among those of its source; `sequence` counts the source's
+// messages to that word. `pieces`: the number of messages that a put was cut into, in its last message; 0 in the
+// others.
 struct Immediate {
     u32 source;
     u32 word;
@@ -87,10 +88,10 @@ constexpr u32 kSourceBits = 12, kImmediateWordBits = 8, kGenerationBits = 2, kSe
 static_assert(kSourceBits + kImmediateWordBits + kGenerationBits + kSequenceBits + kPiecesBits == 32, "32 bits");
 constexpr u32 kWords = 1u << kImmediateWordBits;
 static_assert(kMaxRegions * kOfRanks <= kWords, "every word that a rank has of another");
-constexpr u32 kMaxMessages = (1u << kPiecesBits) - 1;  // of a put
+constexpr u32 kMaxMessages = (1u << kPiecesBits) - 1;  // per put
 
-// Sequence numbers are told apart in a window of half of them: a message is sent only when all that lie so far behind
-// it have been delivered.
+// Sequence numbers are unambiguous within a window of half of them: a message is sent only when all messages that are
+// at least a window older have been delivered.
 constexpr u32 kSequences = 1u << kSequenceBits, kWindow = kSequences / 2;
 
 constexpr u32 pack(const Immediate& of) {
@@ -105,7 +106,7 @@ static_assert(pack(unpack(0xfedcba98)) == 0xfedcba98 && unpack(pack({4095, 255, 
                   unpack(pack({0, 0, 0, 65, 0})).sequence == 1 && unpack(pack({0, 0, 0, 0, 15})).pieces == 15,
               "immediate");
 
-// What one message adds to its word: the messages of a put add kUnit together (P8).
+// The amount that one message adds to its word: together, the messages of a put add kUnit (P8).
 constexpr u64 share(u32 pieces) { return pieces == 0 ? 1 : kUnit - (pieces - 1); }
 
 }  // namespace deep_ep::wire::proxy

@@ -13,15 +13,15 @@ struct RankMask {
 
     constexpr bool has(u32 rank) const { return (words[rank / kBits] >> rank % kBits & 1) != 0; }
     constexpr void add(u32 rank) { words[rank / kBits] |= u64{1} << rank % kBits; }
-    // Words that ranks below `ranks` are in; the others are zero.
+    // The number of words that hold ranks below `ranks`; the other words are zero.
     static constexpr u32 used(u32 ranks) { return (ranks + kBits - 1) / kBits; }
-    // The lowest rank in a word, which is not zero.
+    // The lowest rank in a nonzero word.
     static constexpr u32 lowest(u32 word, u64 bits) {
         u32 bit = 0;
         while ((bits >> bit & 1) == 0) ++bit;
         return word * kBits + bit;
     }
-    // The lowest rank that one of them has and the other has not; kMaxRanks: they are the same.
+    // The lowest rank that is in exactly one of the two masks; kMaxRanks: they are equal.
     constexpr u32 first_difference(const RankMask& other) const {
         for (u32 word = 0; word < kMaxRanks / kBits; ++word) {
             if (words[word] != other.words[word]) return lowest(word, words[word] ^ other.words[word]);

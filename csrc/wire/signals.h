@@ -1,43 +1,42 @@
-// Signal words: 64-bit counters in the heap through which ranks tell each other that something has happened (PROTOCOL
-// P5 to P8).
+// Signal words: 64-bit counters in the heap by which ranks notify each other of events (PROTOCOL P5 to P8).
 //
-// Every rank holds, per region, one word for each (kind, slot, source). `source` is the rank that writes the word, by
-// whatever reaches this one from there, and the only one that ever does. Words of streams are the exception: they are
-// for rows that ranks of a node pass on to each other, and their source is the number of a stream (docs/two_hops.md):
-// one rank of the node writes the word in an operation, always by loads and stores. Their places
-// depend on the number of ranks and regions alone, so kernels of any shape share them.
+// Every rank has, per region, one word for each (kind, slot, source). `source` is the only rank that ever writes the
+// word, over whatever fabric connects it to this rank. Words of row streams are the exception: they are for rows that
+// ranks of a node pass on to each other, and their source is the number of a row stream (docs/two_hops.md). In each
+// operation one rank of the node writes such a word, always by loads and stores. The positions of words depend only on
+// the numbers of ranks and regions, so kernels of any shape share them.
 #pragma once
 
 #include "wire/types.h"
 
 namespace deep_ep::wire {
 
-// What one put adds to its signal word, whatever pieces it was cut into on the way (P8). A power of two, so that a put
-// cut into up to kUnit pieces can give each piece its share.
+// The amount that one put adds to its signal word, however it is cut on the way (P8). A power of two, so that each
+// piece of a put cut into up to kUnit pieces can add its share.
 constexpr u64 kUnit = 1ull << 15;
 
-// Chunk slots of one stream (a source and a destination). More slots hide more latency and cost more heap.
+// Chunk slots per row stream (a source and a destination). More slots hide more latency and take more heap.
 constexpr u32 kSlots = 4;
 
-// Words of a stream inside a node: for each role of a rank that forwards, and each slot there.
+// Words of a row stream inside a node: one for each role of a forwarder and each slot.
 constexpr u32 kStreamWords = 4;
 
 // Kinds of signal words. Those with slots take kSlots consecutive numbers.
 enum Signal : u32 {
-    kFree = 0,                  // source has given back this rank's use of its region; written at every rank (P4)
+    kFree = 0,                  // source has given back its region; written at every rank (P4)
     kNotify = 1,                // source's row of counts, or its routing, has arrived
-    kOffer = 2,                 // source's offer has arrived: where its output, or its published rows, lie (P9, P12)
+    kOffer = 2,                 // source's offer has arrived: where its output or its published rows are (P9, P12)
     kData = 3,                  // all rows of source are in this rank's output, or in its region
     kRead = 4,                  // source has read the rows that this rank published (P12)
-    kChunk = 5,                 // slot s holds a chunk of source
-    kNext = kChunk + kSlots,    // source has read slot s of the stream to it: the next chunk may come
-    kOfRanks = kNext + kSlots,  // kinds below are of ranks, those from here on of streams
-    kStreamChunk = kOfRanks,    // a chunk of the stream has been passed on to this rank
-    kStreamNext = kStreamChunk + kStreamWords,  // one that this rank has passed on has been read
+    kChunk = 5,                 // slot s holds a chunk from source
+    kNext = kChunk + kSlots,    // source has read slot s of the row stream to it: the next chunk may follow
+    kOfRanks = kNext + kSlots,  // kinds below belong to ranks, those from here on to row streams
+    kStreamChunk = kOfRanks,    // a chunk of the row stream has been passed on to this rank
+    kStreamNext = kStreamChunk + kStreamWords,  // a chunk that this rank has passed on has been read
     kSignals = kStreamNext + kStreamWords
 };
 
-// Adds to a word are at most one unit per put, so a word lasts 2^48 puts.
+// A put adds one unit to a word, so a word lasts for 2^48 puts.
 static_assert(~0ull / kUnit >= 1ull << 48, "limit of a signal word");
 
 // Index of a word among a rank's signal words. `kind` includes the slot: kChunk + slot.
@@ -45,26 +44,26 @@ constexpr u32 word_index(u32 region, u32 kind, u32 source, u32 ranks) {
     return (region * kSignals + kind) * ranks + source;
 }
 
-// The abort word (P15): generation in the upper half; in the lower the reason, the peer that it was about, and the rank
-// that failed. Zero: nothing has failed.
+// The abort word (P15). The upper half is the generation; the lower half has the reason, the peer concerned, and the
+// rank that failed. Zero: nothing has failed.
 enum Reason : u32 {
     kNoFailure = 0,
-    kTimeout = 1,    // a bounded wait ran out
+    kTimeout = 1,    // a wait timed out
     kAborted = 2,    // another rank failed first
     kMismatch = 3,   // a peer issued another operation, or the same with other arguments
-    kException = 4,  // a rank's Python code raised
-    kOverflow = 5,   // a peer would receive more rows than all had agreed on
+    kException = 4,  // a rank's Python code raised an exception
+    kOverflow = 5,   // a peer would receive more rows than all ranks had agreed on
     kNetwork = 6,    // the NIC has reported an error
     kDied = 7,       // a peer's process has ended in the middle of an operation
     kLeft = 8,       // a peer has destroyed its Buffer while others wait for it
-    kElsewhere = 9,  // an operation of another Buffer of the same rank has failed, and this one may work on its results
-    kMasked = 10,    // other ranks go on without this one (P17); it alone is told
-    kOutdated = 11,  // a call was planned or captured when a rank took part that has been left out since
-    kSilent = 12,    // nothing has come from a peer's machine for some time
-    kUnheard = 13,   // a peer has found so of this rank's machine, and goes on without it
+    kElsewhere = 9,  // an operation of another Buffer of this rank has failed, whose results this one may use
+    kMasked = 10,    // other ranks continue without this one (P17); only it is notified
+    kOutdated = 11,  // a call was planned or captured when a rank took part that has since been left out
+    kSilent = 12,    // nothing has arrived from a peer's machine for some time
+    kUnheard = 13,   // a peer has heard nothing from this rank's machine, and continues without it
 };
 
-// What a rank that failed has done.
+// What the failed rank has done, for messages: a verb, usually followed by the peer.
 constexpr const char* reason_name(u32 reason) {
     switch (reason) {
         case kTimeout:
@@ -99,7 +98,7 @@ constexpr u64 abort_word(u32 generation, u32 reason, u32 rank, i32 peer) {
 constexpr u32 abort_generation(u64 word) { return static_cast<u32>(word >> 32); }
 constexpr u32 abort_reason(u64 word) { return static_cast<u32>(word) >> 2 * kAbortRankBits; }
 constexpr u32 abort_rank(u64 word) { return static_cast<u32>(word) & (kAbortRanks - 1); }
-// -1: about no peer.
+// -1: no peer is concerned.
 constexpr i32 abort_peer(u64 word) {
     const u32 peer = static_cast<u32>(word) >> kAbortRankBits & (kAbortRanks - 1);
     return peer == kNoPeer ? -1 : static_cast<i32>(peer);
@@ -112,8 +111,9 @@ static_assert(abort_rank(abort_word(7, kTimeout, 4095, 4094)) == 4095 &&
                   abort_generation(abort_word(7, kTimeout, 4095, 4094)) == 7,
               "abort word: 32-bit generation, 4-bit reason, ranks below 2^14 - 1");
 
-// What a rank is doing: the operation its latest first kernel has taken, of which kind and with what arguments. Kept in
-// its own heap, for peers whose waits last suspiciously long to compare with (P15). Zero: nothing yet.
+// What a rank is doing: the number of the operation that it began last, its kind and a hash of its arguments. It is in
+// the rank's own heap; a peer whose wait takes suspiciously long compares it with its own operation (P15). Zero:
+// nothing yet.
 enum class Kind : u32 { kNone, kDispatch, kCachedDispatch, kCombine, kLowLatencyDispatch, kLowLatencyCombine };
 
 constexpr u64 announcement(u64 operation, Kind kind, u64 arguments) {

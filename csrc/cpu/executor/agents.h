@@ -1,4 +1,4 @@
-// Agents: the machinery around the kernels (copy engines, NIC queue pairs, proxy threads) as daemon fibers.
+// Agents model what surrounds the kernels (copy engines, NIC queue pairs, proxy threads) as daemon fibers.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ struct Agent {
     const int rank;
     const std::string name;
     const std::function<void()> body;
-    bool stopping = false;  // its next wait unwinds it
+    bool stopping = false;  // its next wait throws AgentStopped
     bool done = false;
     Block block;
     Warp warp;

@@ -1,4 +1,4 @@
-// Barriers of a block, and what the end of a thread means to the threads that wait for it.
+// Barriers of a block, and the effect of a thread's exit on threads that wait for it.
 #include "cpu/executor/misuse.h"
 #include "cpu/executor/scheduler.h"
 
@@ -6,7 +6,7 @@ namespace deep_ep::cpu {
 
 namespace {
 
-// All have arrived: every thread goes on, in the order of arrival.
+// All have arrived: every thread continues, in order of arrival.
 void open_barrier(Barrier& barrier) {
     Fiber* in_order = nullptr;
     for (Fiber* fiber = barrier.waiting; fiber;) {

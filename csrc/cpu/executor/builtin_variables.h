@@ -1,4 +1,4 @@
-// CUDA's built-in variables. The scheduler sets them whenever it gives a fiber its turn; kernels only read them.
+// CUDA's built-in variables. The scheduler sets them whenever it resumes a fiber; kernels only read them.
 #pragma once
 
 struct BuiltinIndex {

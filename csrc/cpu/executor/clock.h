@@ -1,4 +1,4 @@
-// What time it is for kernels and waits.
+// The clock that kernels and waits use.
 #pragma once
 
 #include "cpu/executor/futex.h"
@@ -6,7 +6,7 @@
 
 namespace deep_ep::cpu {
 
-// Real time; or a world's own, which stands still until nothing can run and then jumps to the next deadline.
+// Real time, or a world's virtual time, which stands still until nothing can run and then jumps to the next deadline.
 class Clock {
   public:
     u64 now() const { return virtual_ ? time_ : monotonic_ns(); }

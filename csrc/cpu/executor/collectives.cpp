@@ -1,4 +1,4 @@
-// Warp collectives: shuffles, votes, __syncwarp. Only the last one orders memory.
+// Warp collectives: shuffles, votes and __syncwarp, of which only the last orders memory.
 #include "cpu/executor/misuse.h"
 #include "cpu/executor/scheduler.h"
 
@@ -27,7 +27,7 @@ void for_each_lane(u32 mask, Visit visit) {
     for (; mask; mask &= mask - 1) visit(static_cast<unsigned>(__builtin_ctz(mask)));
 }
 
-// The meeting that the caller joins. Meetings whose lanes do not wait for each other may be open side by side.
+// Returns the meeting that the caller joins. Meetings of disjoint sets of lanes may be open at the same time.
 Meeting& join(Warp& warp, u32 mask, Collective operation, Site site) {
     const u32 self = 1u << current->lane;
     if (current->agent) misuse(site, "an agent joined a warp collective");
@@ -53,7 +53,7 @@ Meeting& join(Warp& warp, u32 mask, Collective operation, Site site) {
     return *found;
 }
 
-// All lanes of the mask are here, in the same operation.
+// Called when all lanes of the mask have arrived in the same operation.
 void compute_results(Warp& warp, u32 mask, Collective operation, Site site) {
     u32 votes = 0;
     for_each_lane(mask, [&](unsigned lane) { votes |= u32{warp.values[lane] != 0} << lane; });

@@ -20,7 +20,7 @@ void context_switch(Context& from, Context& to) { swapcontext(&from.ucontext, &t
 
 #else
 
-// Only what the calling convention makes the callee keep is saved: the compiler sees a call and saves the rest.
+// Saves only the callee-saved registers: the compiler sees a call and saves the rest.
 // deep_ep_context_switch(void** save_sp, void* load_sp)
 extern "C" void deep_ep_context_switch(void** save, void* load);
 

@@ -1,5 +1,5 @@
-// Switching between stacks: own assembly on x86-64 and AArch64 (3 ns), ucontext elsewhere or with -DDEEP_EP_UCONTEXT
-// (50 times slower: it saves the signal mask by a system call).
+// Switches between stacks: in assembly on x86-64 and AArch64 (3 ns), by ucontext elsewhere or with -DDEEP_EP_UCONTEXT
+// (50 times slower: it saves the signal mask with a system call).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace deep_ep::cpu {
 
-// A suspended flow of control. Everything else it needs lies on its stack.
+// A suspended flow of control. The rest of its state is on its stack.
 struct Context {
 #ifdef DEEP_EP_UCONTEXT
     ucontext_t ucontext;
@@ -26,7 +26,7 @@ struct Context {
 // Makes `context` start in `entry`, which never returns, on the stack [low, low + size).
 void context_init(Context& context, char* low, size_t size, void (*entry)());
 
-// Suspends the caller in `from` and goes on in `to`.
+// Suspends the caller in `from` and continues in `to`.
 void context_switch(Context& from, Context& to);
 
 }  // namespace deep_ep::cpu

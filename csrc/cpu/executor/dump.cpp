@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMaxGroups = 64;
 
-// Threads that wait in the same place for the same thing are one line. Sorted by rank, kernel, block, warp.
+// Threads that wait at the same place for the same thing share a line. Sorted by rank, kernel, block, warp.
 using Group = std::tuple<int, std::string, unsigned, unsigned, std::string>;
 
 std::string wait_of(const Fiber& fiber) {

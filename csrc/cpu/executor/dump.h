@@ -1,4 +1,4 @@
-// Which thread waits where, and for what: the text of a DeadlockError.
+// Lists where each thread waits, and for what: the text of a DeadlockError.
 #pragma once
 
 #include <string>

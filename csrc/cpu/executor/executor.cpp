@@ -100,7 +100,7 @@ void Executor::remove_agent(int id) {
         if (Agent* agent = scheduler.agent(id)) scheduler.stop(*agent);
         const auto done = gone_or([](const Agent& agent) { return agent.done; });
         if (!done()) state_->wait(done, "agent to end", kForever, false);
-    } catch (const DeadlockError&) {  // a failure drops all agents; other waits tell of it
+    } catch (const DeadlockError&) {  // a failure drops all agents; other waits report it
     } catch (const SimtError&) {
     }
     if (Agent* agent = scheduler.agent(id)) scheduler.remove(*agent);

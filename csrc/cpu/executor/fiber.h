@@ -1,4 +1,4 @@
-// The structures behind a running kernel. Only the executor's own files include this.
+// The data structures of a running kernel. Only the executor's own files include this.
 #pragma once
 
 #include <cstddef>
@@ -31,9 +31,9 @@ struct Fiber {
     u32 thread = 0;          // index within the block
     u8 lane = 0;
     State state = State::kReady;
-    u64 identity = 0;  // in the record of events: which launch, which thread. The low three bits are the state's
+    u64 identity = 0;  // in the event hash: launch and thread; the low three bits are left for the state
 
-    // What it waits for, or where it last gave way.
+    // What it waits for, or where it last yielded.
     const char* what = "start";
     Site site{};
     const device::WaitNote* note = nullptr;
@@ -42,10 +42,10 @@ struct Fiber {
     u64 deadline = kForever;
     bool timed_out = false;
     u64 looked_at = 0;           // the scheduler's progress when `ready` was last false
-    bool woken_in_vain = false;  // it looked itself, found nothing, and so has changed nothing
+    bool woken_in_vain = false;  // it evaluated `ready` itself, which was false, so it has changed nothing
 };
 
-// A collective that some lanes of `mask` have reached and wait in for the others.
+// A collective in which some lanes of `mask` wait for the others.
 struct Meeting {
     u32 mask = 0, arrived = 0;
     Collective operation = Collective::kSyncWarp;
@@ -71,11 +71,11 @@ struct Barrier {
     Fiber* waiting = nullptr;
     Site opened_by{};
     unsigned rounds = 0;
-    bool any[2] = {};         // [round parity] whether some thread has brought true
+    bool any[2] = {};         // [round parity] whether any thread has passed true
     tsan::SyncPoint sync[2];  // [round parity], as in Warp
 };
 
-// A static shared variable: which one, and where in the block's shared memory.
+// A static shared variable: its key, and its offset in the block's static shared memory.
 struct StaticShared {
     const void* key;
     size_t offset;
@@ -84,7 +84,7 @@ struct StaticShared {
 struct Block {
     static constexpr unsigned kBarriers = 16;
     static constexpr unsigned kMaxStatics = 16;
-    Grid* grid = nullptr;  // null for an agent's
+    Grid* grid = nullptr;  // null for the block of an agent
     unsigned index = 0;
     unsigned live = 0;       // threads that have not exited
     char* shared = nullptr;  // the dynamic part, then the statics

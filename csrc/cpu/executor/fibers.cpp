@@ -1,4 +1,4 @@
-// The executor from inside a fiber: giving way, waiting, shared memory, the end.
+// The executor as seen from a fiber: yielding, waiting, shared memory, failing.
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -10,7 +10,7 @@ namespace deep_ep::cpu {
 
 namespace {
 
-constexpr u64 kSwitchOneIn = 4;  // memory operations of a random schedule that let others overtake
+constexpr u64 kSwitchOneIn = 4;  // in a random schedule, one memory operation in four lets other fibers run first
 
 }  // namespace
 
@@ -29,7 +29,7 @@ void refuse(const char* rule, Site site) { misuse(site, "%s", rule); }
 void yield(const char* file, int line) {
     Fiber* self = current;
     self->site = {file, line};
-    self->what = "gave way";
+    self->what = "yielded";
     Scheduler::get().suspend(State::kReady);
 }
 
@@ -87,7 +87,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment, Site site) 
     block.static_table[block.statics++] = {key, offset};
     block.statics_used = offset + bytes;
     void* const variable = block.shared + base + offset;
-    // As the executor: the thread that happens to come first has written nothing.
+    // In the executor's context: the poison is not a write by the thread that happens to get here first.
     if (kExact) tsan::as(tsan::executor_fiber(), [&] { std::memset(variable, kPoison, bytes); });
     return variable;
 }

@@ -1,5 +1,5 @@
-// A lock and a gate for host threads, made of futexes. Not std::mutex: ThreadSanitizer intercepts that, and would then
-// take every hand-over inside the executor for an order that the kernels under test could rely on.
+// A lock and a gate for host threads, built on futexes. Not std::mutex: ThreadSanitizer intercepts it, and would take
+// every hand-over inside the executor for a happens-before edge that the kernels under test could rely on.
 #pragma once
 
 #include <linux/futex.h>
@@ -16,7 +16,7 @@
 
 namespace deep_ep::cpu {
 
-// Sleeps while the word is as expected, at most until `limit` has passed, if there is one.
+// Sleeps while the word has the expected value, for at most `limit` if given.
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, const timespec* limit = nullptr) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, limit, nullptr, 0);
 }
@@ -24,8 +24,8 @@ inline void futex_wake(std::atomic<uint32_t>& word, int count) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
 }
 
-// Guards the executor; the holder acts in the executor's own context. The driving thread holds it for long
-// stretches, and checks now and then whether another thread knocks.
+// Guards the executor; its holder runs in the executor's own context. The driving thread holds it for long stretches
+// and checks from time to time whether another thread wants it.
 class Lock {
   public:
     void lock() {
@@ -50,7 +50,7 @@ class Lock {
     }
 
   private:
-    std::atomic<uint32_t> state_{0};  // 0 free, 1 held, 2 held and a thread may sleep
+    std::atomic<uint32_t> state_{0};  // 0: free, 1: held, 2: held and a thread may be sleeping
     std::atomic<uint32_t> knocking_{0};
 };
 
@@ -64,7 +64,7 @@ class Gate {
     void pass() {
         while (open_.exchange(0, std::memory_order_acquire) == 0) futex_wait(open_, 0);
     }
-    // The same, but goes on after so long, at the latest, and may do so earlier.
+    // The same, but returns after this time at the latest, and may return earlier.
     void pass_within(uint64_t nanoseconds) {
         if (open_.exchange(0, std::memory_order_acquire) != 0) return;
         const timespec limit = {static_cast<time_t>(nanoseconds / 1000000000u),

@@ -9,13 +9,13 @@ namespace deep_ep::cpu {
 
 namespace {
 
-// Idle looks before the core is given to another process. A look takes longer than a yield that finds no other; on 2
-// cores with 8 ranks combine in local chunks took 1.3 times as long with 16.
+// Idle looks before the core is yielded to another process. A look takes longer than a yield that finds no other
+// process; on 2 cores with 8 ranks combine in local chunks took 1.3 times as long with 16.
 constexpr u64 kSpins = 1;
-constexpr u64 kAwake = 20'000'000;                 // ns of idle looks before this process sleeps between them,
-constexpr timespec kNap = {0, 100'000};            // for so long
+constexpr u64 kAwake = 20'000'000;                 // ns of idle looks before this process sleeps between them
+constexpr timespec kNap = {0, 100'000};            // length of one such sleep
 constexpr u64 kInterruptCheckEvery = 200'000'000;  // ns
-constexpr u64 kLooksPerDeadline = 16;              // while fibers run: to read the clock takes as long as a turn
+constexpr u64 kLooksPerDeadline = 16;              // while fibers run: reading the clock takes as long as a turn
 
 }  // namespace
 
@@ -90,7 +90,7 @@ int FreeThreads::add_helper(Helper helper) {
     return next_helper_++;
 }
 
-// What helpers do is a thread's work, with an order of its own, unlike the executor's.
+// Helpers run in the context of the host thread: unlike the executor's, their accesses belong to a thread.
 bool FreeThreads::help() {
     bool helped = false;
     if (process_ != getpid()) return false;
@@ -118,7 +118,7 @@ bool FreeThreads::check_is_due(const HostWait& wait, u64 now) const {
 }
 
 void FreeThreads::check_interrupts() {
-    interrupts_are_checked();  // a handler may wait in here itself
+    interrupts_are_checked();  // a signal handler may itself wait in here
     pass_on();
     // The check may take the GIL, whose holder may want the lock.
     lock_.unlock();
@@ -127,10 +127,11 @@ void FreeThreads::check_interrupts() {
         ~Relock() { lock.lock(); }
     } relock{lock_};
     interrupt_check();
-    interrupts_are_checked();  // it may have taken long to get the GIL: next this thread drives
+    interrupts_are_checked();  // it may have waited long for the GIL; now this thread should drive, not check again
 }
 
-// Lets a sleeping thread drive. One that is looking at signals is not chosen: it may take long, and drives afterwards.
+// Wakes a sleeping thread to drive. A thread that is checking signals is not chosen: that may take long, and it drives
+// afterwards anyway.
 void FreeThreads::pass_on() {
     if (driving_) return;
     const auto next = std::find_if(waiting_.begin(), waiting_.end(), [](const Sleeper* one) { return one->asleep; });

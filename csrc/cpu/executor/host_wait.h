@@ -1,4 +1,4 @@
-// A host thread that waits, and the drive of fibers by host threads that are not ranks of a world.
+// Waits of host threads, and how host threads outside a world drive fibers.
 #pragma once
 
 #include <functional>
@@ -12,28 +12,28 @@
 
 namespace deep_ep::cpu {
 
-constexpr u64 kTurnsPerLook = 32;  // of fibers, between looks at what host threads wait for
+constexpr u64 kTurnsPerLook = 32;  // turns of fibers between evaluations of what host threads wait for
 
 struct HostWait {
     const std::function<bool()>& ready;
     const char* what;
     u64 deadline;
-    bool interruptible;  // looks at signals, where it is not a world's
+    bool interruptible;  // checks signals, unless it is a wait in a world
 
-    // By the waiting thread itself, which learns what it acquires by looking.
+    // Called by the waiting thread itself, which is ordered by what it acquires.
     bool look() const { return tsan::as(tsan::host_fiber, ready); }
-    // By another one, which must not.
+    // Called by another thread, which must not be.
     bool look_for_other() const { return ready(); }
 };
 
-// Outside a world the first thread that waits drives, the others sleep. Fibers of this process may also wait for memory
-// that other processes write, so when none can run the driver yields the core and looks again. A thread that looks at
-// signals does not drive meanwhile: it may have to wait for the GIL, and a signal's handler may wait in here itself.
+// Outside a world the first thread that waits drives the fibers, and the others sleep. Fibers may also wait for memory
+// that other processes write, so when none can run the driver yields the core and looks again. A thread does not drive
+// while it checks signals: it may have to wait for the GIL, and a signal handler may itself wait in here.
 class FreeThreads {
   public:
     FreeThreads(Lock& lock, Scheduler& scheduler) : lock_(lock), scheduler_(scheduler) {}
 
-    // With the lock held. False when the deadline came first.
+    // With the lock held. Returns false if the deadline came first.
     bool wait(const HostWait& wait);
 
     // With the lock held.
@@ -41,7 +41,7 @@ class FreeThreads {
     void remove_helper(int id) { helpers_.erase(id); }
 
     std::function<void()> interrupt_check;
-    // The calling thread has just checked signals elsewhere: its next check is a whole interval away.
+    // To be called when the calling thread has just checked signals elsewhere: its next check is a full interval away.
     static void interrupts_are_checked() { last_interrupt_check_ = monotonic_ns(); }
 
   private:
@@ -60,7 +60,7 @@ class FreeThreads {
     void fail_all();
     bool help();
     void leave();
-    bool rest(const HostWait& wait);  // sleeps if nothing has run for long; -> whether a check is due
+    bool rest(const HostWait& wait);  // sleeps if nothing has run for a long time; returns whether a check is due
 
     Lock& lock_;
     Scheduler& scheduler_;
@@ -69,7 +69,7 @@ class FreeThreads {
     pid_t process_ = getpid();
     int next_helper_ = 0;
     bool driving_ = false;
-    u64 idle_rounds_ = 0, idle_since_ = 0;  // since a fiber has run, whichever thread drove
+    u64 idle_rounds_ = 0, idle_since_ = 0;  // since a fiber last ran, whichever thread drove
     static thread_local u64 last_interrupt_check_;
 };
 

@@ -1,5 +1,5 @@
-// Which memory is shared between ranks: the ranges in which an access narrower than system scope is a bug that no
-// sanitizer can see, because on a CPU all scopes are the same instruction.
+// Memory that is shared between ranks: there an access with a scope narrower than system is a bug, which no sanitizer
+// can see because on a CPU all scopes compile to the same instruction.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@ class MemoryMap {
   public:
     void add(const void* begin, size_t bytes, int owner);
     void remove(const void* begin);
-    // Whether threads of other ranks, or agents, take part in accesses that `rank` makes there.
+    // Whether an access by `rank` at this address may meet accesses by threads of other ranks or by agents.
     bool shared(const void* address, int rank) const;
 
   private:
     struct Range {
         u64 begin, end;
-        int owner;  // -1: every rank's
+        int owner;  // -1: shared by all ranks
     };
     std::vector<Range> ranges_;  // by begin
 };

@@ -1,4 +1,4 @@
-// Rules that a kernel broke, and how its threads are named in messages.
+// Reports rules that a kernel has broken, and names threads in messages.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace deep_ep::cpu {
 
-// Ends everything with a SimtError that names the rule, the line and the calling thread. For fibers, whose stacks are
-// not unwound then: hence no strings, which would leak.
+// Ends everything with a SimtError that names the rule, the line and the calling thread. Called on fibers, whose stacks
+// are not unwound in this case; therefore it takes no std::string, which would leak.
 [[noreturn, gnu::format(printf, 2, 3)]] void misuse(Site site, const char* rule, ...);
 
 std::string to_string(Site site);

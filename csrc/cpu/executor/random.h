@@ -1,4 +1,4 @@
-// The two streams of numbers behind a replay: what the schedule draws, and what it did.
+// What makes a schedule reproducible: the random numbers that it draws, and a hash of its decisions.
 #pragma once
 
 #include "wire/types.h"
@@ -8,8 +8,8 @@ namespace deep_ep::cpu {
 // splitmix64 (public domain, Sebastiano Vigna): every seed gives a full-period stream.
 class Random {
   public:
-    // The state begins at a draw of the seed, not at a multiple of it: all streams walk the same circle by the same
-    // step, so seeds a few steps apart on it would give the same numbers, shifted.
+    // The initial state is a draw from the seed, not the seed itself: all generators advance along the same cycle in
+    // the same steps, so seeds a few steps apart would give the same numbers, shifted.
     explicit Random(u64 seed = 0) : state_(seed) { state_ = next(); }
     u64 next() {
         u64 z = (state_ += 0x9E3779B97F4A7C15ull);
@@ -17,7 +17,7 @@ class Random {
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
         return z ^ (z >> 31);
     }
-    // Below n, with a bias far below what a schedule could notice.
+    // A number below n, with a bias that is negligible for a schedule.
     u64 below(u64 n) { return static_cast<u64>((static_cast<unsigned __int128>(next()) * n) >> 64); }
     bool one_in(u64 n) { return below(n) == 0; }
 

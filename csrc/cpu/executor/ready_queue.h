@@ -1,4 +1,4 @@
-// The fibers that can run, and the choice among them.
+// The fibers that can run, and the choice of the next one.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,9 @@
 
 namespace deep_ep::cpu {
 
-// First come, first served; or, with a seed, any. A uniform choice hardly ever lets one warp fall far behind the
-// others, which is when a missing barrier shows: so now and then a whole warp is frozen for a long while.
+// First come, first served; or, with a seed, a random choice. A missing barrier shows only when one warp falls far
+// behind the others, which a uniform choice hardly ever causes. Therefore a whole warp is frozen for a long time once
+// in a while.
 class ReadyQueue {
   public:
     void set_schedule(Schedule schedule);
@@ -19,9 +20,9 @@ class ReadyQueue {
     Random& draw() { return draw_; }
 
     void push(Fiber* fiber);
-    Fiber* pop();  // null when none is ready and awake
+    Fiber* pop();  // null if none is ready and awake
     bool frozen(const Fiber* fiber) const { return fiber->warp->frozen_until > turns_; }
-    // Wakes one frozen warp, among those of `polling` too. False when there is none.
+    // Wakes one frozen warp, which may be one of `polling`. Returns false if there is none.
     bool thaw_one(const std::vector<Fiber*>& polling);
     void clear();
     u64 turns() const { return turns_; }

@@ -1,8 +1,8 @@
-// The hooks by which the sanitizers learn about fibers; no-ops in the builds without them.
+// Hooks that tell the sanitizers about fibers; no-ops in builds without them.
 //
-// ThreadSanitizer sees one of its own fibers per CUDA thread and agent, and one for the executor itself, blind and
-// mute: what the scheduler does is no thread's access and orders nothing. Happens-before comes from exactly the
-// SyncPoints that the executor names, and from the atomics of the code under test.
+// ThreadSanitizer has one fiber of its own per CUDA thread and agent, and one for the executor, in which reads, writes
+// and synchronization are ignored: the scheduler's accesses belong to no thread and order nothing. Happens-before
+// follows only from the SyncPoints that the executor declares and from the atomics of the code under test.
 #pragma once
 
 #include <cstddef>
@@ -35,10 +35,9 @@ void __asan_unpoison_memory_region(const volatile void* address, size_t size);
 
 namespace deep_ep::cpu::tsan {
 
-// A point where clocks meet: a thread that acquires comes after all threads that released. open() also forgets what
-// the point knew: a barrier's next round, perhaps joined by other threads, must not inherit the edges of the round
-// before.
-// To be used in the context of the thread that is ordered, never in the executor's.
+// A synchronization point: a thread that acquires is ordered after all threads that have released. open() is a release
+// that first clears the point: the next round of a barrier, perhaps with other threads, must not inherit the edges of
+// the previous round. To be used in the context of the thread that is ordered, never in that of the executor.
 struct SyncPoint {
 #if DEEP_EP_TSAN
     int word = 0;
@@ -58,7 +57,7 @@ inline void destroy_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
 inline void* current_fiber() { return __tsan_get_current_fiber(); }
 inline void switch_to(void* fiber) { __tsan_switch_to_fiber(fiber, 1); }  // 1: the switch itself orders nothing
 
-// The executor's own context. Memory that is allocated in it belongs to no thread.
+// The executor's own context. Memory allocated in it belongs to no thread.
 inline void* executor_fiber() {
     static void* const fiber = [] {
         void* const executor = create_fiber();
@@ -83,7 +82,7 @@ inline void* executor_fiber() { return nullptr; }
 // The host thread that holds the executor's lock.
 inline void* host_fiber = nullptr;
 
-// Does something as another thread than the executor: as the host thread that called it, say.
+// Calls a function in the context of another fiber, for example that of the host thread that called the executor.
 template <class Function>
 auto as(void* fiber, Function function) {
     struct Back {

@@ -20,7 +20,7 @@ namespace {
 
 constexpr u64 kTurnsPerPoll = 64;  // fibers that are always ready must not starve those that poll
 
-// What the kernel finds in threadIdx and its sisters.
+// Sets threadIdx and the other built-in variables for a fiber.
 void show(const Fiber& fiber) {
     threadIdx.x = fiber.thread;
     blockIdx.x = fiber.block->index;
@@ -38,7 +38,7 @@ Scheduler* const Scheduler::instance = tsan::as(tsan::executor_fiber(), [] { ret
 
 Scheduler::Scheduler() = default;
 
-// First function on every fiber's stack. Nothing returns from it.
+// The first function on the stack of every fiber. It never returns.
 void fiber_main() {
     Scheduler& scheduler = Scheduler::get();
     Fiber* self = current;
@@ -51,7 +51,7 @@ void fiber_main() {
         } catch (const std::exception& error) {
             scheduler.fail(false, "agent " + agent->name + " threw: " + error.what());
         } catch (...) {
-            scheduler.fail(false, "agent " + agent->name + " threw something");
+            scheduler.fail(false, "agent " + agent->name + " threw an unknown exception");
         }
         agent->ended.open();
     } else {
@@ -88,7 +88,7 @@ Agent* Scheduler::add_agent(int rank, std::string name, std::function<void()> bo
     return agents_.back().get();
 }
 
-// Ids ascend.
+// Agents are sorted by id.
 std::vector<std::unique_ptr<Agent>>::const_iterator Scheduler::place_of(int id) const {
     return std::partition_point(agents_.begin(), agents_.end(), [&](const auto& agent) { return agent->id < id; });
 }
@@ -181,8 +181,8 @@ Fiber* Scheduler::choose_random() {
     return nullptr;
 }
 
-// Looks on the fiber's behalf, which costs no switch. Under ThreadSanitizer it must look itself: what it acquires by
-// looking is its own.
+// Evaluates the predicate on behalf of the fiber, which saves a switch. Under ThreadSanitizer the fiber must evaluate
+// it itself, since what the predicate acquires orders the fiber.
 bool Scheduler::may_proceed(Fiber* fiber, u64 now) {
     if (fiber->deadline <= now) return fiber->timed_out = true;
     if (fiber->looked_at == progress_) return false;
@@ -231,7 +231,7 @@ bool Scheduler::may_proceed(Fiber* fiber, u64 now) {
     settle(fiber);
 }
 
-// One loop with everything inlined: after a switch of stacks each return is mispredicted, so there should be few.
+// One loop with everything inlined: after a switch of stacks every return is mispredicted, so there should be few.
 u64 Scheduler::run(u64 most) {
     news_ = false;
     u64 turns = 0;

@@ -1,4 +1,4 @@
-// Gives fibers their turns. Knows nothing of host threads: the holder of the executor's lock calls run().
+// Schedules fibers. It knows nothing of host threads: the holder of the executor's lock calls run().
 #pragma once
 
 #include <memory>
@@ -18,12 +18,12 @@
 
 namespace deep_ep::cpu {
 
-// The fiber that runs or on whose behalf a predicate is looked at; null while the scheduler itself runs.
+// The fiber that is running or whose predicate is being evaluated; null while the scheduler itself runs.
 extern Fiber* current;
 
-// Why everything stopped.
+// The reason why everything stopped.
 struct Failure {
-    bool deadlock;  // else a broken rule
+    bool deadlock;  // otherwise a broken rule
     std::string message;
     [[noreturn]] void raise() const;
 };
@@ -41,22 +41,23 @@ class Scheduler {
     void remove(Agent& agent);  // after it is done
     void stop_all_agents();     // idle or not
 
-    // Gives fibers their turns: at most so many, and only until there is news. Returns how many; 0: none can run now.
+    // Gives fibers at most `most` turns, and stops early when a kernel or an agent ends. Returns the number of turns;
+    // 0: no fiber can run now.
     u64 run(u64 most);
-    // Predicates are looked at once per change of the world; this says that something outside may have changed.
+    // Predicates are evaluated once per change of the world. This reports that something outside may have changed.
     void look_again() { progress_++; }
     bool kernels_running() const { return kernels_ != 0; }
-    // Only barriers and collectives are waited for: no thread can end that, in this process or another.
+    // All threads wait at barriers and collectives, which no thread of this process or another can end.
     bool stuck() const { return kernels_ != 0 && polling_.empty(); }
     u64 earliest_deadline() const;
 
     const std::optional<Failure>& failure() const { return failure_; }
     void fail(bool deadlock, std::string message);
     void abandon();  // drops all kernels and agents where they stand; forgets the failure
-    // What abandoned fibers did comes before what a host thread does that was told of it.
+    // What abandoned fibers did happens before what a host thread does after it has learned of the failure.
     tsan::SyncPoint abandoned;
 
-    // For fibers. The state in which a fiber suspends itself says what becomes of it.
+    // For fibers. The state in which a fiber suspends itself determines what happens to it next.
     void suspend(State state) {
         Fiber* self = current;
         self->state = state;
@@ -91,7 +92,7 @@ class Scheduler {
 
   private:
     std::vector<std::unique_ptr<Agent>>::const_iterator place_of(int id) const;
-    static Scheduler* const instance;  // outlives every thread and static destructor
+    static Scheduler* const instance;  // outlives all threads and static destructors
     Scheduler();
     void start_launches();
     Fiber* choose();
@@ -114,14 +115,14 @@ class Scheduler {
     bool news_ = false;  // a kernel or an agent has ended
     std::optional<Failure> failure_;
 
-    Context driver_;  // the host thread that drives, while a fiber runs
+    Context driver_;  // the driving host thread, while a fiber runs
     const void* driver_stack_ = nullptr;
     size_t driver_stack_size_ = 0;
 
     EventHash events_;
     u64 switches_ = 0, fibers_ = 0, peak_fibers_ = 0;
 
-    friend void fiber_main();  // finishes the switch that resume() began
+    friend void fiber_main();  // completes the switch that resume() began
 };
 
 int rank_of(const Fiber& fiber);

@@ -1,4 +1,4 @@
-// Memory that fibers run on, and pages for what else kernels touch.
+// Stacks for fibers, and pages for other memory that kernels touch.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace deep_ep::cpu {
 
-// Pages straight from the operating system: zero, and without cost until they are touched.
+// Pages straight from the operating system: zeroed, and free until they are touched.
 class Pages {
   public:
     Pages() = default;
@@ -32,7 +32,7 @@ class Pages {
     size_t size_ = 0;
 };
 
-// One stack per fiber of a stream (or one for an agent). They are kept from launch to launch: touching a fresh page
+// One stack per fiber of a stream (or one for an agent). Stacks are kept from launch to launch: touching fresh pages
 // costs more than running a small kernel.
 class Stacks {
   public:
@@ -40,7 +40,7 @@ class Stacks {
     static constexpr size_t kGuard = 4096;
 
     void reserve(size_t count);
-    // Tells a sanitizer that nothing on these stacks lives any more.
+    // Tells a sanitizer that no object on these stacks is alive.
     void forget();
     size_t count() const { return count_; }
 

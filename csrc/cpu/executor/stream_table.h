@@ -1,4 +1,4 @@
-// All streams, by the names that launches give them and by the serial numbers that launches get.
+// All streams, by rank and number, and by the serial numbers of their launches.
 #pragma once
 
 #include <map>
@@ -10,9 +10,9 @@
 
 namespace deep_ep::cpu {
 
-// A stream that is released keeps its warm stacks for its next user; it is never moved or dropped, since
-// finished() looks without a lock. Serial numbers carry the stream's index and only grow: one of an earlier life counts
-// as finished.
+// A released stream keeps its warm stacks for its next user. It is never moved or destroyed, since finished() reads it
+// without a lock. Serial numbers contain the index of the stream and only grow, so that one from before a release
+// counts as finished.
 class StreamTable {
   public:
     struct Launched {
@@ -24,7 +24,7 @@ class StreamTable {
     Stream& of_serial(u64 serial) const { return *streams_[serial % kMax]; }
     static u64 number_of(u64 serial) { return serial / kMax; }  // counts launches, from 1
     u64 launches() const { return launches_; }
-    u64 last_launch(int rank, int number) const;  // 0 where there was none
+    u64 last_launch(int rank, int number) const;  // 0 if there was none
 
     void release(int rank, int number);  // unless it is busy
     void release_all();                  // all must be idle

@@ -1,5 +1,5 @@
 // Streams, and the memory of the kernel that runs in each. A stream runs one kernel at a time, so it owns one set of
-// fibers, stacks and shared memory and uses it again for every launch: a warm launch allocates nothing.
+// fibers, stacks and shared memory and reuses it for every launch: a warm launch allocates nothing.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ struct PendingLaunch {
     Args args;
 };
 
-// A kernel that runs, or the room for it.
+// The running kernel of a stream, or the memory for one.
 struct Grid {
     Stream* stream = nullptr;
     Launch launch{};
@@ -45,7 +45,7 @@ struct Grid {
     unsigned live_blocks = 0;
     std::vector<Block> blocks;
     std::vector<Warp> warps;
-    std::vector<Fiber> fibers;  // as many as any launch had
+    std::vector<Fiber> fibers;  // as many as the largest launch so far needed
 };
 
 struct Stream {
@@ -53,10 +53,11 @@ struct Stream {
     ~Stream() { forget_fibers(); }
 
     void enqueue(const Launch& launch, u64 serial);
-    // Makes the oldest pending launch the running one; its fibers are then to be queued.
+    // Makes the oldest pending launch the running one. The caller must then queue its fibers.
     void start(void (*entry)());
     void finish();
-    // Drops whatever is pending or running, without unwinding. Abandoned stacks are poisoned ground for the sanitizers.
+    // Drops all pending and running kernels without unwinding. Abandoned stacks still carry sanitizer state, which is
+    // reset here.
     void abandon();
 
     bool running = false;
@@ -65,8 +66,8 @@ struct Stream {
     std::deque<PendingLaunch> pending;
     Grid grid;
 
-    // Kernel k's end comes before kernel k+1's start. Two points by turns: a thread of kernel k that starts late must
-    // not come after one of its own kernel that has ended early.
+    // The end of kernel k happens before the start of kernel k+1. Two points alternate: a thread of kernel k that
+    // starts late must not be ordered after a thread of the same kernel that has ended early.
     tsan::SyncPoint& ended(u64 kernel) { return ended_[kernel % 2]; }
     u64 kernels = 0;  // started so far
 
@@ -79,7 +80,7 @@ struct Stream {
     Stacks stacks_;
     Pages shared_;
     tsan::SyncPoint ended_[2];
-    std::vector<void*> tsan_fibers_;  // kept like the stacks: their clocks only know this stream's earlier kernels
+    std::vector<void*> tsan_fibers_;  // kept like the stacks: their clocks only cover earlier kernels of this stream
 };
 
 }  // namespace deep_ep::cpu

@@ -9,7 +9,7 @@ namespace deep_ep::cpu {
 
 namespace {
 
-thread_local int my_rank = -1;  // of the calling host thread; never read on a fiber
+thread_local int my_rank = -1;  // rank of the calling host thread; never read on a fiber
 
 }  // namespace
 
@@ -39,7 +39,7 @@ void World::enter(int rank, u64 number) {
     if (thread.state != RankThread::State::kAbsent) throw std::logic_error("this rank has entered already");
     my_rank = rank;
     thread.state = RankThread::State::kStarting;
-    // Threads come in any order, so nothing is drawn before all are here.
+    // Threads enter in any order, so nothing is drawn before all have entered.
     if (++entered_ == threads_.size() && !called_off_) {
         for (auto& each : threads_) hold_back(*each);
         pass_baton();
@@ -67,9 +67,9 @@ void World::leave(int rank) {
 }
 
 bool World::wait(const HostWait& wait) {
-    if (my_rank < 0) throw std::logic_error("a thread that is not a rank's waits inside a world");
+    if (my_rank < 0) throw std::logic_error("a thread that belongs to no rank waits inside a world");
     if (failure_) failure_->raise();
-    // First come, first served needs no change of hands here; a random schedule may use any wait for one.
+    // A first-come, first-served schedule keeps the baton here; a random one may pass it at any wait.
     if (!scheduler_.ready().random() && wait.look()) return true;
     RankThread& self = *threads_[my_rank];
     self.wait = &wait;
@@ -79,7 +79,7 @@ bool World::wait(const HostWait& wait) {
     pass_baton();
     take_baton(my_rank);
     if (failure_) failure_->raise();
-    return wait.look();  // again, and this time for itself; false: its deadline has come
+    return wait.look();  // again, now by the waiting thread itself; false: its deadline has passed
 }
 
 void World::take_baton(int rank) {
@@ -89,11 +89,11 @@ void World::take_baton(int rank) {
     lock_.lock();
 }
 
-// Decides which thread is next. The caller drives the fibers until one can go on.
+// Chooses the next thread. The caller runs fibers until one can continue.
 void World::pass_baton() {
     std::vector<RankThread*> able;
     for (;;) {
-        RankThread* held_back = nullptr;  // the one to be let go first
+        RankThread* held_back = nullptr;  // the thread to be released first
         able.clear();
         bool all_left = true;
         for (auto& thread : threads_) {
@@ -127,8 +127,8 @@ bool World::can_go_on(const RankThread& thread) const {
     return failure_ || thread.wait->deadline <= scheduler_.clock.now() || thread.wait->look_for_other();
 }
 
-// Half of the waits end as soon as they can. The others last up to some thousand turns longer, so that now and then a
-// rank comes late while its peers' kernels run ahead.
+// Half of the waits end as soon as they can. The others last up to some thousand turns longer, so that a rank is
+// sometimes late while the kernels of its peers run ahead.
 void World::hold_back(RankThread& thread) {
     thread.not_before = 0;
     if (!scheduler_.ready().random()) return;
@@ -138,13 +138,13 @@ void World::hold_back(RankThread& thread) {
 }
 
 bool World::drive() {
-    lock_.let_others_in();  // never a rank's thread: one that wants a dump, or to end this
+    lock_.let_others_in();  // never the thread of a rank, but one that wants a dump or wants to abort the world
     const bool ran = scheduler_.run(kTurnsPerLook) != 0;
     if (scheduler_.failure()) die();
     return ran;
 }
 
-// No fiber can run and no thread can go on: the clock jumps, or it is a deadlock.
+// No fiber can run and no thread can continue: either the clock jumps, or it is a deadlock.
 void World::stall() {
     const u64 first_fiber = scheduler_.earliest_deadline();
     u64 next = first_fiber;
@@ -155,7 +155,7 @@ void World::stall() {
         die();
         return;
     }
-    if (next == first_fiber) last_stall_ = dump();  // a kernel is about to give up; a host thread only looks up
+    if (next == first_fiber) last_stall_ = dump();  // a kernel is about to time out, not just a host thread
     clock_jumps_++;
     scheduler_.events().add(next);
     scheduler_.clock.jump(next);
@@ -170,7 +170,7 @@ WorldStats World::end(bool abandon) {
     if (!open_) throw std::logic_error("no world is open");
     wait_for_stragglers();
     const bool failed_before = failure_.has_value();
-    // The last kernels may still run, as on a GPU after the last launch.
+    // The last kernels may still be running, as on a GPU after the last launch.
     while (!abandon && !failure_ && scheduler_.kernels_running())
         if (!drive()) stall();
     if (!abandon && !failure_) scheduler_.stop_all_agents();
@@ -182,11 +182,11 @@ WorldStats World::end(bool abandon) {
     open_ = false;
     scheduler_.clock.make_real();
     scheduler_.ready().set_schedule(outer_schedule_);
-    if (!abandon && !failed_before && failure_) failure_->raise();  // no rank was left to be told
+    if (!abandon && !failed_before && failure_) failure_->raise();  // no rank was left to raise it
     return stats;
 }
 
-// A thread of an aborted world may still be on its way out.
+// A thread of an aborted world may not have left yet.
 void World::wait_for_stragglers() {
     const auto inside = [](const std::unique_ptr<RankThread>& thread) {
         return thread->state != RankThread::State::kAbsent && thread->state != RankThread::State::kLeft;

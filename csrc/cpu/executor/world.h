@@ -1,5 +1,5 @@
-// Ranks as threads of one process. One of them runs at a time and passes the baton on when it waits; fibers run only
-// while all wait; the clock stands still until nothing can run. So what happens is a function of the seed.
+// Ranks as threads of one process. One of them runs at a time and passes the baton when it waits; fibers run only while
+// all ranks wait; the clock stands still until nothing can run. The execution is therefore a function of the seed.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ class World {
   public:
     World(Lock& lock, Scheduler& scheduler) : lock_(lock), scheduler_(scheduler) {}
 
-    // All with the lock held, which is given up while a thread waits for the baton.
+    // All are called with the lock held. It is released while a thread waits for the baton.
     u64 begin(int ranks, Schedule schedule);
     void enter(int rank, u64 number);
     void leave(int rank);
@@ -32,7 +32,7 @@ class World {
         enum class State { kAbsent, kStarting, kWaiting, kRunning, kLeft };
         State state = State::kAbsent;
         const HostWait* wait = nullptr;
-        u64 not_before = 0;  // turns: a thread may be held back while the others go on
+        u64 not_before = 0;  // in turns: a thread may be held back while the others continue
         Gate gate;
     };
 
@@ -40,7 +40,7 @@ class World {
     void pass_baton();
     bool can_go_on(const RankThread& thread) const;
     void hold_back(RankThread& thread);
-    // Gives fibers turns until something may have changed for a host thread. False when nothing could run.
+    // Runs fibers until something may have changed for a host thread. Returns false if none could run.
     bool drive();
     void stall();
     void wait_for_stragglers();
@@ -49,8 +49,8 @@ class World {
     Lock& lock_;
     Scheduler& scheduler_;
     bool open_ = false;
-    u64 number_ = 0;           // counts worlds: a thread that was late for one must not enter the next
-    bool called_off_ = false;  // aborted before all had come
+    u64 number_ = 0;           // counts worlds: a thread that is late for one must not enter the next
+    bool called_off_ = false;  // aborted before all threads had entered
     std::vector<std::unique_ptr<RankThread>> threads_;
     size_t entered_ = 0;
     std::optional<Failure> failure_;  // every wait in this world ends with it

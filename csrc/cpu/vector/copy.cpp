@@ -16,18 +16,18 @@
 //
 //   one rank, cold rows    memcpy or rep movsb 34; streaming, one destination after the other, 56 to 66
 //   the same in pieces     512 B 64, 1 KiB 74, 2 KiB 74, 4 KiB 72, 7 KiB 67
-//   vectors in 1 KiB       64 bytes 75, 32 bytes 74, 16 bytes 73: one version will do
+//   vectors in 1 KiB       64 bytes 75, 32 bytes 74, 16 bytes 73: one version is enough
 //   prefetching a piece    -4 %
 //   a fence per copy       -10 %
-//   8 ranks on 2 cores     memcpy 39; streaming 52 to 57 however it is done: the memory's limit
+//   8 ranks on 2 cores     memcpy 39; streaming 52 to 57 however it is done: the limit of the memory
 //   8 ranks, few tokens    all rows together 38 MB: memcpy 2x faster; 77 to 150 MB: equal; above: streaming 1.4x
 namespace deep_ep::cpu {
 namespace {
 
-// Source bytes that go to every destination before the next ones are read, so that all but the first read them from L1.
+// Source bytes that are copied to every destination before the next are read, so that all reads but the first hit L1.
 constexpr size_t kPieceBytes = 1024;
 
-// Rows of no bytes may have no address, which memcpy does not allow.
+// An empty row may have a null address, which memcpy does not allow.
 void copy_bytes(u8* dst, const u8* src, size_t bytes) {
     if (bytes != 0) std::memcpy(dst, src, bytes);
 }
@@ -59,13 +59,13 @@ void stream_fence() { _mm_sfence(); }
 
 #else
 
-// Other CPUs' caches detect streams themselves, and their plain stores need no fence.
+// The caches of other CPUs detect streaming stores themselves, and plain stores need no fence.
 void stream(u8* dst, const u8* src, size_t bytes) { copy_bytes(dst, src, bytes); }
 void stream_fence() {}
 
 #endif
 
-// Of this machine. In a virtual one the C library may tell of all caches of the host.
+// Size of this machine's last-level cache. In a virtual machine the C library may report all caches of the host.
 size_t last_level_cache() {
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
     size_t kilobytes = 0;

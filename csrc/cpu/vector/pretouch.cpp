@@ -16,7 +16,7 @@ void pretouch(void* address, size_t bytes) {
     const uintptr_t length = (end - begin + page - 1) & ~(page - 1);
     if (madvise(reinterpret_cast<void*>(begin), length, MADV_POPULATE_WRITE) == 0) return;
 #endif
-    // An atomic add of nothing is a write that loses no other thread's write.
+    // An atomic add of zero is a write that cannot lose a concurrent write of another thread.
     for (uintptr_t at = reinterpret_cast<uintptr_t>(address); at < end; at = (at & ~(page - 1)) + page) {
         __atomic_fetch_add(reinterpret_cast<u8*>(at), 0, __ATOMIC_RELAXED);
     }

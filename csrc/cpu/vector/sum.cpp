@@ -5,7 +5,7 @@
 //   rows in the caches      25, 45, 80
 //   four vectors at once    slower than two
 //   streaming the result    +10 %, but a fence per row and a cold result for small batches
-//   8 ranks on 2 cores      all between 55 and 62 together: the memory's limit
+//   8 ranks on 2 cores      all between 55 and 62 together: the limit of the memory
 #include "cpu/vector/sum_versions.h"
 
 namespace deep_ep::cpu {

@@ -1,4 +1,4 @@
-// What every CPU of the architecture has: SSE2, NEON, or plain registers.
+// Uses only what every CPU of the architecture has: SSE2, NEON, or plain registers.
 #define DEEP_EP_TARGET
 #define DEEP_EP_VECTOR_BYTES 16
 #include "cpu/vector/sum_body.h"

@@ -1,6 +1,6 @@
 // The sum of bfloat16 rows over GCC's vector types. Included by one file per instruction set, which defines
-// DEEP_EP_TARGET and DEEP_EP_VECTOR_BYTES first: a function inlined into one with more instructions would not do, since
-// GCC splits the vectors before it inlines. No include guard; everything is internal to the including file.
+// DEEP_EP_TARGET and DEEP_EP_VECTOR_BYTES first. Inlining a function into one with a wider instruction set would not
+// work, since GCC splits the vectors before it inlines. No include guard; everything is internal to the including file.
 
 #include "cpu/vector/vector.h"
 
@@ -15,8 +15,8 @@ struct Vector {
 
 #define DEEP_EP_INLINE DEEP_EP_TARGET __attribute__((always_inline)) inline
 
-// Takes kBytes of bfloat16 apart into even and odd elements: each is a float after a shift or a mask, and the results
-// go back together without a shuffle.
+// Splits kBytes of bfloat16 into even and odd elements: each becomes a float by a shift or a mask, and the results are
+// merged again without a shuffle.
 template <unsigned kBytes, bool kWeighted = false>
 DEEP_EP_INLINE void add(typename Vector<kBytes>::Floats& even, typename Vector<kBytes>::Floats& odd, const u8* from,
                         float weight = 1.0f) {
@@ -28,8 +28,8 @@ DEEP_EP_INLINE void add(typename Vector<kBytes>::Floats& even, typename Vector<k
     odd += kWeighted ? high * weight : high;
 }
 
-// To nearest even, into the upper half of each word. NaNs become one NaN, the one of CUDA's cvt.rn.bf16: else the
-// result would depend on which of two NaN operands an instruction keeps.
+// Rounds to nearest even, into the upper half of each word. All NaNs become the one that CUDA's cvt.rn.bf16 returns:
+// otherwise the result would depend on which of two NaN operands an instruction keeps.
 template <unsigned kBytes>
 DEEP_EP_INLINE void round(typename Vector<kBytes>::Words& rounded, const typename Vector<kBytes>::Floats& value) {
     using Words = typename Vector<kBytes>::Words;
@@ -45,8 +45,8 @@ DEEP_EP_INLINE size_t sum_span(u8* dst, const u8* const* src, const float* weigh
     using Words = typename Vector<kBytes>::Words;
     using Floats = typename Vector<kBytes>::Floats;
     constexpr size_t kStep = kBytes * kUnroll;
-    // Rows come from as many streams as there are ranks, and the hardware's prefetch stops at every page. What lies
-    // behind a row's end is, more often than not, the next token's row; elsewhere a prefetch does nothing.
+    // Rows come from as many places as there are ranks, and the hardware prefetcher stops at every page. What follows a
+    // row is usually the row of the next token; otherwise the prefetch does no harm.
     constexpr size_t kAhead = 2048;
     size_t i = begin;
     for (; i + kStep <= bytes; i += kStep) {

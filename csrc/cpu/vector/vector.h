@@ -1,4 +1,5 @@
-// What the CPU does instead of a warp: copies and row sums as vector operations. Knows nothing of fibers or kernels.
+// The CPU's substitute for the work of a warp: copies and row sums as vector operations. Independent of fibers and
+// kernels.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +10,15 @@ namespace deep_ep::cpu {
 
 void copy(void* dst, const void* src, size_t bytes);
 
-// Row after row, with non-temporal stores, which pass the caches by. Ends with a store fence: x86 does not order such
-// stores before a later release store by itself.
+// Copies row after row with non-temporal stores, which bypass the caches. Ends with a store fence, since x86 does not
+// order such stores before a later release store.
 void stream_rows(u8* const* dst, const u8* const* src, size_t n, size_t row_bytes);
 
-// One source, `n` destinations. With `streaming`, non-temporal stores and one fence at the end.
+// Copies one source to `n` destinations. `streaming`: with non-temporal stores and one fence at the end.
 void copy_to_many(u8* const* dst, unsigned n, const void* src, size_t bytes, bool streaming);
 
-// Bytes written by all ranks of this machine in one operation from which on streaming wins; below, they fit in the
-// caches.
+// The number of bytes, written by all ranks of this machine in one operation, above which streaming is faster. Fewer
+// bytes fit in the caches.
 size_t streaming_threshold();
 
 // dst = bf16((((0 + src[0]) + src[1]) + ...) + bias0 + bias1): fp32, rounded once, to nearest even. Null biases are
@@ -28,7 +29,7 @@ void sum_bf16(void* dst, const u8* const* src, const float* weights, unsigned n,
 
 using SumBf16 = void (*)(void*, const u8* const*, const float*, unsigned, const void*, const void*, size_t);
 
-// The versions of sum_bf16, widest first. All give the same bits; sum_bf16 is the first one that this CPU can run.
+// The versions of sum_bf16, widest first. All give bitwise equal results; sum_bf16 is the first that this CPU can run.
 struct SumVersion {
     const char* instructions;
     SumBf16 sum;
@@ -40,7 +41,7 @@ struct SumVersions {
 };
 SumVersions sum_versions();
 
-// Makes every page of [address, address + bytes) present and writable; leaves their contents alone.
+// Makes every page of [address, address + bytes) present and writable, without changing its contents.
 void pretouch(void* address, size_t bytes);
 
 }  // namespace deep_ep::cpu

@@ -1,4 +1,4 @@
-// The CPU's body of device.h: CUDA threads are fibers of the executor.
+// The CPU implementation of device.h: CUDA threads are fibers of the executor.
 #pragma once
 
 #include "device/cpu/builtins.h"

@@ -1,4 +1,4 @@
-// CUDA's keywords, variables and intrinsics, as far as kernels may use them. The source line of a call travels as a
+// CUDA's keywords, variables and intrinsics, as far as kernels may use them. The source line of a call is passed as a
 // default argument, so that a dump can name it.
 #pragma once
 
@@ -46,7 +46,7 @@ T from_bits(u64 bits) {
     return value;
 }
 
-// `source`: the lane to read from; outside the caller's segment of `width` lanes it means the caller itself.
+// `source` is the lane to read from; outside the caller's segment of `width` lanes it means the caller itself.
 template <class T>
 T shuffle(u32 mask, T value, int source, int width, cpu::Site site) {
     if (kWarpSize == 1) return value;

@@ -8,7 +8,7 @@ namespace deep_ep::device {
 
 namespace detail {
 
-// Group by group: by the lanes in turn, or all by the first lane, as with copies.
+// Group by group: the lanes take turns, or the first lane takes all groups, as with copies.
 #if defined(DEEP_EP_COPY_PER_LANE)
 inline u32 first_group() { return lane(); }
 constexpr u32 kGroupStep = kWarpSize;
@@ -23,7 +23,7 @@ inline void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales
     const u32 groups = elements / kScaleGroup;
     for (u32 group = detail::first_group(); group < groups; group += detail::kGroupStep) {
         const u16* from = static_cast<const u16*>(src) + group * kScaleGroup;
-        u32 largest = 0;  // magnitudes of bfloat16 are ordered as their bits are, NaNs last
+        u32 largest = 0;  // magnitudes of bfloat16 have the order of their bits, NaNs last
         for (u32 i = 0; i < kScaleGroup; ++i) {
             const u32 magnitude = from[i] & 0x7fffu;
             largest = magnitude > largest && magnitude <= 0x7f80u ? magnitude : largest;

@@ -1,7 +1,7 @@
-// What a warp does to whole rows. With DEEP_EP_COPY_PER_LANE every lane moves its own 16-byte pieces, so that schedules
-// can cut a copy between any two and ThreadSanitizer sees whose accesses they are. Else the first lane does it all as a
-// vector operation: legal, because a correct kernel has a barrier of the warp before any lane reads what the others
-// wrote.
+// A warp's operations on whole rows. With DEEP_EP_COPY_PER_LANE every lane moves its own 16-byte pieces, so that
+// schedules can interrupt a copy between any two of them and ThreadSanitizer sees which lane makes each access.
+// Otherwise the first lane does everything as a vector operation. This is legal because a correct kernel has a warp
+// barrier before any lane reads what the others wrote.
 #pragma once
 
 #include "device/bf16.h"

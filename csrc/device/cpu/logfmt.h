@@ -27,7 +27,7 @@ inline void store_log_piece(u8* head, u32 piece, const LogPiece& stored) {
     std::memcpy(head + kLogPieces * sizeof(u64) + piece * sizeof(u16), &top, sizeof(u16));
 }
 
-// Of a group that stays bfloat16: elements 0 to 4 in the head; 6, 7 and 5 in the rest.
+// For a group that stays bfloat16: elements 0 to 4 in the head; 6, 7 and 5 in the rest.
 inline void store_kept(u8* head, u8* rest, u32 piece, const LogWords& kept) {
     store_log_piece(head, piece, {kept.words[0] | static_cast<u64>(kept.words[1]) << 32, kept.words[2]});
     const u16 fifth = static_cast<u16>(kept.words[2] >> 16);
@@ -49,7 +49,7 @@ inline LogGroup log_group_of(const u16* elements) {
     return group.bounded();
 }
 
-// Adds weight times a group, or what has been decoded of it.
+// Adds weight times a group, decoded if it is cast.
 inline void add_log_group(float (&sum)[kLogGroup], const LogGroup& group, const u8* head, const u8* rest,
                           float weight) {
     const u32 step = group.step();

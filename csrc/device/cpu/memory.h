@@ -1,5 +1,5 @@
-// Loads, stores and atomics with an order and a scope. The scope is only checked: on a CPU all are the same
-// instruction. Under a random schedule each of these is a place where another thread may come first.
+// Loads, stores and atomics with an order and a scope. The scope is only checked: on a CPU all scopes compile to the
+// same instruction. Under a random schedule each access is a point at which another thread may run first.
 #pragma once
 
 #include "cpu/executor/device_calls.h"
@@ -18,7 +18,7 @@ void before_access(const void* address, const char* file, int line) {
     if (__builtin_expect(cpu::memory_switches, 0)) cpu::switch_point({file, line});
 }
 
-// The fast build runs all threads of a rank by turns on one processor, so within a device nothing comes between.
+// The fast build runs all threads of a rank in turns on one processor, so within a device nothing intervenes.
 template <Scope S, class T>
 T fetch_add(T* address, T value, int order) {
     if (cpu::kExact || S == Scope::kSystem) return __atomic_fetch_add(address, value, order);

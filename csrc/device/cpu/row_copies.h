@@ -1,5 +1,5 @@
 // RowCopies of device.h. With DEEP_EP_COPY_PER_LANE a copy is made as late as the contract allows: by the next call, or
-// by finish(). So a kernel that signals before finish(), or writes a source too early, shows.
+// by finish(). This exposes a kernel that signals before finish(), or that overwrites a source too early.
 #pragma once
 
 #include "device/cpu/copy.h"

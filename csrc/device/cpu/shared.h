@@ -6,7 +6,7 @@
 
 namespace deep_ep::device::detail {
 
-// Extents go with the type, so that one macro serves arrays and structs: DEEP_EP_SHARED(u32[4], flags).
+// Extents are part of the type, so that one macro serves arrays and structs: DEEP_EP_SHARED(u32[4], flags).
 template <class T>
 using SharedType = T;
 

@@ -21,8 +21,8 @@ bool spin_until(Ready&& ready, u64 deadline_ns, const WaitNote* what, const char
     return cpu::wait_ready(call, argument, deadline_ns, what, "spin_until", {file, line});
 }
 
-// A look costs little here, and nothing may change without a waiting thread's predicates being true: the executor would
-// take it for stuck.
+// A check is cheap here, and rarely() must be part of the predicate: if a wait could end while no waiting thread's
+// predicate is true, the executor would take it for stuck.
 template <class Ready, class Rarely>
 bool spin_until(Ready&& ready, Rarely&& rarely, u64 deadline_ns, const WaitNote* what,
                 const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

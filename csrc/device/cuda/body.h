@@ -1,5 +1,5 @@
-// The GPU's body of device.h, for sm_80 and later. Includes nothing of CUDA: NVRTC has the built-in variables, the warp
-// intrinsics and the vector types without a header; the rest is PTX.
+// The GPU implementation of device.h, for sm_80 and later. It includes no CUDA headers: NVRTC has the built-in
+// variables, the warp intrinsics and the vector types without a header; the rest is PTX.
 #pragma once
 
 #include "device/cuda/qualifiers.h"
@@ -12,7 +12,7 @@
 #include "device/cuda/wait.h"
 #include "device/cuda/warp.h"
 
-// Set by the code that compiles a kernel, which also allots its shared memory.
+// Set by the code that compiles a kernel and also allocates its shared memory.
 #if DEEP_EP_BULK_COPIES
 #include "device/cuda/row_copies_bulk.h"
 #include "device/cuda/row_sums_bulk.h"

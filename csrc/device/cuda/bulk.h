@@ -1,8 +1,8 @@
-// Bulk copies between global and shared memory, carried out by the SM's copy engine, for sm_90 and later. Copies that
+// Bulk copies between global and shared memory, executed by the SM's copy engine, for sm_90 and later. Copies that
 // belong together are issued by one thread; any thread may wait for loads.
 //
-// The engine accesses memory through a proxy of its own: what other instructions did before is ordered with it by
-// fence_proxy(), what it did is ordered with what follows by the wait for its completion (PTX ISA, async proxy).
+// The engine accesses memory through its own proxy. fence_proxy() orders earlier accesses by other instructions before
+// its accesses; the wait for its completion orders its accesses before what follows (PTX ISA, async proxy).
 #pragma once
 
 #include "device/cuda/qualifiers.h"
@@ -10,7 +10,7 @@
 
 namespace deep_ep::device::bulk {
 
-// Where a shared variable lies in the shared window.
+// Address of a shared variable in the shared window.
 DEEP_EP_DEVICE u32 shared_address(const void* variable) {
     u64 address;
     asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(variable));
@@ -21,7 +21,7 @@ DEEP_EP_DEVICE void init_barrier(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// All accesses of this thread, and what it has learned of others', come before its later bulk copies.
+// Orders all accesses of this thread, and those of other threads that it has observed, before its later bulk copies.
 DEEP_EP_DEVICE void fence_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // The barrier's phase ends when these bytes have arrived.
@@ -36,7 +36,7 @@ DEEP_EP_DEVICE void load(u32 target, const void* source, u32 bytes, u32 barrier)
         : "memory");
 }
 
-// Without a deadline: no other rank has a part in it. The instruction itself waits a while.
+// It has no deadline, since it depends on no other rank. The instruction itself waits for a while.
 DEEP_EP_DEVICE void wait(u32 barrier, u32 parity) {
     u32 ended;
     do {
@@ -52,7 +52,7 @@ DEEP_EP_DEVICE void wait(u32 barrier, u32 parity) {
     } while (ended == 0);
 }
 
-// 16 bytes of shared memory.
+// Reads 16 bytes of shared memory.
 DEEP_EP_DEVICE void read(u32 source, u32 (&words)[4]) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -65,16 +65,16 @@ DEEP_EP_DEVICE void store(void* target, u32 source, u32 bytes) {
                  : "memory");
 }
 
-// Makes a group of the stores since the last one.
+// Makes a group of the stores since the previous one.
 DEEP_EP_DEVICE void commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// All groups but the latest `kPending` have read their source: it may be written again.
+// Waits until all groups but the latest `kPending` have read their source, which may then be overwritten.
 template <u32 kPending>
 DEEP_EP_DEVICE void wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// All groups are complete: what they stored is visible to this thread, and goes with what it releases.
+// Waits until all groups are complete: their stores are visible to this thread, and are covered by its releases.
 DEEP_EP_DEVICE void wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 }  // namespace deep_ep::device::bulk

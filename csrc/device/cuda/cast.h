@@ -6,7 +6,7 @@
 
 namespace deep_ep::device {
 
-// A lane takes 8 elements, half a warp a group.
+// A lane takes 8 elements, and half a warp takes a group.
 DEEP_EP_DEVICE void warp_cast_e4m3(u8* dst, const void* src, u32 elements, Scales scales) {
     constexpr u32 kElements = detail::kPieceBytes / sizeof(u16), kLanes = kScaleGroup / kElements;
     const u32 count = elements / kElements;

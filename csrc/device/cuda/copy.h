@@ -1,4 +1,4 @@
-// What a warp does to whole rows in global memory, this GPU's or a peer's, 16 bytes per lane and access.
+// A warp's operations on whole rows in global memory, this GPU's or a peer's, with 16 bytes per lane and access.
 #pragma once
 
 #include "device/bf16.h"
@@ -13,9 +13,10 @@ namespace detail {
 constexpr u32 kPieceBytes = 16;
 // Loads in flight per lane before their values are used.
 constexpr u32 kBatch = 4;
-// Rows whose pieces a lane has in flight while it sums: a token's, if it has gone to at most so many ranks.
+// Rows whose pieces a lane has in flight while it sums: all rows of a token that went to at most this many ranks.
 constexpr u32 kMaxSummed = 8;
-// Of so many ranks the next pieces are loaded before the last ones are summed; for more there are not enough registers.
+// For up to this many ranks the next pieces are loaded before the last ones are summed; for more there are not enough
+// registers.
 constexpr u32 kMaxSummedAhead = 6;
 
 // Eight bfloat16.
@@ -23,7 +24,8 @@ struct Piece {
     u32 words[4];
 };
 
-// Rows are read once, so they need no place in L1. Not ld.global.nc: a peer may have written them during this kernel.
+// Rows are read only once, so they need no place in L1. It is not ld.global.nc, since a peer may have written them
+// during this kernel.
 DEEP_EP_DEVICE Piece load_piece(const void* row, u32 i) {
     Piece piece;
     asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -39,7 +41,7 @@ DEEP_EP_DEVICE void store_piece(void* row, u32 i, const Piece& piece) {
                  : "memory");
 }
 
-// The lane's share of a row of `count` pieces: reads a batch, then calls store(i, piece) for each of it.
+// The lane's share of a row of `count` pieces: reads a batch, then calls store(i, piece) for each piece of it.
 template <class Store>
 DEEP_EP_DEVICE void read_pieces(const void* src, u32 count, Store store) {
     u32 i = lane();
@@ -63,7 +65,7 @@ struct PieceSum {
             elements[2 * w + 1] += bits_float(piece.words[w] & 0xffff0000u);
         }
     }
-    // Not contracted to one instruction, which would round once: on CPUs there may be none.
+    // Not contracted to a fused multiply-add, which would round only once: CPUs may not have one.
     DEEP_EP_DEVICE void add(const Piece& piece, float weight) {
 #pragma unroll
         for (u32 w = 0; w < 4; ++w) {
@@ -75,7 +77,8 @@ struct PieceSum {
     DEEP_EP_DEVICE Piece rounded() const {
         Piece piece;
 #pragma unroll
-        for (u32 w = 0; w < 4; ++w) {  // the same function as float_to_bf16, two at once; the first operand goes up
+        for (u32 w = 0; w < 4;
+             ++w) {  // same function as float_to_bf16, for two values; the first operand becomes the upper half
             asm("cvt.rn.bf16x2.f32 %0, %1, %2;"
                 : "=r"(piece.words[w])
                 : "f"(elements[2 * w + 1]), "f"(elements[2 * w]));
@@ -91,7 +94,7 @@ DEEP_EP_DEVICE void warp_copy(void* dst, const void* src, u64 bytes) {
                         [&](u32 i, const detail::Piece& piece) { detail::store_piece(dst, i, piece); });
 }
 
-// `streaming` is for CPUs: a GPU's stores pass L1 by anyway.
+// `streaming` is for CPUs: a GPU's stores bypass L1 anyway.
 DEEP_EP_DEVICE void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
     detail::read_pieces(src, static_cast<u32>(bytes / detail::kPieceBytes), [&](u32 i, const detail::Piece& piece) {
         for (u32 k = 0; k < n; ++k) detail::store_piece(dst[k], i, piece);
@@ -100,13 +103,13 @@ DEEP_EP_DEVICE void warp_copy_to_many(u8* const* dst, u32 n, const void* src, u6
 
 namespace detail {
 
-// Rows of kSources sources, of which as many pieces are on their way at any time as a lane has registers for: those of
-// its next kSteps steps. A lane that waited out each step's loads before it issued the next ones would leave the link
+// Sums the rows of kSources sources, with as many pieces in flight at any time as a lane has registers for: those of
+// its next kSteps steps. A lane that waited for each step's loads before it issued the next ones would leave the link
 // idle while it sums and stores. kSources is a constant, so that no step branches on it.
 template <u32 kSources>
 DEEP_EP_DEVICE void sum_ahead(void* dst, const u8* const* src, const void* bias0, const void* bias1, u32 count) {
     constexpr u32 kSteps = kMaxSummed / kSources;
-    static_assert(kSteps >= 1 && kSources <= kMaxSummedAhead, "a step's pieces fit");
+    static_assert(kSteps >= 1 && kSources <= kMaxSummedAhead, "the pieces of a step must fit");
     Piece pieces[kSteps][kSources];
     const auto load_step = [&](Piece(&step)[kSources], u32 i) {
         if (i >= count) return;
@@ -132,7 +135,7 @@ DEEP_EP_DEVICE void sum_ahead(void* dst, const u8* const* src, const void* bias0
     }
 }
 
-// Rows of any number of sources: a step's pieces come in batches.
+// Sums rows of any number of sources: the pieces of a step are loaded in batches.
 DEEP_EP_DEVICE void sum_in_batches(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
                                    u32 count) {
     for (u32 i = lane(); i < count; i += kWarpSize) {

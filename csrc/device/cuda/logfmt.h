@@ -1,4 +1,4 @@
-// Rows of LogFMT, see device.h. A lane takes a piece of eight elements, half a warp a group.
+// Rows of LogFMT, see device.h. A lane takes a piece of eight elements, and half a warp takes a group.
 #pragma once
 
 #include "device/cuda/copy.h"
@@ -8,10 +8,10 @@ namespace deep_ep::device {
 
 namespace detail {
 
-// Rows whose pieces a lane has in flight while it sums: fewer than of bfloat16, as decoding takes registers too.
+// Rows whose pieces a lane has in flight while it sums: fewer than for bfloat16, since decoding takes registers too.
 constexpr u32 kMaxDecoded = 4;
 
-// As load_piece: read once, and a peer may have written them during this kernel.
+// Like load_piece(): the data is read once, and a peer may have written it during this kernel.
 DEEP_EP_DEVICE u32 load_log_word(const u8* from) {
     u32 word;
     asm volatile("ld.global.L1::no_allocate.b32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
@@ -36,7 +36,7 @@ DEEP_EP_DEVICE void store_log_piece(u8* head, u32 piece, const LogPiece& stored)
     reinterpret_cast<u16*>(head + kLogPieces * sizeof(u64))[piece] = static_cast<u16>(stored.top);
 }
 
-// Of a group that stays bfloat16: elements 0 to 4 in the head; 6, 7 and 5 in the rest.
+// For a group that stays bfloat16: elements 0 to 4 in the head; 6, 7 and 5 in the rest.
 DEEP_EP_DEVICE void store_kept(u8* head, u8* rest, u32 piece, const Piece& kept) {
     store_log_piece(head, piece, {kept.words[0] | static_cast<u64>(kept.words[1]) << 32, kept.words[2]});
     reinterpret_cast<u32*>(rest)[piece] = kept.words[3];
@@ -48,7 +48,7 @@ DEEP_EP_DEVICE Piece load_kept(const LogPiece& head, const u8* rest, u32 piece) 
              load_log_word(rest + piece * sizeof(u32))}};
 }
 
-// Half a warp: the group of its lanes' pieces.
+// Half a warp: returns the group of its lanes' pieces.
 DEEP_EP_DEVICE LogGroup log_group_of(const Piece& piece) {
     LogGroup group = LogGroup::none();
 #pragma unroll
@@ -113,7 +113,7 @@ DEEP_EP_DEVICE void warp_weighted_sum_logfmt(void* dst, const u8* const* src, co
                 }
                 const u32 step = group.step();
 #pragma unroll
-                for (u32 e = 0; e < kLogPiece; ++e) {  // not contracted, as PieceSum::add
+                for (u32 e = 0; e < kLogPiece; ++e) {  // not contracted, like PieceSum::add
                     const float decoded = pieces[b].decoded(e, group, step);
                     sum.elements[e] = __fadd_rn(sum.elements[e], __fmul_rn(weight, decoded));
                 }

@@ -1,7 +1,7 @@
 // Loads, stores and atomics with an order and a scope, on words of 4 or 8 bytes.
 //
-// Addresses are generic: a word may lie in shared memory, in this GPU's memory, in a peer's or in the host's. The
-// relaxed ones clobber "memory" too: the compiler must not move a plain access across a poll.
+// Addresses are generic: a word may be in shared memory, this GPU's memory, a peer's memory or host memory. The relaxed
+// accesses clobber "memory" too: the compiler must not move a plain access across a poll.
 #pragma once
 
 #include "device/cuda/qualifiers.h"
@@ -14,7 +14,7 @@ enum class Scope;
 
 namespace detail {
 
-// Keeps a parameter out of the deduction of T: add_relaxed<S>(&word64, 1u) adds 64 bits.
+// Excludes a parameter from the deduction of T: add_relaxed<S>(&word64, 1u) adds 64 bits.
 template <class T>
 struct SameType {
     using Type = T;
@@ -78,7 +78,7 @@ DEEP_EP_DEVICE void store_release(T* address, detail::Same<T> value) {
     }
 }
 
-// ptxas makes the cheaper `red` of an `atom` whose result is not used.
+// ptxas turns an `atom` whose result is not used into the cheaper `red`.
 template <Scope S, class T>
 DEEP_EP_DEVICE T add_relaxed(T* address, detail::Same<T> value) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word");

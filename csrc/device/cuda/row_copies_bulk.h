@@ -1,4 +1,4 @@
-// RowCopies of device.h by bulk copies: the first lane issues them, and no register holds a row.
+// RowCopies of device.h, by bulk copies: the first lane issues them, and no register holds a row.
 #pragma once
 
 #include "device/copy_stage.h"
@@ -14,17 +14,17 @@ class RowCopies {
     DEEP_EP_DEVICE explicit RowCopies(void* shared) : stage_(bulk::shared_address(shared)) {
         if (lane() != 0) return;
         bulk::init_barrier(barrier(), 1);
-        // For the barrier; and outputs that peers have offered were used by others until then.
+        // For the barrier, and because the outputs that peers have offered were in use by others until now.
         bulk::fence_proxy();
     }
 
-    // What the first lane has acquired is ordered before what it loads through the other proxy.
+    // Orders what the first lane has acquired before its loads through the other proxy.
     DEEP_EP_DEVICE void read_what_came() {
         if (lane() == 0) bulk::fence_proxy();
     }
 
-    // One load is on its way at a time, beside the stores of the piece before: with as many warps as a block has, that
-    // is enough.
+    // One load is in flight at a time, alongside the stores of the previous piece: with as many warps as a block has,
+    // that is enough.
     DEEP_EP_DEVICE void to_many(u8* const* dst, u32 n, const void* src, u64 bytes, bool) {
         if (lane() != 0 || n == 0) return;
         for (u64 at = 0; at < bytes; at += CopyStage::kPieceBytes) {

@@ -1,4 +1,4 @@
-// RowCopies of device.h by 16-byte accesses, for architectures without bulk copies.
+// RowCopies of device.h, by 16-byte accesses, for architectures without bulk copies.
 #pragma once
 
 #include "device/cuda/copy.h"

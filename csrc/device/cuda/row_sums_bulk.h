@@ -1,4 +1,4 @@
-// RowSums of device.h by bulk copies into shared memory: what is on its way takes no registers, and its amount does not
+// RowSums of device.h, by bulk copies into shared memory: data in flight takes no registers, and its amount does not
 // depend on how many rows are summed.
 #pragma once
 
@@ -20,17 +20,17 @@ class RowSums {
         __syncwarp();  // all lanes wait at these barriers
     }
 
-    // The pieces of a step are one of each row. They come in the order in which they are summed, through a ring that is
-    // always full, but for the end of the rows.
+    // A step has one piece of each row. Pieces arrive in the order in which they are summed, through a ring that is
+    // always full except at the end of the rows.
     DEEP_EP_DEVICE void sum_bf16(void* dst, const u8* const* src, u32 n, const void* bias0, const void* bias1,
                                  u64 elements) {
         const u32 bytes = static_cast<u32>(elements * sizeof(u16)), count = bytes / detail::kPieceBytes;
         Next next{src, n, bytes, 0, 0};
         const u32 all = (bytes + SumStage::kPieceBytes - 1) / SumStage::kPieceBytes * n;
         u32 slot = slot_;
-        // Orders the loads below, which go through the other proxy, behind the initialisation of the barriers; behind
-        // the stores to the rows by their owners, which released them at system scope and whose release this lane has
-        // acquired; and behind the reads of the stage for the rows before, after which the warp has met.
+        // Orders the loads below, which go through the other proxy, after three things: the initialization of the
+        // barriers; the owners' stores to the rows, which they released at system scope in a release that this lane has
+        // acquired; and the reads of the stage for the previous rows, after which the warp has met.
         if (lane() == 0) bulk::fence_proxy();
         for (u32 i = 0; i < all && i < SumStage::kPieces; ++i) {
             if (lane() == 0) load(slot, next);
@@ -54,7 +54,7 @@ class RowSums {
                 __syncwarp();  // the piece has been read
                 if (left != 0) {
                     if (lane() == 0) {
-                        bulk::fence_proxy();  // what was read is written through the other proxy
+                        bulk::fence_proxy();  // the piece just read is overwritten through the other proxy
                         load(slot_, next);
                     }
                     next.advance();
@@ -75,10 +75,11 @@ class RowSums {
     }
 
   private:
-    static constexpr u32 kParts = SumStage::kPieceBytes / (kWarpSize * detail::kPieceBytes);  // of a piece, for a lane
+    static constexpr u32 kParts =
+        SumStage::kPieceBytes / (kWarpSize * detail::kPieceBytes);  // parts of a piece per lane
     static_assert(kParts * kWarpSize * detail::kPieceBytes == SumStage::kPieceBytes);
 
-    // What is to be loaded next.
+    // The next piece to load.
     struct Next {
         const u8* const* src;
         const u32 n, bytes;
@@ -102,8 +103,8 @@ class RowSums {
     }
 
     const u32 stage_;
-    u32 slot_ = 0;    // whose piece is summed next
-    u32 parity_ = 0;  // of its barrier's phase
+    u32 slot_ = 0;    // slot of the piece that is summed next
+    u32 parity_ = 0;  // parity of its barrier's phase
 };
 
 }  // namespace deep_ep::device

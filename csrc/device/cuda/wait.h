@@ -15,9 +15,10 @@ DEEP_EP_DEVICE u64 now_ns() {
     return now;
 }
 
-// Most waits end within a few polls. Later the poller steps back, so that it does not take issue slots and bandwidth
-// from those it waits for, and only then looks at the clock. On a GPU nothing reads the note; a failed wait is recorded
-// by its caller. `ready` stands here once and is not unrolled: it is inlined into every wait of every kernel.
+// Most waits end within a few polls. After that, the poller backs off, so that it does not take issue slots and
+// bandwidth from the threads it waits for, and only then checks the clock. On a GPU nothing reads the note; the caller
+// records a failed wait. `ready` appears here once and is not unrolled, since it is inlined into every wait of every
+// kernel.
 template <class Ready, class Rarely>
 DEEP_EP_DEVICE bool spin_until(Ready&& ready, Rarely&& rarely, u64 deadline_ns, const WaitNote*) {
     constexpr u32 kEagerPolls = 256, kPauseNs = 64, kPollsPerRareOne = 1024;

@@ -1,4 +1,4 @@
-// Where a thread stands in its block. Blocks are one-dimensional.
+// A thread's position in its block. Blocks are one-dimensional.
 #pragma once
 
 #include "device/cuda/qualifiers.h"

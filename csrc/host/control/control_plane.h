@@ -1,6 +1,6 @@
-// What the hosts of a Buffer's ranks tell each other, beside what their kernels do: failures, what each is at, its end,
-// and how far it is in a recovery. But for networks, which carry rows, no other part of a host looks into other ranks'
-// memory, or talks to other machines.
+// Communication between the hosts of a Buffer's ranks, in addition to that of their kernels: failures, the current
+// operation of each rank, its end, and its progress in a recovery. Apart from networks, which carry rows, no other part
+// of the host accesses other ranks' memory or communicates with other machines.
 #pragma once
 
 #include <cstdint>
@@ -20,71 +20,72 @@ class ControlPlane {
     virtual ~ControlPlane() = default;
 
     // --- failures (P15)
-    // Tells every rank, this one included, by the abort word of a generation. When it returns all of them have it.
+    // Notifies every rank, including this one, through the abort word of a generation. All of them have it on return.
     virtual void tell_failure(uint64_t word, uint32_t generation) = 0;
-    // Tells this rank's own kernels alone.
+    // Notifies only this rank's own kernels.
     virtual void stop_own(uint64_t word, uint32_t generation) = 0;
-    // The abort word that this rank has in a generation.
+    // The abort word of this rank in a generation.
     virtual uint64_t failure(uint32_t generation) const = 0;
-    // What tells `ranks`, which kernels do not reach, of the failures that they claim. `claimed`: Context::claimed.
+    // Makes the agent that notifies `ranks`, which kernels do not reach, of the failures that kernels claim. `claimed`:
+    // Context::claimed.
     virtual std::unique_ptr<Teller> make_teller(const uint64_t* claimed, uint32_t generation,
                                                 const std::vector<int>& ranks) = 0;
 
-    // --- what a rank is at
-    // As its kernels have announced it; 0: nothing yet.
+    // --- the current operation of a rank
+    // The operation as announced by its kernels; 0: none yet.
     virtual uint64_t announcement(int rank) const = 0;
-    // Before a generation begins; no kernel runs.
+    // Called before a generation begins; no kernel runs.
     virtual void clear_announcement(uint32_t generation) = 0;
     virtual void set_compiling(bool compiling) = 0;
     virtual bool compiling(int rank) const = 0;
 
     // --- ranks that are masked in a generation (P17)
-    // Tells a rank that the others go on without it; see wire::kMasked. When it returns that rank has the word.
+    // Notifies a rank that the others continue without it; see wire::kMasked. That rank has the word on return.
     virtual void tell_masked(int rank, uint64_t word, uint32_t generation) = 0;
-    // Tells every other rank which ones this rank masks.
+    // Tells every other rank which ranks this one masks.
     virtual void tell_masks(const wire::RankMask& mask, uint32_t generation) = 0;
-    // Tells this rank's kernels which ranks are masked. `count`: of such changes.
+    // Tells this rank's kernels which ranks are masked. `count`: the number of such changes.
     virtual void tell_own_masks(const wire::RankMask& mask, uint64_t count) = 0;
-    // Changes when another rank has told which ones it masks.
+    // A word that changes when another rank has reported which ranks it masks.
     virtual uint64_t mail() const = 0;
-    // All that this rank has been told of.
+    // All ranks that have been reported to this one as masked.
     virtual wire::RankMask told_masks(uint32_t generation) const = 0;
-    // For whom a rank's kernels have waited for some time: wire::waiting_word(); 0: for none.
+    // The rank for which `rank`'s kernels have been waiting for some time, as a wire::waiting_word(); 0: none.
     virtual uint64_t waiting(int rank) const = 0;
-    // Before a generation begins; no kernel runs, and no rank masks any in it.
+    // Called before a generation begins; no kernel runs, and no rank masks any in it.
     virtual void clear_masks(uint32_t generation) = 0;
 
-    // --- its end
-    // This rank stores nothing any more. What it has stored is visible to one that sees left().
+    // --- the end of a rank
+    // Announces that this rank stores nothing any more. Its stores are visible to a rank that sees left().
     virtual void leave() = 0;
     virtual bool left(int rank) const = 0;
-    // Its process has ended, or is ending: what it has stored before is visible then.
+    // Whether its process has ended or is ending. Its earlier stores are then visible.
     virtual bool ended(int rank) const = 0;
-    // It is known that nothing which it stores from now on arrives here (P16, P19).
+    // Whether it is known that none of its stores arrives here from now on (P16, P19).
     virtual bool gone(int rank) const = 0;
-    // Of one that has ended or is gone: in what way, as a wire::Reason.
+    // How a rank that has ended or is gone did so, as a wire::Reason.
     virtual uint32_t how_ended(int) const { return wire::kDied; }
-    // Peers live in processes whose end shows there.
+    // Sets the descriptors that show the end of peers' processes.
     virtual void watch(Lifelines lifelines) = 0;
-    // Whether ends of processes show at all.
+    // Whether the ends of processes are visible at all.
     virtual bool watches() const = 0;
 
-    // --- its network
-    // What the address page of this rank holds is to be in other ranks' hands.
+    // --- the network of a rank
+    // Sends the address page of this rank to the other ranks.
     virtual void tell_address() {}
 
     // --- recovery (P16)
     struct Stage {
         wire::RankMask mask;  // the ranks that it leaves out
         uint64_t stage;       // only grows
-        uint64_t latest;      // the stage after the mask was looked at: of another attempt, the mask may be too
+        uint64_t latest;      // the stage after the mask was read; if of another attempt, the mask may be so too
     };
-    // The mask first. What this rank has done before is visible to one that sees the stage.
+    // Stores the mask first. Everything this rank has done before is visible to a rank that sees the stage.
     virtual void tell_stage(const wire::RankMask& mask, uint64_t stage) = 0;
     virtual Stage stage_of(int rank) const = 0;
 };
 
-// `memory`: of the rank that it is for; it outlives it.
+// `memory`: that of the rank whose control plane it is; outlives it.
 using MakeControl = std::function<std::unique_ptr<ControlPlane>(Memory& memory)>;
 
 }  // namespace deep_ep::host

@@ -1,4 +1,4 @@
-// What tells that a peer's process has ended: descriptors that become readable then.
+// Descriptors that become readable when a peer's process has ended.
 #pragma once
 
 #include <poll.h>
@@ -11,8 +11,8 @@ namespace deep_ep::host {
 
 class Lifelines {
   public:
-    // (peer, descriptor); several of one peer are allowed. They stay the caller's, which closes a peer's only
-    // when they are not asked for any longer: `Runtime::gone` does not ask once that rank is left out.
+    // (peer, descriptor); a peer may have several. The caller keeps ownership, and closes those of a peer only when
+    // they are no longer queried: `Runtime::gone` does not query them once that rank is left out.
     using Descriptors = std::vector<std::pair<int, int>>;
 
     Lifelines() = default;
@@ -21,13 +21,13 @@ class Lifelines {
 
     bool empty() const { return sockets_.empty() && processes_.empty(); }
 
-    // The peer has ended, or is ending. What it has stored before is visible to loads after this: the kernel's locks
-    // order them.
+    // Whether the peer has ended or is ending. Its earlier stores are visible to loads after this call: the locks of
+    // the operating system's kernel order them.
     bool ended(int peer) const { return readable(sockets_, peer) || readable(processes_, peer); }
 
-    // It stores nothing any more. A process that is killed closes its files one after the other, a socket perhaps
-    // before those that keep its GPU's context; its pidfd speaks after all of them. Sockets stand in where the system
-    // has no pidfd.
+    // Whether it stores nothing any more. A killed process closes its files one after the other, and may close a socket
+    // before the files that keep its GPU context alive; its pidfd becomes readable after all of them. Sockets are used
+    // only if the system has no pidfd.
     bool gone(int peer) const {
         const bool known =
             std::any_of(processes_.begin(), processes_.end(), [peer](const auto& one) { return one.first == peer; });
@@ -39,7 +39,7 @@ class Lifelines {
         for (const auto& [owner, descriptor] : descriptors) {
             if (owner != peer) continue;
             pollfd one{descriptor, POLLIN, 0};  // hang-ups are always reported
-            // One that is not open any more says nothing.
+            // A descriptor that is no longer open says nothing.
             if (poll(&one, 1, 0) > 0 && (one.revents & POLLNVAL) == 0) return true;
         }
         return false;

@@ -1,4 +1,4 @@
-// What a rank can tell of how far its peers are: by their `free` words in its heap, and by what their hosts say.
+// The progress of a rank's peers, derived from their `free` words in its heap and from what their hosts announce.
 #pragma once
 
 #include "host/control/control_plane.h"
@@ -11,10 +11,10 @@ namespace deep_ep::host {
 struct Progress {
     int rank;
     wire::HeapLayout heap;
-    const uint8_t* base;  // of this rank's heap
+    const uint8_t* base;  // this rank's heap
     wire::HostWords host_words;
 
-    // How many operations of a generation a peer has finished, as this rank has heard (P4).
+    // The number of operations of a generation that a peer has finished, as far as known here (P4).
     uint64_t finished_by(Memory& memory, uint32_t generation, int peer) const {
         uint64_t uses = 0;
         for (u32 region = 0; region < heap.regions; ++region) {
@@ -26,13 +26,13 @@ struct Progress {
         return uses / wire::kUnit;
     }
 
-    // A peer is gone and had not finished the operation that this rank is in, so that it never will; one that has
-    // finished it may go. `left`: it has left, and its process need not have ended.
+    // Whether a peer is gone before finishing the operation that this rank is in, so that it never will; a peer that
+    // has finished it may exit. `left`: considers a peer that has left, whose process need not have ended.
     bool is_lost(const ControlPlane& control, Memory& memory, uint32_t generation, int peer, bool left) const {
         const uint64_t own = control.announcement(rank);
-        // Its words are read below, after its end: none is added later.
+        // Its words are read below, after its end: no later signal is possible.
         if (own == 0 || control.left(peer) != left) return false;
-        // A peer that has left in between has closed its sockets, but its process lives: it is no loss of a process.
+        // A peer that has left in between has closed its sockets, but its process lives, so no process is lost.
         if (!left && (!control.ended(peer) || control.left(peer))) return false;
         return finished_by(memory, generation, peer) <= wire::announced_operation(own);
     }

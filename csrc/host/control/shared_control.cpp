@@ -20,9 +20,9 @@ uint64_t* SharedControl::abort_word(int rank, uint32_t generation) const {
 }
 
 void SharedControl::tell_failure(uint64_t word, uint32_t generation) {
-    // Any rank may store here and the last one wins; kernels of all ranks poll it at system scope. A kernel that
-    // reads what this rank's user writes into published rows from now on, and then looks, finds the word: every rank
-    // has it before this one's caller goes on (P12, Operation::look_last).
+    // Any rank may store here, and the last one wins; kernels of all ranks poll the word at system scope. Every rank
+    // has the word before this one's caller continues. Therefore a kernel that reads what this rank's user writes into
+    // published rows from now on finds the word in its last look (P12, Operation::look_last).
     std::vector<uint64_t*> words;
     for (const int rank : near_) words.push_back(abort_word(rank, generation));
     memory_.store_words(words, word);
@@ -47,7 +47,7 @@ std::unique_ptr<Teller> SharedControl::new_teller(const uint64_t* claimed, uint3
     return make_teller_(claimed, {rank_, std::move(words), std::move(further)});
 }
 
-// Stored by that rank's kernels; it stands for itself.
+// Stored by that rank's kernels; no other data depends on it.
 uint64_t SharedControl::announcement(int rank) const {
     const uint64_t* const word = host_word(header(rank)->announcement);
     observe::look(observe::host(static_cast<u32>(rank_)), word);
@@ -60,10 +60,10 @@ void SharedControl::set_compiling(bool compiling) {
     memory_.store_words({host_word(header(rank_)->compiling)}, compiling);
 }
 
-// Stored by that rank's host; it stands for itself.
+// Stored by that rank's host; no other data depends on it.
 bool SharedControl::compiling(int rank) const { return memory_.load_word(host_word(header(rank)->compiling)) != 0; }
 
-// Exchanged, or in place when this returns: that rank's last look pairs with it as with any abort word.
+// Stored by an exchange, or in place on return: that rank's last look pairs with it as with any abort word.
 void SharedControl::tell_masked(int rank, uint64_t word, uint32_t generation) {
     memory_.store_words({abort_word(rank, generation)}, word);
 }
@@ -78,13 +78,13 @@ void SharedControl::tell_masks(const wire::RankMask& mask, uint32_t generation) 
         for (const int at : near_) words.push_back(host_word(mask_of(at, rank_, generation).words[word]));
         memory_.store_words(words, mask.words[word]);
     }
-    // Released to the hosts that acquire it: the mask is there. Different from every value before, of this rank and of
-    // others.
+    // Hosts that acquire this word find the mask in place. The value differs from all previous ones, of this rank and
+    // of others.
     memory_.release_words(mails, ++letters_ << wire::kAbortRankBits | static_cast<uint64_t>(rank_));
 }
 
-// Kernels here acquire the bits: the ranks that are masked have been told before, and what their NICs have placed here
-// comes before the exchange (nic/closing.h). The count comes last.
+// Kernels here acquire the bits: the masked ranks have been notified before, and the writes of their NICs to this heap
+// precede the exchange (nic/closing.h). The count is stored last.
 void SharedControl::tell_own_masks(const wire::RankMask& mask, uint64_t count) {
     const observe::Accessor host = observe::host(static_cast<u32>(rank_));
     wire::MaskedRanks& masked = header(rank_)->masked;
@@ -98,7 +98,7 @@ void SharedControl::tell_own_masks(const wire::RankMask& mask, uint64_t count) {
 
 uint64_t SharedControl::mail() const { return memory_.acquire_word(host_word(header(rank_)->mail)); }
 
-// Stored by the other ranks' hosts; acquired, since the ranks that are masked have been told before.
+// Stored by the other ranks' hosts; acquired, since the masked ranks have been notified before.
 wire::RankMask SharedControl::told_masks(uint32_t generation) const {
     wire::RankMask all{};
     for (u32 rank = 0; rank < layout_.ranks; ++rank) {
@@ -110,7 +110,7 @@ wire::RankMask SharedControl::told_masks(uint32_t generation) const {
     return all;
 }
 
-// Stored by that rank's kernels; it stands for itself.
+// Stored by that rank's kernels; no other data depends on it.
 uint64_t SharedControl::waiting(int rank) const {
     const uint64_t* const word = host_word(header(rank)->waiting);
     observe::look(observe::host(static_cast<u32>(rank_)), word);
@@ -119,7 +119,7 @@ uint64_t SharedControl::waiting(int rank) const {
 
 void SharedControl::clear_masks(uint32_t generation) {
     tell_own_masks({}, 0);
-    // Letters are counted anew.
+    // The count of letters restarts.
     memory_.store_words({host_word(header(rank_)->waiting), host_word(header(rank_)->mail)}, 0);
     for (u32 rank = 0; rank < layout_.ranks; ++rank) {
         for (u32 word = 0; word < mask_words(); ++word) {
@@ -131,7 +131,7 @@ void SharedControl::clear_masks(uint32_t generation) {
 
 void SharedControl::leave() { memory_.release_words({host_word(header(rank_)->left)}, 1); }
 
-// Acquired, so that what it has stored before its end is read after it.
+// Acquired, so that its stores before its end are visible.
 bool SharedControl::left(int rank) const { return memory_.acquire_word(host_word(header(rank)->left)) != 0; }
 
 void SharedControl::tell_stage(const wire::RankMask& mask, uint64_t stage) {
@@ -150,7 +150,7 @@ void SharedControl::store_stage(Memory& memory, const std::vector<int>& at, int 
     memory.release_words(stages, stage);
 }
 
-// Stored by that rank's host; acquired, so that what it had done before is visible.
+// Stored by that rank's host; acquired, so that everything it has done before is visible.
 ControlPlane::Stage SharedControl::stage_of(int rank) const {
     wire::RecoveryWord& theirs = recovery_word(rank_, rank);
     Stage found{};

@@ -1,5 +1,5 @@
-// The control plane of one machine: in the control pages of all ranks' heaps, which each rank's host has mapped, and by
-// descriptors that tell of processes.
+// The control plane of one machine. It uses the control pages of all ranks' heaps, which each rank's host has mapped,
+// and descriptors that show the end of processes.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,8 @@ class SharedControl : public ControlPlane {
   public:
     using MakeTeller = std::function<std::unique_ptr<Teller>(const uint64_t* claimed, Teller::Others others)>;
 
-    // `pages`: every rank's control pages, as this process reaches them. `memory` lives longer. `far`: ranks whose
-    // pages are only read here, as copies of what they have told otherwise.
+    // `pages`: the control pages of every rank, at their addresses in this process. `memory` outlives this. `far`:
+    // ranks whose pages are only read here, since they are copies of data received by other means.
     SharedControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout, Memory& memory,
                   MakeTeller make_teller, const std::vector<int>& far = {});
 
@@ -55,18 +55,18 @@ class SharedControl : public ControlPlane {
     }
     std::unique_ptr<Teller> new_teller(const uint64_t* claimed, uint32_t generation, const std::vector<int>& ranks,
                                        std::function<void(uint64_t)> further) const;
-    // In the pages of some ranks: the stage that a rank has come to. The mask first.
+    // Stores the stage that `rank` has reached in the pages of the ranks `at`, the mask first.
     void store_stage(Memory& memory, const std::vector<int>& at, int rank, const wire::RankMask& mask,
                      uint64_t stage) const;
     uint64_t* abort_word(int rank, uint32_t generation) const;
 
   private:
-    // In the pages of `at`: what `rank` has told.
+    // The word in the pages of `at` that holds the stage of `rank`.
     wire::RecoveryWord& recovery_word(int at, int rank) const {
         return *reinterpret_cast<wire::RecoveryWord*>(pages_[static_cast<size_t>(at)].get() +
                                                       layout_.recovery_offset(static_cast<u32>(rank)));
     }
-    // In the pages of `at`: the ranks that `rank` masks.
+    // The mask in the pages of `at` with the ranks that `rank` masks.
     wire::RankMask& mask_of(int at, int rank, uint32_t generation) const {
         return *reinterpret_cast<wire::RankMask*>(pages_[static_cast<size_t>(at)].get() +
                                                   layout_.mask_offset(generation, static_cast<u32>(rank)));
@@ -74,7 +74,7 @@ class SharedControl : public ControlPlane {
     u32 mask_words() const { return wire::RankMask::used(layout_.ranks); }
     const int rank_;
     const std::vector<std::shared_ptr<uint8_t>> pages_;
-    std::vector<int> near_;  // ranks, this one included, whose pages it stores into
+    std::vector<int> near_;  // ranks, including this one, into whose pages it stores
     const wire::HeapLayout layout_;
     Memory& memory_;
     const MakeTeller make_teller_;

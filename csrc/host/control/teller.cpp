@@ -8,12 +8,12 @@
 namespace deep_ep::host {
 namespace {
 
-// Less than half a percent of a core, all the time that there is a Buffer.
+// Costs less than half a percent of a core as long as a Buffer exists.
 constexpr auto kNap = std::chrono::milliseconds(5);
 
 }  // namespace
 
-// Stored by the claiming thread of a kernel. Relaxed: what is told is the word alone.
+// Stored by the claiming thread of a kernel. Relaxed, since only the word itself is passed on.
 bool Teller::due() const {
     observe::look(observe::host(static_cast<u32>(others_.rank)), claimed_);
     return __atomic_load_n(claimed_, __ATOMIC_RELAXED) != told_;
@@ -21,7 +21,7 @@ bool Teller::due() const {
 
 void Teller::tell() noexcept {
     told_ = __atomic_load_n(claimed_, __ATOMIC_RELAXED);
-    // The others have masked this rank, and go on.
+    // The others have masked this rank and continue without it.
     if (wire::abort_reason(told_) == wire::kMasked) return;
     try {
         if (others_.further) others_.further(told_);
@@ -36,7 +36,7 @@ TellerThread::TellerThread(const uint64_t* claimed, Others others, std::unique_p
 TellerThread::~TellerThread() {
     stopping_.store(true);
     thread_.join();
-    if (due()) tell();  // claimed since the last look
+    if (due()) tell();  // claimed since the last poll
 }
 
 void TellerThread::serve() {

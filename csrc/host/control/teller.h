@@ -1,5 +1,5 @@
-// Tells ranks that are not mapped of failures which this rank's kernels have claimed (P15). Kernels tell the mapped
-// ones themselves; never by a queue pair, which may be what has failed.
+// Notifies ranks that are not mapped of failures that this rank's kernels have claimed (P15). Kernels notify the mapped
+// ones themselves, but never through a queue pair, which may be what has failed.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,9 @@ namespace deep_ep::host {
 class Teller {
   public:
     struct Others {
-        int rank;                                    // whose kernels' failures they are told of
+        int rank;                                    // the rank whose kernels claim the failures
         std::vector<uint64_t*> words;                // the abort words of ranks on this machine
-        std::function<void(uint64_t word)> further;  // tells ranks on others; null: there are none
+        std::function<void(uint64_t word)> further;  // notifies ranks on other machines; null: there are none
     };
 
     virtual ~Teller() = default;
@@ -25,14 +25,14 @@ class Teller {
     Teller& operator=(const Teller&) = delete;
 
   protected:
-    // `claimed`: Context::claimed. `memory`: for this alone, so that what kernels are being launched or waited for
-    // with does not stand in the way.
+    // `claimed`: Context::claimed. `memory`: exclusive to this object, so that launches of kernels and waits for them
+    // do not delay it.
     Teller(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory)
         : claimed_(claimed), others_(std::move(others)), memory_(std::move(memory)) {}
 
-    // Whether a kernel has claimed something that has not been told.
+    // Whether a kernel has claimed a failure that has not been passed on.
     bool due() const;
-    // Never throws: a rank that cannot be told finds out by its timeout.
+    // Never throws: a rank that cannot be notified finds out by its timeout.
     void tell() noexcept;
 
   private:
@@ -42,7 +42,7 @@ class Teller {
     uint64_t told_ = 0;
 };
 
-// A thread of the host, which looks every few milliseconds.
+// A host thread that polls every few milliseconds.
 class TellerThread final : public Teller {
   public:
     TellerThread(const uint64_t* claimed, Others others, std::unique_ptr<Memory> memory);

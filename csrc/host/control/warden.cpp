@@ -21,12 +21,12 @@ Warden::Warden(WardenPost post, std::unique_ptr<Memory> memory, const MakeContro
       known_(static_cast<size_t>(post_.ranks)),
       mail_(control_->mail()) {
     control_->watch(post_.lifelines);
-    // A peer may have begun this generation before, and have masked one.
+    // A peer may have begun this generation earlier and may already have masked a rank.
     const std::lock_guard<std::mutex> guard(mutex_);
     publish(control_->told_masks(post_.generation));
 }
 
-// Stored by this rank's kernels; each word stands for itself.
+// Stored by this rank's kernels; no other data depends on the words.
 uint64_t Warden::told_of(int rank) const {
     observe::look(observe::host(static_cast<u32>(post_.rank)), post_.suspects + rank);
     return __atomic_load_n(post_.suspects + rank, __ATOMIC_RELAXED);
@@ -37,7 +37,7 @@ bool Warden::counts(int rank) const {
     return rank != post_.rank && !post_.left_out.has(bit) && !masked_.has(bit);
 }
 
-// A rank that has failed, or is masked itself, masks none.
+// A rank that has failed or is masked itself masks none.
 bool Warden::broken() const { return wire::abort_generation(control_->failure(post_.generation)) >= post_.generation; }
 
 bool Warden::lost(int rank) const {
@@ -47,7 +47,7 @@ bool Warden::lost(int rank) const {
     return by(false) || by(true);
 }
 
-// Once for each step of the longest wait here: which ranks still tell something new.
+// Checks, once for each step of the longest wait here, which ranks still report something new.
 void Warden::listen() {
     uint64_t longest = 0;
     for (int rank = 0; rank < post_.ranks; ++rank) longest = std::max(longest, counts(rank) ? told_of(rank) : 0);
@@ -61,26 +61,26 @@ void Warden::listen() {
     }
 }
 
-// It tells of a wait, and goes on to do so: one that has died told of its last wait, and tells nothing new.
+// Whether the rank reports a wait and keeps doing so. The last report of a rank that has died never changes.
 bool Warden::waits(int rank) const {
     const Known& known = known_[static_cast<size_t>(rank)];
     return known.waiting != 0 && known.silent < kSilentSteps;
 }
 
-// The latest operation of which a rank may have sent its part: not the one in which it waits for regions.
+// The latest operation for which a rank may have sent its part. Excludes the one in which it waits for regions.
 int64_t Warden::sent(int rank) const {
     const auto at = static_cast<int64_t>(wire::announced_operation(control_->announcement(rank)));
     return waits(rank) && wire::waits_for_free(known_[static_cast<size_t>(rank)].waiting) ? at - 1 : at;
 }
 
-// The operation that a rank waits for another to have sent, or finished, its part of.
+// The operation whose part a rank waits for another rank to send or finish.
 int64_t Warden::needed(int rank) const {
     const auto at = static_cast<int64_t>(wire::announced_operation(control_->announcement(rank)));
     return wire::waits_for_free(known_[static_cast<size_t>(rank)].waiting) ? at - post_.progress.heap.regions : at;
 }
 
-// How many ranks wait for one although it may have sent what they wait for: one that is behind keeps all others
-// waiting, and that says nothing of why.
+// The number of ranks that wait for a rank although it may have sent what they wait for. Waits for a rank that is
+// merely behind do not count: it keeps all others waiting, which says nothing about the cause.
 int Warden::waiters_for(int rank) const {
     int waiters = 0;
     for (int other = 0; other < post_.ranks; ++other) {
@@ -91,8 +91,9 @@ int Warden::waiters_for(int rank) const {
     return waiters;
 }
 
-// It compiles its kernels, or waits for a rank that others are to judge. Of two that wait for each other it is the one
-// that more ranks wait for, else the higher one. One that most ranks wait for is cut off itself.
+// A rank has an excuse if it is compiling its kernels, or is waiting for a rank that others must judge. Of two ranks
+// that wait for each other, the one that more ranks wait for has none; with equal numbers, the higher one. A rank that
+// most ranks wait for is itself cut off.
 bool Warden::excused(int rank) const {
     if (control_->compiling(rank)) return true;
     if (!waits(rank)) return false;
@@ -117,14 +118,14 @@ bool Warden::guilty(int rank) {
     if (told < wire::kSuspect || excused(rank)) {
         known.accused = 0;
     } else if (known.accused == 0) {
-        known.accused = told;  // what would excuse it may be on its way
+        known.accused = told;  // its excuse may still be in flight
     } else {
         return told > known.accused;
     }
     return false;
 }
 
-// What kernels here tell comes first: only where they wait is it worth a look into other memory.
+// Checks the reports of kernels here first: other memory needs to be read only if they wait.
 bool Warden::due() const noexcept {
     try {
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
@@ -181,7 +182,7 @@ void Warden::add(const wire::RankMask& more) {
     for (int rank = 0; rank < post_.ranks; ++rank) {
         const u32 bit = static_cast<u32>(rank);
         if (!more.has(bit)) continue;
-        if (broken()) return;  // it may have been masked since it looked
+        if (broken()) return;  // this rank may have been masked since the last check
         const u32 self = static_cast<u32>(post_.rank);
         control_->tell_masked(rank, wire::abort_word(post_.generation, wire::kMasked, self, rank), post_.generation);
         mine_.add(bit);
@@ -190,7 +191,7 @@ void Warden::add(const wire::RankMask& more) {
     publish(more);
 }
 
-// To this rank's kernels. What they have told of others ends with it: waits begin anew.
+// Publishes masks to this rank's kernels. This resets their reports about other ranks: waits begin anew.
 void Warden::publish(const wire::RankMask& more) {
     bool any = false;
     for (int rank = 0; rank < post_.ranks; ++rank) {
@@ -200,7 +201,7 @@ void Warden::publish(const wire::RankMask& more) {
     }
     if (!any) return;
     for (int rank = 0; rank < post_.ranks; ++rank) {
-        // Kernels here store it too, when their waits have lasted another step; each word stands for itself.
+        // Kernels here store it too, when their waits have lasted another step; no other data depends on the words.
         __atomic_store_n(post_.suspects + rank, 0, __ATOMIC_RELAXED);
         known_[static_cast<size_t>(rank)] = {};
     }

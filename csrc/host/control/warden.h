@@ -1,11 +1,12 @@
-// Masks ranks that this rank's kernels wait for in vain, so that the others go on without them (P17).
+// Masks ranks for which this rank's kernels wait until they time out, so that the others continue without them (P17).
 //
-// Kernels say for whom they wait and for how long (wire/masked_ranks.h). A rank that has been waited for in vain is
-// masked, unless it has an excuse: it compiles, or says that it waits itself, for another one. Then it is that one
-// which is to be masked, by those that wait for it. A rank whose process has ended is masked at once.
+// Kernels report for which ranks they wait and for how long (wire/masked_ranks.h). A rank whose wait has timed out is
+// masked, unless it has an excuse: it is compiling, or reports that it is itself waiting for another one. In the latter
+// case that other rank must be masked by the ranks that wait for it. A rank whose process has ended is masked at once.
 //
-// A rank to be masked is told first, by its abort word: it then finds the word before what it has read from others'
-// memory counts (Operation::look_last). Only then are the others told, and their kernels go on without it.
+// A rank to be masked is notified first, through its abort word: it then finds the word before the data it has read
+// from others' memory counts (Operation::look_last). Only then are the others notified, and their kernels continue
+// without it.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,7 @@
 
 namespace deep_ep::host {
 
-// What it watches over.
+// The rank and generation that a Warden serves.
 struct WardenPost {
     int rank;
     int ranks;
@@ -37,27 +38,29 @@ class Warden {
     Warden(const Warden&) = delete;
     Warden& operator=(const Warden&) = delete;
 
-    // Any thread: masks a rank that the caller wants to do without. False: this rank has failed, and masks none.
+    // Masks a rank at the caller's request; may be called by any thread. Returns false if this rank has failed and
+    // therefore masks none.
     bool mask(int rank);
-    // With what others have told by now.
+    // Includes the masks that others have reported by now.
     wire::RankMask masked();
     void watch(Lifelines lifelines);
 
   protected:
-    // `memory`: for this alone, so that what kernels are being launched or waited for with does not stand in the way.
+    // `memory`: exclusive to this object, so that launches of kernels and waits for them do not delay it.
     Warden(WardenPost post, std::unique_ptr<Memory> memory, const MakeControl& make_control);
 
-    // Neither throws: what is not done here ends by kernels' timeouts. Looks only: whether there is anything to do.
+    // due() is a read-only check whether there is anything to do. Neither function throws: if work here fails, the
+    // timeouts of kernels take effect.
     bool due() const noexcept;
     void serve() noexcept;
 
   private:
-    // What is known of another rank, or of this one.
+    // The state known about another rank, or about this one.
     struct Known {
-        uint64_t seen = 0;     // what kernels here have told of it
-        uint64_t accused = 0;  // what they had told when it had no excuse
-        uint64_t waiting = 0;  // what it has told of its own waits
-        int silent = 0;        // for how many steps it has told nothing new
+        uint64_t seen = 0;     // the latest report of kernels here about it
+        uint64_t accused = 0;  // that report when it had no excuse
+        uint64_t waiting = 0;  // its own report about its waits
+        int silent = 0;        // the number of steps without a new report
     };
 
     uint64_t told_of(int rank) const;
@@ -79,15 +82,15 @@ class Warden {
     const WardenPost post_;
     const std::unique_ptr<Memory> memory_;
     const std::unique_ptr<ControlPlane> control_;
-    mutable std::mutex mutex_;  // of what follows
+    mutable std::mutex mutex_;  // guards the members below
     std::vector<Known> known_;  // by rank
-    uint64_t longest_ = 0;      // the longest of the waits that kernels here have told of
+    uint64_t longest_ = 0;      // the longest wait that kernels here have reported
     wire::RankMask mine_{}, masked_{};
-    uint64_t changes_ = 0;  // of `masked_`
-    uint64_t mail_;         // read
+    uint64_t changes_ = 0;  // the number of changes of `masked_`
+    uint64_t mail_;         // the value of the mail word at the last read
 };
 
-// A thread of the host, which looks every few milliseconds.
+// A host thread that polls every few milliseconds.
 class WardenThread final : public Warden {
   public:
     WardenThread(WardenPost post, std::unique_ptr<Memory> memory, const MakeControl& make_control);

@@ -1,4 +1,4 @@
-// Where the launcher finds what a kernel's threads run.
+// The source of the code that the threads of a kernel run.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace deep_ep::host {
 class KernelSource {
   public:
     virtual ~KernelSource() = default;
-    // Fills in what a launch of launch.name runs, launch.args being the kernel's own arguments until then. `held`:
-    // keeps what it comes to point to. Throws std::out_of_range for a name that is none.
+    // Fills in the code for a launch of launch.name. On entry, launch.args points to the kernel's own arguments. `held`
+    // owns any data that the launch points to on return. Throws std::out_of_range for an unknown name.
     virtual void find(cpu::Launch& launch, const RuntimeShape& shape, std::string& held) const = 0;
-    // As Launcher has it.
+    // As in Launcher.
     virtual uint32_t copies_bytes() const = 0;
     virtual unsigned warps() const = 0;
 };
 
-// The kernels as they are compiled into this extension.
+// The kernels compiled into this extension.
 class CompiledKernels final : public KernelSource {
   public:
     void find(cpu::Launch& launch, const RuntimeShape& shape, std::string& held) const override;

@@ -5,7 +5,7 @@
 
 namespace deep_ep::host {
 
-// Throws std::out_of_range for a name that is none.
+// Throws std::out_of_range for an unknown name.
 cpu::Entry find_kernel(const char* name);
 
 }  // namespace deep_ep::host

@@ -9,13 +9,13 @@ namespace deep_ep::host {
 
 class CpuLauncher final : public Launcher {
   public:
-    // Each launcher is a stream of its own. `words`: memory of this rank that other ranks' kernels and the host poll
-    // and add to, so that every access needs system scope.
+    // Each launcher has its own stream. `words`: memory of this rank that other ranks' kernels and the host poll and
+    // add to, so that every access needs system scope.
     CpuLauncher(int rank, const void* words, size_t bytes,
                 std::shared_ptr<const KernelSource> kernels = std::make_shared<CompiledKernels>());
     ~CpuLauncher() override;
 
-    // Where its launches are queued: others on the same stream come in between.
+    // The stream in which its launches are queued, possibly interleaved with others.
     int stream() const { return stream_; }
 
     uint64_t launch(const char* kernel, const RuntimeShape& shape, unsigned blocks, unsigned warps, size_t shared_bytes,
@@ -27,7 +27,7 @@ class CpuLauncher final : public Launcher {
     uint64_t streaming_threshold() const override;
     void wait(const std::function<bool()>& ready, const char* what) override;
     bool wait_for(const std::function<bool()>& ready, const char* what, uint64_t nanoseconds) override;
-    bool wait_for_device(uint64_t) override { return true; }  // there is nothing but launches, which are waited for
+    bool wait_for_device(uint64_t) override { return true; }  // nothing but launches, which are waited for elsewhere
 
   private:
     const int rank_;

@@ -9,7 +9,7 @@
 namespace deep_ep::host {
 namespace {
 
-constexpr size_t kAlignment = 64;  // a cache line: no two of these share one
+constexpr size_t kAlignment = 64;  // a cache line: no two allocations share one
 
 }  // namespace
 
@@ -33,16 +33,16 @@ void CpuMemory::fill(void* target, uint8_t byte, size_t bytes) { std::memset(tar
 
 void CpuMemory::read(void* target, const void* source, size_t bytes) { std::memcpy(target, source, bytes); }
 
-// Words of heaps: kernels of any rank, in any process, exchange, store and load them at system scope (Operation). An
-// exchange, as kernels do with the abort word: an owner's last look is ordered before it, or finds it, whatever other
-// host or kernel has stored in between. When it returns the word is in place.
+// Words of heaps: kernels of any rank, in any process, exchange, store, and load them at system scope (Operation).
+// store_words uses an exchange, as kernels do for the abort word: an owner's last look is either ordered before it or
+// finds it, whatever other hosts or kernels have stored in between. The word is in place on return.
 uint64_t CpuMemory::load_word(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 
 void CpuMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value) {
     for (uint64_t* word : words) __atomic_exchange_n(word, value, __ATOMIC_ACQ_REL);
 }
 
-// Between hosts, and from a host to its own kernels.
+// For communication between hosts, and from a host to its own kernels.
 uint64_t CpuMemory::acquire_word(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
 void CpuMemory::release_words(const std::vector<uint64_t*>& words, uint64_t value) {

@@ -1,4 +1,4 @@
-// The teller as an agent of the executor: where all ranks live in this process.
+// The teller as an agent of the executor; used when all ranks are in this process.
 #pragma once
 
 #include "host/control/teller.h"

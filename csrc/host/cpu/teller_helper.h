@@ -1,5 +1,5 @@
-// The Teller of a rank whose kernels run on the executor, outside a world: they claim failures only while a thread
-// drives them, and that thread tells.
+// The Teller of a rank whose kernels run on the executor, outside a world. They claim failures only while a thread runs
+// them, and that thread passes the failures on.
 #pragma once
 
 #include "host/control/teller.h"

@@ -9,7 +9,7 @@ WardenAgent::WardenAgent(WardenPost post, std::unique_ptr<Memory> memory, const 
     : Warden(std::move(post), std::move(memory), make_control) {
     agent_ = cpu::Executor::get().add_agent(post.rank, "warden", [this] {
         for (;;) {
-            cpu::wait_until([this] { return due(); }, "warden: a rank that is waited for in vain");
+            cpu::wait_until([this] { return due(); }, "warden: a wait that times out");
             serve();
         }
     });

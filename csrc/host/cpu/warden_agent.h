@@ -1,4 +1,4 @@
-// The warden as an agent of the executor: where all ranks live in this process.
+// The warden as an agent of the executor; used when all ranks are in this process.
 #pragma once
 
 #include "host/control/warden.h"

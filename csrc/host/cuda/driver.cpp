@@ -31,7 +31,7 @@ std::string text_of(const Uuid& uuid) {
 }  // namespace
 
 Driver::Driver() {
-    // Never closed: the driver's threads outlive the object that asked for it.
+    // Never closed, since threads of the driver outlive this object.
     void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw CudaError(std::string("there is no CUDA driver: ") + dlerror());
 #define DEEP_EP_FIND(name, symbol, ...) find(library, #symbol, name);
@@ -40,17 +40,17 @@ Driver::Driver() {
 #define DEEP_EP_FIND(name, symbol, ...) name = reinterpret_cast<decltype(name)>(dlsym(library, #symbol));
     DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(DEEP_EP_FIND)
 #undef DEEP_EP_FIND
-    check(init(0), "initialising the CUDA driver");
+    check(init(0), "initializing the CUDA driver");
 }
 
 const Driver& Driver::get() {
-    static const Driver driver;  // one that throws is tried again
+    static const Driver driver;  // retried by the next call if the constructor throws
     return driver;
 }
 
 void Driver::check(Result result, const std::string& doing) const {
     if (result == kSuccess) return;
-    if (result == kDeinitialized) {  // it does not even name its errors any more
+    if (result == kDeinitialized) {  // error_name() no longer works either
         throw CudaError(doing + ": the CUDA driver has been shut down, as it is when a process ends");
     }
     const char* name = nullptr;
@@ -88,7 +88,7 @@ int PrimaryContext::attribute(int which) const {
 
 std::string PrimaryContext::architecture() const {
     const int major = attribute(kComputeCapabilityMajor), minor = attribute(kComputeCapabilityMinor);
-    // From Hopper on there are instructions that only the architecture-specific target has.
+    // Hopper and later have instructions that only the architecture-specific target offers.
     return "sm_" + std::to_string(10 * major + minor) + (major >= 9 ? "a" : "");
 }
 
@@ -113,7 +113,7 @@ std::optional<PrimaryContext::Peer> PrimaryContext::peer(const std::string& uuid
     for (int ordinal = 0; ordinal < count; ++ordinal) {
         Device other = 0;
         Uuid name{};
-        // One that fails is not the other's: that rank has named its own.
+        // A GPU that fails is not the one in question: the other rank was able to query the UUID of its own.
         if (driver.device_get(&other, ordinal) != kSuccess || driver.device_uuid(&name, other) != kSuccess) continue;
         if (text_of(name) != uuid) continue;
         if (other == device_) return Peer{true, true};
@@ -129,7 +129,7 @@ std::optional<PrimaryContext::Peer> PrimaryContext::peer(const std::string& uuid
 }
 
 bool PrimaryContext::synchronize(const std::shared_ptr<const PrimaryContext>& context, uint64_t nanoseconds) {
-    // The driver's wait has no bound: a thread of its own sits it out, and keeps the context as long.
+    // The driver's wait is unbounded, so a dedicated thread waits and keeps the context alive.
     std::packaged_task<void()> task([context] {
         const Current current(*context);
         const Driver& driver = Driver::get();
@@ -143,7 +143,7 @@ bool PrimaryContext::synchronize(const std::shared_ptr<const PrimaryContext>& co
 }
 
 Result PrimaryContext::Current::enter(const PrimaryContext& context) noexcept {
-    const Driver& driver = Driver::get();  // there is one, or there would be no context
+    const Driver& driver = Driver::get();  // exists, since there is a context
     const Result result = driver.context_push(context.context_);
     entered_ = result == kSuccess;
     if (entered_) driver.exchange_capture_mode(&capture_mode_);

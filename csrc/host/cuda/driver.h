@@ -1,4 +1,4 @@
-// The CUDA driver, opened when it is first needed: importing and using the library on a CPU never touches it.
+// The CUDA driver, opened on first use: importing the library and using it on a CPU never touches the driver.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace deep_ep::host::cuda {
 
-// What the driver says, behind what we were doing; or that there is no driver.
+// An error of the driver, preceded by what was being done; or the absence of a driver.
 class CudaError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
 };
 
-// The driver's functions, by the names of DEEP_EP_CUDA_FUNCTIONS.
+// The driver's functions, under the names in DEEP_EP_CUDA_FUNCTIONS.
 class Driver {
   public:
-    // Opens the library and initialises it; throws CudaError, at every call, where that fails.
+    // Opens the library and initializes it. Throws CudaError, at every call, if that fails.
     static const Driver& get();
 
 #define DEEP_EP_DECLARE(name, symbol, ...) Result (*name)(__VA_ARGS__) = nullptr;
@@ -29,18 +29,18 @@ class Driver {
     DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(DEEP_EP_DECLARE)
 #undef DEEP_EP_DECLARE
 
-    // Throws CudaError with the driver's text where `result` is a failure.
+    // Throws CudaError with the driver's text if `result` is a failure.
     void check(Result result, const std::string& doing) const;
 
   private:
     Driver();
 };
 
-// A device's primary context, which torch uses too; current on the calling thread while a Current lives. Meanwhile that
-// thread may do what a capture under way on some stream would forbid it, such as allocate: it is not done on that
-// stream.
+// A device's primary context, which torch uses too. It is current on the calling thread while a Current lives.
+// Meanwhile the thread may do things, such as allocate, that a capture in progress on some stream would otherwise
+// forbid; they are not done on that stream.
 //
-// No destructor or deleter of what belongs to a context throws, also where the driver has been shut down.
+// No destructor or deleter of objects that belong to a context throws, even if the driver has been shut down.
 class PrimaryContext {
   public:
     explicit PrimaryContext(int ordinal);
@@ -51,8 +51,8 @@ class PrimaryContext {
     class Current {
       public:
         explicit Current(const PrimaryContext& context);
-        // For destructors, which must not throw: false where that cannot be done. Then the driver has been shut down,
-        // as the process ends, and what it had is gone with it.
+        // For destructors, which must not throw: the object is false if it cannot be done. In that case the driver has
+        // been shut down because the process ends, and its resources no longer exist.
         Current(const PrimaryContext& context, std::nothrow_t) noexcept;
         ~Current();
         explicit operator bool() const { return entered_; }
@@ -63,28 +63,28 @@ class PrimaryContext {
         cuda::Result enter(const PrimaryContext& context) noexcept;
 
         bool entered_ = false;
-        int capture_mode_ = kCaptureRelaxed;  // while current: the thread's own
+        int capture_mode_ = kCaptureRelaxed;  // while current: the original mode of the thread
     };
 
     int ordinal() const { return device_; }
     const std::string& name() const { return name_; }
-    std::string architecture() const;  // as NVRTC wants it: "sm_90a"
+    std::string architecture() const;  // as NVRTC expects it: "sm_90a"
     int multiprocessors() const { return attribute(kMultiprocessorCount); }
     int attribute(int which) const;
-    // 32 hexadecimal digits that no other GPU has.
+    // 32 hexadecimal digits, unique to the GPU.
     std::string uuid() const;
-    // Whether memory at a device address is this GPU's, and not another's.
+    // Whether the memory at a device address belongs to this GPU.
     bool owns(uint64_t address) const;
 
     // How kernels of one GPU may use the memory of another.
     struct Peer {
         bool access;          // by loads and stores
-        bool native_atomics;  // and by atomics that are atomic for the other too
+        bool native_atomics;  // by atomics that are atomic for the other GPU too
     };
-    // Nothing where this process does not see the other.
+    // Returns nothing if this process does not see the other GPU.
     std::optional<Peer> peer(const std::string& uuid) const;
 
-    // Until all that runs in the context has ended, or so long: -> whether it has.
+    // Waits until all work in the context has ended, for at most `nanoseconds`. Returns whether it has.
     static bool synchronize(const std::shared_ptr<const PrimaryContext>& context, uint64_t nanoseconds);
 
   private:

@@ -1,5 +1,5 @@
-// The CUDA driver's interface as far as it is used here, declared by ourselves: nothing of CUDA need be installed to
-// build. tests/native/cuda_header.cpp compares it with the driver's own header where there is one.
+// The part of the CUDA driver's interface that is used here. It is declared here so that building does not require
+// CUDA. tests/native/cuda_header.cpp compares it with the driver's own header if there is one.
 #pragma once
 
 #include <cstddef>
@@ -40,11 +40,11 @@ constexpr int kComputeCapabilityMinor = 76;
 constexpr int kCanUseHostPointer = 91;
 constexpr int kCooperativeLaunch = 95;
 constexpr int kMaxSharedPerBlockOptin = 97;
-// Which running kernels see a NIC's writes in the order in which it has written them: none (0), this GPU's (100), or
-// every GPU's (200).
+// Which running kernels see the writes of a NIC in the order in which it has made them: none (0), those of this GPU
+// (100), or those of every GPU (200).
 constexpr int kNicWritesOrdering = 118, kNoNicWritesOrdering = 0;
 
-constexpr int kPointerDevice = 9;  // CUpointer_attribute: the ordinal of whose memory it is
+constexpr int kPointerDevice = 9;  // CUpointer_attribute: the ordinal of the device that owns the memory
 
 constexpr int kPeerAccess = 2, kPeerNativeAtomics = 3;  // CUdevice_P2PAttribute
 
@@ -118,7 +118,7 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32, "CUlaunchConfig");
 
-// Name here, symbol in the library, arguments.
+// Name used here, symbol in the library, arguments.
 #define DEEP_EP_CUDA_FUNCTIONS(X)                                                                                     \
     X(init, cuInit, unsigned)                                                                                         \
     X(driver_version, cuDriverGetVersion, int*)                                                                       \
@@ -179,7 +179,7 @@ static_assert(sizeof(LaunchConfig) == 56 && offsetof(LaunchConfig, stream) == 32
     X(memory_unmap, cuMemUnmap, DevicePointer, size_t)                                                                \
     X(memory_set_access, cuMemSetAccess, DevicePointer, size_t, const MemoryAccess*, size_t)
 
-// What older drivers lack: null there.
+// Functions that older drivers lack; null there.
 #define DEEP_EP_CUDA_OPTIONAL_FUNCTIONS(X) X(function_load, cuFuncLoad, Function)
 
 }  // namespace deep_ep::host::cuda

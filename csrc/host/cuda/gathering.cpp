@@ -66,7 +66,7 @@ uint64_t Gathering::launch(unsigned rank, Part part, uint64_t timeout_ns) {
     return round->serial;
 }
 
-// Whether it can never be complete.
+// Whether the round can never complete.
 bool Gathering::hopeless(const Round& round) const {
     const Part* first = nullptr;
     for (size_t rank = 0; rank < ranks_; ++rank) {
@@ -100,7 +100,7 @@ void Gathering::launch_all(Round& round) {
     over_.notify_all();
 }
 
-// As large as asked for, and of no launch that still runs.
+// Returns an array of exactly the requested size that no running launch uses.
 Gathering::Array& Gathering::take_array(size_t bytes) {
     for (Array& array : arrays_) {
         if (array.bytes == bytes && launcher_.finished(array.serial)) return array;
@@ -109,7 +109,7 @@ Gathering::Array& Gathering::take_array(size_t bytes) {
 }
 
 void Gathering::wait(std::unique_lock<std::mutex>& lock, Round& round, uint64_t timeout_ns) {
-    // One that has the launch to make holds the lock meanwhile: the time is that of ranks that have not come.
+    // The rank that makes the launch holds the lock meanwhile, so the timeout covers only ranks that have not come.
     const std::chrono::nanoseconds timeout(timeout_ns);
     if (over_.wait_for(lock, timeout, [&] { return round.over; })) return;
     std::ostringstream missing;

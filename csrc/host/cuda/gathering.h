@@ -1,6 +1,6 @@
-// Gathers the launches of ranks that are threads of this process: the GPU gets one, of all ranks' blocks, where they
-// would make one each. For tools that let no two launches run side by side, as compute-sanitizer may: ranks that launch
-// for themselves would wait for each other forever.
+// Gathers the launches of ranks that are threads of this process: the GPU gets a single launch with the blocks of all
+// ranks instead of one launch per rank. For tools that do not let two launches run concurrently, as compute-sanitizer
+// may: ranks with separate launches would wait for each other forever.
 #pragma once
 
 #include <condition_variable>
@@ -18,14 +18,15 @@
 
 namespace deep_ep::host {
 
-// Some rank did not come to a launch, or came with another one.
+// Some rank did not come to a launch, or came with a different one.
 class GatheringError : public std::runtime_error {
   public:
     using std::runtime_error::runtime_error;
 };
 
-// What the ranks share. Each comes to every launch with the same kernel, shape, blocks and shared memory: a grid has
-// one size, and blocks without work would have to be refused in the kernels. Any thread may call.
+// The state that the ranks share. Each rank comes to every launch with the same kernel, shape, blocks, and shared
+// memory: a grid has one size, and otherwise the kernels would have to turn away blocks without work. Any thread may
+// call.
 class Gathering {
   public:
     struct Part {
@@ -39,13 +40,14 @@ class Gathering {
     Gathering(const std::shared_ptr<const cuda::PrimaryContext>& context, unsigned ranks, unsigned warps,
               uint32_t copies_bytes, bool cooperative);
 
-    // Returns when all ranks have come and their launch is queued: its serial number, the same for all. Throws in all
-    // of them what that failed of; GatheringError, also at later calls, if some rank does not come within `timeout_ns`.
+    // Returns when all ranks have come and their launch is queued, with a serial number that is the same for all. If
+    // the launch fails, throws its error in all ranks; throws GatheringError, also at later calls, if some rank does
+    // not come within `timeout_ns`.
     uint64_t launch(unsigned rank, Part part, uint64_t timeout_ns);
-    // This rank will not come again: the ranks that wait for it are told so.
+    // This rank will not come again: the ranks that wait for it are notified.
     void leave(unsigned rank);
 
-    // What the first rank loads serves all.
+    // A kernel loaded by the first rank serves all.
     void load(const std::string& name, const RuntimeShape& shape, std::string_view cubin, const std::string& symbol);
     bool loaded(const std::string& name, const RuntimeShape& shape);
     bool finished(uint64_t serial);
@@ -58,7 +60,7 @@ class Gathering {
     size_t max_shared_bytes() const { return launcher_.max_shared_bytes(); }
 
   private:
-    // One launch, from the first rank's arrival on.
+    // One launch, from the arrival of the first rank.
     struct Round {
         std::vector<std::optional<Part>> parts;
         unsigned arrived = 0;
@@ -66,7 +68,7 @@ class Gathering {
         uint64_t serial = 0;
         std::exception_ptr failure;
     };
-    // Arguments of all ranks, which kernels read.
+    // The arguments of all ranks, read by kernels.
     struct Array {
         size_t bytes;
         std::shared_ptr<void> memory;
@@ -77,22 +79,22 @@ class Gathering {
     void launch_all(Round& round);
     Array& take_array(size_t bytes);
     void wait(std::unique_lock<std::mutex>& lock, Round& round, uint64_t timeout_ns);
-    // `missing`: what is said of a rank that may still come.
+    // `missing`: the text for a rank that might still have come.
     void break_off(Round& round, const std::string& missing);
     std::string who_came(const Round& round, const std::string& missing) const;
 
     const unsigned ranks_;
-    std::mutex mutex_;  // guards all that follows
+    std::mutex mutex_;  // guards the members below
     std::condition_variable over_;
     CudaLauncher launcher_;
     CudaMemory memory_;
     std::deque<Array> arrays_;
-    std::shared_ptr<Round> round_;  // that ranks come to now
+    std::shared_ptr<Round> round_;  // the current one
     std::vector<bool> left_;
     std::exception_ptr broken_;
 };
 
-// One rank's way to it.
+// The launcher of one rank of a Gathering.
 class GatheredLauncher final : public StreamLauncher {
   public:
     // `timeout_ns`: how long this rank waits for the others.

@@ -7,7 +7,7 @@ namespace {
 
 using Flag = std::shared_ptr<std::atomic<bool>>;
 
-// By a thread of the driver's, which must not be called from here.
+// Called by a thread of the driver. The driver must not be called from here.
 void note_gone(void* flag) {
     const std::unique_ptr<Flag> owned(static_cast<Flag*>(flag));
     (*owned)->store(true);
@@ -28,7 +28,7 @@ GraphGone watch_graph(cuda::Stream stream) {
     cuda::UserObject object = nullptr;
     driver.check(driver.user_object_create(&object, owned.get(), note_gone, 1, cuda::kNoDestructorSync),
                  "watching a graph");
-    owned.release();  // the object's, whose one reference the graph gets
+    owned.release();  // owned by the user object, whose only reference goes to the graph
     driver.check(driver.graph_retain(graph, object, 1, cuda::kRetainMove), "watching a graph");
     return gone;
 }

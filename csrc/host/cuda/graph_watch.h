@@ -1,4 +1,4 @@
-// Tells when a captured graph cannot run any more: it is gone, and so is all that was instantiated from it.
+// Detects when a captured graph can no longer run: it and everything instantiated from it have been destroyed.
 #pragma once
 
 #include "host/cuda/driver.h"

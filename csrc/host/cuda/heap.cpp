@@ -1,5 +1,5 @@
-// Heaps in GPU memory: physical memory with file descriptors, mapped into each process's address space, piece by piece
-// at addresses that are reserved at once. And heaps in the host's memory, pinned, that GPUs have mapped.
+// Heaps in GPU memory: physical memory with file descriptors, mapped into the address space of each process piece by
+// piece, at addresses that are all reserved at the start. Also heaps in pinned host memory that GPUs have mapped.
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -16,7 +16,7 @@ using Current = cuda::PrimaryContext::Current;
 
 namespace {
 
-// `exported`: to other processes, by descriptors; not every GPU and system can.
+// `exported`: to other processes by descriptors, which not every GPU and system supports.
 AllocationProperties properties_on(int ordinal, bool exported) {
     AllocationProperties properties{};
     properties.type = cuda::kAllocationPinned;
@@ -35,7 +35,7 @@ size_t granularity_of(const AllocationProperties& properties) {
 
 size_t round_up(size_t bytes, size_t granularity) { return (bytes + granularity - 1) / granularity * granularity; }
 
-// Physical memory, given back with the object; it stays as long as any process has it mapped.
+// Physical memory, released with the object; it persists as long as any process has it mapped.
 class Physical {
   public:
     Physical(std::shared_ptr<const cuda::PrimaryContext> context, Allocation allocation, size_t bytes)
@@ -76,7 +76,7 @@ class Physical {
     DevicePointer mapped_at_ = 0;
 };
 
-// `bytes` is a multiple of the granularity, here and below.
+// `bytes`, here and below: a multiple of the granularity.
 std::unique_ptr<Physical> make_physical(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
                                         bool exported) {
     const Driver& driver = Driver::get();
@@ -97,7 +97,7 @@ std::unique_ptr<Physical> import_physical(const std::shared_ptr<const cuda::Prim
     return std::make_unique<Physical>(context, allocation, bytes);
 }
 
-// Addresses, with memory behind the first of them.
+// A reserved address range whose first part is backed by memory.
 class Addresses {
   public:
     Addresses(std::shared_ptr<const cuda::PrimaryContext> context, size_t bytes, size_t granularity)
@@ -114,7 +114,7 @@ class Addresses {
         if (current) Driver::get().address_free(base_, bytes_);
     }
 
-    // At the end of what is mapped.
+    // Maps a piece at the end of the mapped part.
     void map(std::unique_ptr<Physical> piece) {
         const size_t bytes = piece->bytes();
         if (bytes > bytes_ - mapped()) throw std::logic_error("a heap grew beyond its addresses");
@@ -127,7 +127,7 @@ class Addresses {
     DevicePointer base() const { return base_; }
     size_t bytes() const { return bytes_; }
     size_t granularity() const { return granularity_; }
-    // Any thread may ask how much there is. Relaxed: a thread that uses the memory is ordered behind map() otherwise.
+    // May be called by any thread. Relaxed, since a thread that uses the memory is ordered after map() by other means.
     size_t mapped() const { return mapped_.load(std::memory_order_relaxed); }
     const std::vector<std::unique_ptr<Physical>>& pieces() const { return pieces_; }
 
@@ -142,7 +142,7 @@ class Addresses {
 
 class CudaHeap final : public Heap {
   public:
-    // `exported`: what it grows by can be, too.
+    // `exported`: whether the pieces by which it grows can be exported, too.
     CudaHeap(const std::shared_ptr<Addresses>& addresses, int descriptor, bool exported)
         : Heap(reinterpret_cast<uint8_t*>(addresses->base()), addresses->bytes(), descriptor, addresses),
           addresses_(*addresses),
@@ -189,12 +189,12 @@ class CudaHeap final : public Heap {
     }
 
   private:
-    Addresses& addresses_;  // which the base class keeps
+    Addresses& addresses_;  // kept alive by the base class
     const bool exported_;
-    mutable std::mutex mutex_;  // of its pieces
+    mutable std::mutex mutex_;  // guards its pieces
 };
 
-// Addresses for `bytes`, and the sizes of both rounded up.
+// Reserves addresses for `bytes`. Rounds up both sizes.
 std::shared_ptr<Addresses> reserve(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
                                    size_t& first, bool exported) {
     const size_t granularity = granularity_of(properties_on(context->ordinal(), exported));
@@ -203,10 +203,14 @@ std::shared_ptr<Addresses> reserve(const std::shared_ptr<const cuda::PrimaryCont
     return std::make_shared<Addresses>(context, bytes, granularity);
 }
 
-// Physical memory holds what its last user has left there. Returns when the zeros are where every agent finds them.
+// Clears memory, since physical memory still holds the data of its previous user. The zeros are visible to every agent
+// on return.
 void clear(const Addresses& addresses, size_t bytes) {
     if (bytes == 0) return;
-    if (bytes > addresses.mapped()) throw std::invalid_argument("more of a heap is to be cleared than there is");
+    if (bytes > addresses.mapped()) {
+        throw std::invalid_argument("cleared=" + std::to_string(bytes) + ": expected at most " +
+                                    std::to_string(addresses.mapped()));
+    }
     CudaMemory(addresses.context()).fill(reinterpret_cast<void*>(addresses.base()), 0, bytes);
 }
 
@@ -217,7 +221,8 @@ std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryCo
     const Current current(*context);
     const auto addresses = reserve(context, bytes, first, exported);
     addresses->map(make_physical(context, first, exported));
-    // Before there is a descriptor or a Heap that a peer could come by: what it stores must not be overwritten.
+    // Must precede the descriptor and the Heap, through which a peer could store here: its data must not be
+    // overwritten.
     clear(*addresses, cleared);
     const int descriptor = exported ? addresses->pieces().front()->descriptor() : -1;
     return std::make_shared<CudaHeap>(addresses, descriptor, exported);
@@ -236,7 +241,7 @@ void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& 
     const Current current(*context);
     if (context->attribute(cuda::kCanUseHostPointer) == 0) {
         throw cuda::CudaError(context->name() +
-                              " cannot use the host's memory under its address, as NICs in software need");
+                              " cannot access host memory at its host address, which software NICs need");
     }
     driver.check(driver.host_register(heap.base(), heap.bytes(), cuda::kRegisterPortable | cuda::kRegisterDeviceMap),
                  "pinning a heap of " + std::to_string(heap.bytes()) + " bytes in host memory");

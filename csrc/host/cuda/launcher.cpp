@@ -13,7 +13,7 @@ using Current = cuda::PrimaryContext::Current;
 namespace {
 
 constexpr unsigned kWarpThreads = 32;
-constexpr int kEvents = 64;  // made at once: more launches are seldom on their way
+constexpr int kEvents = 64;  // created at once: more launches are rarely in flight
 
 }  // namespace
 
@@ -30,9 +30,9 @@ CudaLauncher::CudaLauncher(std::shared_ptr<const cuda::PrimaryContext> context, 
     if (cooperative_ && context_->attribute(cuda::kCooperativeLaunch) == 0) {
         throw CudaError(context_->name() +
                         " cannot launch kernels whose blocks wait for each other; DEEP_EP_LAUNCH=plain "
-                        "does not ask it to");
+                        "does not require that");
     }
-    // Communication goes first: other ranks wait for it.
+    // Communication has priority, since other ranks wait for it.
     int least = 0, greatest = 0;
     driver.check(driver.stream_priorities(&least, &greatest), "asking for stream priorities");
     driver.check(driver.stream_create(&stream_, cuda::kStreamNonBlocking, greatest), "making a stream");
@@ -79,13 +79,13 @@ void CudaLauncher::make_resident(Kernel& kernel, const std::string& name) {
                      "asking what kernel " + name + " needs");
         return static_cast<size_t>(value);
     };
-    // Beyond 48 KiB a function has to be told of dynamic shared memory: here of all there is.
+    // Dynamic shared memory beyond 48 KiB must be allowed per function; this allows all there is.
     const size_t most = static_cast<size_t>(context_->attribute(cuda::kMaxSharedPerBlockOptin));
     kernel.shared_allowed = most - std::min(attribute(cuda::kSharedSizeBytes), most);
     driver.check(driver.function_set_attribute(kernel.function, cuda::kMaxDynamicSharedSizeBytes,
                                                static_cast<int>(kernel.shared_allowed)),
                  "allowing " + name + " " + std::to_string(kernel.shared_allowed) + " bytes of shared memory");
-    // Where a thread needs more local memory than any before it, the driver waits for the GPU to make room for it.
+    // If a thread needs more local memory than any before it, the driver waits for the GPU in order to make room.
     const size_t local = attribute(cuda::kLocalSizeBytes);
     size_t limit = 0;
     driver.check(driver.context_limit(&limit, cuda::kLimitStackSize), "asking for the limit of local memory");
@@ -93,13 +93,13 @@ void CudaLauncher::make_resident(Kernel& kernel, const std::string& name) {
         driver.check(driver.context_set_limit(cuda::kLimitStackSize, local),
                      "providing " + std::to_string(local) + " bytes of local memory for each thread of " + name);
     }
-    // With lazy loading the code itself comes when it is asked for; what asks for it has changed with the versions.
+    // With lazy loading the code itself is loaded on demand; what triggers that has changed between versions.
     if (driver.function_load != nullptr) driver.check(driver.function_load(kernel.function), "loading kernel " + name);
     max_blocks(kernel, name, warps_, 0);
 }
 
 size_t CudaLauncher::max_shared_bytes() const {
-    constexpr size_t kStatic = 1024;  // more than any kernel here takes besides
+    constexpr size_t kStatic = 1024;  // more than the static shared memory of any kernel here
     return static_cast<size_t>(context_->attribute(cuda::kMaxSharedPerBlockOptin)) - kStatic;
 }
 
@@ -200,7 +200,7 @@ uint64_t CudaLauncher::launch_grid(const std::string& name, const RuntimeShape& 
     const cuda::LaunchConfig config{
         {blocks, ranks, 1}, {warps * kWarpThreads, 1, 1}, static_cast<unsigned>(shared_bytes), stream_,
         &cooperative,       cooperative_ ? 1u : 0u};
-    void* parameters[] = {const_cast<void*>(parameter)};  // one, by value; the driver copies as many bytes as it has
+    void* parameters[] = {const_cast<void*>(parameter)};  // one, by value; the driver knows its size and copies it
     if (captured()) {
         driver.check(driver.launch(&config, kernel.function, parameters, nullptr), "capturing " + what());
         return 0;
@@ -237,7 +237,7 @@ bool CudaLauncher::finished(uint64_t serial) const {
 void CudaLauncher::check() {
     {
         const Current current(*context_);
-        collect();  // a kernel that has failed will not make it ready
+        collect();  // throws if a kernel has failed, which would never end the wait
     }
     if (interrupt_check_) interrupt_check_();
 }

@@ -47,7 +47,7 @@ std::shared_ptr<void> CudaMemory::make_shared(size_t bytes) {
     const Driver& driver = Driver::get();
     const Current current(*context_);
     void* address = nullptr;
-    // The device sees it at the same address.
+    // The device uses the same address.
     driver.check(driver.host_allocate(&address, bytes, cuda::kHostPortable | cuda::kHostDeviceMap),
                  sized("an allocation in host memory", bytes));
     std::memset(address, 0, bytes);
@@ -98,7 +98,7 @@ void CudaMemory::store_words(const std::vector<uint64_t*>& words, uint64_t value
     const std::lock_guard<std::mutex> guard(mutex_);
     *static_cast<uint64_t*>(word_.get()) = value;
     for (uint64_t* word : words) {
-        // One aligned word: kernels that poll it see the old one or the new one.
+        // One aligned word: kernels that poll it see either the old or the new value.
         driver.check(driver.copy_to_device(device(word), word_.get(), sizeof(uint64_t), stream_), "storing a word");
     }
     synchronize("storing words");

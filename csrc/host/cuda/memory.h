@@ -1,4 +1,4 @@
-// A GPU's memory, and host memory that it has mapped.
+// GPU memory, and host memory that the GPU has mapped.
 #pragma once
 
 #include <mutex>
@@ -28,21 +28,22 @@ class CudaMemory final : public Memory {
     void synchronize(const char* doing);
 
     const std::shared_ptr<const cuda::PrimaryContext> context_;
-    cuda::Stream stream_ = nullptr;  // beside the kernels', which may be waiting for what is copied here
-    std::mutex mutex_;               // of the word: a Buffer may be dropped by any thread
-    std::shared_ptr<void> word_;     // where words are copied from and to
+    cuda::Stream stream_ = nullptr;  // not the one of kernels, which may be waiting for data copied here
+    std::mutex mutex_;               // guards `word_`: any thread may drop a Buffer
+    std::shared_ptr<void> word_;     // the source or target of copies of words
 };
 
-// A heap in the memory of the context's GPU, reached by all GPUs that can; its descriptor lets other processes map it.
-// It may grow to `bytes`; the first of them are there at once, and zero as far as `cleared`. What lies beyond holds
-// whatever was left in that memory. Only one that is `exported` has a descriptor.
+// Makes a heap in the memory of the context's GPU, accessible to all GPUs that are capable of it. Its descriptor lets
+// other processes map it; only an `exported` heap has one. It may grow to `bytes`; the first `first` bytes exist at
+// once, and the first `cleared` are zero. The others hold whatever was left in that memory.
 std::shared_ptr<Heap> make_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, size_t bytes,
                                      size_t first, size_t cleared, bool exported);
-// A peer's heap, made with the same numbers.
+// Maps a peer's heap, which was made with the same sizes.
 std::shared_ptr<Heap> map_cuda_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, int descriptor,
                                     size_t bytes, size_t first);
-// Lets the context's GPU, and others, use a heap in the host's memory, own or a peer's, under its address as long as it
-// lives. For ranks that reach each other through NICs, which are the host's threads: slow for kernels.
+// Lets the context's GPU and others access a heap in host memory, own or a peer's, at its address, as long as the heap
+// lives. For ranks that reach each other through software NICs, which are host threads. Such memory is slow for
+// kernels.
 void pin_heap(const std::shared_ptr<const cuda::PrimaryContext>& context, Heap& heap);
 
 }  // namespace deep_ep::host

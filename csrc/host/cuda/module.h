@@ -1,4 +1,4 @@
-// A module that is loaded for its symbols, not to run: another library fills them in, and the host reads them.
+// A module that is loaded only for its symbols: another library fills them in, and the host reads them.
 #pragma once
 
 #include <memory>
@@ -17,9 +17,9 @@ class LoadedModule {
     LoadedModule(const LoadedModule&) = delete;
     LoadedModule& operator=(const LoadedModule&) = delete;
 
-    // As the driver and libraries over it know it.
+    // The handle for the driver and for libraries built on it.
     Module handle() const { return module_; }
-    // What a symbol holds.
+    // Returns the contents of a symbol.
     std::vector<uint8_t> read(const std::string& symbol) const;
 
   private:

@@ -10,7 +10,7 @@
 namespace deep_ep::host {
 namespace {
 
-// Whose a segment is.
+// The origin of a segment.
 struct Segment {
     std::shared_ptr<Arena> arena;
     uint64_t offset;
@@ -24,18 +24,18 @@ struct Segments {
     std::map<void*, Segment> by_address;
 };
 Segments& segments() {
-    static auto* all = new Segments();  // torch frees its last memory when static objects are gone
+    static auto* all = new Segments();  // torch frees its last memory after static objects are destroyed
     return *all;
 }
 
-// What peers have not mapped yet is memory like any other until they have: an output there is not offered, as
-// Arena::contains tells, and the caller that asked for it takes another (P10). torch keeps what it is given here, and
-// hands it out again later, when peers have mapped it.
+// Memory that peers have not mapped yet is ordinary memory until they have: Arena::contains prevents an output there
+// from being offered, and the caller that requested it takes another one (P10). torch keeps the memory that it gets
+// here and hands it out again later, when peers have mapped it.
 //
-// So where the arena has no room, torch is not given other memory instead, which peers will never see: it would return
-// that for every later request of that size, whatever room the arena had. It is told that there is none, and raises
-// OutOfMemoryError, without emptying its caches before: inside use_mem_pool it behaves as in a capture. That costs a
-// call that is to go in rounds a query of the driver and an exception for each output.
+// Therefore, if the arena has no room, torch gets no substitute memory that peers will never see: it would return that
+// memory for every later request of that size, whatever room the arena has by then. Instead the allocation fails, and
+// torch raises OutOfMemoryError. It does not empty its caches first, since inside use_mem_pool it behaves as in a
+// capture. For a call that must go in rounds this costs one query of the driver and one exception per output.
 std::optional<uint64_t> allocate_in(Arena& arena, size_t bytes, bool grows) {
     return grows ? arena.allocate_ahead(bytes) : arena.allocate(bytes);
 }
@@ -52,7 +52,7 @@ PoolOver::~PoolOver() { current.reset(); }
 
 using namespace deep_ep::host;
 
-// torch calls these from C: an exception ends here, and no memory is what torch raises.
+// torch calls these from C: exceptions must not pass, and torch raises its own error if there is no memory.
 void* deep_ep_pool_allocate(ssize_t bytes, int, void*) {
     if (!current) return nullptr;
     try {

@@ -1,5 +1,5 @@
-// Memory for a torch.cuda.MemPool: segments of a Buffer's arena, which peers see or will see. What goes where within a
-// segment, and when it may be used again, is torch's allocator's to say.
+// Memory for a torch.cuda.MemPool: segments of a Buffer's arena, which peers can access or will be able to. torch's
+// allocator decides about placement within a segment and about reuse.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace deep_ep::host {
 
-// While one lives, what this thread's pool needs comes from that arena, which may grow by it. They do not nest; without
-// one there is no memory.
+// While a PoolOver lives, the allocations of this thread's pool come from its arena, which may grow. PoolOvers do not
+// nest; without one there is no memory.
 class PoolOver {
   public:
     PoolOver(std::shared_ptr<Arena> arena, bool grows);
@@ -20,7 +20,7 @@ class PoolOver {
 
 }  // namespace deep_ep::host
 
-// What torch.cuda.memory.CUDAPluggableAllocator looks up by name. A segment outlives its Buffer if tensors in it do.
+// torch.cuda.memory.CUDAPluggableAllocator looks these up by name. A segment outlives its Buffer if tensors in it do.
 extern "C" {
 __attribute__((visibility("default"))) void* deep_ep_pool_allocate(ssize_t bytes, int device, void* stream);
 __attribute__((visibility("default"))) void deep_ep_pool_free(void* address, ssize_t bytes, int device, void* stream);

@@ -8,7 +8,7 @@ namespace deep_ep::host {
 namespace {
 
 constexpr uint64_t kForever = UINT64_MAX;
-constexpr unsigned kLooksPerCheck = 256;  // looks at the stream, and at the caller's signals, are slower than `ready`
+constexpr unsigned kLooksPerCheck = 256;  // checks of the stream and of signals are slower than `ready`
 
 uint64_t now_ns() {
     const auto now = std::chrono::steady_clock::now().time_since_epoch();

@@ -1,5 +1,5 @@
-// How a rank tells the others where its network's endpoint is: by a page of its heap, which their hosts have mapped or
-// have a copy of.
+// Publishes the endpoint of a rank's network to the other ranks: through a page of its heap, which their hosts have
+// mapped or have a copy of.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@ class AddressPage {
     void publish(const void* address, size_t bytes) {
         u64 words[kWords]{};
         std::memcpy(words, address, bytes);
-        // Not half of the new one under the old one's number.
+        // Invalidates the page, so that a partially written address is not taken for the old one.
         __atomic_store_n(&page_.generation, 0, __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_RELEASE);
-        // Each by itself: a rank that is late may be reading the ones before.
+        // Stored by single atomic accesses, since a late rank may still be reading the previous address.
         for (size_t i = 0; i < kWords; ++i) __atomic_store_n(word(i), words[i], __ATOMIC_RELAXED);
-        // Other ranks' hosts acquire it, and read the words only then.
+        // Other ranks' hosts acquire it before they read the words.
         __atomic_store_n(&page_.generation, generation_, __ATOMIC_RELEASE);
     }
     // Whether the rank has made its endpoint for this generation.
@@ -31,14 +31,14 @@ class AddressPage {
         u64 words[kWords];
         for (size_t i = 0; i < kWords; ++i) words[i] = __atomic_load_n(word(i), __ATOMIC_RELAXED);
         std::memcpy(address, words, bytes);
-        // The rank may have gone on to another generation meanwhile.
+        // The rank may have continued to another generation meanwhile.
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         return __atomic_load_n(&page_.generation, __ATOMIC_RELAXED) == generation_;
     }
 
   private:
     static constexpr size_t kWords = wire::NetworkAddress::kBytes / sizeof(u64);
-    static_assert(offsetof(wire::NetworkAddress, bytes) % sizeof(u64) == 0, "words of their own");
+    static_assert(offsetof(wire::NetworkAddress, bytes) % sizeof(u64) == 0, "whole words");
     u64* word(size_t i) const { return reinterpret_cast<u64*>(page_.bytes) + i; }
 
     wire::NetworkAddress& page_;

@@ -9,8 +9,8 @@
 namespace deep_ep::host {
 namespace {
 
-constexpr uint64_t kAlignment = 256;  // whole cache lines, and what a GPU's bulk copies like
-constexpr uint64_t kMinGrowth = 4;    // a piece is at least this part of what is there: so there are few
+constexpr uint64_t kAlignment = 256;  // whole cache lines, and suitable for bulk copies of a GPU
+constexpr uint64_t kMinGrowth = 4;    // a piece is at least 1/kMinGrowth of the arena, so that there are few
 
 uint64_t block_bytes(uint64_t bytes) { return wire::align_up(bytes == 0 ? 1 : bytes, kAlignment); }
 
@@ -40,7 +40,7 @@ std::optional<uint64_t> Arena::allocate_ahead(uint64_t bytes) {
     return take(bytes, end_);
 }
 
-// So that a block of so many bytes fits; not at all where it would not.
+// Grows so that a block of `bytes` fits; does nothing if it cannot fit.
 void Arena::grow(uint64_t bytes) {
     const auto last = gaps_.empty() ? gaps_.end() : std::prev(gaps_.end());
     const bool open = last != gaps_.end() && last->first + last->second == end_;
@@ -49,7 +49,7 @@ void Arena::grow(uint64_t bytes) {
     const uint64_t wanted = std::min(std::max(missing, (end_ - offset_) / kMinGrowth), left);
     try {
         if (!heap_->grow(wanted)) return;
-    } catch (const std::runtime_error&) {  // the GPU's memory is full, but perhaps not for less
+    } catch (const std::runtime_error&) {  // the GPU's memory is full, but a smaller piece may fit
         if (wanted == missing || !heap_->grow(missing)) throw;
     }
     const uint64_t end = std::min<uint64_t>(heap_->mapped(), offset_ + max_);

@@ -1,6 +1,6 @@
-// Tensors out of an arena, as DLPack capsules: the exchange format that torch reads without its headers being needed
+// Tensors in an arena as DLPack capsules, an exchange format that torch reads and that does not need torch's headers
 // here. Layout: DLPack 0.8 (dmlc/dlpack, include/dlpack/dlpack.h), the unversioned structs that torch.from_dlpack
-// takes.
+// accepts.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ struct DLManagedTensor {
 };
 static_assert(sizeof(DLTensor) == 48 && sizeof(DLManagedTensor) == 64, "DLPack's C structs");
 
-// A tensor that gives its memory back to the arena when its consumer deletes it, from any thread, without the GIL. Null
-// where the arena is full.
+// Makes a tensor that returns its memory to the arena when its consumer deletes it, on any thread and without the GIL.
+// Returns null if the arena is full.
 DLManagedTensor* make_tensor(const std::shared_ptr<Arena>& arena, const std::vector<int64_t>& shape, DLDataType dtype,
                              DLDevice device);
 

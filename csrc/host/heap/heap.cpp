@@ -13,14 +13,14 @@
 namespace deep_ep::host {
 namespace {
 
-// A peer that could make its memory smaller could end this process by a signal: pages behind the end raise SIGBUS.
+// Without seals, a peer that shrinks its memory could kill this process: accesses beyond the end raise SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 [[noreturn]] void raise(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
-// `kept`: the descriptor that the heap is to hold for its peers.
+// `kept`: the descriptor that the heap holds for its peers.
 std::shared_ptr<Heap> map_pages(size_t bytes, int flags, int descriptor, int kept) {
-    // No reservation: the arena is large and mostly never touched.
+    // No reservation, since the arena is large and most of it is never touched.
     void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, descriptor, 0);
     if (base == MAP_FAILED) raise("mapping a heap");
     std::shared_ptr<void> mapping(base, [bytes](void* mapped) { munmap(mapped, bytes); });
@@ -58,7 +58,7 @@ std::shared_ptr<Heap> Heap::map(int descriptor, size_t bytes) {
 }
 
 std::shared_ptr<uint8_t> Heap::map_again(size_t bytes) const {
-    // An old size of zero adds a mapping of shared pages and leaves the first as it is: mremap(2).
+    // With an old size of zero, mremap(2) adds a second mapping of shared pages and leaves the first one as it is.
     void* pages = mremap(base_, 0, bytes, MREMAP_MAYMOVE);
     if (pages == MAP_FAILED) raise("mapping the first pages of a heap again");
     return {static_cast<uint8_t*>(pages), [bytes](uint8_t* mapped) { munmap(mapped, bytes); }};

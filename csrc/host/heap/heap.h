@@ -1,4 +1,4 @@
-// The memory behind one rank's heap, and other ranks' heaps as this process sees them.
+// The memory of one rank's heap, and the mappings of other ranks' heaps in this process.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,11 @@
 
 namespace deep_ep::host {
 
-// A mapping, unmapped with its last owner: the Buffer, its peers in the same process, and every output tensor.
+// A mapping, unmapped with its last owner. Owners are the Buffer, its peers in the same process, and every output
+// tensor.
 //
-// Its addresses are reserved at once. There may be memory behind the first of them alone: such a heap grows at its end
-// by pieces, which its owner adds and other processes map one by one, as the owner announces them (P10).
+// The whole address range is reserved at once, but possibly only the first part is backed by memory. Such a heap grows
+// at its end by pieces, which its owner adds and other processes map one by one as the owner announces them (P10).
 class Heap {
   public:
     struct Piece {
@@ -20,12 +21,13 @@ class Heap {
         size_t bytes;
     };
 
-    // Plain memory: all ranks live in this process.
+    // Plain memory, for ranks that are all in this process.
     static std::shared_ptr<Heap> make_plain(size_t bytes);
-    // Shared memory without a name: peers get the file descriptor, and nothing is left behind when the processes die.
-    // Its size is sealed.
+    // Anonymous shared memory: peers get the file descriptor, and nothing is left behind when the processes die. Its
+    // size is sealed.
     static std::shared_ptr<Heap> make_shared(size_t bytes);
-    // A peer's heap; refused unless its size is sealed, and is this one. The descriptor may be closed afterwards.
+    // Maps a peer's heap. Refuses one whose size is not sealed or is not `bytes`. The descriptor may be closed
+    // afterwards.
     static std::shared_ptr<Heap> map(int descriptor, size_t bytes);
 
     // Memory that `mapping` keeps mapped.
@@ -38,19 +40,20 @@ class Heap {
     uint8_t* base() const { return base_; }
     size_t bytes() const { return bytes_; }
     int descriptor() const { return descriptor_; }  // -1: plain memory, or a peer's
-    // Bytes from the base on that there is memory behind, here. One thread grows or maps; any may ask.
+    // Bytes from the base that are backed by memory in this process. One thread grows or maps; any may call this.
     virtual size_t mapped() const { return bytes_; }
-    // Adds a piece of so many bytes, rounded up, but no more than there are addresses for. False: none are left.
+    // Adds a piece of the given size, rounded up and limited by the address range. Returns false if none is left.
     virtual bool grow(size_t) { return false; }
-    // The pieces that have been added, in their order: not the first.
+    // The added pieces in order, without the first one.
     virtual std::vector<Piece> added() const { return {}; }
-    // A descriptor of one of them, the caller's to close; and a peer's next one, whose descriptor may be closed after.
+    // export_piece() returns a descriptor of a piece, which the caller closes. map_piece() maps the next piece of a
+    // peer, whose descriptor may be closed afterwards.
     virtual int export_piece(const Piece&) const { throw std::logic_error("this heap does not grow"); }
     virtual void map_piece(const Piece&, int) { throw std::logic_error("this heap does not grow"); }
     void close_descriptor();
-    // Of memory that is shared between processes: the first bytes under other addresses, mapped as long as this lives.
+    // Maps the first bytes of shared memory a second time, at other addresses, as long as the result lives.
     std::shared_ptr<uint8_t> map_again(size_t bytes) const;
-    // Keeps `user`, something that needs the memory mapped, as long as the heap.
+    // Keeps `user`, which needs the memory mapped, as long as the heap.
     void keep(std::shared_ptr<void> user) { user_ = std::move(user); }
 
   private:
@@ -58,7 +61,7 @@ class Heap {
     size_t bytes_;
     int descriptor_;
     std::shared_ptr<void> mapping_;
-    std::shared_ptr<void> user_;  // goes before the mapping
+    std::shared_ptr<void> user_;  // destroyed before the mapping
 };
 
 }  // namespace deep_ep::host

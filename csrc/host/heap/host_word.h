@@ -1,4 +1,4 @@
-// Words of kernels' formats as Memory takes them: of the same size, but another type to C++.
+// Converts words of kernels' formats for Memory: the same size, but a different C++ type.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Memory that a rank's kernels work in beside the heap, and single words of heaps, wherever these lie.
+// Memory that a rank's kernels use in addition to the heap, and access to single words of heaps, wherever they are.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,24 @@ class Memory {
   public:
     virtual ~Memory() = default;
 
-    // For kernels alone. Zeroed.
+    // For kernels only. Zeroed.
     virtual std::shared_ptr<void> make_private(size_t bytes) = 0;
-    // For kernels and the host at the same time, under one address. Zeroed.
+    // For kernels and the host at the same time, at the same address. Zeroed.
     virtual std::shared_ptr<void> make_shared(size_t bytes) = 0;
-    // The same, for words that both poll: kernels access it at system scope alone.
+    // The same, for words that both poll: kernels access it only at system scope.
     virtual std::shared_ptr<void> make_polled(size_t bytes) { return make_shared(bytes); }
-    // Both return when it is done; no kernel uses that memory meanwhile.
+    // Both are complete on return; no kernel uses that memory meanwhile.
     virtual void write(void* target, const void* source, size_t bytes) = 0;
     virtual void fill(void* target, uint8_t byte, size_t bytes) = 0;
-    // Returns when it is done. What is written meanwhile may be read in parts.
+    // Complete on return. Concurrent writes may be read partially.
     virtual void read(void* target, const void* source, size_t bytes) = 0;
-    // One word, of a heap or of what kernels work in, which kernels may use at the same time. It stands for itself.
+    // Loads one word of a heap or of kernel memory, which kernels may access at the same time. Orders no other data.
     virtual uint64_t load_word(const uint64_t* word) = 0;
-    // The same, and after it what was stored before the word was.
+    // The same, and makes visible everything that was stored before the word.
     virtual uint64_t acquire_word(const uint64_t* word) { return load_word(word); }
-    // The same value into several such words; everywhere before anything that the caller does afterwards.
+    // Stores the same value to several such words. All stores are complete before the caller continues.
     virtual void store_words(const std::vector<uint64_t*>& words, uint64_t value) = 0;
-    // The same, and before it all that this rank has stored: for acquire_word().
+    // The same, ordered after all earlier stores of this rank: pairs with acquire_word().
     virtual void release_words(const std::vector<uint64_t*>& words, uint64_t value) { store_words(words, value); }
 };
 

@@ -46,7 +46,7 @@ void Runner::Run::do_now() {
 }
 
 Runner::~Runner() {
-    // A forked child has a copy without the thread, and what that had locked stays locked.
+    // A forked child has a copy without the thread, in which mutexes that the thread held stay locked.
     if (getpid() != queue_->maker) return;
     const std::lock_guard<std::mutex> guard(queue_->mutex);
     queue_->ending = true;
@@ -58,7 +58,7 @@ std::shared_ptr<Runner::Run> Runner::start(std::function<bool()> job) {
     run->job_ = std::move(job);
     const std::lock_guard<std::mutex> guard(queue_->mutex);
     if (!queue_->has_thread) {
-        std::thread(serve, queue_).detach();  // or throws: then the next call tries again
+        std::thread(serve, queue_).detach();  // if it throws, the next call tries again
         queue_->has_thread = true;
     }
     queue_->runs.push_back(run);

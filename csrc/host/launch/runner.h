@@ -1,6 +1,6 @@
-// A thread of the host that does jobs one after the other: on a CPU kernels run while some thread waits for them, and
-// this one waits while the caller goes on. It needs nothing of the caller's language: a caller that holds Python's GIL
-// for long holds up no kernels.
+// A host thread that runs jobs one after the other. On a CPU, kernels run only while some thread waits for them, and
+// this one waits while the caller continues. It is independent of Python, so a caller that holds the GIL for long does
+// not delay kernels.
 #pragma once
 
 #include <atomic>
@@ -18,16 +18,16 @@ namespace deep_ep::host {
 
 class Runner {
   public:
-    // A job that has been given to the thread. Any thread may ask.
+    // A job that has been given to the thread. Any thread may call its functions.
     class Run {
       public:
         bool done() const;
-        // -> whether it is done after so long.
+        // Waits for at most `nanoseconds`. Returns whether the job is done.
         bool wait(uint64_t nanoseconds) const;
-        // Of a job that is done: what it has returned; or throws what it has thrown.
+        // Returns the result of a job that is done, or rethrows its exception.
         bool result() const;
         bool failed() const;
-        // Its caller does not wait for it any more: a wait that looks at Runner::cancelled() ends there.
+        // The caller no longer waits for the job: a wait in it that checks Runner::cancelled() ends.
         void cancel() { cancelled_ = true; }
 
       private:
@@ -43,17 +43,17 @@ class Runner {
     };
     struct Cancelled {};
 
-    // The thread begins with the first job.
+    // The thread is started with the first job.
     Runner() = default;
-    // Waits for no job: the thread does those that it has been given, and ends.
+    // Does not wait for jobs: the thread finishes those that it has been given, and ends.
     ~Runner();
     Runner(const Runner&) = delete;
     Runner& operator=(const Runner&) = delete;
 
     std::shared_ptr<Run> start(std::function<bool()> job);
-    // -> whether it has nothing to do, after so long.
+    // Waits for at most `nanoseconds`. Returns whether the thread has nothing to do.
     bool rest(uint64_t nanoseconds) const;
-    // The calling thread does a job that is not waited for any more.
+    // Whether the calling thread is running a job that has been cancelled.
     static bool cancelled() { return cancelled_here_ != nullptr && *cancelled_here_; }
 
   private:

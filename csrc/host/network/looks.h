@@ -1,8 +1,8 @@
-// How often a thread looks for what a network may have to do: all the time, and more rarely when there is nothing.
+// The polling back-off of a network thread: it polls continuously while there is work, and less often when idle.
 //
-// Nothing wakes it: a kernel in a graph that is replayed leaves a command without any host's call, and of libfabric's
-// completion queues some have no descriptor to sleep on, and some one that is always readable. So sleep is a long nap,
-// and what comes meanwhile waits for its end.
+// Nothing can wake the thread: a kernel in a replayed graph leaves a command without any call by the host, and some of
+// libfabric's completion queues have no descriptor to sleep on, while others have one that is always readable.
+// Therefore sleeping is just a long nap, and work that arrives meanwhile waits until it ends.
 #pragma once
 
 #include <sched.h>
@@ -18,8 +18,8 @@ class Looks {
     static constexpr auto kNap = std::chrono::microseconds(20), kLongNap = std::chrono::microseconds(1000);
     static constexpr auto kSleep = std::chrono::milliseconds(10);
 
-    // After a look, which has found something or not: gives the core away where it has not. `may_sleep`: nothing is
-    // under way. A thread sleeps when it has looked in vain for a second, which its long naps make.
+    // Records the result of a poll, and yields the core if it found nothing. `may_sleep`: nothing is in flight. The
+    // thread sleeps once it has found nothing for a second, as measured by its long naps.
     void note(bool found, bool may_sleep = false) {
         in_vain_ = found ? 0 : std::min(in_vain_ + 1, may_sleep ? kSecond : kMany);
         if (in_vain_ == kSecond) {

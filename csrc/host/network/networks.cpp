@@ -31,7 +31,7 @@ fabric::Route route_named(const std::string& name) {
     for (size_t route = 0; route < known.size(); ++route) {
         if (known[route].name == name) return static_cast<fabric::Route>(route);
     }
-    throw std::invalid_argument("a route \"" + name + "\": expected that of a fabric in fabric/registry.h");
+    throw std::invalid_argument("route=\"" + name + "\": expected \"peer\" or the name of a fabric");
 }
 
 bool host_stores_words(fabric::Route route) {

@@ -1,4 +1,4 @@
-// The networks of a Buffer: those that its routes name.
+// The networks of a Buffer, one for each fabric that its routes use.
 #pragma once
 
 #include <functional>
@@ -11,18 +11,18 @@
 
 namespace deep_ep::host {
 
-// The route of a name that callers use: "peer", or a fabric's. Throws std::invalid_argument.
+// Returns the route for a name that callers use: "peer" or the name of a fabric. Throws std::invalid_argument.
 fabric::Route route_named(const std::string& name);
-// Whether the words of ranks that are reached so are this rank's host's to store: wire/host_words.h.
+// Whether this rank's host stores the signal words of ranks reached by `route` (wire/host_words.h).
 bool host_stores_words(fabric::Route route);
 
 class Networks {
   public:
     Networks() = default;
-    // `place.reached` is filled in for each.
+    // Fills in `place.reached` for each network.
     Networks(NetworkPlace place, const std::vector<fabric::Route>& routes);
 
-    // Tells kernels what to post to.
+    // Fills in the state that kernels post to.
     void fill(fabric::Peers& peers) const;
     uint64_t max_put_bytes(uint32_t pieces) const;
     int look_up_peers();
@@ -37,8 +37,8 @@ class Networks {
     std::vector<std::unique_ptr<Network>> by_route_;  // null for routes that no rank has
 };
 
-// `memory`: what it shares with kernels comes from there. `routes`: by rank. `generation`: of the operations that come.
-// `host_words`: as in NetworkPlace.
+// `memory`: allocates what the networks share with kernels. `routes`: by rank. `generation`: that of the operations to
+// come. `host_words`: as in NetworkPlace.
 using MakeNetworks = std::function<Networks(Memory& memory, const std::vector<fabric::Route>& routes,
                                             uint32_t generation, uint8_t* host_words)>;
 

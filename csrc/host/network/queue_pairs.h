@@ -1,5 +1,5 @@
-// Queue pairs of a NIC that something else has made, for the kernels of this rank to post to (fabric/ibgda.h): today
-// NVSHMEM (host/nvshmem/). What makes its own fills in the same table.
+// Queue pairs created by another library, currently NVSHMEM (host/nvshmem/), to which this rank's kernels post
+// (fabric/ibgda.h). Code that creates its own queue pairs fills in the same table.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace deep_ep::host {
 
-// What fabric::QueuePair says of one; addresses are as kernels use them.
+// The contents of one fabric::QueuePair. Addresses are those that kernels use.
 struct MadeQueuePair {
     u64 ring;
     u64 record;
@@ -20,26 +20,27 @@ struct MadeQueuePair {
     u32 returned_key;  // big endian
     u32 number;        // 0: there is none
     u32 blocks;
-    u32 nic;                                         // of this rank, and of the peer
-    u64 reserved, filled, rung, completed, ringing;  // where these are counted; the last is 32 bits wide
+    u32 nic;                                         // the same index at this rank and at the peer
+    u64 reserved, filled, rung, completed, ringing;  // addresses of the counters; the last is 32 bits wide
 };
 
-// Keys are big endian. Chunks are those that this rank's heap has a part in, the first `key_offset` before it.
+// Keys are big endian. `chunks` counts the chunks of memory that overlap this rank's heap; the first one begins
+// `key_offset` bytes before the heap.
 struct MadeQueuePairs {
-    std::vector<MadeQueuePair> queue_pairs;  // [ranks, queues]; there are none to ranks that are not reached
+    std::vector<MadeQueuePair> queue_pairs;  // [ranks, queues]; empty entries for ranks that are not reached
     u32 queues;
     u32 nics;
     u32 chunks;
     u32 chunk_log2;
-    u64 key_offset;                // where the heap begins in its first chunk
+    u64 key_offset;                // offset of the heap in its first chunk
     u64 max_bytes;                 // of a request
-    u64 heap;                      // for this rank's NICs with `keys`
-    std::vector<u64> heaps;        // [ranks] with `remote_keys`
+    u64 heap;                      // address for this rank's NICs, with `keys`
+    std::vector<u64> heaps;        // [ranks], addresses for use with `remote_keys`
     std::vector<u32> keys;         // [chunks, nics]
     std::vector<u32> remote_keys;  // [ranks, chunks, nics]
 };
 
-// `reached`: per rank, whether there is to be a way to it. Throws std::runtime_error with what is wrong.
+// `reached`: per rank, whether it needs queue pairs. Throws std::runtime_error with a description of the problem.
 using MakeQueuePairs = std::function<MadeQueuePairs(Memory& memory, const std::vector<bool>& reached)>;
 
 }  // namespace deep_ep::host

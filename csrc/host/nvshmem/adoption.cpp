@@ -64,7 +64,7 @@ class Adoption {
         copy(wanted_.ibgda_state, &ibgda_, sizeof(ibgda_), "nvshmemi_ibgda_device_state_d");
         if (device_.pes == 0 || device_.pe >= device_.pes || device_.heap == 0) {
             throw Refused(Refusal::kState,
-                          "NVSHMEM has filled no state for this module: initialise NVSHMEM with a CUDA device, then "
+                          "NVSHMEM has filled no state for this module: initialize NVSHMEM with a CUDA device, then "
                           "register the module (nvshmemx_cumodule_init), then read its symbols");
         }
     }
@@ -73,15 +73,15 @@ class Adoption {
         if (wanted_.version >= nv::kTransportSince && device_.transport == nv::kGpuNetIo) {
             throw Refused(Refusal::kIbgda,
                           "NVSHMEM's kernels use GPUNetIO (GDAKI): unset NVSHMEM_GPUNETIO_ENABLE_GDAKI, and "
-                          "NVSHMEM_REMOTE_TRANSPORT where it is gpunetio, and set NVSHMEM_IB_ENABLE_IBGDA=1");
+                          "NVSHMEM_REMOTE_TRANSPORT if it is gpunetio, and set NVSHMEM_IB_ENABLE_IBGDA=1");
         }
         const bool in_use =
             wanted_.version >= nv::kTransportSince ? device_.transport == nv::kIbgda : device_.has_ibgda != 0;
         if (!in_use || ibgda_.nics == 0) {
             throw Refused(
                 Refusal::kIbgda,
-                "NVSHMEM's IBGDA is not initialised: set NVSHMEM_IB_ENABLE_IBGDA=1 on every PE before NVSHMEM "
-                "is initialised; where that is so, NVSHMEM_DEBUG=INFO tells why it has no mlx5 NIC to use");
+                "NVSHMEM's IBGDA is not initialized: set NVSHMEM_IB_ENABLE_IBGDA=1 on every PE before NVSHMEM "
+                "is initialized; if it is set, NVSHMEM_DEBUG=INFO shows why there is no usable mlx5 NIC");
         }
         if (ibgda_.rcs_per_pe == 0) {
             throw Refused(
@@ -92,12 +92,12 @@ class Adoption {
         if (ibgda_.queue_pairs == 0) {
             throw Refused(Refusal::kIbgda,
                           "NVSHMEM has no table of RC queue pairs: set NVSHMEM_IB_ENABLE_IBGDA=1 on every PE before "
-                          "NVSHMEM is initialised");
+                          "NVSHMEM is initialized");
         }
         if (ibgda_.cpu_rings != 0) {
             throw Refused(Refusal::kCpuDoorbells,
-                          "a thread of NVSHMEM's rings the doorbells, which kernels here do themselves: set "
-                          "NVSHMEM_IBGDA_NIC_HANDLER=gpu; the NVIDIA driver has to map a NIC's registers for that: "
+                          "a thread of NVSHMEM rings the doorbells, but kernels here ring them themselves: set "
+                          "NVSHMEM_IBGDA_NIC_HANDLER=gpu; the NVIDIA driver must map a NIC's registers for that: "
                           "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"");
         }
         if (device_.by_rails != 0) {
@@ -124,8 +124,8 @@ class Adoption {
 
     void check_ranks() const {
         if (!wanted_.reached.empty() && wanted_.reached.size() != wanted_.pes.size()) {
-            throw Refused(Refusal::kRanks, "it is said of " + std::to_string(wanted_.reached.size()) + " of " +
-                                               std::to_string(wanted_.pes.size()) + " ranks whether they are reached");
+            throw Refused(Refusal::kRanks, "reached has " + std::to_string(wanted_.reached.size()) + " entries for " +
+                                               std::to_string(wanted_.pes.size()) + " ranks");
         }
         const std::vector<u32>& pes = wanted_.pes;
         if (wanted_.rank >= pes.size() || pes[wanted_.rank] != device_.pe) {
@@ -142,7 +142,7 @@ class Adoption {
         }
     }
 
-    // Of one NIC to one PE, without those of nvshmemx_qp_create.
+    // The number of queue pairs of one NIC to one PE, without those of nvshmemx_qp_create.
     u32 shared_per_nic() const {
         return wanted_.version >= nv::kDefaultRcsSince ? ibgda_.default_rcs_per_pe : ibgda_.rcs_per_pe;
     }
@@ -150,17 +150,17 @@ class Adoption {
     void check_queues() const {
         const u64 there = static_cast<u64>(ibgda_.rcs_per_pe) * ibgda_.nics;
         const u64 shared = static_cast<u64>(shared_per_nic()) * ibgda_.nics;
-        // nvshmemx_qp_create deals its own out to the NICs in turn, and `rcs_per_pe` is rounded down.
+        // nvshmemx_qp_create distributes its queue pairs to the NICs in turn, and `rcs_per_pe` is rounded down.
         const u64 behind_all = (there + ibgda_.nics) * device_.pes;
         if (shared > there) {
-            throw Refused(Refusal::kState, "NVSHMEM names " + std::to_string(shared) + " shared of " +
-                                               std::to_string(there) + " queue pairs for a PE");
+            throw Refused(Refusal::kState, "NVSHMEM names " + std::to_string(shared) + " shared queue pairs for a " +
+                                               "PE, but only " + std::to_string(there) + " in total");
         }
         if (wanted_.handles.empty()) {
             if (wanted_.queues > shared) {
                 throw Refused(Refusal::kQueues, std::to_string(wanted_.queues) +
-                                                    " queue pairs per peer are wanted, of " + std::to_string(shared) +
-                                                    " that NVSHMEM has: " + kMoreRcs);
+                                                    " queue pairs per peer are requested, but NVSHMEM has " +
+                                                    std::to_string(shared) + ": " + kMoreRcs);
             }
             return;
         }
@@ -172,22 +172,22 @@ class Adoption {
             throw Refused(Refusal::kQueues, "NVSHMEM " + text(wanted_.version) + " has no handles of queue pairs");
         }
         if (wanted_.counts == 0) {
-            throw Refused(Refusal::kQueues, "queue pairs of one's own come without memory for their counts");
+            throw Refused(Refusal::kQueues, "dedicated queue pairs were given without memory for their counts");
         }
         for (const i32 handle : wanted_.handles) {
-            // nvshmemx_qp_create leaves 1 where it has created none.
+            // nvshmemx_qp_create leaves 1 if it has created none.
             const u64 place = static_cast<u32>(handle);
             if (handle < 0 || place % device_.pes != 0 || place < shared * device_.pes || place >= behind_all) {
                 throw Refused(
                     Refusal::kQueues,
                     "handle " + std::to_string(handle) +
-                        " is not that of a queue pair of one's own, so nvshmemx_qp_create has made none, as where a "
-                        "NIC has no more: give the Buffer a smaller num_qps_per_rank");
+                        " is not that of a dedicated queue pair, so nvshmemx_qp_create has created none, for example "
+                        "because a NIC has no more: give the Buffer a smaller num_qps_per_rank");
             }
         }
     }
 
-    // Where the queue pair to a PE is in NVSHMEM's table. Queues next to each other are of different NICs.
+    // The index of a queue pair to a PE in NVSHMEM's table. Consecutive queues belong to different NICs.
     u64 place(u32 queue, u32 pe) const {
         if (!wanted_.handles.empty()) return static_cast<u64>(wanted_.handles[queue]) + pe;
         const u64 nic = queue % ibgda_.nics, of_nic = queue / ibgda_.nics;
@@ -210,27 +210,27 @@ class Adoption {
         const std::string which = "NVSHMEM's queue pair " + std::to_string(queue) + " to PE " + std::to_string(pe);
         if (found.kind != nv::kRc || !has_number(found)) {
             throw Refused(Refusal::kQueuePair,
-                          which + " is " + (found.kind == nv::kRc ? "not initialised" : "not an RC") + " (number " +
+                          which + " is " + (found.kind == nv::kRc ? "not initialized" : "not an RC") + " (number " +
                               std::to_string(found.number) + ", kind " + std::to_string(found.kind) +
-                              "): use the same NVSHMEM_IBGDA_NUM_RC_PER_PE on every PE, and the NVSHMEM that was asked "
-                              "for its version (" +
+                              "): use the same NVSHMEM_IBGDA_NUM_RC_PER_PE on every PE, and the NVSHMEM whose version "
+                              "was read (" +
                               text(wanted_.version) + ")");
         }
         if (!std::has_single_bit(found.blocks) || found.blocks > nv::kMaxBlocks) {
             throw Refused(Refusal::kQueuePair, which + " has a ring of " + std::to_string(found.blocks) +
-                                                   " blocks: set NVSHMEM_QP_DEPTH to a power of two, at most " +
+                                                   " WQEBBs: set NVSHMEM_QP_DEPTH to a power of two, at most " +
                                                    std::to_string(nv::kMaxBlocks));
         }
         if (found.nic >= ibgda_.nics) {
             throw Refused(Refusal::kQueuePair,
-                          which + " is of NIC " + std::to_string(found.nic) + ", of " + std::to_string(ibgda_.nics));
+                          which + " is on NIC " + std::to_string(found.nic) + ", of " + std::to_string(ibgda_.nics));
         }
         const bool whole =
             found.ring != 0 && found.record != 0 && found.doorbell != 0 && found.completion != 0 && found.returned != 0;
         nv::CompletionQueue completions{};
         if (whole) read_(found.completion, &completions, sizeof(completions));
         if (!whole || completions.cqe == 0) {
-            throw Refused(Refusal::kQueuePair, which + " lacks a part that kernels reach, perhaps its doorbell: set " +
+            throw Refused(Refusal::kQueuePair, which + " lacks a part that kernels access, perhaps its doorbell: set " +
                                                    "NVSHMEM_IBGDA_NIC_HANDLER=gpu");
         }
         MadeQueuePair made{};
@@ -263,12 +263,12 @@ class Adoption {
     void adopt_queue_pairs(MadeQueuePairs& adopted) const {
         adopted.queue_pairs.resize(wanted_.pes.size() * wanted_.queues);
         for (u32 queue = 0; queue < wanted_.queues; ++queue) {
-            // No PE has a queue pair to itself. In a table of another order this place would be another PE's, and rows
-            // would go to a PE that they are not for.
+            // No PE has a queue pair to itself. In a table of another order this entry would belong to another PE, and
+            // rows would go to the wrong PE.
             if (has_number(read_queue_pair(ibgda_.queue_pairs + place(queue, device_.pe) * sizeof(nv::QueuePair)))) {
                 throw Refused(Refusal::kTable, "NVSHMEM " + text(wanted_.version) +
                                                    " does not have its queue pairs in " +
-                                                   "the order that is known of its version: install another one");
+                                                   "the order known for its version: install another one");
             }
             for (size_t rank = 0; rank < wanted_.pes.size(); ++rank) {
                 if (!reaches(wanted_, rank)) continue;

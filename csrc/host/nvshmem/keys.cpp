@@ -8,7 +8,7 @@ namespace {
 namespace nv = wire::nvshmem;
 
 constexpr u64 kMinChunkLog2 = 12, kMaxChunkLog2 = 47;
-// Of remote keys, 4 bytes each. With chunks of 512 MiB, NVSHMEM's usual size, no machine comes near it.
+// Maximum number of remote keys, 4 bytes each. With chunks of 512 MiB, NVSHMEM's usual size, no machine comes near it.
 constexpr u64 kMaxKeys = 1ull << 28;
 
 [[noreturn]] void refuse(const std::string& why) { throw Refused(Refusal::kKeys, why); }
@@ -39,7 +39,7 @@ void Keys::adopt(const Wanted& wanted, MadeQueuePairs& adopted) const {
     const u64 chunk_log2 = ibgda_.chunk_log2, nics = ibgda_.nics, begin = wanted.heap_offset;
     const u64 end = begin + wanted.heap_bytes;
     const u64 first = begin >> chunk_log2, chunks = ((end - 1) >> chunk_log2) - first + 1, ranks = wanted.pes.size();
-    // Where a key must reach to: a request is cut at the ends of chunks, and nowhere else.
+    // The end that a key must reach: requests are cut only at the ends of chunks.
     const auto needed = [&](u64 chunk) { return std::min((first + chunk + 1) << chunk_log2, end); };
     if (chunks > kMaxKeys / nics / ranks) {
         refuse("the heap needs " + number(chunks) + " keys for each of " + number(ranks) + " ranks and " +
@@ -76,7 +76,7 @@ void Keys::adopt(const Wanted& wanted, MadeQueuePairs& adopted) const {
         for (u64 rank = 0; rank < ranks; ++rank) {
             for (u64 nic = 0; nic < nics; ++nic) {
                 const Key& key = remote[wanted.pes[rank] * nics + nic];
-                // This rank stores to its own heap; NVSHMEM need not have a key for that.
+                // This rank stores to its own heap directly, so NVSHMEM need not have a key for it.
                 if (reaches(wanted, rank))
                     check(key, key.end, chunk, "NVSHMEM's key to PE " + number(wanted.pes[rank]));
                 adopted.remote_keys[(rank * chunks + chunk) * nics + nic] = key.key;

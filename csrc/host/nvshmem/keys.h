@@ -1,4 +1,4 @@
-// NVSHMEM's keys of the chunks that this library's heap has a part in, copied out.
+// Copies of NVSHMEM's keys for the chunks that overlap this library's heap.
 #pragma once
 
 #include "host/nvshmem/adoption.h"
@@ -10,13 +10,14 @@ class Keys {
     Keys(const wire::nvshmem::DeviceState& device, const wire::nvshmem::IbgdaState& ibgda, const Read& read)
         : device_(device), ibgda_(ibgda), read_(read) {}
 
-    // Fills in `nics`, what is said of chunks, and the keys. Throws Refused.
+    // Fills in `nics`, the fields about chunks, and the keys. Throws Refused.
     void adopt(const Wanted& wanted, MadeQueuePairs& adopted) const;
 
   private:
     using Key = wire::nvshmem::Key;
 
-    // `count` keys from `first` on: the first kKeysInState are in the state, the others in a table in device memory.
+    // Reads `count` keys from `first` on: the first kKeysInState are in the state, the others in a table in device
+    // memory.
     std::vector<Key> read(const Key* in_state, u64 more, u64 first, u64 count) const;
 
     const wire::nvshmem::DeviceState& device_;

@@ -1,4 +1,4 @@
-// What the calls of all modes are made of.
+// Helpers for the arguments of the calls of all modes.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace deep_ep::host {
 
-// FNV-1a over what all ranks must agree on.
+// FNV-1a over the arguments on which all ranks must agree.
 inline uint64_t hash_arguments(wire::Kind kind, std::initializer_list<uint64_t> values) {
     uint64_t hash = 0xcbf29ce484222325ull ^ static_cast<uint64_t>(kind);
     for (const uint64_t value : values) {

@@ -51,11 +51,11 @@ std::optional<uint64_t> FailureCount::settled(Memory& memory, uint64_t nanosecon
             if (auto wait = member->leaving(); wait) waits.push_back(std::move(wait));
         }
     }
-    for (const auto& wait : waits) {  // without a lock: other Buffers come and go
+    for (const auto& wait : waits) {  // without the lock: other Buffers may be created and destroyed
         if (!wait(nanoseconds)) return std::nullopt;
     }
-    // Counted before members are asked: a later failure makes the count differ from what the caller compares with.
-    // Acquire: pairs with the release of the kernel that has counted, so that untold() finds what it had claimed.
+    // Read before the members are asked: a later failure makes the count differ from the one that the caller compares
+    // with. Acquire: pairs with the release of the kernel that has counted, so that untold() finds its claim.
     const uint64_t count = memory.acquire_word(reinterpret_cast<const uint64_t*>(count_.get()));
     const std::lock_guard<std::mutex> guard(mutex_);
     for (const Member* member : members_) {

@@ -1,5 +1,5 @@
-// How many failures the kernels of one rank's Buffers have claimed. Kernels of another Buffer that were queued behind a
-// failure may work on what the failed one has left, so each tests this count at its entry (P15).
+// The number of failures that the kernels of one rank's Buffers have claimed. Kernels of another Buffer that were
+// queued behind a failed one may consume its results, so each tests this count at its entry (P15).
 #pragma once
 
 #include <cstdint>
@@ -16,32 +16,34 @@ namespace deep_ep::host {
 
 class FailureCount {
   public:
-    // A Buffer, as the others of its rank see it.
+    // A Buffer as seen by the others of its rank.
     class Member {
       public:
         virtual ~Member() = default;
-        // It has failed, and its caller has not been told.
+        // Whether it has failed and its caller has not been notified.
         virtual bool untold() const = 0;
-        // Where its kernels have been told to leave: waits so long for them; -> whether they have. Else nothing. The
-        // Buffer itself may go meanwhile.
+        // If its kernels have been told to leave: a function that waits for them, for a limited time, and returns
+        // whether they have left. Otherwise null. The Buffer itself may be destroyed meanwhile.
         virtual std::function<bool(uint64_t nanoseconds)> leaving() const = 0;
     };
 
-    // The one that all Buffers of a rank share: `rank_key` is the same for them, and no other rank's in this process.
+    // Returns the count that all Buffers of a rank share. `rank_key` identifies the rank within this process.
     static std::shared_ptr<FailureCount> of(uint64_t rank_key, Memory& memory);
 
     u64* address() const { return count_.get(); }
     void join(Member& member);
-    // Its kernels have left. Of one that has not failed, or whose caller knows, the others need not take note: they
-    // would wait for their own kernels (Engine's _leave_behind).
+    // The kernels of the member have left. The others need no notice of a member that has not failed or whose caller
+    // knows of the failure: they would wait for their own kernels (Engine's _leave_behind).
     void leave(Member& member);
-    // A caller has been told of a failure, or a Buffer is gone that had one to tell: the others may leave it behind.
+    // A caller has been notified of a failure, or a Buffer with an unreported one no longer exists: the others may
+    // leave the failure behind.
     void note_told();
     uint64_t told() const;
-    // How many failures there are. Nothing where kernels that have been told to leave have not left after so long: each
-    // may count one more; or where some caller does not know yet: what that Buffer has left may still be used.
+    // Returns the number of failures. Returns nothing if kernels that have been told to leave have not done so in time,
+    // since each of them may count another failure, or if some caller has not been notified yet, since the results of
+    // that Buffer may still be used.
     std::optional<uint64_t> settled(Memory& memory, uint64_t nanoseconds);
-    // What settled() has last returned: failures that no Buffer need heed any more.
+    // The latest result of settled(): the number of failures that no Buffer needs to consider any more.
     uint64_t left_behind() const;
 
   private:

@@ -1,4 +1,4 @@
-// What a Runtime does about failures: its own kernels', its peers', and those of its rank's other Buffers (P15).
+// How a Runtime handles failures of its own kernels, of its peers, and of its rank's other Buffers (P15).
 #include <cstddef>
 #include <stdexcept>
 
@@ -9,8 +9,8 @@ namespace deep_ep::host {
 
 wire::Failure Call::failure() const {
     const wire::Failure& record = outcome->failure;
-    // Pairs with the claiming thread's release: the record is whole. Of another generation: a captured call's, from
-    // before a recovery.
+    // Pairs with the claiming thread's release: the record is complete. It may be from another generation: that of a
+    // captured call before a recovery.
     const u64 mark = observe::load_acquire(observe::host(rank), &record.mark);
     if (wire::mark_generation(mark) != generation) return {};
     observe::read(observe::host(rank), &record.phase, sizeof(record) - offsetof(wire::Failure, phase));
@@ -25,7 +25,7 @@ void Runtime::abort(uint32_t reason, int peer) {
     tell_failure(wire::abort_word(generation_, reason, static_cast<uint32_t>(options_.rank), peer));
 }
 
-// A rank that is masked tells no other: the others go on, without it and its failures (P17).
+// A masked rank notifies no other rank: the others continue without it, regardless of its failures (P17).
 void Runtime::tell_failure(uint64_t word) {
     const uint64_t own = control_->failure(generation_);
     const bool masked = aborted() && wire::abort_reason(own) == wire::kMasked;
@@ -39,11 +39,11 @@ void Runtime::abort_generation(uint32_t generation, uint32_t reason) {
 }
 
 void Runtime::pass_abort_on() {
-    // Some rank has stored it here, or this rank would not have given up.
+    // Some rank has stored the word here; otherwise this rank would not have given up.
     tell_failure(control_->failure(generation_));
 }
 
-// Null where kernels reach all ranks.
+// Returns null if kernels reach all ranks.
 std::unique_ptr<Teller> Runtime::teller() const {
     std::vector<int> ranks;
     for (int rank = 0; rank < options_.ranks; ++rank) {
@@ -102,7 +102,7 @@ std::function<bool(uint64_t)> Runtime::leaving() const {
         const auto finished = [&] { return latest == 0 || launcher->finished(latest); };
         if (nanoseconds == 0) return finished() && !in_graphs;
         if (!finished() && !launcher->wait_for(finished, "kernels of a Buffer", nanoseconds)) return false;
-        return !in_graphs || launcher->wait_for_device(nanoseconds);  // replays are not its launches
+        return !in_graphs || launcher->wait_for_device(nanoseconds);  // the launcher does not track replays
     };
 }
 
@@ -115,11 +115,11 @@ bool Runtime::forgive(uint64_t nanoseconds) {
     return true;
 }
 
-// A peer that is lost; -1: none. `left`: looks for one that has left, whose process need not have ended.
+// Returns a lost peer, or -1. `left`: looks for one that has left, whose process need not have ended.
 int Runtime::find_lost(bool left) const {
     for (int peer = 0; peer < options_.ranks; ++peer) {
         if (peer == options_.rank || !present(peer)) continue;
-        // Of one that this rank does not hear those know that wait for it.
+        // If this rank does not receive from the peer, the ranks that wait for the peer detect its loss.
         if (!audience().joins(static_cast<u32>(options_.rank), static_cast<u32>(peer), mask_)) continue;
         if (progress().is_lost(*control_, *memory_, generation_, peer, left)) return peer;
     }
@@ -127,13 +127,14 @@ int Runtime::find_lost(bool left) const {
 }
 
 bool Runtime::abort_if_lost(Lost& seen) {
-    if (options_.masks_ranks) return false;  // the warden masks it
-    // One that has left may have done so for a reason that it has told, or because a process has died.
+    if (options_.masks_ranks) return false;  // the warden masks the peer
+    // Ranks that have left are checked last: they may have left for a reason that they have announced, or because a
+    // process has died.
     for (const bool left : {false, true}) {
         const int peer = find_lost(left);
         if (peer < 0) continue;
-        // What its network has brought here last may not be stored yet, by a thread that serves it: then the second
-        // look finds it.
+        // A thread that serves the network may not have stored the peer's last signals yet; the second check finds
+        // them.
         const Lost lost{peer, left};
         const bool mapped = options_.routes[static_cast<size_t>(peer)] == fabric::kMapped;
         if (!mapped && std::exchange(seen, lost) != lost) return false;
@@ -143,7 +144,7 @@ bool Runtime::abort_if_lost(Lost& seen) {
     return false;
 }
 
-// A peer that is in the same operation, but of another kind or with other arguments, will never end this rank's wait.
+// A peer in the same operation, but of another kind or with other arguments, will never end this rank's wait.
 bool Runtime::compare_with_peers(Call& call) {
     const uint64_t own = control_->announcement(options_.rank);
     const wire::RankMask unheeded = masked();

@@ -1,9 +1,9 @@
-// A Runtime goes on after a failure (P16).
+// Recovery of a Runtime after a failure (P16).
 //
-// Ranks meet twice, by words in the headers of their heaps. Before the first meeting each one's kernels have left and
-// its network has been rebuilt; no rank goes on from it before it knows that every rank left out is gone. So after it
-// nothing of the old generation is on its way to any heap, and each rank clears the signal words of the bank that comes
-// next. After the second meeting all have done so, and may be sent to.
+// Ranks meet twice, through words in the headers of their heaps. Before the first meeting, each rank's kernels have
+// left and its network has been rebuilt; no rank continues from the meeting before it knows that every rank left out is
+// gone. Hence no data of the old generation is in flight to any heap afterwards, and each rank clears the signal words
+// of the next bank. After the second meeting all ranks have done so and may be sent to.
 #include <stdexcept>
 
 #include "host/heap/host_word.h"
@@ -17,14 +17,14 @@ constexpr uint64_t stage_of(uint64_t attempt, bool again) { return attempt << 1 
 }  // namespace
 
 bool Runtime::stop_all(uint64_t nanoseconds) {
-    // Nothing is told any more of this generation, whose words others are about to leave.
+    // Stops all notifications for this generation, whose words the others are about to abandon.
     teller_.reset();
     set_warden(nullptr);
     const uint64_t word = wire::abort_word(generation_, wire::kException, static_cast<u32>(options_.rank), -1);
-    // A word that is there stays: it says more, and one that masks this rank keeps its kernels from telling others.
+    // An existing abort word stays: it says more, and one that masks this rank keeps its kernels from notifying others.
     if (!aborted()) control_->stop_own(word, generation_);
     if (!settle(nanoseconds) || !launcher_->wait_for_device(nanoseconds)) return false;
-    networks_ = {};  // before the next are made: no agent of the old ones is left
+    networks_ = {};  // before the next ones are made, so that no agent of the old ones remains
     return true;
 }
 
@@ -43,8 +43,8 @@ int Runtime::look_up_peers(uint64_t nanoseconds) {
 }
 
 bool Runtime::gone(int rank) const {
-    // A rank that was left out was known to be gone, and stays so: what told of it is closed since, and its
-    // descriptors' numbers may be other files' by now.
+    // A rank that was left out was known to be gone, and remains so. Its descriptors have been closed since, and their
+    // numbers may belong to other files by now.
     return !present(rank) || control_->gone(rank);
 }
 
@@ -67,7 +67,7 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
         for (int peer = 0; peer < options_.ranks; ++peer) {
             if (peer == options_.rank || mask.has(static_cast<u32>(peer))) continue;
             const auto [theirs, stage, latest] = control_->stage_of(peer);
-            // It has stored that mask for this attempt if it is in no other yet.
+            // The mask is the one of this attempt if the peer has not begun another attempt.
             const bool same = latest >> 1 == attempt;
             if (stage >> 1 == attempt && same && theirs.first_difference(mask) != wire::kMaxRanks) {
                 meeting = {Meeting::kOtherMask, peer, theirs};
@@ -91,12 +91,13 @@ Meeting Runtime::meet(const wire::RankMask& mask, uint64_t attempt, bool again, 
 }
 
 void Runtime::clear_words(uint32_t generation) {
-    if (generation >= kMaxGenerations) throw std::overflow_error("a Buffer recovers fewer than 2^20 times");
+    if (generation >= kMaxGenerations) throw std::overflow_error("a Buffer can recover fewer than 2^20 times");
     const wire::HeapLayout heap = heap_layout(options_);
     u8* bank = reinterpret_cast<u8*>(heap_base(options_.rank)) + heap.bank_offset(generation);
-    // The abort word stays: it is of an older generation, which is as good as clear, or of this one already.
+    // The abort word stays: it is either of an older generation, which is as good as clear, or already of this one.
     memory_->fill(bank, 0, heap.bank_bytes());
-    // No total of the generation before is stored any more: its network is gone, and the new one has heard of nothing.
+    // No totals of the previous generation are stored any more: its network no longer exists, and the new one has
+    // received nothing.
     if (host_words_) {
         u8* const words = host_words_.get() + generation % wire::kBanks * heap.bank_bytes();
         memory_->fill(words, 0, heap.bank_bytes());
@@ -107,14 +108,15 @@ void Runtime::clear_words(uint32_t generation) {
     if (options_.masks_ranks) {
         control_->clear_masks(generation);
         memory_->fill(decisions_.get(), 0, heaps_.size() * static_cast<size_t>(options_.regions) * sizeof(u64));
-        // No kernel runs, and no warden.
+        // Neither a kernel nor a warden runs.
         for (size_t rank = 0; rank < heaps_.size(); ++rank)
             __atomic_store_n(&suspects_.get()[rank], 0, __ATOMIC_RELAXED);
     }
     *farewell_ = {};
-    // Calls of graphs will run again: what they leave is of their own generation alone.
+    // Calls in graphs stay, since they will run again: the records that they leave belong to their own generation only.
     std::erase_if(calls_, [](const std::shared_ptr<Call>& call) { return call->serial != 0; });
-    // A peer may have failed before it mapped what this rank took for mapped: it is announced again (P10).
+    // A peer may have failed before it mapped memory that this rank took for mapped, so the memory is announced again
+    // (P10).
     arena_->share_first_only();
 }
 
@@ -123,7 +125,8 @@ void Runtime::publish(uint32_t generation, const wire::RankMask& mask) {
     __atomic_store_n(claimed_.get(), 0, __ATOMIC_RELAXED);  // no kernel runs
     told_ = false;
     failures_->note_told();
-    // Under the old generation, in which every kernel leaves at once; then the one store that begins the new one.
+    // First under the old generation, in which every kernel leaves at once; then the single store that begins the new
+    // one.
     write_context(Sequence{generation_, 0, 0}.word());
     memory_->store_words({host_word(context_->sequence)}, Sequence{generation, 0, 0}.word());
     generation_ = generation;

@@ -9,9 +9,9 @@
 namespace deep_ep::host {
 namespace {
 
-// A wait that lasts so long is looked into (P15).
+// A wait that lasts this long is investigated (P15).
 constexpr uint64_t kSuspicious = 500'000'000;  // ns
-// How often a wait looks whether a peer's process has ended.
+// Interval at which a wait checks whether a peer's process has ended.
 constexpr uint64_t kLook = 100'000'000;  // ns
 
 }  // namespace
@@ -75,7 +75,7 @@ Runtime::Runtime(const BufferOptions& options, std::shared_ptr<Heap> own, std::v
 
 Runtime::~Runtime() { failures_->leave(*this); }
 
-// There are no queue pairs to ranks that this one has nothing to do with.
+// Queue pairs are made only to ranks with which this one communicates.
 std::vector<fabric::Route> Runtime::routes(const wire::RankMask& mask) const {
     std::vector<fabric::Route> routes = options_.routes;
     for (u32 rank = 0; rank < routes.size(); ++rank) {
@@ -85,8 +85,8 @@ std::vector<fabric::Route> Runtime::routes(const wire::RankMask& mask) const {
     return routes;
 }
 
-// For good, and not the network's: a graph that another thread replays in the middle of a recovery leaves at once, but
-// loads words before it knows that it must.
+// The words live as long as the Runtime, not the network: a graph that another thread replays during a recovery leaves
+// at once, but loads words before it knows that it must.
 wire::HostWords Runtime::host_words() const {
     wire::HostWords words{};
     if (!host_words_) return words;
@@ -120,7 +120,8 @@ void Runtime::write_context(uint64_t sequence) {
     context.suspects = suspects_.get();
     context.decisions = decisions_.get();
     context.failures = failures_->address();
-    // A failure whose caller has not been told concerns this Buffer too: what comes may be given its results.
+    // A failure whose caller has not been notified concerns this Buffer too: its next operations may be given the
+    // results of the failed one.
     const uint64_t told = failures_->told();
     const auto settled = failures_->settled(*memory_, 0);
     forgiven_ = settled ? told : told - 1;
@@ -137,10 +138,10 @@ uint64_t Runtime::launch(const char* kernel, const RuntimeShape& shape, unsigned
     return serial;
 }
 
-// Stored by kernels; each stands for itself.
+// Stored by kernels; no other data depends on it.
 int64_t Runtime::take_remark() { return __atomic_exchange_n(remark_.get(), -1, __ATOMIC_RELAXED); }
 
-// Many at once: on a GPU an allocation takes long, and may wait for kernels that wait for this rank's.
+// Allocates many at once: on a GPU an allocation is slow, and may wait for kernels that wait for those of this rank.
 void Runtime::make_spare(size_t count) {
     const auto tickets = make_private<Ticket>(count);
     const auto outcomes = std::static_pointer_cast<wire::Outcome>(memory_->make_shared(count * sizeof(wire::Outcome)));
@@ -171,7 +172,7 @@ std::shared_ptr<Call> Runtime::open(wire::Kind kind) {
     return call;
 }
 
-// A captured call: it runs whenever its graph is replayed.
+// A captured call runs whenever its graph is replayed.
 void Runtime::note_graph(Call& call) {
     if (call.serial != 0) return;
     call.graph_gone = launcher_->watch_graph();
@@ -181,7 +182,7 @@ void Runtime::note_graph(Call& call) {
 void Runtime::wait_counts(Call& call) {
     const observe::Accessor host = observe::host(call.rank);
     wait_until(call, [&] {
-        // Pairs with notify's release: the counts are visible. A call that failed ends without them.
+        // Pairs with the release of the notify kernel: the counts are visible. A call that failed ends without them.
         return observe::load_acquire(host, &call.outcome->counts_ready) != 0 || finished(call);
     });
     observe::read(host, &call.outcome->total_rows, sizeof(i32));
@@ -192,7 +193,7 @@ void Runtime::wait_counts(Call& call) {
 std::vector<std::pair<int, uint64_t>> Runtime::behind(const Call& call) const {
     std::vector<std::pair<int, uint64_t>> ranks;
     for (int rank = 0; rank < options_.ranks; ++rank) {
-        if (options_.routes[static_cast<size_t>(rank)] != fabric::kMapped) continue;  // networks know all of it
+        if (options_.routes[static_cast<size_t>(rank)] != fabric::kMapped) continue;  // networks reach the whole heap
         const uint64_t announced = std::min<uint64_t>(call.heap_bytes.get()[rank], heap_layout(options_).bytes());
         if (announced > heaps_[static_cast<size_t>(rank)]->mapped()) ranks.emplace_back(rank, announced);
     }
@@ -203,7 +204,7 @@ void Runtime::share(const Call& call) {
     for (size_t rank = 0; rank < heaps_.size(); ++rank) {
         const u64 mapped = heaps_[rank]->mapped();
         if (mapped == told_mapped_[rank]) continue;
-        // Kernels that run may look at it; an offer that needs it is read by those launched from now on.
+        // Running kernels may read it; only kernels launched from now on read an offer that needs it.
         memory_->store_words({host_word(mapped_bytes_.get()[rank])}, mapped);
         told_mapped_[rank] = mapped;
     }
@@ -223,7 +224,7 @@ void Runtime::wait_until(Call& call, const std::function<bool()>& ready) {
     std::vector<int> told;
     Lost seen;
     uint64_t waited = 0, suspicious = kSuspicious;
-    // Not forever: it is left to the executor to find a wait without end.
+    // Bounded, so that the executor can detect an endless wait.
     while (waited < 2 * call.timeout_ns) {
         const uint64_t time = control_->watches() ? kLook : suspicious - waited;
         if (launcher_->wait_for(ready, what, time)) return;
@@ -257,7 +258,7 @@ void Runtime::tell_of_compiling_peers(const Call& call, std::vector<int>& told) 
 
 void Runtime::retire(const std::shared_ptr<Call>& call) {
     calls_.erase(std::remove(calls_.begin(), calls_.end(), call), calls_.end());
-    // The memory is for the next call; a holder of this one still reads what came of it.
+    // The memory goes to the next call, so the outcome is copied for those who still hold this one.
     auto outcome = std::make_shared<wire::Outcome>(*call->outcome);
     call->outcome.swap(outcome);
     *outcome = {};
@@ -273,13 +274,13 @@ bool Runtime::settle(uint64_t nanoseconds) {
 }
 
 bool Runtime::drain() {
-    // Own kernels post, the agent adds to `completed` when it has read a put's pieces.
+    // This rank's kernels count `posted`; the agent adds to `completed` when it has read the pieces of a put.
     const auto left = [this] {
         return __atomic_load_n(&farewell_->completed, __ATOMIC_ACQUIRE) ==
                    __atomic_load_n(&farewell_->posted, __ATOMIC_RELAXED) &&
                networks_.idle();
     };
-    // A rank that went away will not acknowledge: then this one need not wait for it either.
+    // Bounded, since a rank that has exited will not acknowledge; this rank need not wait for it.
     return (left() || launcher_->wait_for(left, "last puts of a Buffer", timeout_ns_)) && networks_.works();
 }
 

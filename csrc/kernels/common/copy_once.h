@@ -1,12 +1,12 @@
-// Messages are copied once and then checked: read twice, they may have changed in between (P15).
+// Messages are copied once and then checked: between two reads they could change (P15).
 #pragma once
 
 #include "device/device.h"
 
 namespace deep_ep {
 
-// One thread: a copy of a message that has arrived. Volatile, so that no compiler reads a part of it a second time; its
-// order comes from the signal that was acquired before.
+// One thread: copies a message that has arrived. The reads are volatile so that the compiler reads no part of it twice;
+// they are ordered by the signal that was acquired before.
 template <class Message>
 DEEP_EP_DEVICE Message copy_once(const void* from) {
     static_assert(sizeof(Message) % sizeof(u64) == 0, "messages consist of words");

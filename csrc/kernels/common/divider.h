@@ -1,12 +1,12 @@
-// Division of small numbers by a number that only the host knows: a multiplication instead of tens of cycles.
+// Division of small numbers by a divisor known only to the host: one multiplication instead of tens of cycles.
 #pragma once
 
 #include "wire/types.h"
 
 namespace deep_ep {
 
-// n / divisor for n * divisor < 2^32: the error of the reciprocal, below divisor / 2^32, is then too small to reach the
-// next quotient.
+// Computes n / divisor for n * divisor < 2^32. The error of the reciprocal, below divisor / 2^32, is then too small to
+// reach the next quotient.
 struct Divider {
     u64 reciprocal;  // ceil(2^32 / divisor)
 

@@ -1,4 +1,4 @@
-// Expert ids as the caller keeps them: 32 or 64 bits each, the same on all ranks.
+// Expert ids as the caller stores them: 32 or 64 bits each, the same on all ranks.
 #pragma once
 
 #include "device/device.h"

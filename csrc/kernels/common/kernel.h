@@ -1,23 +1,23 @@
-// How a kernel is launched. Beside each kernel stands a type that says so:
+// How a kernel is launched. Each kernel has a companion type with:
 //
-//   kName           what launchers and errors call it
-//   Args            its only parameter; has a `shape`, or the type says kOfAnyShape
+//   kName           its name in launchers and errors
+//   Args            its only parameter; has a `shape`, unless the type sets kOfAnyShape
 //   kEntry<Shape>   the instantiation
-//   shared_bytes()  dynamic shared memory of a block; the kernel cuts it up by the same computation
+//   shared_bytes()  dynamic shared memory of a block; the kernel partitions it by the same computation
 #pragma once
 
 #include "wire/types.h"
 
 namespace deep_ep {
 
-// What the shared memory of a block depends on.
+// The sizes that determine a block's shared memory.
 struct BlockSizes {
     u32 ranks;
-    u32 experts;  // of all ranks; 0 for kernels that keep nothing for each
-    u32 topk;     // as compiled for; 0 for kernels of any shape
+    u32 experts;  // of all ranks; 0 for kernels without per-expert state
+    u32 topk;     // compile-time value; 0 for kernels of any shape
     u32 warps;
     u32 copies_bytes;  // device::RowCopies::kSharedBytes of the target that runs the kernel
-    u32 per_node = 1;  // ranks of a node, for kernels that keep something for each
+    u32 per_node = 1;  // ranks per node, for kernels with per-node state
 };
 
 // An array in the shared memory of a block.
@@ -28,7 +28,7 @@ struct SharedArray {
     constexpr T* in(u8* shared) const { return reinterpret_cast<T*>(shared + begin); }
 };
 
-// Arrays one behind the other.
+// Lays out arrays one after another.
 class SharedCut {
   public:
     template <class T>

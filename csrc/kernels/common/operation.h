@@ -1,5 +1,5 @@
-// A call in progress, as one block sees it: its number, its words, bounded waits, giving up together (PROTOCOL P1 to
-// P8, P14, P15).
+// A call in progress, as seen by one block: its number, its words, bounded waits, and giving up as a block (PROTOCOL P1
+// to P8, P14, P15).
 #pragma once
 
 #include "fabric/fabric.h"
@@ -13,19 +13,19 @@ using wire::Phase;
 
 // Shared memory of a block.
 struct BlockState {
-    u32 gave_up;    // some thread of this block gave up: all leave at the next meeting
-    u32 is_last;    // last_block()'s answer
-    u32 sent_last;  // of the blocks that send, this one was the last to be through
+    u32 gave_up;    // some thread of this block gave up: the whole block leaves at the next meeting
+    u32 is_last;    // result of last_block()
+    u32 sent_last;  // this block was the last of the sending blocks to finish
 };
 
-// One thread of a warp found something; all lanes go on with it, ordered behind that thread's loads (a shuffle orders
-// nothing).
+// One lane of a warp found something. All lanes continue with its value, ordered after that lane's loads (a shuffle
+// orders nothing).
 DEEP_EP_DEVICE int broadcast(int value) {
     __syncwarp();
     return __shfl_sync(device::kFullMask, value, 0);
 }
 
-// A word of this rank's that something waits for until it has reached a value, and who is to add to it.
+// A word of this rank that must reach a value, and the rank that is expected to add to it.
 struct Awaited {
     Phase phase;
     i32 peer;
@@ -41,55 +41,58 @@ class Operation {
           outcome_(*call.outcome),
           block_(*block),
           timeout_ns_(call.timeout_ns),
-          // The host stores it while no kernel of this Buffer runs; kernels before and after are ordered by their
+          // The host stores it while no kernel of this Buffer runs. Earlier and later kernels are ordered by their
           // launches.
           generation_(Sequence::of(call.context->sequence).generation),
           bank_(call.context->peers.heap.bank_offset(generation_)) {}
 
-    // The whole block, first of all. No thread may look at failed() before.
+    // The whole block, before anything else. No thread may call failed() before it.
     DEEP_EP_DEVICE bool enter() {
         read_number();
         return !__syncthreads_or(must_leave_at_entry());
     }
 
-    // The same in a kernel whose blocks all begin an operation, without a launch before that takes its number: each
-    // reads it here, and the last block to have sent takes it (end_send()). So nothing is stored before all blocks have
-    // read. All that a block has to look at is loaded together, each word by a thread of its own, and one barrier
-    // joins the answers. Only if some rank has not given its region back yet the block waits, and meets again.
+    // The same for a kernel whose blocks all begin an operation, without an earlier launch that takes its number: each
+    // block reads the number here, and the last block to have sent takes it (end_send()). Therefore nothing is stored
+    // before all blocks have read it. Everything a block must check is loaded at once, each word by its own thread, and
+    // one barrier joins the results. The block waits, and meets again, only if some rank has not given its region back
+    // yet.
     //
-    // `ranks`: a constant where the shape is, so that no load waits for it.
+    // `ranks` is a constant where the shape is, so that no load waits for it.
     //
-    // Where ranks may be masked every block takes the long way: others may have gone on without this one and given
-    // `free`, so the abort word counts only if it is looked at afterwards.
+    // Where ranks may be masked, every block takes the slow path: the other ranks may have continued without this one
+    // and given `free`, so the abort word is conclusive only if it is read after `free`.
     DEEP_EP_DEVICE bool enter_first(wire::Kind kind, u64 arguments, u32 ranks) {
         read_sequence(arguments);
         u64* const announcement = &header()->announcement;
         bool goes_on = !masks_ranks();
         for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
-            const bool counts = present(r), free = is_free(r);  // neither load waits for the other's answer
+            const bool counts = present(r), free = is_free(r);  // neither load waits for the other's result
             goes_on = (free || !counts) && goes_on;
         }
         const bool leaves = must_leave_at_entry();
-        // After the look, since a kernel that leaves is no operation; before any wait, since hosts compare in one.
+        // After the check, since a kernel that leaves is no operation; before any wait, since hosts compare
+        // announcements while kernels wait.
         if (blockIdx.x == 0 && threadIdx.x == blockDim.x - 1 && !leaves) announce(announcement, kind);
         goes_on = goes_on && !leaves;
         return !__syncthreads_or(!goes_on) || await_free();
     }
-    // One thread of each block, behind the meeting that joins what the block has posted. Other threads may still give
-    // its shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are ordered by
-    // their launches; only a graph that is replayed beside a call breaks that, and then numbers differ among the ranks.
+    // One thread of each block, after the meeting that joins what the block has posted. Other threads may still add the
+    // block's shares of signals, which no NIC reads. The last block takes the number. Kernels of this Buffer are
+    // ordered by their launches; only a graph that is replayed alongside a call breaks that order, and then the ranks'
+    // numbers differ.
     DEEP_EP_DEVICE void end_send() {
         if (failed() || !is_last_at(kSent)) return;
         block_.sent_last = 1;
         fill_ticket();
         const Sequence mine{generation_, use_, region_};
-        // Relaxed: nothing else is told by it, and the next kernel is ordered by its launch.
+        // Relaxed: it publishes nothing else, and the next kernel is ordered by its launch.
         const u64 found = device::cas_relaxed<Scope::kDevice>(&context_.sequence, mine.word(), next().word());
         if (found != mine.word()) fail(wire::kMismatch, Phase::kNone, static_cast<i32>(rank()), mine.word(), found);
     }
 
     // One thread of an operation's first kernel: takes the number. Other kernels of this Buffer are ordered before and
-    // after by their launches, so plain accesses suffice.
+    // after it by their launches, so plain accesses suffice.
     DEEP_EP_DEVICE void take_number(wire::Kind kind, u64 arguments) {
         read_sequence(arguments);
         fill_ticket();
@@ -113,10 +116,10 @@ class Operation {
     DEEP_EP_DEVICE const Context& context() const { return context_; }
     // False for a rank that was left out when the Buffer recovered: it is neither sent to nor waited for (P17).
     DEEP_EP_DEVICE bool present(u32 rank) const { return !context_.mask.has(rank); }
-    // True for a rank that this Buffer goes on without, since some rank has waited for it in vain (P17). This rank's
-    // host stores the bit when the rank has been told: the acquire orders what is stored from now on, which that rank
-    // might still read, behind its abort word, at which it looks last. Threads may see it at different times: what a
-    // block does together must not depend on it.
+    // True for a rank that this Buffer continues without, since a wait for it timed out (P17). This rank's host stores
+    // the bit once that rank has been notified. The acquire orders all later stores, which that rank might still read,
+    // after its abort word, which it reads last. Threads may see the bit at different times, so nothing that a block
+    // does together may depend on it.
     DEEP_EP_DEVICE bool masked(u32 rank) const {
         if (!masks_ranks()) return false;
         constexpr u32 kBits = wire::RankMask::kBits;
@@ -131,7 +134,8 @@ class Operation {
     DEEP_EP_DEVICE u32 region() const { return region_; }
     DEEP_EP_DEVICE u64 region_offset() const { return heap().region_offset(region()); }
     DEEP_EP_DEVICE u8* local_region() const { return peers().local + region_offset(); }
-    // Of this rank's own, wherever it lies. All that says where is in the Context: the word's load waits for no other.
+    // A word of this rank, wherever it is. The Context alone determines its address, so the load of the word waits for
+    // no other load.
     DEEP_EP_DEVICE const u64* word(u32 kind, u32 source) const {
         return peers().host_words.place(peers().local + word_offset(kind, source), kind, source);
     }
@@ -149,15 +153,16 @@ class Operation {
 
     // --- failing
     // ----------------------------------------------------------------------------------------------------------------
-    // True once this block has given up: from then on nothing is stored, signalled, offered or freed (P14).
+    // True once this block has given up: after that nothing is stored, signaled, offered or freed (P14).
     DEEP_EP_DEVICE bool failed() const { return device::load_relaxed<Scope::kBlock>(&block_.gave_up) != 0; }
 
-    // One thread: gives up. `told`: the abort word, where that is the reason.
+    // One thread: gives up. `told` is the abort word if that is the reason.
     //
-    // The first thread of the call to give up claims the failure. Told of it or not, it passes the abort word on before
-    // it stores the reason that the host acts on, and its block leaves only after that: what is queued behind this
-    // kernel, the user's own kernels too, runs when every mapped rank has the word. A rank left without it could sum
-    // rows that a user kernel here overwrites, and end well (P12, P15).
+    // The first thread of the call to give up claims the failure. Whether or not it was itself notified of the failure,
+    // it passes the abort word on before it stores the reason that the host acts on, and its block leaves only after
+    // that. Therefore the work queued behind this kernel, including the user's own kernels, runs only once every mapped
+    // rank has the word. A rank without the word could sum rows that a user kernel overwrites here, and end well (P12,
+    // P15).
     DEEP_EP_DEVICE_CALL void fail(wire::Reason reason, Phase phase, i32 peer, u64 expected, u64 seen, u64 told = 0) {
         if (claim()) {
             tell(told != 0 ? told : wire::abort_word(generation_, reason, rank(), peer));
@@ -171,14 +176,14 @@ class Operation {
             // The host reads the record after the kernel has ended, or once it acquires the mark.
             device::store_release<Scope::kSystem>(&outcome_.failure.mark, wire::failure_mark(generation_, reason));
         }
-        // Hints that end waits early; what follows from them is decided at a meeting, so no order is needed.
+        // Hints that end waits early. Their consequences are decided at a meeting, so no order is needed.
         device::store_relaxed<Scope::kDevice>(&ticket_.failed, generation_);
         device::store_relaxed<Scope::kBlock>(&block_.gave_up, 1u);
     }
 
     // --- waiting
     // ----------------------------------------------------------------------------------------------------------------
-    // One thread: refuses a message that is not of this very operation, before anything it says is used.
+    // One thread: rejects a message that does not belong to this operation, before any of its content is used.
     DEEP_EP_DEVICE bool check_message(Phase phase, u32 source, u64 operation, u64 arguments) {
         if (operation == number_ && arguments == arguments_) return true;
         const bool other = operation != number_;
@@ -187,8 +192,9 @@ class Operation {
         return false;
     }
 
-    // One thread: waits until `ready()` returns true. Bounded: false once the operation has to be given up, or the peer
-    // is masked. `what` is what a failure names; `ready` may change it, where it waits for one of several things.
+    // One thread: waits until `ready()` returns true. The wait is bounded: returns false once the operation must be
+    // given up or the peer is masked. `what` is what a failure report names; `ready` may change it when it waits for
+    // one of several things.
     template <class Ready>
     DEEP_EP_DEVICE bool wait(const Awaited& what, Ready ready) {
         if (failed()) return false;
@@ -221,8 +227,8 @@ class Operation {
         return wait(Awaited{phase, peer, shown, expected}, ready);
     }
 
-    // One thread: waits until `ready()` returns true, though the operation be given up meanwhile: for the end of what
-    // must not be left half done. False, and given up, once the time is over.
+    // One thread: waits until `ready()` returns true, even if the operation is given up meanwhile. It is for completing
+    // work that must not be left half done. Gives up and returns false once the time is over.
     template <class Ready>
     DEEP_EP_DEVICE bool outlast(Phase phase, i32 peer, const u64* shown, u64 expected, Ready ready) {
         if (ready()) return true;
@@ -232,9 +238,9 @@ class Operation {
         return false;
     }
 
-    // One thread: waits until a word of this rank's memory has reached `expected`. The acquire pairs with the release
-    // of the side that adds to it (a peer's kernel, an agent or a NIC): what that side ordered before its signal is
-    // visible afterwards.
+    // One thread: waits until a word in this rank's memory has reached `expected`. The acquire pairs with the release
+    // of the side that adds to it (a peer's kernel, an agent or a NIC): everything ordered before its signal is visible
+    // afterwards.
     DEEP_EP_DEVICE_CALL bool wait_word(Phase phase, i32 peer, const u64* shown, u64 expected) {
         return wait(phase, peer, shown, expected,
                     [&] { return device::load_acquire<Scope::kSystem>(shown) >= expected; });
@@ -243,9 +249,9 @@ class Operation {
         return wait_word(phase, static_cast<i32>(source), word(kind, source), target(kind, source, puts));
     }
 
-    // One thread, when a source has sent or is masked: whether what it sends takes part in this operation. Decided by
-    // the first thread of this rank to ask; every block obeys (P17). What the deciding thread has acquired of the
-    // source is visible to all that learn the decision.
+    // One thread, once the source has sent or been masked: returns whether its rows take part in this operation. The
+    // first thread of this rank to ask decides, and every block obeys (P17). Everything that the deciding thread has
+    // acquired from the source is visible to all threads that read the decision.
     DEEP_EP_DEVICE bool takes_part(u32 source) {
         if (!masks_ranks()) return true;
         u64* const decision = context_.decisions + region() * ranks() + source;
@@ -258,27 +264,29 @@ class Operation {
         return (found & 1) != 0;
     }
 
-    // One thread: the same without waiting. An acquire, which pairs as wait_word()'s does.
+    // One thread: the same as wait_signal() without waiting. The acquire pairs as in wait_word().
     DEEP_EP_DEVICE bool has_arrived(u32 kind, u32 source, u64 puts) {
         return device::load_acquire<Scope::kSystem>(word(kind, source)) >= target(kind, source, puts);
     }
 
-    // The whole block: every rank has given back its region's use before this one, so it may be stored into (P4).
+    // The whole block: waits until every rank has given back the previous use of its region, so that it may be stored
+    // into (P4).
     DEEP_EP_DEVICE bool await_free() {
         for (u32 r = threadIdx.x; r < ranks(); r += blockDim.x) {
             if (!hears(r) || masked(r)) continue;
             wait_word(Phase::kFree, static_cast<i32>(r), word(wire::kFree, r), free_target());
         }
-        // `free` may have come while the others went on without this rank.
+        // `free` may have arrived because the others continued without this rank.
         if (threadIdx.x == 0 && masks_ranks() && !failed() && must_leave()) give_up(Phase::kNone, -1, 0, 0);
         return meet();
     }
 
     // --- meeting
     // ----------------------------------------------------------------------------------------------------------------
-    // The whole block: a barrier, which all leave with the same answer to whether to go on (P14). Each thread looks
-    // before it arrives, so those that have given up themselves say so, and the barrier joins what they say: an answer
-    // that each thread took for itself behind the barrier could differ, since others may give up again by then.
+    // The whole block: a barrier that all threads leave with the same answer to whether to continue (P14). Each thread
+    // checks before it arrives, so a thread that has given up itself reports that, and the barrier joins the reports.
+    // Answers that the threads read separately after the barrier could differ, since other threads may have given up by
+    // then.
     DEEP_EP_DEVICE bool meet() { return !__syncthreads_or(failed()); }
 
     // The same for the first or last `threads` threads of the block.
@@ -290,15 +298,15 @@ class Operation {
         return !__any_sync(device::kFullMask, failed());
     }
 
-    // The whole block: a meeting; then true in the last block of the kernel to come here, which sees what the others
-    // stored before. A block that has given up does not come: the counter is never completed (P14).
+    // The whole block: a meeting. Then returns true in the last block of the kernel to get here, which sees what the
+    // others stored before. A block that has given up never gets here, so the counter is not completed (P14).
     DEEP_EP_DEVICE bool last_block(Meeting meeting) {
         if (!meet()) return false;
         if (threadIdx.x == 0) block_.is_last = is_last_at(meeting);
         __syncthreads();
         return block_.is_last != 0;
     }
-    // The same, true in that block's first warp alone, so that the others are not waited for.
+    // The same, but true only in that block's first warp, which does not wait for the other warps.
     DEEP_EP_DEVICE bool last_warp(Meeting meeting) {
         if (!meet() || device::warp() != 0) return false;
         return broadcast(device::lane() == 0 && is_last_at(meeting)) != 0;
@@ -306,8 +314,9 @@ class Operation {
 
     // --- sending
     // ----------------------------------------------------------------------------------------------------------------
-    // One thread: whether to send to a rank still. Where ranks are masked, others may have gone on without this one,
-    // and what it sends from now on could come into another operation: it looks before each thing that it sends (P17).
+    // One thread: returns whether it may still send to a rank. Where ranks are masked, the others may have continued
+    // without this rank, and anything it sends from then on could reach another operation. It therefore checks before
+    // each send (P17).
     DEEP_EP_DEVICE bool may_send(u32 to) {
         if (failed()) return false;
         if (!masks_ranks()) return true;
@@ -319,69 +328,70 @@ class Operation {
         return may_send(to) && fabric::signal(peers(), *this, ticket_.completion, to, word_at_peer(kind));
     }
     // One thread: adds one unit to the word of `kind` and `source` at `to`, which is mapped. For rows that this rank
-    // passes on: it alone writes that word in this operation (P6).
+    // passes on: it is the only writer of that word in this operation (P6).
     DEEP_EP_DEVICE void signal_for(u32 to, u32 kind, u32 source) {
         if (may_send(to)) fabric::peer::signal(peers(), to, {word_offset(kind, source), 0});
     }
     // One thread of each block: adds the block's share of one unit to this rank's word of `kind` at `to`, which is
-    // mapped. All shares together are the unit, whatever the grid (P8). A release at system scope, behind the block's
-    // barrier: a thread of `to` that acquires the whole unit there has read from every block's release, and sees the
-    // stores of all.
+    // mapped. All shares add up to the unit, whatever the grid size (P8). A release at system scope, after the block's
+    // barrier: a thread of `to` that acquires the whole unit has read from every block's release, and sees the stores
+    // of all blocks.
     DEEP_EP_DEVICE void signal_share(u32 to, u32 kind) {
         const u64 before = wire::kUnit * blockIdx.x / gridDim.x, after = wire::kUnit * (blockIdx.x + 1) / gridDim.x;
         if (may_send(to)) fabric::peer::signal(peers(), to, word_at_peer(kind), after - before);
     }
     // A warp: puts pieces into `to`'s heap, then signals. Offsets as in fabric::Piece.
     DEEP_EP_DEVICE bool put_signal(u32 to, u32 kind, const fabric::Piece* pieces, u32 count) {
-        // Another warp may give up at any time: one lane decides, or the rest would wait for those that left.
+        // Another warp may give up at any time: one lane decides, since otherwise the remaining lanes would wait for
+        // those that left.
         if (!broadcast(may_send(to))) return false;
         return fabric::put_signal(peers(), *this, ticket_.completion, to, pieces, count, word_at_peer(kind));
     }
 
-    // The whole block, when all blocks of the call have posted: waits until no NIC reads this rank's memory for it any
-    // longer (P4). A meeting follows, which joins the threads.
+    // The whole block, once all blocks of the call have posted: waits until no NIC reads this rank's memory for this
+    // call any longer (P4). A meeting must follow to join the threads.
     DEEP_EP_DEVICE void quiet() { fabric::quiet(peers(), *this, ticket_.completion); }
 
-    // All threads of the block that was the last to send, behind a meeting that follows end_send(): it sees what all
+    // All threads of the block that was the last to send, after a meeting that follows end_send(): it sees what all
     // blocks have posted.
     DEEP_EP_DEVICE bool sent_last() const { return block_.sent_last != 0; }
 
-    // The last block, when every word of the operation has been waited for and consumed: gives the region back to
-    // all ranks (P4).
+    // The last block, once every word of the operation has been waited for and consumed: gives the region back to all
+    // ranks (P4).
     DEEP_EP_DEVICE void finish() {
         quiet();
         if (threadIdx.x == 0) look_last();
-        // Some threads may have given up, others not: the meeting decides for all, and joins what they waited for. It
-        // also orders the consume() of all threads before the release below.
+        // Some threads may have given up and others not: the meeting decides for all, and joins what they waited for.
+        // It also orders the consume() calls of all threads before the release below.
         if (meet()) give_back(threadIdx.x, blockDim.x);
     }
-    // The same for the first warp of the last block, where some block has been quiet before.
+    // The same for the first warp of the last block, where a block has already called quiet().
     DEEP_EP_DEVICE void finish_warp() {
         if (device::lane() == 0) look_last();
         if (meet_warp()) give_back(device::lane(), device::kWarpSize);
     }
-    // One thread: the last look (look_last()), for rows of others that this rank passes on to a third (P12). Behind its
-    // warp's loads of them, before what was made of them is sent.
+    // One thread: the last look (look_last()) for rows of others that this rank passes on to a third rank (P12). It
+    // follows the warp's loads of these rows and precedes the sending of what was computed from them.
     DEEP_EP_DEVICE_CALL bool looks_clear() {
         look_last();
         return !failed();
     }
 
   private:
-    // Each thread of the block, once: whether to leave at once. One of them looks for all. A kernel that starts with
-    // the abort word set leaves (P14), and so does one that was queued behind a failure of another of this rank's
-    // Buffers, whose results it may have been given.
+    // Each thread of the block, once: returns whether to leave at once. One thread checks for all. A kernel that starts
+    // with the abort word set leaves (P14). So does one queued behind a failure of another Buffer of this rank, since
+    // its inputs may be that Buffer's results.
     DEEP_EP_DEVICE bool must_leave_at_entry() {
-        // Not the first thread, which looks at words of other ranks meanwhile.
+        // Not the first thread, which reads words of other ranks meanwhile.
         if (threadIdx.x != blockDim.x - 1) return false;
         block_.gave_up = 0;
         block_.sent_last = 0;
-        // None of these loads waits for the answer to another: what is decided comes behind all of them. The acquire in
-        // renew_ticket() is the last, so that it holds up none.
+        // None of these loads waits for the result of another: every decision follows all of them. The acquire in
+        // renew_ticket() comes last, so that it delays none of them.
         const u64 known = context_.failures_known;
         const bool here = has_failed();
         const u64 word = aborted();
-        // Added by kernels that ended before this one was launched, if their results are what it works on.
+        // The kernels that added to it ended before this one was launched, if this one works on their results.
         const bool elsewhere = device::load_relaxed<Scope::kSystem>(context_.failures) != known;
         renew_ticket();
         const bool gives_up = here || word != 0;
@@ -392,22 +402,22 @@ class Operation {
         }
         return gives_up || elsewhere;
     }
-    // One thread of each block: whether it is the last of the kernel to come here. It then sees what the others stored
-    // before (its acquire reads from their releases). Litmus: count_by_atomics.
+    // One thread of each block: returns whether its block is the last of the kernel to get here. It then sees what the
+    // others stored before (its acquire reads from their releases). Litmus: count_by_atomics.
     DEEP_EP_DEVICE bool is_last_at(Meeting meeting) {
         return device::add_acq_rel<Scope::kDevice>(&ticket_.blocks_met[meeting], 1u) == gridDim.x - 1;
     }
-    // Threads `first`, `first + step`, ... of the last block, behind the meeting that joins them.
+    // Threads `first`, `first + step`, ... of the last block, after the meeting that joins them.
     DEEP_EP_DEVICE void give_back(u32 first, u32 step) {
-        // All other blocks have come to their last meeting: no block of this call adds to the counts any longer.
+        // All other blocks have reached their last meeting: no block of this call adds to the counts any longer.
         for (u32 i = first; i < kMeetings; i += step) ticket_.blocks_met[i] = 0;
         for (u32 r = first; r < ranks(); r += step) {
             if (!hears(r) || masked(r)) continue;
             fabric::signal(peers(), *this, *context_.farewell, r, word_at_peer(wire::kFree));
         }
     }
-    // One thread: whether a rank has given back its region's use before this one. An acquire, which pairs as
-    // wait_word()'s does.
+    // One thread: returns whether a rank has given back the previous use of its region. The acquire pairs as in
+    // wait_word().
     DEEP_EP_DEVICE bool is_free(u32 rank) const {
         return device::load_acquire<Scope::kSystem>(word(wire::kFree, rank)) >= free_target();
     }
@@ -417,7 +427,7 @@ class Operation {
     }
     DEEP_EP_DEVICE bool masks_ranks() const { return context_.suspects != nullptr; }
     DEEP_EP_DEVICE wire::HeapHeader* header() const { return reinterpret_cast<wire::HeapHeader*>(peers().local); }
-    // The number of the operation that comes now.
+    // Reads the number of the operation that begins now.
     DEEP_EP_DEVICE void read_sequence(u64 arguments) {
         const Sequence now = Sequence::of(context_.sequence);
         use_ = now.use;
@@ -434,34 +444,35 @@ class Operation {
         ticket_.arguments = arguments_;
         outcome_.operation = number_;
     }
-    // One thread. Hosts of other ranks load it to compare with their own; nothing else has to be visible with it.
+    // One thread. Hosts of other ranks load the word and compare it with their own; nothing else must be visible with
+    // it.
     DEEP_EP_DEVICE void announce(u64* word, wire::Kind kind) {
         device::store_relaxed<Scope::kSystem>(word, wire::announcement(number_, kind, arguments_));
     }
 
     DEEP_EP_DEVICE const wire::HeapLayout& heap() const { return context_.peers.heap; }
 
-    // In any rank's heap.
+    // Offset in any rank's heap.
     DEEP_EP_DEVICE u64 word_offset(u32 kind, u32 source) const {
         return bank_ + heap().word_in_bank(region(), kind, source);
     }
-    // This rank's own word in a peer's heap. A queue pair is one kind's, with its slot, so that a peer's words are
-    // spread over those that lead there.
+    // This rank's own word in a peer's heap. A kind, with its slot, selects the queue pair, so that the words at a peer
+    // are spread over the queue pairs that lead to it.
     DEEP_EP_DEVICE fabric::Word word_at_peer(u32 kind) const {
         return {word_offset(kind, rank()), region() * wire::kOfRanks + kind};
     }
-    // Ranks that give back their regions to each other (P4).
+    // True for ranks that give regions back to each other with this one (P4).
     DEEP_EP_DEVICE bool hears(u32 other) const {
         return present(other) && context_.audience.joins(rank(), other, context_.mask);
     }
-    // A rank as memory says, or -1 for what is none.
+    // A rank number read from memory, or -1 if it is not a valid one.
     DEEP_EP_DEVICE i32 known_rank(i32 rank) const { return static_cast<u32>(rank) < ranks() ? rank : -1; }
 
-    // One thread of each block. Marks of another generation count as clear (P16): of the blocks that find such, one
-    // resets them while the others wait for it. It waits for nothing.
+    // One thread of each block. Marks of another generation count as clear (P16). One of the blocks that find such
+    // marks resets them while the others wait for it; that block waits for nothing.
     DEEP_EP_DEVICE void renew_ticket() {
         constexpr u32 kRenewing = ~0u;
-        // Acquire: what the block that has stored this generation had reset before.
+        // Acquire: sees what the block that stored this generation had reset before.
         const u32 seen = device::load_acquire<Scope::kDevice>(&ticket_.generation);
         if (seen == generation_) return;
         if (seen != kRenewing && device::cas_relaxed<Scope::kDevice>(&ticket_.generation, seen, kRenewing) == seen) {
@@ -474,8 +485,7 @@ class Operation {
                            ~0ull, nullptr);
     }
 
-    // Another block of this call has given up, or some rank has failed in this generation. Relaxed: it only ends a
-    // wait.
+    // Another block of this call has given up, or a rank has failed in this generation. Relaxed: it only ends a wait.
     DEEP_EP_DEVICE bool must_leave() const { return has_failed() || aborted() != 0; }
     DEEP_EP_DEVICE bool has_failed() const {
         return device::load_relaxed<Scope::kDevice>(&ticket_.failed) == generation_;
@@ -484,34 +494,33 @@ class Operation {
         return &reinterpret_cast<wire::HeapHeader*>(heap)->abort_of(generation_);
     }
     DEEP_EP_DEVICE u64 if_current(u64 word) const { return wire::abort_generation(word) >= generation_ ? word : 0; }
-    // The abort word, if it is of this generation, or of a newer one that others have begun; else 0.
+    // The abort word if it is of this generation, or of a newer one that other ranks have begun; otherwise 0.
     DEEP_EP_DEVICE u64 aborted() const {
         return if_current(device::load_relaxed<Scope::kSystem>(abort_word(peers().local)));
     }
 
-    // One thread of the last block, behind the meetings that join all loads of rows. A producer that gave up has let
-    // its user write over the rows it had published; before that it has exchanged the abort word into this heap. So
-    // what was summed counts only if the word is clear now. A read-modify-write: either it reads the word that the
-    // exchange has left, or the exchange acquires from its release, and the rows are overwritten after they were loaded
-    // (P12).
-    // Litmus: last_look.
+    // One thread of the last block, after the meetings that join all loads of rows. A producer that gave up has let its
+    // user overwrite the rows it had published, but before that it has exchanged the abort word into this heap.
+    // Therefore the sums are valid only if the word is clear now. It is a read-modify-write: either it reads the word
+    // stored by the exchange, or the exchange acquires from its release, and the rows are overwritten after they were
+    // loaded (P12). Litmus: last_look.
     DEEP_EP_DEVICE void look_last() {
         const u64 word = if_current(device::add_release<Scope::kSystem>(abort_word(peers().local), 0ull));
         if (word != 0) fail(wire::kAborted, Phase::kNone, -1, 0, 0, word);
     }
 
-    // One thread: whether it is the first of this call to give up. A mark of another generation is none. Relaxed: it
-    // only chooses one, and the others read nothing that the first has written.
+    // One thread: returns whether it is the first of this call to give up. A mark of another generation does not count.
+    // Relaxed: it only selects one thread, and the others read nothing that the first has written.
     DEEP_EP_DEVICE bool claim() {
         const u32 seen = device::load_relaxed<Scope::kDevice>(&ticket_.claimed);
         return seen != generation_ && device::cas_relaxed<Scope::kDevice>(&ticket_.claimed, seen, generation_) == seen;
     }
-    // The thread that has claimed a failure: has every mapped rank's answer when it returns. Exchanges, since the
-    // returned value is what says that the word is in place, and since an owner's last look pairs with it (look_last).
-    // A link without atomics is not mapped: signals need them too. Ranks that are not mapped are told by the host
-    // (Teller).
+    // The thread that has claimed a failure: when it returns, it has the answer of every mapped rank. It uses exchanges
+    // because only the returned value proves that the word is in place, and because an owner's last look pairs with
+    // them (look_last()). A peer over a link without atomics is not mapped, since signals need them too. The host
+    // notifies ranks that are not mapped (Teller).
     //
-    // A rank that is masked tells no other: the others go on, without it and its failures (P17).
+    // A masked rank notifies no other: the others continue without it and its failures (P17).
     DEEP_EP_DEVICE_CALL void tell(u64 word) {
         const u64 before = if_current(device::exchange_acquire<Scope::kSystem>(abort_word(peers().local), word));
         if (wire::abort_reason(before) == wire::kMasked) {
@@ -522,16 +531,16 @@ class Operation {
 #pragma unroll 1
         for (u32 r = 0; r < ranks(); ++r) {
             if (alone || r == rank() || !mapped(r) || masked(r)) continue;
-            // A peer that has gone on to another generation may have a failure of its own there, not to be erased.
-            // Relaxed: its owner and other ranks exchange it; the exchange below is what orders anything.
+            // A peer that has moved on to another generation may have a failure of its own there, which must not be
+            // erased. Relaxed: the peer and other ranks exchange the word; only the exchange below orders anything.
             u64* const theirs = abort_word(fabric::address(peers(), r, 0));
             if (wire::abort_generation(device::load_relaxed<Scope::kSystem>(theirs)) > generation_) continue;
             device::exchange_acquire<Scope::kSystem>(theirs, word);
         }
-        // The host's thread polls it and tells the others. Relaxed: what it tells is the word alone.
+        // A host thread polls it and notifies the others. Relaxed: it conveys the word alone.
         device::store_relaxed<Scope::kSystem>(context_.claimed, word);
-        // Later kernels of this rank's other Buffers load it at their entry. A host that counts this failure finds it
-        // claimed: the release orders that.
+        // Later kernels of this rank's other Buffers load it on entry. A host that counts this failure must find it
+        // claimed, which the release orders.
         const u32 counted = device::load_relaxed<Scope::kDevice>(&context_.counted);
         if (counted != generation_ &&
             device::cas_relaxed<Scope::kDevice>(&context_.counted, counted, generation_) == counted) {
@@ -551,7 +560,7 @@ class Operation {
     const u32 generation_;
     const u64 bank_;  // offset of this generation's words in every heap
     u64 number_ = 0;
-    u64 use_ = 0;  // how often the region has been used before
+    u64 use_ = 0;  // number of earlier uses of the region
     u32 region_ = 0;
     u64 arguments_ = 0;
 };

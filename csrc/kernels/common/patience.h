@@ -1,5 +1,5 @@
-// How long one thread waits for another rank. Where ranks are masked (P17) it tells its host now and then, which masks
-// that rank or finds that it has an excuse; else the wait ends by itself.
+// How long one thread waits for another rank. Where ranks are masked (P17), it reports to its host from time to time,
+// which masks that rank or finds that it has an excuse. Otherwise the wait times out by itself.
 #pragma once
 
 #include "fabric/fabric.h"
@@ -10,7 +10,7 @@ namespace deep_ep {
 
 class Patience {
   public:
-    // `peer`: -1 for a wait that is not for another rank, which no mask ends.
+    // `peer` is -1 for a wait that is not for another rank, which no mask ends.
     DEEP_EP_DEVICE Patience(const Context& context, wire::Phase phase, i32 peer, u64 timeout_ns)
         : context_(context), timeout_ns_(timeout_ns), peer_(peer), for_free_(phase == wire::Phase::kFree) {
         if (asks()) masks_seen_ = count();
@@ -19,7 +19,7 @@ class Patience {
 
     DEEP_EP_DEVICE u64 deadline() const { return deadline_; }
 
-    // It has passed. True: the wait goes on, to the next one.
+    // Called when the deadline has passed. Returns true if the wait continues, until the next deadline.
     DEEP_EP_DEVICE bool extend() { return asks() && tell(); }
 
     // The wait has ended.
@@ -32,14 +32,14 @@ class Patience {
     DEEP_EP_DEVICE wire::HeapHeader* header() const {
         return reinterpret_cast<wire::HeapHeader*>(context_.peers.local);
     }
-    // Stored by this rank's host; nothing else has to be visible with it here.
+    // Stored by this rank's host; nothing else must be visible with it here.
     DEEP_EP_DEVICE u64 count() const { return device::load_relaxed<Scope::kSystem>(&header()->masked.count); }
 
-    // This rank's host loads `suspects`, other ranks' hosts load `waiting`; each word stands for itself, so that no
-    // order is needed. Of several threads that wait for a rank the one that has waited the longest is told of.
+    // This rank's host loads `suspects` and other ranks' hosts load `waiting`. Each word stands on its own, so no order
+    // is needed. Of several threads that wait for the same rank, the longest wait is reported.
     DEEP_EP_DEVICE_CALL bool tell() {
         const u64 now = count();
-        // The others have waited for the masked rank as this thread has for them.
+        // The other ranks have been waiting for the masked rank, as this thread has been for them.
         steps_ = now == masks_seen_ ? steps_ + 1 : 0;
         masks_seen_ = now;
         deadline_ = device::now_ns() + wire::step_ns(steps_, timeout_ns_);
@@ -57,7 +57,7 @@ class Patience {
         return steps_ < wire::kUnanswered;
     }
     DEEP_EP_DEVICE_CALL void withdraw(bool arrived) {
-        // Another thread's stays, which tells of its own wait at its next step.
+        // A word of another thread stays; that thread reports its own wait at its next step.
         if (told_ != 0) device::cas_relaxed<Scope::kSystem>(&header()->waiting, told_, u64{0});
         if (arrived) device::store_relaxed<Scope::kSystem>(context_.suspects + peer_, u64{0});
     }
@@ -66,9 +66,9 @@ class Patience {
     const u64 timeout_ns_;
     const i32 peer_;
     const bool for_free_;
-    bool suspected_ = false;  // it has stored in `suspects`
+    bool suspected_ = false;  // this thread has stored in `suspects`
     u64 steps_ = 0;
-    u64 told_ = 0;  // what it has stored in `waiting` last
+    u64 told_ = 0;  // the last word this thread has stored in `waiting`
     u64 masks_seen_ = 0;
     u64 deadline_;
 };

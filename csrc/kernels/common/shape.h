@@ -1,12 +1,12 @@
-// What a kernel's speed depends on, as constants under NVRTC and as run-time values on the CPU, behind the same
-// accessors.
+// The parameters that a kernel's speed depends on: constants under NVRTC and run-time values on the CPU, behind the
+// same accessors.
 #pragma once
 
 #include "device/device.h"
 
 namespace deep_ep {
 
-// Travels in every kernel's arguments.
+// Part of every kernel's arguments.
 struct RuntimeShape {
     u32 ranks_;
     u32 row_bytes_;  // bytes of one token's x
@@ -18,7 +18,8 @@ struct RuntimeShape {
     DEEP_EP_DEVICE u32 topk() const { return topk_; }
 };
 
-// ranks: loops over destinations unroll; row bytes: copies and sums unroll; top-k: index arithmetic without divisions.
+// A constant number of ranks unrolls loops over destinations; constant row bytes unroll copies and sums; a constant
+// top-k makes index arithmetic free of divisions.
 template <u32 kRanks, u32 kRowBytes, u32 kTopk>
 struct StaticShape {
     DEEP_EP_DEVICE static StaticShape of(const RuntimeShape&) { return {}; }

@@ -1,19 +1,20 @@
-// Low-latency combine: every row of an expert's results goes back to the rank that its token is of, which sums a
-// token's results with the weights that it alone knows. If the dispatch had the weights, results for a rank that is not
-// mapped are summed where they are, by the forwarder of wire/low_latency.h, and the sum goes back.
+// Low-latency combine: every row of an expert's results returns to the rank that owns its token, which sums a token's
+// results with the weights that only it knows. If the dispatch had the weights, results for a rank that is not mapped
+// are summed on their own node, by the forwarder of wire/low_latency.h, and the sum is returned.
 //
-// The order of summation is that of the token's choices: ((0 + weight * result) + ...) in fp32, each product rounded,
-// the sum rounded once; of sums from other nodes, each rounded by itself, the lowest node's comes first, and this
-// node's results have the place of their node. Results are pushed: the caller may write over x once the sending half is
-// through. Or a rank publishes x, mapped ranks read it there, and its receiving half ends when they have (P12). Where
-// they travel as LogFMT they are pushed, and cast on their way: logfmt_rows.h.
+// The results are summed in the order of the token's choices: ((0 + weight * result) + ...) in fp32, with each product
+// rounded and the sum rounded once. Sums from other nodes, each rounded separately, are added in ascending order of
+// nodes, with this node's results at the place of their node. Results are pushed, so the caller may overwrite x once
+// the sending half is complete. Alternatively, a rank publishes x: mapped ranks read it in place, and the rank's
+// receiving half ends when they have done so (P12). Results that travel as LogFMT are always pushed, and cast on the
+// way: logfmt_rows.h.
 //
-// Waits, in this order, so that no cycle can form (P11):
+// The waits, in this order so that no cycle can form (P11):
 //
 //   free of every rank   given at the end of an earlier operation
-//   results to sum       behind the senders' halves, which wait for nothing but `free`
-//   results              behind these, or their forwarders' sums; a hook launches neither
-//   read                 behind the owners' sums, which wait for nothing but results
+//   results to sum       after the senders' halves, which wait for nothing but `free`
+//   results              after the senders' halves or their forwarders' sums; a hook launches neither
+//   read                 after the owners' sums, which wait for nothing but results
 #pragma once
 
 #include "kernels/low_latency/combine_forward.h"
@@ -21,13 +22,13 @@
 
 namespace deep_ep::low_latency {
 
-// Rows of an expert here that are of one source.
+// Rows of a local expert that belong to one source.
 struct Range {
     u32 begin;
     u32 count;
 };
 
-// One thread or all: a range as the handle has it. False, and the operation fails: it is not one.
+// One thread or all: reads a range from the handle. Fails the operation and returns false if it is invalid.
 DEEP_EP_DEVICE bool range_of(const CombineArgs& args, Operation& op, u32 ranks, u32 expert, u32 source, Range& range) {
     const auto* const entry = args.origins.ranges + static_cast<u64>(expert) * ranks + source;
     const u64 packed = static_cast<u64>(*const_cast<const volatile i64*>(entry));
@@ -38,7 +39,7 @@ DEEP_EP_DEVICE bool range_of(const CombineArgs& args, Operation& op, u32 ranks, 
     return false;
 }
 
-// One thread or all: where a row's result goes. False, and the operation fails: nowhere.
+// One thread or all: finds where a row's result goes. Fails the operation and returns false if the position is invalid.
 DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 ranks, u64 index, u32& owner, u32& slot) {
     const u32 position = *const_cast<const volatile u32*>(args.origins.positions + index);
     owner = wire::position_rank(position);
@@ -48,9 +49,9 @@ DEEP_EP_DEVICE bool position_of(const CombineArgs& args, Operation& op, u32 rank
     return false;
 }
 
-// The block: gathers the results for an owner that is not mapped, and puts them with their header. Where a forwarder
-// sums them they stay: it loads them once it has acquired `kData`, of which each block gives its share, a release,
-// behind its barrier (send_combine()). `kept`: for this put.
+// The block: gathers the results for an owner that is not mapped, and puts them with their header. If a forwarder sums
+// them, they stay here: the forwarder loads them once it has acquired `kData`, of which each block adds its share, a
+// release, after its barrier (send_combine()). `kept` is the array for this put.
 template <class Shape>
 DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Shape& shape, u32 owner, u32* kept) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -99,15 +100,15 @@ DEEP_EP_DEVICE bool put_results(const CombineArgs& args, Operation& op, const Sh
     return true;
 }
 
-// All warps of all blocks: results for owners that are mapped, straight into their slots. Plain stores: each block's
-// share of the signal releases them, behind its barrier.
+// All warps of all blocks: store results for mapped owners directly into their slots. Plain stores: each block's share
+// of the signal releases them, after its barrier.
 template <class Shape>
 DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const Shape& shape) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 ranks = shape.ranks(), row_bytes = shape.row_bytes();
     const u32 warps = gridDim.x * device::warps(), warp = blockIdx.x * device::warps() + device::warp();
     const u64 region = op.region_offset();
-    u32 before = 0;  // rows of the experts so far, so that each warp gets its share of all
+    u32 before = 0;  // rows of the experts so far, so that each warp gets an equal share of all rows
     for (u32 e = 0; e < layout.experts_per_rank; ++e) {
         Range last;
         if (!range_of(args, op, ranks, e, ranks - 1, last)) return;
@@ -129,8 +130,8 @@ DEEP_EP_DEVICE void store_results(const CombineArgs& args, Operation& op, const 
     }
 }
 
-// All threads of all blocks: tells owners that are mapped which rows their results are. Plain stores, released as
-// results are; so is x, which was written before this kernel.
+// All threads of all blocks: tell mapped owners which rows hold their results. Plain stores, released as results are.
+// The same release covers x, which was written before this kernel.
 template <class Shape>
 DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, const Shape& shape) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -149,8 +150,9 @@ DEEP_EP_DEVICE void publish_results(const CombineArgs& args, Operation& op, cons
     }
 }
 
-// The block. Owners are served from the next rank on, so that not all begin with the same. Warps may come to the next
-// put while the first one still reads what they noted of this one, but no further: two arrays `kept` suffice.
+// The block. Each rank serves owners starting at its next rank, so that not all ranks start at the same owner. Warps
+// may reach the next put while the first warp still reads what they noted for this one, but cannot get further ahead:
+// two `kept` arrays suffice.
 template <class Shape>
 DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const Shape& shape, u32* kept) {
     const u32 ranks = shape.ranks();
@@ -174,24 +176,25 @@ DEEP_EP_DEVICE bool send_combine(const CombineArgs& args, Operation& op, const S
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
-    // The thread that is not needed for the next half's first wait.
+    // This thread is not needed for the next half's first wait.
     if (threadIdx.x == blockDim.x - 1) op.end_send();
     return true;
 }
 
 DEEP_EP_DEVICE u32 result_word(const Operation& op, u32 from) { return op.mapped(from) ? wire::kData : wire::kChunk; }
 
-// One thread: a rank's results, where it publishes them; null: they are in slots. The operation fails if they are
-// nowhere.
+// One thread: returns a rank's published results; null if they are in slots. Fails the operation if their place is
+// invalid.
 DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u32 from, u64 offset) {
     if (offset == wire::kUnpublished || !op.mapped(from)) return nullptr;
     const wire::LowLatencyLayout& layout = args.layout;
-    if (layout.rest_bytes != 0) {  // what is cast is never published
+    if (layout.rest_bytes != 0) {  // cast results are never published
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(from), wire::kUnpublished, offset);
         return nullptr;
     }
     const u64 rows = u64{layout.experts_per_rank} * layout.ranks * layout.max_tokens;
-    // Raised by the host while kernels run; an older value refuses, and nothing comes with it: relaxed.
+    // The host raises it while kernels run. An older value only refuses an offset, and nothing else must be visible
+    // with it: relaxed.
     const u64 end = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[from]);
     const u64 begin = op.peers().heap.arena_offset();
     if (begin <= offset && offset <= end && rows * layout.result_bytes <= end - offset)
@@ -200,12 +203,12 @@ DEEP_EP_DEVICE const u8* published_by(const CombineArgs& args, Operation& op, u3
     return nullptr;
 }
 
-// Whether a rank's results come from itself.
+// Returns whether a rank's results come directly from that rank.
 DEEP_EP_DEVICE bool sends_itself(const CombineArgs& args, const Operation& op, u32 from) {
     return op.mapped(from) || args.layout.weighted == 0 || args.layout.same_local_index(from, op.rank());
 }
 
-// The block: until every rank's results have come, or it is masked.
+// The block: waits until every rank's results have arrived or the rank is masked.
 DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ranks, Results* results) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         results[r] = {};
@@ -225,7 +228,8 @@ DEEP_EP_DEVICE bool await_results(const CombineArgs& args, Operation& op, u32 ra
     return op.meet();
 }
 
-// One lane: where the result of a choice is. Null: there is none; the operation fails if it would be nowhere.
+// One lane: returns where the result of a choice is; null if there is none. Fails the operation if its place is
+// invalid.
 DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 ranks, const Results* results,
                                    u64 choice) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -250,8 +254,8 @@ DEEP_EP_DEVICE const u8* result_of(const CombineArgs& args, Operation& op, u32 r
     return nullptr;
 }
 
-// One lane: where the sum of a token's results is that has come from a node. Null: there is none; the operation fails
-// if it would be nowhere.
+// One lane: returns where the sum of a token's results from a node is; null if there is none. Fails the operation if
+// its place is invalid.
 DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Results* results, u32 token, u32 node) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 slot =
@@ -263,7 +267,7 @@ DEEP_EP_DEVICE const u8* sum_of(const CombineArgs& args, Operation& op, const Re
     return nullptr;
 }
 
-// A warp: adds the sums of a token's results that have come from nodes [from, to) to its list.
+// A warp: appends the sums of a token's results from nodes [from, to) to its list.
 DEEP_EP_DEVICE void list_sums(const CombineArgs& args, Operation& op, const Results* results, u32 token, u32 from,
                               u32 to, RowList& list) {
     for (u32 base = from; base < to; base += device::kWarpSize) {
@@ -306,12 +310,13 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     for (u32 token = blockIdx.x * device::warps() + device::warp(); token < args.tokens; token += warps) {
         sum_results(args, op, shape, rows, weights, results, token);
     }
-    // The block that was the last to post, while others still sum. Launched for this part alone, the kernel has none.
+    // Only the block that was the last to post, while others still sum. A kernel launched for this part alone has no
+    // such block.
     const bool sent_last = (args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0;
     if ((args.phases & kForward) != 0 ? forwarded_last : sent_last) op.quiet();
     if (!op.last_warp(kFinished)) return;
 
-    // All blocks have read what was published for this owner.
+    // All blocks have read the rows that were published for this owner.
     const bool publishes = args.published != wire::kUnpublished;
     for (u32 r = device::lane(); r < ranks; r += device::kWarpSize) {
         if (results[r].published != nullptr) op.signal(r, wire::kRead);
@@ -324,7 +329,7 @@ DEEP_EP_DEVICE void receive_combine(const CombineArgs& args, Operation& op, cons
     op.finish_warp();
 }
 
-// Any grid.
+// Works with any grid size.
 template <class Shape>
 DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);

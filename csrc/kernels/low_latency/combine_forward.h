@@ -1,15 +1,15 @@
-// What a forwarder does for a rank of another node in a low-latency combine: it sums the results that its node has for
-// that rank's tokens, and puts the sums.
+// The work of a forwarder for a rank of another node in a low-latency combine: it sums its node's results for that
+// rank's tokens, and puts the sums.
 //
 // The node's ranks have left their results in their own regions, in the order of tokens and choices. The forwarder
-// finds them there by the choices that it has kept of the dispatch.
+// locates them by the choices that it has kept from the dispatch.
 #pragma once
 
 #include "kernels/low_latency/combine_args.h"
 
 namespace deep_ep::low_latency {
 
-// As the dispatch has kept them.
+// Ids kept by the dispatch.
 struct ForwardedIds {
     const u32* ids;
 
@@ -27,11 +27,11 @@ struct NodeExperts {
         const u32 count = layout.experts_per_node();
         return {layout.node_of(rank) * count, count, layout.experts_per_rank};
     }
-    // The rank of an expert, by its place in the node.
+    // The rank of an expert, as an index in the node.
     DEEP_EP_DEVICE u32 local(u32 id) const { return (id - begin) / of_rank; }
 };
 
-// Another node, whose rank with this rank's local index has this one for its forwarder.
+// Another node: this rank is the forwarder of its rank with the same local index.
 struct ForwardedNode {
     u32 node;
     u32 source;
@@ -39,7 +39,7 @@ struct ForwardedNode {
     Forwarded choices;
     const float* weights;
 
-    // Which of its tokens have a result here, for tokens_of_unit().
+    // Selects the tokens that have a result here, for tokens_of_unit().
     DEEP_EP_DEVICE auto in_sums(const NodeExperts& experts) const {
         return [this, experts](u32 token) { return choices.chooses_any(token, experts.begin, experts.count); };
     }
@@ -62,7 +62,7 @@ DEEP_EP_DEVICE ForwardedNode forwarded_node(const CombineArgs& args, Operation& 
     return line;
 }
 
-// The block: until all ranks of the node have left their results.
+// The block: waits until all ranks of the node have left their results.
 DEEP_EP_DEVICE bool await_node(const CombineArgs& args, Operation& op) {
     const wire::LowLatencyLayout& layout = args.layout;
     for (u32 local = threadIdx.x; local < layout.per_node; local += blockDim.x) {
@@ -79,7 +79,7 @@ DEEP_EP_DEVICE bool await_node(const CombineArgs& args, Operation& op) {
     return op.meet();
 }
 
-// One lane: how many of a token's results lie before the one of its k-th choice, at the same rank.
+// One lane: returns how many of a token's results precede that of its k-th choice, at the same rank.
 DEEP_EP_DEVICE u32 before_choice(const Forwarded& choices, const NodeExperts& experts, u32 token, u32 k) {
     const u32 first = experts.local(choices.id(token, k)) * experts.of_rank + experts.begin;
     u32 before = 0;
@@ -99,8 +99,8 @@ DEEP_EP_DEVICE void count_results(const ForwardedNode& line, const NodeExperts& 
     __syncwarp();  // the counts are complete
 }
 
-// A warp: sums a token's results of this node, in the order of its choices, with their weights, in fp32, rounded once.
-// Before the list is written again the warp meets in count_results().
+// A warp: sums a token's results of this node, weighted and in the order of its choices, in fp32, rounded once. The
+// warp meets in count_results() before the list is written again.
 template <class Shape>
 DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Shape& shape, const ForwardedNode& line,
                                 const NodeExperts& experts, u32 token, const u32* before, u8* sum, const u8** rows,
@@ -117,7 +117,7 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
             const u32 index = before[local] + before_choice(line.choices, experts, token, first);
             // Loads from another rank of this node, whose blocks stored these rows before their shares of `kData`, each
             // a release at system scope. A thread here has acquired the whole unit (await_node()), and the block's
-            // meeting orders all warps behind it. The rows stay until this rank gives `free` (P4).
+            // meeting orders all warps after it. The rows stay until this rank gives `free` (P4).
             if (index < layout.max_results_of_rank()) {
                 row = fabric::address(op.peers(), first_rank + local,
                                       op.region_offset() + layout.results_send(line.source)) +
@@ -133,7 +133,8 @@ DEEP_EP_DEVICE void sum_in_node(const CombineArgs& args, Operation& op, const Sh
     device::warp_weighted_sum_bf16(sum, rows, weights, list.count, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
 }
 
-// A warp: the sums of every `parts`-th token of a unit from `part` on. Of those that have an expert here.
+// A warp: computes the sums of every `parts`-th token of a unit, starting at `part`, among the tokens that have an
+// expert here.
 template <class Shape>
 DEEP_EP_DEVICE_CALL void sum_unit(const CombineArgs& args, Operation& op, const Shape& shape, const ForwardedNode& line,
                                   u32 unit, u32 part, u32 parts, u32* before, const u8** rows, float* weights) {
@@ -156,7 +157,7 @@ DEEP_EP_DEVICE_CALL void sum_unit(const CombineArgs& args, Operation& op, const 
     }
 }
 
-// A warp: puts the sums for a rank of another node. The last block's, which sees what all have stored.
+// A warp of the last block, which sees the stores of all blocks: puts the sums for a rank of another node.
 DEEP_EP_DEVICE void put_sums(const CombineArgs& args, Operation& op, const ForwardedNode& line) {
     const wire::LowLatencyLayout& layout = args.layout;
     const auto experts = NodeExperts::of(layout, op.rank());
@@ -172,7 +173,7 @@ DEEP_EP_DEVICE void put_sums(const CombineArgs& args, Operation& op, const Forwa
     op.put_signal(line.source, wire::kChunk, pieces, rows == 0 ? 1 : 2);
 }
 
-// All blocks. False: the block has given up. `last`: it is the one that has put the sums.
+// All blocks. Returns false if the block has given up. `last` is set in the block that has put the sums.
 template <class Shape>
 DEEP_EP_DEVICE bool forward_sums(const CombineArgs& args, Operation& op, const Shape& shape, u32* before,
                                  const u8** rows, float* weights, bool& last) {
@@ -187,14 +188,14 @@ DEEP_EP_DEVICE bool forward_sums(const CombineArgs& args, Operation& op, const S
         if (unit * wire::kUnitTokens >= line.tokens) continue;
         sum_unit(args, op, shape, line, unit, i % parts, parts, before, rows, weights);
     }
-    // No last look at the ranks whose results these are (P12): what is summed here lies in regions, which no caller
-    // writes over.
+    // No last look is needed for the ranks that computed these results (P12): the rows summed here are in regions,
+    // which no caller overwrites.
     last = op.last_block(kStored);
     for (u32 node = device::warp(); last && node < nodes; node += device::warps()) {
         const ForwardedNode line = forwarded_node(args, op, node, shape.topk());
         if (op.present(line.source) && !op.mapped(line.source)) put_sums(args, op, line);
     }
-    return true;  // threads that have failed say so at the block's next meeting
+    return true;  // threads that have failed report it at the block's next meeting
 }
 
 }  // namespace deep_ep::low_latency

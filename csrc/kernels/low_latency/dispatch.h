@@ -1,11 +1,11 @@
-// Low-latency dispatch: every token's row goes to every rank that holds one of its experts, without an exchange of
-// counts before it. To a node it may go once: wire/low_latency.h.
+// Low-latency dispatch: every token's row goes to every rank that holds one of its experts, without a prior exchange of
+// counts. A row may go to a node only once: wire/low_latency.h.
 //
-// Waits, in this order, so that no cycle can form (P11):
+// The waits, in this order so that no cycle can form (P11):
 //
 //   free of every rank   given at the end of an earlier operation
-//   rows to forward      behind the senders' halves, which wait for nothing but `free`
-//   routing, rows        behind these, or their forwarders' part; a hook launches neither
+//   rows to forward      after the senders' halves, which wait for nothing but `free`
+//   routing, rows        after the senders' halves or their forwarders' part; a hook launches neither
 #pragma once
 
 #include "kernels/low_latency/dispatch_forward.h"
@@ -14,7 +14,7 @@
 
 namespace deep_ep::low_latency {
 
-// Any grid.
+// Works with any grid size.
 template <class Shape>
 DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);

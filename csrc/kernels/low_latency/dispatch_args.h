@@ -1,4 +1,4 @@
-// What a low-latency dispatch is given, and what its blocks keep in shared memory.
+// Arguments of a low-latency dispatch, and the shared memory of its blocks.
 #pragma once
 
 #include "device/e4m3.h"
@@ -11,28 +11,28 @@ namespace deep_ep::low_latency {
 // Copied at launch. Pointers are device pointers.
 struct DispatchArgs {
     CallArgs call;
-    RuntimeShape shape;  // row_bytes: of x as the caller has it
+    RuntimeShape shape;  // row_bytes: of the caller's x
     wire::LowLatencyLayout layout;
     u64 arguments;  // hash of what all ranks must agree on
     u32 phases;
     u32 tokens;
-    u32 streaming;  // rows are stored past the caches
+    u32 streaming;  // rows are stored bypassing the caches
     Scales scales;
     Divider experts_per_rank;
     const u8* x;                // [tokens, row_bytes]
     ExpertIds topk_idx;         // [tokens, topk] expert ids, -1: none
-    const float* topk_weights;  // [tokens, topk]; null where layout.weighted is 0
+    const float* topk_weights;  // [tokens, topk]; null if layout.weighted is 0
     i64* wrong_id;              // host-visible: an id that is neither -1 nor an expert's
     u8* recv_x;                 // [experts of this rank, ranks * max_tokens, x_bytes]
     u32* recv_scales;           // [experts of this rank, scale words, scales_stride] words of 4 bytes
-    u32 scales_stride;          // from one word of a row's scales to the next
+    u32 scales_stride;          // distance between consecutive words of a row's scales
     i32* recv_count;            // [experts of this rank]
     Origins origins;
-    i32* stats;      // [experts of this rank] rows received are added; or null
-    i64* waited_ns;  // [ranks] time spent waiting for each source is added; or null
+    i32* stats;      // [experts of this rank] the number of received rows is added here; or null
+    i64* waited_ns;  // [ranks] the time spent waiting for each source is added here; or null
 };
 
-// What a block knows of a source whose routing has come.
+// A block's record of a source whose routing has arrived.
 struct Source {
     u32 tokens;
     u32 first_result;
@@ -41,12 +41,12 @@ struct Source {
 
 struct DispatchShared {
     SharedArray<u8*> targets;  // [warps, topk] where a warp copies a row to
-    SharedArray<u32> marks;    // [warps, experts of this rank] which tokens of a unit an expert has
+    SharedArray<u32> marks;    // [warps, experts of this rank] which tokens of a unit go to an expert
     SharedArray<u32> offsets;  // [warps, experts of this rank] where an expert's rows of a unit begin
     SharedArray<u32> starts;   // [ranks, experts of this rank] where an expert's rows of a source begin
-    SharedArray<u32> ends;     // [experts of this rank] where they end, of the sources seen so far
+    SharedArray<u32> ends;     // [experts of this rank] where an expert's rows end, for the sources seen so far
     SharedArray<Source> sources;
-    SharedArray<u32> known;  // [2] how many routings the first warp has taken
+    SharedArray<u32> known;  // [2] number of routings that the first warp has taken
     u32 bytes;
 
     constexpr explicit DispatchShared(const BlockSizes& block, SharedCut cut = {})
@@ -60,7 +60,7 @@ struct DispatchShared {
           bytes(cut.end()) {}
 };
 
-// The same with addresses; what is a warp's own is the calling warp's.
+// The same as addresses; per-warp parts are those of the calling warp.
 struct DispatchScratch {
     u8** targets;
     u32* marks;
@@ -83,7 +83,7 @@ struct DispatchScratch {
     }
 };
 
-// The rank of an id that is an expert's.
+// The rank of a valid expert id.
 DEEP_EP_DEVICE u32 rank_of(const DispatchArgs& args, u32 id) { return args.experts_per_rank.divide(id); }
 
 }  // namespace deep_ep::low_latency

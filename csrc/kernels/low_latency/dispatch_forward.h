@@ -1,15 +1,16 @@
-// What a forwarder does for the other ranks of its node in a low-latency dispatch: it tells them that rows have come.
+// The work of a forwarder for the other ranks of its node in a low-latency dispatch: it notifies them that rows have
+// arrived.
 //
-// The NIC signals the forwarder alone, and only the owner of memory may rely on such a signal: some GPUs do not order a
-// NIC's writes for other devices. So the forwarder acquires it and releases a signal of its own to each rank of its
-// node, which loads the rows from the forwarder's region.
+// The NIC signals only the forwarder, and only the owner of memory may rely on such a signal: some GPUs do not order a
+// NIC's writes for other devices. Therefore the forwarder acquires the signal and releases one of its own to each rank
+// of its node, which loads the rows from the forwarder's region.
 #pragma once
 
 #include "kernels/low_latency/dispatch_args.h"
 
 namespace deep_ep::low_latency {
 
-// All warps of all blocks. Those of the last block take the first turns, since the others have more to place.
+// All warps of all blocks. The warps of the last block take the first turns, since the others have more rows to place.
 DEEP_EP_DEVICE void forward_rows(const DispatchArgs& args, Operation& op) {
     const wire::LowLatencyLayout& layout = args.layout;
     const u32 own_node = layout.node_of(op.rank()), puts = layout.row_puts, warps = gridDim.x * device::warps();
@@ -19,8 +20,8 @@ DEEP_EP_DEVICE void forward_rows(const DispatchArgs& args, Operation& op) {
         if (node == own_node || !op.present(source)) continue;
         if (!broadcast(device::lane() == 0 && op.wait_signal(Phase::kChunk, kind, source, 1))) return;
         // The first lane's acquire (system scope) reads the NIC's add, so it sees the rows. broadcast() orders the
-        // other lanes behind it. Each lane's add is a release at system scope, and releases are cumulative: a rank that
-        // acquires the stream's word sees the rows in this region.
+        // other lanes after it. Each lane's add is a release at system scope, and releases are cumulative: a rank that
+        // acquires the row stream's word sees the rows in this region.
         for (u32 local = device::lane(); local < layout.per_node; local += device::kWarpSize) {
             const u32 to = own_node * layout.per_node + local;
             if (to != op.rank() && op.present(to)) op.signal_for(to, wire::kStreamChunk + i % puts, source);

@@ -1,7 +1,7 @@
 // The receiving half of a low-latency dispatch: places rows by expert, in the order of sources and tokens.
 //
-// Where a source's rows begin depends on the routings of all sources before it, and on nothing else. So its rows are
-// placed once these routings and its own rows are there; rows of later sources may still be on their way.
+// Where a source's rows begin depends only on the routings of all sources before it. Therefore its rows can be placed
+// once these routings and its own rows have arrived, while rows of later sources may still be in transit.
 #pragma once
 
 #include "kernels/low_latency/dispatch_args.h"
@@ -13,7 +13,7 @@ DEEP_EP_DEVICE Routed routed_of(const DispatchArgs& args, const Operation& op, u
     return {{reinterpret_cast<const wire::RoutedId*>(message + args.layout.ids_offset())}, topk};
 }
 
-// One thread: takes the routing of a source, which has arrived, or is masked.
+// One thread: takes the routing of a source that has arrived or is masked.
 DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 source) {
     if (!op.takes_part(source)) return {};
     const auto header = copy_once<wire::RoutingHeader>(op.local_region() + args.layout.routing(source));
@@ -25,8 +25,8 @@ DEEP_EP_DEVICE Source take_routing(const DispatchArgs& args, Operation& op, u32 
     return {header.tokens, header.first_result, 1};
 }
 
-// The first warp: waits for the routing of the source `known`, and takes all that have come without a gap after it. ->
-// the first source whose routing is not known.
+// The first warp: waits for the routing of source `known`, and takes all routings after it that have arrived without a
+// gap. Returns the first source whose routing is not known.
 DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source* sources, u32 ranks, u32 known) {
     if (device::lane() == 0 && op.present(known)) op.wait_signal(Phase::kNotify, wire::kNotify, known, 1);
     for (u32 base = known; base < ranks; base += device::kWarpSize) {
@@ -44,13 +44,13 @@ DEEP_EP_DEVICE u32 take_routings(const DispatchArgs& args, Operation& op, Source
     return ranks;
 }
 
-// Whether this rank sums its node's results for a source, and keeps what it needs for that.
+// Returns whether this rank sums its node's results for a source, and therefore keeps the routing.
 DEEP_EP_DEVICE bool keeps_routing(const DispatchArgs& args, const Operation& op, u32 source) {
     return args.layout.weighted != 0 && !op.mapped(source) && args.layout.same_local_index(op.rank(), source);
 }
 
-// The first warp, which has acquired their routings: where the rows of sources [from, to) begin, expert by expert. The
-// first block tells the caller.
+// The first warp, which has acquired their routings: finds where the rows of sources [from, to) begin, expert by
+// expert. The first block stores the result for the caller.
 DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const DispatchScratch& scratch, u32 ranks,
                                 u32 from, u32 to) {
     const u32 experts = args.layout.experts_per_rank;
@@ -82,15 +82,16 @@ DEEP_EP_DEVICE void find_starts(const DispatchArgs& args, Operation& op, const D
     }
 }
 
-// Of a unit's tokens, by a warp.
+// A warp's plan for the tokens of a unit.
 struct UnitPlan {
-    u32 tokens;          // those that have a row here, a bit each
-    u32 in_node;         // those that have one in this node
-    u32 rows_before;     // of the same put, in the units before, in this node
-    u32 results_before;  // all rows placed here for the source, in the units before
+    u32 tokens;          // tokens that have a row here, one bit each
+    u32 in_node;         // tokens that have a row in this node, one bit each
+    u32 rows_before;     // rows in this node of the same put, in earlier units
+    u32 results_before;  // all rows placed here for the source, in earlier units
 };
 
-// A warp: how many of the unit's tokens each expert has had before it, and which it has in it; scratch.offsets, marks.
+// A warp: finds how many of the source's tokens each expert has before this unit, and which tokens it has in the unit.
+// Fills scratch.offsets and scratch.marks.
 DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
                                        const DispatchScratch& scratch, u32 source, u32 unit) {
     const u32 experts = args.layout.experts_per_rank, begin = op.rank() * experts;
@@ -109,7 +110,7 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
             for (u32 k = 0; token < tokens && k < routed.topk; ++k) {
                 const u32 expert = routed.chosen(token, k, begin, experts);
                 if (expert == wire::kNoExpert) continue;
-                // A bit each, so they add up to the set.
+                // Each adds a distinct bit, so the sum is the set.
                 device::add_relaxed<Scope::kBlock>(&scratch.marks[expert], 1u << bit);
             }
         }
@@ -134,12 +135,12 @@ DEEP_EP_DEVICE_CALL UnitPlan plan_unit(const DispatchArgs& args, const Operation
     return plan;
 }
 
-// A warp: a row's scales into the columns of the output, a word of 4 bytes each. `from` null: zeros.
+// A warp: stores a row's scales into the columns of the output, as words of 4 bytes. A null `from` stores zeros.
 DEEP_EP_DEVICE void place_scales(const DispatchArgs& args, const u8* from, u32 expert, u32 row) {
     const u32 bytes = args.layout.scales_bytes, words = wire::ceil_div(bytes, sizeof(u32));
     auto* const to = args.recv_scales + static_cast<u64>(expert) * words * args.scales_stride;
     for (u32 i = device::lane(); i < words; i += device::kWarpSize) {
-        u32 word = 0;  // what the last word has beyond the scales is zero
+        u32 word = 0;  // bytes of the last word beyond the scales are zero
         for (u32 b = 0; from != nullptr && b < sizeof(u32) && i * sizeof(u32) + b < bytes; ++b) {
             word |= static_cast<u32>(from[i * sizeof(u32) + b]) << 8 * b;
         }
@@ -154,7 +155,7 @@ DEEP_EP_DEVICE_CALL void zero_row(const DispatchArgs& args, u8* to) {
     }
 }
 
-// A warp: keeps a unit's choices and their weights for the combine, of a source whose results this rank sums.
+// A warp: keeps a unit's choices and their weights for the combine, for a source whose results this rank sums.
 DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op, const Routed& routed,
                                    const DispatchScratch& scratch, u32 source, u32 unit) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -169,8 +170,8 @@ DEEP_EP_DEVICE_CALL void keep_unit(const DispatchArgs& args, const Operation& op
     }
 }
 
-// A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them from `part` on. `here`: they
-// are there; else zeros take their places, of a rank that has been masked since its routing came (P17).
+// A warp: places the rows of one unit of a source's tokens, or every `parts`-th of them starting at `part`. If `here`
+// is false, zeros take the rows' places: the source has been masked since its routing arrived (P17).
 template <class Shape>
 DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Shape& shape,
                                const DispatchScratch& scratch, u32 source, u32 unit, u32 part, u32 parts, bool here) {
@@ -180,9 +181,9 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     const Routed routed = routed_of(args, op, source, topk);
     const UnitPlan plan = plan_unit(args, op, routed, scratch, source, unit);
     const bool mapped = op.mapped(source);
-    // A mapped source's rows are read where it has written them, others' where they have come to this node. What is
-    // there is written over once all ranks have given back this use of their regions, which comes after these loads
-    // (P4).
+    // The rows of a mapped source are read where it wrote them, the rows of other sources where they arrived in this
+    // node. These places are overwritten only after all ranks have given back this use of their regions, which follows
+    // these loads (P4).
     const u32 holder = mapped ? source : layout.forwarder(layout.node_of(op.rank()), source);
     const u8* const rows = fabric::address(
         op.peers(), holder, op.region_offset() + (mapped ? layout.own_rows() : layout.rows(layout.node_of(source))));
@@ -204,7 +205,7 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
             count += static_cast<u32>(__popc(mask));
             if (!goes || !mine) continue;
             u32 at = scratch.offsets[expert] + static_cast<u32>(__popc(scratch.marks[expert] & bits_below(bit)));
-            if (at >= capacity) {  // counts and ids that do not fit each other
+            if (at >= capacity) {  // counts and ids are inconsistent
                 op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(source), capacity, at);
                 at = 0;
             }
@@ -227,16 +228,16 @@ DEEP_EP_DEVICE void place_unit(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
-// The rank of this node to which the puts of a source come that is not mapped.
+// The rank of this node that receives the puts of a source that is not mapped.
 DEEP_EP_DEVICE u32 receiver_of(const DispatchArgs& args, const Operation& op, u32 source) {
     return args.layout.forwarder(args.layout.node_of(op.rank()), source);
 }
-// The word that says that one has come: the source's own, or one of the forwarder's.
+// The kind of the word that signals such a put: the source's own, or one of the forwarder's.
 DEEP_EP_DEVICE u32 put_word(const DispatchArgs& args, const Operation& op, u32 source, u32 part) {
     return (receiver_of(args, op, source) == op.rank() ? wire::kChunk : wire::kStreamChunk) + part;
 }
 
-// One thread: waits for it.
+// One thread: waits for such a put.
 DEEP_EP_DEVICE bool await_put(const DispatchArgs& args, Operation& op, u32 source, u32 part) {
     const u32 forwarder = receiver_of(args, op, source), kind = put_word(args, op, source, part);
     if (forwarder == op.rank()) return op.wait_signal(Phase::kChunk, kind, source, 1);
@@ -244,8 +245,8 @@ DEEP_EP_DEVICE bool await_put(const DispatchArgs& args, Operation& op, u32 sourc
                         op.target(kind, source, 1));
 }
 
-// A warp: waits for the rows of a unit of a source's tokens; -> whether they are there. `first`: no other warp waits
-// for the source's first unit.
+// A warp: waits for the rows of a unit of a source's tokens, and returns whether they have arrived. `first` is true if
+// no other warp waits for the source's first unit.
 DEEP_EP_DEVICE bool await_rows(const DispatchArgs& args, Operation& op, u32 source, u32 unit, bool first) {
     bool here = true;
     if (device::lane() == 0) {
@@ -265,15 +266,16 @@ DEEP_EP_DEVICE bool place_rows(const DispatchArgs& args, Operation& op, const Sh
     const u32 ranks = shape.ranks(), units = wire::ceil_div(args.layout.max_tokens, wire::kUnitTokens);
     const u32 warps = gridDim.x * device::warps();
     const u32 parts = parts_of_unit(warps, ranks * units);
-    // Whose a unit is must not depend on what has come: other blocks may have seen more of it.
+    // The assignment of units to warps must not depend on what has arrived, since other blocks may have seen more of
+    // it.
     u32 known = 0, task = blockIdx.x * device::warps() + device::warp();
     for (u32 round = 0; known < ranks; ++round) {
-        // The first warp may come to the next round while others still read what it has noted of this one, but no
-        // further: two notes suffice.
+        // The first warp may reach the next round while others still read its note for this one, but cannot get further
+        // ahead: two notes suffice.
         u32* const noted = scratch.known + round % 2;
         if (device::warp() == 0) {
             const u32 taken = take_routings(args, op, scratch.sources, ranks, known);
-            __syncwarp();  // the sources are there
+            __syncwarp();  // the sources have been stored
             find_starts(args, op, scratch, ranks, known, taken);
             if (device::lane() == 0) *noted = taken;
         }
@@ -299,13 +301,13 @@ template <class Shape>
 DEEP_EP_DEVICE void receive_dispatch(const DispatchArgs& args, Operation& op, const Shape& shape,
                                      const DispatchScratch& scratch) {
     if (!place_rows(args, op, shape, scratch)) return;
-    // One block, while others still place rows. Launched for this half alone, the kernel has no last block to send.
+    // Only one block, while others still place rows. A kernel launched for this half alone has no block that sent last.
     if ((args.phases & kSend) != 0 ? op.sent_last() : blockIdx.x == 0) op.quiet();
     if (!op.last_warp(kFinished)) return;
     for (u32 e = device::lane(); args.stats != nullptr && e < args.layout.experts_per_rank; e += device::kWarpSize) {
         args.stats[e] += static_cast<i32>(scratch.ends[e]);
     }
-    // Also what no row was waited for.
+    // This includes words for which no row was waited.
     for (u32 r = device::lane(); r < shape.ranks(); r += device::kWarpSize) {
         if (scratch.sources[r].takes_part == 0) continue;
         op.consume(wire::kNotify, r, 1);

@@ -1,14 +1,14 @@
-// The sending half of a low-latency dispatch: this rank's routing to every rank, then its rows.
+// The sending half of a low-latency dispatch: sends this rank's routing to every rank, then its rows.
 //
-// Ranks that are mapped read the rows where they are, each written once into this rank's region by all blocks. For
-// the forwarder of another node a block gathers the rows of one put, side by side. No block waits for another.
+// Mapped ranks read the rows in place; all blocks together write each row once into this rank's region. For the
+// forwarder of another node, one block gathers the rows of one put contiguously. No block waits for another.
 #pragma once
 
 #include "kernels/low_latency/dispatch_args.h"
 
 namespace deep_ep::low_latency {
 
-// The caller's ids. What is no expert's counts as none, and the host says so at its next call.
+// The caller's ids. An invalid id counts as none, and the host reports it at its next call.
 struct GivenIds {
     const DispatchArgs& args;
     u32 experts;
@@ -17,7 +17,7 @@ struct GivenIds {
         const i64 id = args.topk_idx.get(choice);
         if (id == -1) return wire::kNoExpert;
         if (static_cast<u64>(id) < experts) return static_cast<u32>(id);
-        // This rank's host loads it. Any of them will do, and nothing comes with it: relaxed.
+        // This rank's host loads it. Any wrong id will do, and nothing else must be visible with it: relaxed.
         device::store_relaxed<Scope::kSystem>(args.wrong_id, id);
         return wire::kNoExpert;
     }
@@ -29,7 +29,7 @@ DEEP_EP_DEVICE Given given_to(const DispatchArgs& args, const Shape& shape) {
     return {{args, args.layout.experts_per_rank * shape.ranks()}, shape.topk()};
 }
 
-// A warp: tells rank `to` where this rank's tokens go.
+// A warp: sends rank `to` the destinations of this rank's tokens.
 template <class Shape>
 DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, const Shape& shape, u32* counts,
                                       u32 to) {
@@ -78,7 +78,7 @@ DEEP_EP_DEVICE_CALL void send_routing(const DispatchArgs& args, Operation& op, c
     op.put_signal(to, wire::kNotify, &piece, 1);
 }
 
-// A warp: a token's row as it travels.
+// A warp: writes a token's row in the format in which it is sent.
 template <class Shape>
 DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* place, u32 token) {
     const u8* const x = args.x + static_cast<u64>(token) * shape.row_bytes();
@@ -89,7 +89,7 @@ DEEP_EP_DEVICE void write_row(const DispatchArgs& args, const Shape& shape, u8* 
     }
 }
 
-// All warps of all blocks: rows for ranks that are mapped, which load them here once they have acquired every block's
+// All warps of all blocks: write the rows for mapped ranks, which load them here once they have acquired every block's
 // share of the signal.
 template <class Shape>
 DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Shape& shape) {
@@ -107,8 +107,8 @@ DEEP_EP_DEVICE void write_rows(const DispatchArgs& args, Operation& op, const Sh
     }
 }
 
-// The block: gathers the rows of one put to a node's forwarder, which is not mapped, and puts them. A put without rows
-// is its signal.
+// The block: gathers the rows of one put for a node's forwarder, which is not mapped, and puts them. A put without rows
+// consists of its signal alone.
 template <class Shape>
 DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const Shape& shape, u32 node, u32 part) {
     const wire::LowLatencyLayout& layout = args.layout;
@@ -136,8 +136,8 @@ DEEP_EP_DEVICE_CALL bool put_rows(const DispatchArgs& args, Operation& op, const
     return true;
 }
 
-// A warp: where the results come of this rank's choices of experts at rank `from`, which is not mapped: behind those of
-// lower ranks, in the order of tokens and choices.
+// A warp: finds the slots for the results of this rank's choices of experts at rank `from`, which is not mapped. They
+// follow those of lower ranks, in the order of tokens and choices.
 DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& given, u32 from) {
     const u32 experts = args.layout.experts_per_rank, begin = from * experts, topk = given.topk;
     const u32 choices = args.tokens * topk;
@@ -154,7 +154,7 @@ DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& gi
         if (here) args.origins.own_slots[choice] = wire::position(from, own);
         slot += static_cast<u32>(__popc(mask));
     }
-    __syncwarp();  // the slots of experts' first mentions are there
+    __syncwarp();  // the slots of experts' first mentions have been stored
     for (u32 choice = device::lane(); choice < choices; choice += device::kWarpSize) {
         const u32 token = choice / topk, k = choice % topk;
         if (given.id(token, k) - begin >= experts || given.first(token, k) == k) continue;
@@ -162,7 +162,8 @@ DEEP_EP_DEVICE_CALL void find_slots_at(const DispatchArgs& args, const Given& gi
     }
 }
 
-// A warp: which of the sums from a node is whose. They come in the order of the tokens that have an expert there.
+// A warp: maps this rank's tokens to the sums from a node. The sums are in the order of the tokens that have an expert
+// there.
 DEEP_EP_DEVICE_CALL void find_sums_of(const DispatchArgs& args, const Given& given, u32 node) {
     const u32 experts = args.layout.experts_per_node();
     u32 slot = 0;
@@ -178,8 +179,8 @@ DEEP_EP_DEVICE_CALL void find_sums_of(const DispatchArgs& args, const Given& giv
     }
 }
 
-// All warps of all blocks: where the results of this rank's choices will come. Found here, while rows are on their way:
-// the caller may write over the ids, and the weights, once this half is through.
+// All warps of all blocks: find where the results of this rank's choices will arrive. This is done here, while rows are
+// in transit, because the caller may overwrite the ids and the weights once this half is complete.
 template <class Shape>
 DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op, const Shape& shape) {
     const u32 topk = shape.topk(), warps = gridDim.x * device::warps();
@@ -205,7 +206,7 @@ DEEP_EP_DEVICE void find_own_slots(const DispatchArgs& args, const Operation& op
     }
 }
 
-// The block. Ranks are served from the next one on, so that not all begin with the same.
+// The block. Each rank starts at its next rank, so that not all ranks send to the same one first.
 template <class Shape>
 DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const Shape& shape,
                                   const DispatchScratch& scratch) {
@@ -225,7 +226,7 @@ DEEP_EP_DEVICE bool send_dispatch(const DispatchArgs& args, Operation& op, const
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (op.mapped(r)) op.signal_share(r, wire::kData);
     }
-    // The thread that is not needed for the next half's first wait.
+    // This thread is not needed for the next half's first wait.
     if (threadIdx.x == blockDim.x - 1) op.end_send();
     find_own_slots(args, op, shape);
     return true;

@@ -6,28 +6,28 @@
 
 namespace deep_ep::low_latency {
 
-// A warp: into a slot and its rest at an owner that is mapped, or to where a put takes them from. Plain stores, ordered
-// as those of rows that are not cast. Each lane gets whether it has written any of the rest.
+// A warp: casts a result into a slot and its rest at a mapped owner, or to where a put takes them from. Plain stores,
+// ordered like those of rows that are not cast. Each lane returns whether it has written any part of the rest.
 DEEP_EP_DEVICE_CALL bool cast_result(u8* place, u8* rest, const u8* x, u32 row_bytes) {
     return device::warp_cast_logfmt(place, rest, x, row_bytes / static_cast<u32>(sizeof(u16)));
 }
 
-// A warp, of each of the block's: whether it has written rests of a put's rows. Plain stores: read behind the block's
+// Each warp of the block: notes whether it has written rests of a put's rows. Plain stores, read after the block's
 // barrier.
 DEEP_EP_DEVICE void note_kept(u32* kept, bool keeps) {
     const bool any = __any_sync(device::kFullMask, keeps) != 0;
     if (device::lane() == 0) kept[device::warp()] = any ? 1 : 0;
 }
 
-// A warp, behind that barrier: whether any has; if not, the put leaves the rests out.
+// A warp, after that barrier: returns whether any warp has; if none has, the put leaves the rests out.
 DEEP_EP_DEVICE bool any_kept(const u32* kept) {
     bool any = false;
     for (u32 warp = device::lane(); warp < device::warps(); warp += device::kWarpSize) any = any || kept[warp] != 0;
     return __any_sync(device::kFullMask, any) != 0;
 }
 
-// Where results have come to that were cast. A rest is read where its head says that there is one, and has come with
-// it: the same signals release both.
+// Where cast results have arrived. A rest is read only if its head says that there is one; it arrived together with the
+// head, since the same signals release both.
 DEEP_EP_DEVICE LogRows cast_results(const wire::LowLatencyLayout& layout, const u8* region) {
     return {region + layout.slot(0), region + layout.rest(0), layout.result_bytes, layout.rest_bytes};
 }

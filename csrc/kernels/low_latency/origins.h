@@ -1,27 +1,27 @@
-// What a low-latency dispatch leaves for its combine.
+// State that a low-latency dispatch leaves for its combine.
 #pragma once
 
 #include "wire/low_latency.h"
 
 namespace deep_ep::low_latency {
 
-// Device pointers; written by the dispatch. The caller may have written into them since.
+// Device pointers, written by the dispatch. The caller may have modified the memory since.
 struct Origins {
-    i32* tokens;        // [experts of this rank, ranks * max_tokens] the token that a row is of, at its source
-    i64* ranges;        // [experts of this rank, ranks] where a source's rows begin, and in the lower half how many
-    u32* positions;     // as `tokens`: wire::position
-    u32* first_result;  // [ranks] where the results for a rank begin that is not mapped, at that rank
+    i32* tokens;        // [experts of this rank, ranks * max_tokens] token of a row, as an index at its source
+    i64* ranges;        // [experts of this rank, ranks] where a source's rows begin; in the lower half, their number
+    u32* positions;     // wire::position, indexed as `tokens`
+    u32* first_result;  // [ranks] where the results for a rank that is not mapped begin, at that rank
     u32* own_slots;     // [tokens, topk] wire::position of the result of each of this rank's choices, or kNoPosition
 
-    // Only if the dispatch was given the weights. Of this rank's own tokens:
+    // Only if the dispatch was given the weights. For this rank's own tokens:
     float* own_weights;  // [tokens, topk]
     u32* sum_slots;      // [nodes, tokens] index of a token's sum among those from a node, or kNoPosition
-    // Of the source in each other node for which this rank forwards, all of its choices:
-    u32* forwarded_tokens;     // [nodes] how many tokens it has
+    // For the source in each other node for which this rank forwards, all of its choices:
+    u32* forwarded_tokens;     // [nodes] number of its tokens
     u32* forwarded_ids;        // [nodes, max_tokens, topk] expert ids, or wire::kNoExpert
     float* forwarded_weights;  // likewise
 
-    // `places`: memory of places_words() words.
+    // `places` is memory of places_words() words.
     static Origins at(const wire::LowLatencyLayout& layout, u32 tokens, i32* src_info, i64* ranges, u32* places) {
         Origins origins{};
         origins.tokens = src_info;

@@ -1,5 +1,5 @@
-// What both halves of low-latency mode ask of expert ids: which rank, which of several equal ones counts, which tokens
-// of a unit.
+// Queries on expert ids that both halves of low-latency mode make: the rank of an id, which of several equal ids
+// counts, and which tokens of a unit are selected.
 #pragma once
 
 #include "kernels/common/copy_once.h"
@@ -11,21 +11,22 @@
 
 namespace deep_ep::low_latency {
 
-// The parts of a kernel: launched together, or one by one (the last by the hook). What a rank forwards to others of
-// its node, or sums for a rank of another, has a part of its own: it waits for other ranks, sending does not.
+// The parts of a kernel, launched together or one by one (the last one by the hook). Forwarding rows to others of the
+// node, or summing for a rank of another node, is a part of its own because it waits for other ranks, which sending
+// does not.
 enum Phases : u32 { kSend = 1, kForward = 2, kReceive = 4 };
 
-// The experts that a rank's tokens choose. `Ids`: from the place in [tokens][top-k] to the id, or to kNoExpert.
+// The experts that a rank's tokens choose. `Ids` maps an index into [tokens][top-k] to the expert id, or to kNoExpert.
 template <class Ids>
 struct Choices {
     Ids ids;
     u32 topk;
 
     DEEP_EP_DEVICE u32 id(u32 token, u32 k) const { return ids(static_cast<u64>(token) * topk + k); }
-    // The first of a token's choices that names the same expert. Its row, and its result, serve them all.
+    // The first of a token's choices that names the same expert. Its row and its result serve all of these choices.
     DEEP_EP_DEVICE u32 first(u32 token, u32 k) const { return first_of(token, k, id(token, k)); }
-    // The k-th choice's expert, counted from `begin`, if it is one of `count` and no choice before names it; else
-    // kNoExpert. The expert that is returned is the one that was checked.
+    // The k-th choice's expert, relative to `begin`, if it is one of `count` experts and no earlier choice names it;
+    // otherwise kNoExpert. The returned expert is the value that was checked.
     DEEP_EP_DEVICE u32 chosen(u32 token, u32 k, u32 begin, u32 count) const {
         const u32 wanted = id(token, k);
         return wanted - begin < count && first_of(token, k, wanted) == k ? wanted - begin : wire::kNoExpert;
@@ -40,7 +41,7 @@ struct Choices {
     }
 
   private:
-    // The first choice before the k-th that names an expert; none: k.
+    // The first choice before the k-th that names the expert; k if there is none.
     DEEP_EP_DEVICE u32 first_of(u32 token, u32 k, u32 wanted) const {
         u32 first = 0;
         while (first < k && id(token, first) != wanted) ++first;
@@ -48,8 +49,8 @@ struct Choices {
     }
 };
 
-// The block: gives up if ranks are left out and rows are laid out to be forwarded, for which one of these may be
-// needed: the call's graph was captured before (P17).
+// The block: gives up if ranks are left out while the layout forwards rows, since one of these ranks may be needed as a
+// forwarder: the call's graph was captured before they were left out (P17).
 DEEP_EP_DEVICE bool lacks_forwarders(Operation& op, const wire::LowLatencyLayout& layout) {
     if (!layout.forwards_rows()) return false;
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
@@ -62,8 +63,8 @@ DEEP_EP_DEVICE bool lacks_forwarders(Operation& op, const wire::LowLatencyLayout
     return false;
 }
 
-// As a routing carries them. They may change between two reads: if calls do not match, a rank's next message may come
-// while the one before it is read (P15).
+// Ids in a routing message. They may change between two reads: if calls do not match, a rank's next message may arrive
+// while the previous one is being read (P15).
 struct RoutedIds {
     const wire::RoutedId* ids;
 
@@ -71,7 +72,7 @@ struct RoutedIds {
 };
 using Routed = Choices<RoutedIds>;
 
-// A warp: which of a unit's tokens `has(token)` holds for, a bit each. All lanes get it.
+// A warp: returns the tokens of a unit for which `has(token)` holds, one bit each, in all lanes.
 template <class Has>
 DEEP_EP_DEVICE u32 tokens_of_unit(u32 unit, u32 tokens, Has has) {
     u32 mask = 0;
@@ -83,7 +84,8 @@ DEEP_EP_DEVICE u32 tokens_of_unit(u32 unit, u32 tokens, Has has) {
 }
 DEEP_EP_DEVICE u32 bits_below(u32 bit) { return (1u << bit) - 1; }
 
-// A unit's tokens are shared by as many warps as there are for each of so many units: into how many parts.
+// Number of parts that a unit is divided into. The warps are distributed evenly over the units, and the warps of a unit
+// share its tokens.
 DEEP_EP_DEVICE u32 parts_of_unit(u32 warps, u32 units) {
     const u32 shares = warps / units;
     return shares == 0 ? 1 : (shares < wire::kUnitTokens ? shares : wire::kUnitTokens);
@@ -96,8 +98,8 @@ struct RowList {
     u32 most;
     u32 count;
 
-    // A warp: adds its lanes' rows, in their order; null: a lane has none. There are no more than `most`, unless the
-    // handle that they were found by has been written over.
+    // A warp: appends its lanes' rows in lane order; null means that a lane has none. There are at most `most`, unless
+    // the handle that they were found by has been overwritten.
     DEEP_EP_DEVICE void append(const u8* row, float weight) {
         const u32 mask = __ballot_sync(device::kFullMask, row != nullptr);
         const u32 place = count + static_cast<u32>(__popc(mask & bits_below(device::lane())));
@@ -109,7 +111,7 @@ struct RowList {
     }
 };
 
-// A warp: the sum over its lanes; all get it.
+// A warp: returns the sum over its lanes, in all lanes.
 DEEP_EP_DEVICE u32 warp_total(u32 value) {
     for (u32 step = device::kWarpSize / 2; step != 0; step /= 2) {
         value += __shfl_xor_sync(device::kFullMask, value, static_cast<int>(step));

@@ -1,5 +1,5 @@
-// Posts many puts, and does nothing else: for timing what the fabric's half of a put costs a kernel. No operation: it
-// takes no number, and the words it adds to are its caller's.
+// Only posts many puts, for measuring what the fabric's part of a put costs a kernel. This is not an operation: it
+// takes no number, and the words it adds to are the caller's.
 #pragma once
 
 #include "kernels/common/kernel.h"
@@ -10,16 +10,16 @@ namespace deep_ep {
 struct PostArgs {
     CallArgs call;
     u32 to;
-    u32 posters;  // warps of each block
-    u32 puts;     // of each
-    u64 bytes;    // of each; a multiple of 16
+    u32 posters;  // posting warps per block
+    u32 puts;     // per poster
+    u64 bytes;    // per put; a multiple of 16
     u64 source;   // in this rank's heap
     u64 target;   // in `to`'s heap: `bytes` for each poster
     u64 words;    // in `to`'s heap: one for each poster
 };
 
-// Each of the first `posters` warps of every block puts the same bytes again and again, to a place and a word of its
-// own: so posters spread over the queue pairs, and each stays on one.
+// Each of the first `posters` warps of every block repeatedly puts the same bytes to a place and a word of its own.
+// Therefore posters spread over the queue pairs, and each stays on one.
 DEEP_EP_KERNEL void post(DEEP_EP_ARGUMENT const PostArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);

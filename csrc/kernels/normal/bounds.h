@@ -1,6 +1,6 @@
 // A value that other ranks or the user may write is copied once, checked against its bounds, and only then used to load
-// or store: read twice, it may have changed in between, and a wrong one must end in an exception, never in an access
-// out of bounds (P15).
+// or store: between two reads it could change, and a wrong value must end in an exception, never in an access out of
+// bounds (P15).
 #pragma once
 
 #include "kernels/common/copy_once.h"
@@ -9,21 +9,21 @@
 
 namespace deep_ep {
 
-// Whether `rows` rows of `bytes` each, from `offset` on, lie within [begin, end). No product overflows: rows have less
-// than 2^32 bytes. Of nothing it does not matter where it lies.
+// Returns whether `rows` rows of `bytes` each, starting at `offset`, are within [begin, end). No product overflows,
+// since rows have fewer than 2^32 bytes. An empty range fits anywhere.
 constexpr bool rows_fit(u64 offset, u32 rows, u32 bytes, u64 begin, u64 end) {
     const u64 size = static_cast<u64>(rows) * bytes;
     return size == 0 || (begin <= offset && offset <= end && size <= end - offset);
 }
 
-// Rows of one rank among those of another.
+// A range of one rank's rows among another rank's.
 struct RowRange {
     u32 first;
     u32 rows;
 };
 
-// One thread: the rows that `from` sends to `to`, among those that `to` receives. False, and the operation fails: more
-// than `most`, or none that can be.
+// One thread: finds the rows that `from` sends to `to`, among those that `to` receives. If they are more than `most` or
+// not a valid range, fails the operation and returns false.
 DEEP_EP_DEVICE bool planned_rows(Operation& op, const Plan& plan, u32 from, u32 to, u32 most, RowRange& range) {
     const volatile i32* prefix = plan.rank_prefix;
     const i64 begin = from == 0 ? 0 : prefix[(from - 1) * op.ranks() + to], end = prefix[from * op.ranks() + to];
@@ -35,7 +35,7 @@ DEEP_EP_DEVICE bool planned_rows(Operation& op, const Plan& plan, u32 from, u32 
     return false;
 }
 
-// Where a token's row lies among this rank's at rank `r`; negative: it does not go there.
+// Index of a token's row among this rank's rows at rank `r`; negative if the token does not go there.
 DEEP_EP_DEVICE i32 planned_row(const i32* token_row, u32 r) {
     return static_cast<i32>(device::read_once(static_cast<u32>(token_row[r])));
 }

@@ -1,12 +1,12 @@
-// combine: every rank's rows come back to the ranks that own the tokens, which sum them.
+// combine: the rows of every rank return to the ranks that own the tokens, which sum them.
 //
-// A producer whose rows peers can see publishes them and the owners load them (pull, P12). Else it sends them in
-// chunks: chunk k of a stream holds the rows of the owner's tokens [kW, (k+1)W), W being the rows of a chunk, so that
-// an owner can sum a round once chunk k of every such producer is there. In each block some warps send, the others sum:
-// neither ever waits behind the other (P11).
+// A producer whose rows peers can see publishes them, and the owners load them (pull, P12). Otherwise it sends them in
+// chunks: chunk k of a row stream holds the rows of the owner's tokens [kW, (k+1)W), where W is the number of rows per
+// chunk, so that an owner can sum a round once chunk k of every such producer has arrived. In each block some warps
+// send and the others sum: neither ever waits for the other (P11).
 //
-// The order of summation is fixed: ((0 + row of the lowest rank) + next rank ...) + bias 0 + bias 1, in fp32, rounded
-// once.
+// The order of summation is fixed: ((0 + row of the lowest rank) + row of the next rank ...) + bias 0 + bias 1, in
+// fp32, rounded once.
 #pragma once
 
 #include "device/copy_stage.h"
@@ -24,34 +24,35 @@ struct CombineArgs {
     RuntimeShape shape;
     wire::RegionLayout layout;
     u32 tokens;
-    u32 rows;                   // received in dispatch, or more
+    u32 rows;                   // received in dispatch, or more than that
     const u8* x;                // [rows, row_bytes]
     const float* topk_weights;  // [rows, topk], null: no weights are combined
     const i32* src_idx;         // [rows] token index at the owner
     Plan plan;
-    wire::Offer offer;        // where x and topk_weights lie, if peers can see them
+    wire::Offer offer;        // where x and topk_weights are, if peers can see them
     u8* combined_x;           // [tokens, row_bytes]
     float* combined_weights;  // [tokens, topk]
     const u8* bias[2];        // [tokens, row_bytes] or null
 };
 
-// Where a source's rows for this owner lie: the address of the row with index 0 among them. For a producer that sends
-// chunks it is set for every round and may point outside the slot.
+// Where a source's rows for this owner are: the address of the one with index 0. For a producer that sends chunks it is
+// set in every round and may point outside the slot.
 struct CombineSource {
     const u8* x;
     const float* weights;
-    u32 pulled;      // read where they are, else
-    u32 staged;      // they come in chunks; neither: the rank is left out
-    RowRange there;  // which of this owner's rows there are: all that the rank has, or those of a round
+    u32 pulled;      // rows are read in place
+    u32 staged;      // rows come in chunks; if neither is set, the rank is left out
+    RowRange there;  // which of this owner's rows are available: all that the rank has, or those of a round
     u32 rows;        // this owner's rows that the rank has
     RowRange here;   // the rank's rows, as an owner, among those received here
-    u32 rounds;      // in which the rank, as an owner, takes rows that come in chunks
+    u32 rounds;      // number of rounds in which the rank, as an owner, takes rows that come in chunks
 };
 
 struct CombineShared {
     SharedArray<u8> sums;
     SharedArray<CombineSource> sources;
-    SharedArray<const u8*> rows;  // [warps, ranks] of the token that a warp sums: each rank's row, then its weights
+    SharedArray<const u8*>
+        rows;  // [warps, ranks] for the token that a warp sums: the rows of the ranks, then their weights
     SharedArray<u32> progress;
     u32 bytes;
 
@@ -63,7 +64,7 @@ struct CombineShared {
           bytes(cut.end()) {}
 };
 
-// The same on all ranks: a rank without rows has null addresses for them.
+// The same on all ranks, since a rank without rows has null addresses for them.
 DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.format.topk_weights_bytes != 0; }
 
 // Fills the chunks that a producer sends.
@@ -80,7 +81,7 @@ struct CombineChunks {
 
     // Rows received from `owner` begin here among all received rows.
     DEEP_EP_DEVICE u32 start(u32 owner) const { return sources[owner].here.first; }
-    // The first of owner's rows whose token is not before `token`, counted among them; rows are sorted by token.
+    // Index, among the owner's rows, of the first one whose token is not before `token`; rows are sorted by token.
     DEEP_EP_DEVICE u32 first_row(u32 owner, u32 token) const {
         u32 low = start(owner), high = low + sources[owner].here.rows;
         while (low < high) {
@@ -92,8 +93,8 @@ struct CombineChunks {
         }
         return low - start(owner);
     }
-    // One thread: the rows of a chunk, among owner's. A token has one row at most; indices that say otherwise are not
-    // of this handle, and the operation fails.
+    // One thread: finds the rows of a chunk, among the owner's. A token has at most one row. Indices that say otherwise
+    // do not belong to this handle, and the operation fails.
     DEEP_EP_DEVICE bool rows_to_send(u32 owner, u32 chunk, RowRange& range) const {
         const u32 first = first_row(owner, chunk * args.layout.chunk_rows);
         range = {first, first_row(owner, (chunk + 1) * args.layout.chunk_rows) - first};
@@ -101,7 +102,7 @@ struct CombineChunks {
         op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(owner), args.layout.chunk_rows, range.rows);
         return false;
     }
-    // A warp: the rows are neighbours already.
+    // A warp: writes the rows, which are already contiguous.
     DEEP_EP_DEVICE void fill(u8* message, u32 owner, u32 first, u32 rows) const {
         const u64 row = start(owner) + first;
         device::warp_copy(message + args.layout.format.x_offset(), args.x + row * shape.row_bytes(),
@@ -113,7 +114,7 @@ struct CombineChunks {
     }
 };
 
-// The block: which producers publish, and where.
+// The block: finds which producers publish, and where.
 template <class Shape>
 DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const Shape& shape, CombineSource* sources) {
     const u32 ranks = shape.ranks();
@@ -124,7 +125,7 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
                              planned_rows(op, args.plan, r, op.rank(), args.rows, source.here);
         source.rows = mine.rows;
         if (!op.present(r) && (mine.rows | source.here.rows) != 0) {
-            // A plan of a generation in which that rank took part: a captured call's.
+            // The plan is of a generation in which that rank took part: that of a captured call.
             op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(r), 0, 0);
         }
         wire::Offer offer;
@@ -152,7 +153,7 @@ DEEP_EP_DEVICE bool find_sources(const CombineArgs& args, Operation& op, const S
     return op.meet();
 }
 
-// The summing warps of a block, `threads` in all: waits for the chunks of one round.
+// The summing warps of a block, `threads` threads in total: waits for the chunks of one round.
 template <class Shape>
 DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Shape& shape, u32 round, u32 threads,
                                 CombineSource* sources) {
@@ -178,13 +179,14 @@ DEEP_EP_DEVICE bool await_round(const CombineArgs& args, Operation& op, const Sh
     return op.meet_group(threads);
 }
 
-// A warp: what address_of(source, row) says of each rank that has a row of this token, in rank order. -> how many.
+// A warp: lists address_of(source, row) for each rank that has a row of this token, in rank order. Returns their
+// number.
 template <class AddressOf>
 DEEP_EP_DEVICE u32 list_rows(Operation& op, u32 ranks, const CombineSource* sources, const i32* token_row,
                              const u8** rows, AddressOf address_of) {
     const u32 lanes_below = (1u << device::lane()) - 1;
     u32 count = 0;
-    __syncwarp();  // the list before has been read
+    __syncwarp();  // the previous list has been read
     for (u32 base = 0; base < ranks; base += device::kWarpSize) {
         const u32 r = base + device::lane();
         const i32 row = r < ranks ? planned_row(token_row, r) : -1;
@@ -224,7 +226,7 @@ DEEP_EP_DEVICE void sum_token(const CombineArgs& args, Operation& op, const Shap
     }
 }
 
-// The summing warps of a block, `threads` in all: sums this block's share of the tokens, round by round.
+// The summing warps of a block, `threads` threads in total: sums this block's share of the tokens, round by round.
 template <class Shape>
 DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Shape& shape,
                                const CombineChunks<Shape>& chunks, CombineSource* sources, device::RowSums& sums,
@@ -243,7 +245,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
             sum_token(args, op, shape, sources, sums, rows, token);
         }
         if (!staged) continue;
-        // All warps have read the round's slots; then each is given back to its writer.
+        // All warps have read the round's slots: each slot is now given back to its writer.
         if (!op.meet_group(threads)) return;
         for (u32 r = threadIdx.x; r < ranks && round + wire::kSlots < rounds; r += threads) {
             if (sources[r].staged != 0) op.signal(r, wire::kNext + round % wire::kSlots);
@@ -251,7 +253,7 @@ DEEP_EP_DEVICE void sum_rounds(const CombineArgs& args, Operation& op, const Sha
     }
 }
 
-// Any grid of at least two warps per block.
+// Works with any grid size. Blocks need at least two warps.
 template <class Shape>
 DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -270,7 +272,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     if (!find_sources(args, op, shape, sources)) return;
 
     const CombineChunks<Shape> chunks{args, op, sources, shape};
-    // The owners that read this rank's rows in place, and those that get them in chunks.
+    // Owners that read this rank's rows in place, and owners that get them in chunks.
     const auto publishes = [&](u32 owner) { return args.offer.visible != 0 && op.mapped(owner); };
     const auto sends = [&](u32 owner) { return op.present(owner) && !publishes(owner); };
     bool sending = false;
@@ -286,7 +288,7 @@ DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     }
     if (!op.last_block(kFinished)) return;
 
-    // All blocks have read what was published for this owner.
+    // All blocks have read the rows that were published for this owner.
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (sources[r].pulled != 0) op.signal(r, wire::kRead);
     }

@@ -1,11 +1,11 @@
-// Messages of counts, which a dispatch exchanges first.
+// Messages with counts, which a dispatch exchanges first.
 #pragma once
 
 #include "kernels/normal/bounds.h"
 
 namespace deep_ep {
 
-// One thread: the header of a message that this rank sends.
+// One thread: writes the header of a message that this rank sends.
 DEEP_EP_DEVICE void store_counts_header(const Operation& op, u8* message, u32 tokens, u64 heap_bytes) {
     wire::NotifyHeader header{};
     header.operation = op.number();
@@ -16,15 +16,15 @@ DEEP_EP_DEVICE void store_counts_header(const Operation& op, u8* message, u32 to
     *reinterpret_cast<wire::NotifyHeader*>(message) = header;
 }
 
-// Threads `first`, `first + step`, ...: the ranks that this one leaves out, behind the header.
+// Threads `first`, `first + step`, ...: write the mask of the ranks that this one leaves out, after the header.
 DEEP_EP_DEVICE void store_mask(const Operation& op, u8* message, u32 first, u32 step) {
     const u32 words = static_cast<u32>(sizeof(wire::RankMask) / sizeof(u64));
     auto* const mask = reinterpret_cast<wire::RankMask*>(message + sizeof(wire::NotifyHeader));
     for (u32 word = first; word < words; word += step) mask->words[word] = op.context().mask.words[word];
 }
 
-// One thread: the lowest rank that a source leaves out and this rank does not, or the other way round; kMaxRanks:
-// none.
+// One thread: returns the lowest rank that the source leaves out and this rank does not, or vice versa; kMaxRanks if
+// there is none.
 DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& left_out_there) {
     const auto* words = reinterpret_cast<const volatile u64*>(theirs);
 #pragma unroll 1
@@ -38,7 +38,8 @@ DEEP_EP_DEVICE u32 differing_rank(const Operation& op, const u8* theirs, bool& l
     return wire::kMaxRanks;
 }
 
-// One thread: refuses a message that is not of this very operation, or of a rank that leaves out others than this one.
+// One thread: rejects a message that does not belong to this operation, or whose sender leaves out different ranks than
+// this one.
 DEEP_EP_DEVICE bool check_counts(Operation& op, u32 source, const u8* message, wire::NotifyHeader& header) {
     header = copy_once<wire::NotifyHeader>(message);
     if (!op.check_message(Phase::kNotify, source, header.operation, header.arguments)) return false;
@@ -57,7 +58,7 @@ DEEP_EP_DEVICE bool check_counts(Operation& op, u32 source, const u8* message, w
     return false;
 }
 
-// One thread: one of a source's counts, read once. More than `most`: the operation fails, and it counts as none.
+// One thread: returns one of a source's counts, read once. If it exceeds `most`, fails the operation and returns 0.
 DEEP_EP_DEVICE i32 bounded_count(Operation& op, u32 from, const u8* counts, u32 index, u32 most) {
     const u32 count = reinterpret_cast<const volatile u32*>(counts)[index];
     if (count <= most) return static_cast<i32>(count);

@@ -1,12 +1,13 @@
 // dispatch: every token's row goes to every rank that holds one of its experts.
 //
-// Where the receiver has offered its output, rows are stored straight into their final places. Else they go in chunks
-// through the receiver's region, and the receiver places them. Waits, in this order, so that no cycle can form (P11):
+// If the receiver has offered its output, rows are stored directly into their final places. Otherwise they are sent in
+// chunks through the receiver's region, and the receiver places them. The waits, in this order so that no cycle can
+// form (P11):
 //
 //   free of every rank      given at the end of an earlier operation
-//   offers of mapped ranks  sent right after `free`, behind no other wait
-//   chunk, next             polled by warps that serve many streams and block on none
-//   data                    behind the senders' direct stores, which wait for nothing but offers
+//   offers of mapped ranks  sent right after `free`, with no other wait in between
+//   chunk, next             polled by warps that serve many row streams and block on none
+//   data                    follows the senders' direct stores, which wait for nothing but offers
 #pragma once
 
 #include "kernels/common/kernel.h"
@@ -25,34 +26,34 @@ struct DispatchArgs {
     wire::RegionLayout layout;
     u32 tokens;
     u32 experts_per_rank;
-    u32 streaming;  // rows are stored past the caches
-    u32 rows;       // of the output: as many as come, or more
-    Rows from;      // the tokens'
+    u32 streaming;  // rows are stored bypassing the caches
+    u32 rows;       // of the output: as many as arrive, or more
+    Rows from;      // parts of the tokens' rows
     Plan plan;
-    wire::Offer offer;         // where the output lies, if peers can see it
+    wire::Offer offer;         // where the output is, if peers can see it
     u8* recv_x;                // [rows, row_bytes]
     u32* recv_scales;          // [rows, scales]
-    ExpertIds recv_topk_idx;   // [rows, topk] local expert ids, -1: not of this rank
+    ExpertIds recv_topk_idx;   // [rows, topk] local expert ids, -1: not on this rank
     float* recv_topk_weights;  // [rows, topk]
     i32* recv_src_idx;         // [rows] token index at the source; null in cached dispatch
 };
 
-// What a block keeps in dynamic shared memory about each rank.
+// Per-rank state of a block in dynamic shared memory.
 struct DispatchTarget {
-    u8* x;  // where this rank's first row goes, null where rows go in chunks
+    u8* x;  // where this rank's first row goes; null if rows go in chunks
     u32* scales;
     u8* topk_idx;
     float* topk_weights;
     i32* src_idx;
-    u32 sent_rows;      // to that rank
+    u32 sent_rows;      // number of rows for that rank
     RowRange received;  // rows from it, among this rank's
 };
 
-// Per warp: the rows one token goes to.
+// Per warp: the destination rows of one token.
 struct DispatchRows {
     u8** x;     // [ranks]
     u32* rank;  // [ranks]
-    u32* row;   // [ranks] index among this rank's rows there
+    u32* row;   // [ranks] index among this rank's rows at the destination
 };
 
 struct DispatchShared {
@@ -74,11 +75,11 @@ struct DispatchShared {
           bytes(cut.end()) {}
 };
 
-// What rows carry, the same on all ranks: a rank without rows of its own has null addresses for them.
+// What rows carry. The same on all ranks, since a rank without rows of its own has null addresses for them.
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.format.topk_idx_bytes != 0; }
 DEEP_EP_DEVICE bool carries_src_idx(const DispatchArgs& args) { return args.layout.format.src_idx_bytes != 0; }
 
-// The block: where this rank's rows begin at each destination.
+// The block: finds where this rank's rows begin at each destination.
 template <class Shape>
 DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Shape& shape, DispatchTarget* targets) {
     const u32 ranks = shape.ranks(), topk = shape.topk();
@@ -89,7 +90,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
                              planned_rows(op, args.plan, r, op.rank(), args.rows, target.received);
         target.sent_rows = sent.rows;
         if (!op.present(r) && (sent.rows | target.received.rows) != 0) {
-            // A plan of a generation in which that rank took part: a captured call's.
+            // The plan is of a generation in which that rank took part: that of a captured call.
             op.fail(wire::kOutdated, Phase::kMask, static_cast<i32>(r), 0, 0);
         }
         wire::Offer offer;
@@ -111,8 +112,8 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
     return op.meet();
 }
 
-// A warp: stores a share of the tokens straight into the outputs. Walks tokens, not destinations: a row is read once
-// while all its copies are written. `copies_memory`: the warp's, for RowCopies.
+// A warp: stores a share of the tokens directly into the outputs. It iterates over tokens, not destinations, so that a
+// row is read once while all its copies are written. `copies_memory` is the warp's memory for RowCopies.
 template <class Shape>
 DEEP_EP_DEVICE void store_tokens(const DispatchArgs& args, Operation& op, const Shape& shape,
                                  const DispatchTarget* targets, DispatchRows rows, u8* copies_memory) {
@@ -172,7 +173,7 @@ struct DispatchChunks {
     const DispatchTarget* targets;
     Shape shape;
 
-    // A stream without rows still sends one chunk, its header (P7).
+    // A row stream without rows still sends one chunk, its header (P7).
     DEEP_EP_DEVICE u32 chunks(u32 rows) const {
         const u32 chunks = wire::ceil_div(rows, args.layout.chunk_rows);
         return chunks != 0 ? chunks : 1;
@@ -180,12 +181,12 @@ struct DispatchChunks {
     DEEP_EP_DEVICE u32 sent_chunks(u32 to) const { return chunks(targets[to].sent_rows); }
     DEEP_EP_DEVICE u32 received_chunks(u32 from) const { return chunks(targets[from].received.rows); }
 
-    // A chunk of a stream of so many rows.
+    // Rows of a chunk in a row stream of `rows` rows.
     DEEP_EP_DEVICE RowRange part(u32 chunk, u32 rows) const {
         const u32 first = chunk * args.layout.chunk_rows, left = rows - first;
         return {first, left < args.layout.chunk_rows ? left : args.layout.chunk_rows};
     }
-    // One thread: the rows that a chunk is to have, among this rank's rows for `to`, and among those from `from`.
+    // One thread: the rows that belong in a chunk, among this rank's rows for `to`, or among those from `from`.
     DEEP_EP_DEVICE bool rows_to_send(u32 to, u32 chunk, RowRange& range) const {
         range = part(chunk, targets[to].sent_rows);
         return true;
@@ -194,7 +195,7 @@ struct DispatchChunks {
         return part(chunk, targets[from].received.rows);
     }
 
-    // The token whose row is the i-th of `tokens`. None that there is not is read.
+    // The token whose row is the i-th of `tokens`. A token out of range fails the operation and is never read.
     DEEP_EP_DEVICE u32 token_at(const i32* tokens, u32 i, u32 to) const {
         const u32 token = static_cast<u32>(*const_cast<const volatile i32*>(tokens + i));
         if (token < args.tokens) return token;
@@ -202,7 +203,7 @@ struct DispatchChunks {
         return 0;
     }
 
-    // A warp: writes the rows behind the header at `message`.
+    // A warp: writes the rows that follow the header at `message`.
     DEEP_EP_DEVICE void fill(u8* message, u32 to, u32 first, u32 rows) const {
         const wire::ChunkFormat& format = args.layout.format;
         const u32 topk = shape.topk(), row_bytes = shape.row_bytes();
@@ -250,7 +251,7 @@ struct DispatchChunks {
     }
 };
 
-// Any grid of whole warps.
+// Works with any grid size. Blocks consist of whole warps.
 template <class Shape>
 DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -275,7 +276,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     store_tokens(args, op, shape, targets, {row_addresses + own_rows, row_ranks + own_rows, row_numbers + own_rows},
                  at.copies.in(shared) + device::warp() * device::RowCopies::kSharedBytes);
 
-    // All blocks' rows are stored: one signal per mapped receiver, rows or none.
+    // The rows of all blocks are stored: one signal per mapped receiver, even without rows.
     if (op.last_block(kStored)) {
         for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
             if (targets[r].x != nullptr) op.signal(r, wire::kData);
@@ -284,7 +285,7 @@ DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
 
     const DispatchChunks<Shape> chunks{args, op, targets, shape};
     const auto sends = [&](u32 to) { return op.present(to) && targets[to].x == nullptr; };
-    // The ranks whose rows come straight into the output, and those whose rows come in chunks.
+    // Ranks whose rows come directly into the output, and ranks whose rows come in chunks.
     const auto stores = [&](u32 from) { return args.offer.visible != 0 && op.mapped(from); };
     const auto receives = [&](u32 from) { return op.present(from) && !stores(from); };
     serve_streams(op, args.layout, chunks, sends, receives, progress, blockIdx.x * warps + device::warp(),

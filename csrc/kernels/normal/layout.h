@@ -1,4 +1,4 @@
-// layout: which ranks each token goes to, and how many tokens each rank, node and expert gets.
+// layout: finds which ranks each token goes to, and how many tokens each rank, node and expert gets.
 #pragma once
 
 #include "kernels/common/divider.h"
@@ -13,7 +13,7 @@ struct LayoutArgs {
     RuntimeShape shape;
     Divider experts_per_rank;
     Divider ranks_per_node;
-    u32 per_node;  // ranks of a node
+    u32 per_node;  // ranks per node
     u32 tokens;
     u32 experts;
     ExpertIds topk_idx;      // [tokens, topk] expert ids, -1: none
@@ -24,7 +24,7 @@ struct LayoutArgs {
     i64* wrong_id;           // host-visible: an id that is neither -1 nor an expert's
 };
 
-// Counts of a block.
+// Counts by one block.
 struct LayoutShared {
     SharedArray<i32> ranks;
     SharedArray<i32> nodes;
@@ -38,14 +38,14 @@ struct LayoutShared {
           bytes(cut.end()) {}
 };
 
-// One thread: whether a token's flags name a rank of a node already.
+// One thread: returns whether a token's flags already include a rank of the node.
 DEEP_EP_DEVICE bool goes_to_node(const u8* in_rank, u32 node, u32 per_node) {
     u32 any = 0;
     for (u32 d = 0; d < per_node; ++d) any |= in_rank[node * per_node + d];
     return any != 0;
 }
 
-// Any grid. Counts only, so the order of the additions does not show.
+// Works with any grid size. It only counts, so the order of the additions has no effect.
 template <class Shape>
 DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
     using device::Scope;
@@ -68,13 +68,14 @@ DEEP_EP_KERNEL void layout(DEEP_EP_ARGUMENT const LayoutArgs args) {
             const i64 expert = args.topk_idx.get(static_cast<u64>(token) * topk + k);
             if (expert == -1) continue;
             if (static_cast<u64>(expert) >= args.experts) {
-                // The host looks at it before its next call. Any of them will do, and nothing comes with it: relaxed.
+                // The host checks it before its next call. Any wrong id will do, and nothing else must be visible with
+                // it: relaxed.
                 device::store_relaxed<Scope::kSystem>(args.wrong_id, expert);
                 continue;
             }
             const u32 r = args.experts_per_rank.divide(static_cast<u32>(expert));
             device::add_relaxed<Scope::kBlock>(&expert_counts[expert], 1);
-            if (in_rank[r] != 0) continue;  // a token goes to a rank once, however many of its experts live there
+            if (in_rank[r] != 0) continue;  // a token goes to a rank once, however many of its experts are there
             const u32 node = args.ranks_per_node.divide(r);
             if (args.tokens_per_node != nullptr && !goes_to_node(in_rank, node, args.per_node)) {
                 device::add_relaxed<Scope::kBlock>(&node_counts[node], 1);

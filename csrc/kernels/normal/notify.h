@@ -1,6 +1,7 @@
-// notify: the first kernel of an operation. Takes its number; in a dispatch that is not cached, also finds each token's
-// row at each destination and exchanges counts, so that every rank knows where every source's rows begin in every
-// receiver. Where a dispatch is begun now and finished later, `counts` takes the other half of that exchange.
+// notify: the first kernel of an operation, which takes its number. In a dispatch that is not cached, it also finds
+// each token's row at each destination and exchanges counts, so that every rank knows where every source's rows begin
+// in every receiver. If a dispatch is begun now and finished later, `counts` performs the receiving half of that
+// exchange.
 #pragma once
 
 #include "kernels/common/kernel.h"
@@ -17,14 +18,14 @@ struct NotifyArgs {
     wire::RegionLayout layout;
     u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
-    u32 max_rows;                  // that any rank may receive, the same on all; 0: no limit
-    u32 finish_later;              // the peers' counts are not waited for yet: `counts` follows
+    u32 max_rows;                  // that any rank may receive, the same on all ranks; 0: no limit
+    u32 finish_later;              // this kernel does not wait for the peers' counts: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
-    const i32* tokens_per_expert;  // [experts], null where there is no top-k
+    const i32* tokens_per_expert;  // [experts]; null without top-k
     Plan plan;
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
-    u64 heap_bytes;        // what this rank announces of its heap (P10)
-    u64* heaps;            // [ranks] host-visible: what each rank has announced; null where the host does not wait
+    u64 heap_bytes;        // heap size that this rank announces (P10)
+    u64* heaps;            // [ranks] host-visible: size that each rank has announced; null if the host does not wait
 };
 
 struct NotifyCachedArgs {
@@ -33,9 +34,10 @@ struct NotifyCachedArgs {
     u64 arguments;
 };
 
-// A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. No
-// atomics: the same result on every run. It runs as one warp and each token's number depends on those before, so the
-// flags of a batch of tokens are all loaded before the first of them is counted: one memory latency for the batch.
+// A warp: numbers this rank's tokens for `destination` in token order; none goes to a rank that is left out. It uses no
+// atomics, so that the result is the same on every run. Each token's number depends on those before it, and a single
+// warp computes them all. Therefore the flags of a whole batch of tokens are loaded before the first of them is
+// counted, which costs one memory latency per batch.
 DEEP_EP_DEVICE u32 scan_destination(const NotifyArgs& args, u32 ranks, u32 destination, bool present) {
     constexpr u32 kSteps = 16;
     const u32 lanes_below = (1u << device::lane()) - 1;
@@ -76,7 +78,7 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
         u8* slice = message + layout.notify_common_bytes() + e / experts_per_rank * layout.expert_counts_bytes();
         reinterpret_cast<i32*>(slice)[e % experts_per_rank] = args.tokens_per_expert[e];
     }
-    if (!op.meet()) return;  // the whole block's stores come before each warp's put
+    if (!op.meet()) return;  // the whole block's stores precede each warp's put
 
     const u64 source = op.region_offset() + layout.notify_send();
     const u64 target = op.region_offset() + layout.notify_row(op.rank());
@@ -89,7 +91,7 @@ DEEP_EP_DEVICE void send_counts(const NotifyArgs& args, Operation& op, u32 ranks
     }
 }
 
-// The block: waits for all ranks' messages and checks that they are of this very operation.
+// The block: waits for the messages of all ranks and checks that they belong to this operation.
 DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (!op.present(r)) {
@@ -108,8 +110,8 @@ DEEP_EP_DEVICE bool receive_counts(const NotifyArgs& args, Operation& op, u32 ra
     return op.meet();
 }
 
-// The block: where every source's rows end in every receiver, and what this rank receives. All ranks see the same
-// counts, so all refuse what is too much for one of them.
+// The block: finds where every source's rows end in every receiver, and what this rank receives. All ranks see the same
+// counts, so if one of them would receive too much, all refuse.
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) {
     static_assert(u64{wire::kMaxTokens} * wire::kMaxRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const u8* rows = op.local_region();
@@ -137,16 +139,16 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, u32 ranks) 
     }
 }
 
-// The block: the half of the exchange that waits for the peers' first kernels.
+// The block: the half of the exchange that waits for the first kernels of the peers.
 DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, u32 ranks) {
     if (!receive_counts(args, op, ranks)) return;
     make_plan(args, op, ranks);
     if (!op.meet()) return;
-    // The host polls this flag; with it come the counts. Litmus: host_flag.
+    // The host polls this flag and reads the counts once it is set. Litmus: host_flag.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }
 
-// Any grid; the last block to finish scanning exchanges the counts, or sends this rank's alone.
+// Works with any grid size. The last block to finish scanning exchanges the counts, or only sends those of this rank.
 template <class Shape>
 DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -169,9 +171,9 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     if (args.finish_later == 0) take_counts(args, op, ranks);
 }
 
-// Launched when a dispatch is finished that was begun earlier. One block. On a stream a wait for peers holds up what is
-// queued behind it; so what a begin launches waits for no peer's begin, and ranks may order begins among finishes as
-// each likes (P1).
+// Launched to finish a dispatch that was begun earlier. One block. On a CUDA stream, a wait for peers holds up
+// everything queued after it. Therefore a kernel launched by a begin waits for no peer's begin, and each rank may
+// interleave begins with finishes in its own order (P1).
 template <class Shape>
 DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -180,7 +182,7 @@ DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     take_counts(args, op, Shape::of(args.shape).ranks());
 }
 
-// First kernel of an operation whose counts are known. One block.
+// First kernel of an operation whose counts are already known. One block.
 DEEP_EP_KERNEL void notify_cached(DEEP_EP_ARGUMENT const NotifyCachedArgs args) {
     DEEP_EP_SHARED(BlockState, block);
     Operation op(args.call, &block);

@@ -1,5 +1,5 @@
-// Offers: where a rank has put its output (dispatch), or its published rows (combine), told to every rank that is
-// mapped (P9, P12).
+// Offers: where a rank's output (dispatch) or its published rows (combine) are, sent to every rank that is mapped (P9,
+// P12).
 #pragma once
 
 #include "kernels/common/operation.h"
@@ -7,21 +7,21 @@
 
 namespace deep_ep {
 
-// One thread per mapped rank: tells it where this rank's output lies (P9).
+// One thread per mapped rank: tells that rank where this rank's output is (P9).
 DEEP_EP_DEVICE void send_offers(const wire::RegionLayout& layout, wire::Offer offer, Operation& op, u32 ranks) {
     offer.operation = op.number();
     offer.arguments = op.arguments();
     for (u32 r = threadIdx.x; r < ranks; r += blockDim.x) {
         if (!op.mapped(r) || op.failed()) continue;
-        // Read by rank r's blocks after they acquire the signal; this thread's store precedes its own release.
+        // Rank r's blocks read it after they acquire the signal; this thread's store precedes its own release.
         *reinterpret_cast<wire::Offer*>(fabric::address(op.peers(), r, op.region_offset() + layout.offer(op.rank()))) =
             offer;
         op.signal(r, wire::kOffer);
     }
 }
 
-// Whether all that is offered lies in [begin, end), where the peer's heap is for outputs and mapped here, and holds
-// this rank's rows.
+// Returns whether everything offered is in [begin, end), the part of the peer's heap that is for outputs and mapped
+// here, and has room for this rank's rows.
 DEEP_EP_DEVICE bool offer_fits(const wire::Offer& offer, const wire::ChunkFormat& format, const RowRange& mine,
                                u64 begin, u64 end) {
     return static_cast<u64>(mine.first) + mine.rows <= offer.rows && offer.x % wire::kPieceBytes == 0 &&
@@ -32,8 +32,8 @@ DEEP_EP_DEVICE bool offer_fits(const wire::Offer& offer, const wire::ChunkFormat
            rows_fit(offer.src_idx, offer.rows, format.src_idx_bytes, begin, end);
 }
 
-// One thread per rank: waits for its offer, if it makes one. `mine`: this rank's rows there. False: rows to or from it
-// go in chunks.
+// One thread per rank: waits for that rank's offer, if it makes one. `mine` is the range of this rank's rows there.
+// Returns false if rows to or from it go in chunks.
 DEEP_EP_DEVICE bool await_offer(const wire::RegionLayout& layout, Operation& op, u32 r, const RowRange& mine,
                                 wire::Offer& offer) {
     if (!op.mapped(r)) return false;
@@ -41,7 +41,7 @@ DEEP_EP_DEVICE bool await_offer(const wire::RegionLayout& layout, Operation& op,
     offer = copy_once<wire::Offer>(op.local_region() + layout.offer(r));
     if (!op.check_message(Phase::kOffer, r, offer.operation, offer.arguments)) return false;
     if (offer.visible == 0) return false;
-    // Relaxed: raised before the launch of the operation that needs it, and never lowered.
+    // Relaxed: it is raised before the launch of the operation that needs it, and never lowered.
     const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);
     if (offer_fits(offer, layout.format, mine, op.peers().heap.arena_offset(), mapped)) return true;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), mapped, offer.x);

@@ -1,4 +1,4 @@
-// What a token's row consists of, wherever it lies: among the caller's tensors, or in a chunk.
+// The parts of a token's row, wherever it is: in the caller's tensors or in a chunk.
 #pragma once
 
 #include "kernels/common/expert_ids.h"
@@ -6,22 +6,22 @@
 
 namespace deep_ep {
 
-// Rows to be sent or passed on. Null where rows have no such part.
+// Rows to be sent or passed on. A pointer is null if rows have no such part.
 struct Rows {
     const u8* x;                // [rows, x_bytes]
-    const u32* scales;          // [rows, scales], of whatever 4 bytes
-    i64 scales_stride[2];       // from row to row, from scale to scale, in scales
-    u32 scales_in_pieces;       // each row's lie side by side and can be copied 16 bytes at a time, there and here
+    const u32* scales;          // [rows, scales], of any 4-byte type
+    i64 scales_stride[2];       // between rows and between the scales of a row, in scales
+    u32 scales_in_pieces;       // a row's scales are contiguous and can be copied 16 bytes at a time, at both ends
     ExpertIds topk_idx;         // [rows, topk]
     const float* topk_weights;  // [rows, topk]
 };
 
-// What rows carry is the same on all ranks; a rank without rows of its own has null addresses for it.
+// What rows carry is the same on all ranks, since a rank without rows of its own has null addresses for it.
 DEEP_EP_DEVICE u32 scales_per_row(const wire::ChunkFormat& format) {
     return format.scales_bytes / static_cast<u32>(sizeof(u32));
 }
 
-// A warp: gathers a row's scales, however they have been laid out.
+// A warp: gathers a row's scales, whatever their layout.
 DEEP_EP_DEVICE void store_scales(const Rows& rows, const wire::ChunkFormat& format, u32 row, u32* scales) {
     const u32* from = rows.scales + static_cast<i64>(row) * rows.scales_stride[0];
     if (rows.scales_in_pieces != 0) {
@@ -33,7 +33,7 @@ DEEP_EP_DEVICE void store_scales(const Rows& rows, const wire::ChunkFormat& form
     }
 }
 
-// A warp: localises a row's expert ids for `destination`: other ranks' experts become -1, with weight 0.
+// A warp: localizes a row's expert ids for `destination`: the experts of other ranks become -1, with weight 0.
 DEEP_EP_DEVICE void store_topk(const Rows& rows, u32 experts_per_rank, u32 topk, u32 row, u32 destination,
                                ExpertIds idx, float* weights) {
     const ExpertIds from_idx = rows.topk_idx.from(static_cast<u64>(row) * topk);
@@ -47,7 +47,7 @@ DEEP_EP_DEVICE void store_topk(const Rows& rows, u32 experts_per_rank, u32 topk,
     }
 }
 
-// All blocks: in the rows of an output that no rank sends, those from `used` on, no expert is chosen. A cached dispatch
+// All blocks: clear the top-k choices of the output rows that no rank sends, those from `used` on. A cached dispatch
 // has no top-k.
 DEEP_EP_DEVICE_CALL void blank_unused_rows(const ExpertIds& idx, float* weights, u64 used, u64 rows, u32 topk) {
     if (idx.data == nullptr) return;

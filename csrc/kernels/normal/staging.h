@@ -1,10 +1,9 @@
-// Rows that go through the receiver's region: chunks, each in one of the kSlots slots of its stream (a source and a
-// destination), each with a signal word of its own, so that chunks may arrive in any order.
+// Rows that go through the receiver's region: chunks, each in one of the kSlots slots of its row stream (the rows from
+// one source to one destination). Each slot has its own signal word, so that chunks may arrive in any order.
 //
-// A stream's chunk c takes slot c mod kSlots. The k-th chunk of a slot may be sent once the receiver has given back the
-// one before
-// (`next`, P6); the last one is not given back. Every (stream, slot) is served by one warp, which polls all it serves
-// and blocks on none (P11), so any number of warps will do.
+// Chunk c of a row stream takes slot c mod kSlots. The k-th chunk of a slot may be sent once the receiver has given
+// back the one before (`next`, P6); the last one is not given back. Every (row stream, slot) is served by one warp,
+// which polls all it serves and blocks on none (P11), so any number of warps works.
 #pragma once
 
 #include "kernels/common/polling.h"
@@ -12,16 +11,16 @@
 
 namespace deep_ep {
 
-// Per block: the next chunk of each (stream, slot). Each warp uses its own entries only.
+// Per block: the next chunk of each (row stream, slot). Each warp uses only its own entries.
 constexpr u32 stream_progress_words(u32 ranks) { return 2 * ranks * wire::kSlots; }
 
-// Chunks of a stream of `chunks` that take `slot`.
+// Number of chunks that take `slot`, in a row stream of `chunks` chunks.
 constexpr u32 chunks_in_slot(u32 chunks, u32 slot, u32 slots = wire::kSlots) {
     return chunks > slot ? (chunks - slot - 1) / slots + 1 : 0;
 }
 static_assert(chunks_in_slot(1, 0) == 1 && chunks_in_slot(1, 1) == 0 && chunks_in_slot(wire::kSlots + 1, 0) == 2,
               "chunks per slot");
-// How often a slot is given back: the last chunk in it is not.
+// Number of times a slot is given back: its last chunk is not.
 constexpr u32 slots_given_back(u32 chunks, u32 slot, u32 slots) {
     const u32 used = chunks_in_slot(chunks, slot, slots);
     return used != 0 ? used - 1 : 0;
@@ -41,7 +40,8 @@ struct StreamSlot {
     }
 };
 
-// A warp: builds chunk `chunk` for `to` where the peer's slot is mapped, else in this rank's own region, and sends it.
+// A warp: builds chunk `chunk` for `to`, directly in the peer's slot if that is mapped, otherwise in this rank's own
+// region, and sends it.
 template <class Chunks>
 DEEP_EP_DEVICE void send_chunk(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks, u32 to,
                                u32 chunk) {
@@ -96,7 +96,8 @@ DEEP_EP_DEVICE void receive_chunk(Operation& op, const wire::RegionLayout& layou
     if (chunk + wire::kSlots < chunks.received_chunks(from) && device::lane() == 0) op.signal(from, wire::kNext + slot);
 }
 
-// What polling warps do for streams: see serve(). `sends(r)` and `receives(r)` say with which ranks there are any.
+// The work of polling warps on row streams: see serve(). `sends(r)` and `receives(r)` return whether there is a row
+// stream to or from rank r.
 template <class Chunks, class Sends, class Receives>
 struct StreamWork {
     Operation& op;
@@ -115,7 +116,7 @@ struct StreamWork {
         }
         return 0;
     }
-    // Sending waits for `next`, but not for a slot's first chunk; receiving waits for the chunk itself.
+    // Sending waits for `next`, except for a slot's first chunk; receiving waits for the chunk itself.
     DEEP_EP_DEVICE Pending blocked(u32 entry, u32 n) const {
         const StreamSlot stream = StreamSlot::at(entry, op.ranks());
         const Pending pending =
@@ -136,7 +137,7 @@ struct StreamWork {
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 };
 
-// A warp, the `worker`-th of `workers`: serves its share of this rank's streams to their ends.
+// A warp, the `worker`-th of `workers`: serves its share of this rank's row streams to completion.
 template <class Chunks, class Sends, class Receives>
 DEEP_EP_DEVICE_CALL void serve_streams(Operation& op, const wire::RegionLayout& layout, const Chunks& chunks,
                                        Sends sends, Receives receives, u32* progress, u32 worker, u32 workers) {
@@ -144,7 +145,7 @@ DEEP_EP_DEVICE_CALL void serve_streams(Operation& op, const wire::RegionLayout& 
     serve(op, work, Share{progress, worker, workers});
 }
 
-// One thread: ends this operation's use of the words of the streams with `peer`.
+// One thread: ends this operation's use of the words of the row streams with `peer`.
 DEEP_EP_DEVICE void consume_stream(Operation& op, u32 peer, u32 sent, u32 received) {
     for (u32 slot = 0; slot < wire::kSlots; ++slot) {
         op.consume(wire::kNext + slot, peer, slots_given_back(sent, slot, wire::kSlots));

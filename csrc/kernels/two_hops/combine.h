@@ -1,18 +1,19 @@
-// combine: the streams of dispatch backwards. Forwarders sum the rows inside their node and send one row for each node
-// row; owners sum over nodes. docs/two_hops.md has the steps, the order of summation, and who waits for whom.
+// combine: the row streams of dispatch in reverse. Forwarders sum the rows inside their node and send one row for each
+// node row; owners sum over nodes. docs/two_hops.md has the steps, the order of summation, and which waits depend on
+// which.
 #pragma once
 
 #include "kernels/two_hops/own_sums.h"
 
 namespace deep_ep::two_hops {
 
-// Local chunks go to other forwarders than this rank, where its rows are not published.
+// Local chunks go to forwarders other than this rank, if its rows are not published.
 DEEP_EP_DEVICE bool sends_local_chunks(const CombineArgs& args, const Place& me, u32 owner) {
     return args.offer.visible == 0 && me.has_local_stream(owner);
 }
 
-// What polling warps do, for serve(): an entry for each slot of each stream that this rank forwards, and for each slot
-// of the local chunks that it sends.
+// The work of polling warps, for serve(): an entry for each slot of each row stream that this rank forwards, and for
+// each slot of the local chunks that it sends.
 template <class Shape>
 struct ReturnWork {
     const CombineArgs& args;
@@ -67,7 +68,7 @@ struct ReturnWork {
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 
   private:
-    // Where chunk `chunk` of a line goes back to, and the slot here in which it is built for an owner that is not
+    // Where chunk `chunk` of a line is returned to, and the slot here in which it is built for an owner that is not
     // mapped.
     struct Return {
         u32 owner;
@@ -80,7 +81,7 @@ struct ReturnWork {
         return {me.origin(line), op.region_offset() + layout.rail_chunk_send(place, slot),
                 op.region_offset() + layout.rail_chunk(layout.place(me.node, to), slot)};
     }
-    // A warp: builds a chunk of sums. False: the operation fails.
+    // A warp: builds a chunk of sums. Returns false if the operation fails.
     DEEP_EP_DEVICE bool sum_chunk(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 count = layout.rows_of_chunk(chunk, tables.streams[line].forwarded);
@@ -104,9 +105,10 @@ struct ReturnWork {
     // A warp: sums the rows of a chunk and sends it to its owner.
     DEEP_EP_DEVICE_CALL void return_chunk(u32 line, u32 chunk) const {
         if (!sum_chunk(line, chunk)) return;
-        // The owner is told of a failure in another node late. So what was summed of published rows is sent only if no
-        // rank whose kernels may write over them by now had told this one.
-        __syncwarp();  // all lanes' loads come before lane 0's look
+        // The owner is notified late of a failure in another node. Therefore sums of published rows are sent only if
+        // this rank has not been notified of a failure: after a failure, kernels of the failed rank may already
+        // overwrite these rows.
+        __syncwarp();  // all lanes' loads precede lane 0's last look
         if (!broadcast(device::lane() != 0 || op.looks_clear())) return;
         const wire::TwoHopLayout& layout = args.layout;
         const u32 node_rows = tables.streams[line].forwarded;
@@ -115,7 +117,7 @@ struct ReturnWork {
         send_chunk(op, way.owner, chunk % wire::kSlots, way.source, way.target,
                    layout.rail_bytes(layout.rows_of_chunk(chunk, node_rows)));
     }
-    // The first of owner's rows here whose node row is not before `node_row`, counted among them.
+    // Index, among the owner's rows here, of the first one whose node row is not before `node_row`.
     DEEP_EP_DEVICE u32 first_row(u32 owner, u32 node_row) const {
         u32 low = tables.received[owner].first, high = low + tables.received[owner].rows;
         while (low < high) {
@@ -127,7 +129,8 @@ struct ReturnWork {
         }
         return low - tables.received[owner].first;
     }
-    // A warp: this rank's rows that belong to chunk `chunk` of owner's stream, to its forwarder in this node.
+    // A warp: sends this rank's rows that belong to chunk `chunk` of the owner's row stream to its forwarder in this
+    // node.
     DEEP_EP_DEVICE_CALL void send_local_chunk(u32 owner, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 row_bytes = shape.row_bytes(), topk = shape.topk(), slot = chunk % wire::kLocalSlots;
@@ -158,11 +161,11 @@ struct ReturnWork {
     }
 };
 
-// The block: what the ranks of the node publish, and where there the rows of this rank's streams lie.
+// The block: finds what the ranks of the node publish, and where the rows of this rank's row streams are there.
 DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, const Place& me,
                                         const CombineTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
-        // Nothing is read of a rank that is left out, nor waited for.
+        // Nothing is read from a rank that is left out, and nothing waits for it.
         tables.published[d] = {op.peers().local, nullptr};
         if (!me.has(d)) continue;
         wire::Offer offer;
@@ -170,7 +173,7 @@ DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, 
                                          tables.ranges + d * args.layout.lines());
         tables.published[d] = {};
         if (d == me.local) {
-            // A rank reads its own rows where they are; of none it reads nothing.
+            // A rank reads its own rows in place. If it has none, nothing is read at this address.
             tables.published[d] = {args.x != nullptr ? args.x : op.peers().local, args.topk_weights};
         } else if (visible) {
             const u8* const heap = fabric::address(op.peers(), me.near(d), 0);
@@ -180,8 +183,8 @@ DEEP_EP_DEVICE_CALL bool find_published(const CombineArgs& args, Operation& op, 
     return op.meet();
 }
 
-// The summing warps, the first `summers` of each block. What a warp gathers rows with is in its own memory, and the
-// other warps' loops below keep little more than its address: a sum takes nearly all registers.
+// The summing warps, the first `summers` of each block. A warp's gathering state is in its own memory, and the loops of
+// the other warps below keep little more than its address: a sum takes nearly all registers.
 template <class Shape>
 DEEP_EP_DEVICE_CALL void sum_all(const Gatherer& rows, u32 summers) {
     bool staged = false;
@@ -199,8 +202,8 @@ DEEP_EP_DEVICE_CALL void return_all(const Gatherer& rows, u32* done, u32 summers
     serve(rows.op, work, share);
 }
 
-// One block, when all have done their parts: the chunk of a stream without node rows. No token waits for it; but until
-// it has come, something is on its way to this region (P4).
+// One block, once all have done their parts: waits for the chunk of each row stream without node rows. No token waits
+// for that chunk, but until it has arrived, something is in transit to this region (P4).
 DEEP_EP_DEVICE void await_empty_streams(const CombineArgs& args, Operation& op, const Place& me,
                                         const CombineTables& tables) {
     for (u32 node = threadIdx.x; node < args.layout.nodes; node += blockDim.x) {
@@ -245,7 +248,7 @@ DEEP_EP_DEVICE void consume_combine(const CombineArgs& args, Operation& op, cons
     }
 }
 
-// The same block: what has been read in place is signalled, and waited for.
+// The same block: signals what has been read in place, and waits for the same from its readers.
 DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, const Place& me,
                                      const CombineTables& tables) {
     const auto publishes = [&](u32 reader) { return args.offer.visible != 0 && reader != me.local && me.has(reader); };
@@ -265,7 +268,7 @@ DEEP_EP_DEVICE_CALL void end_combine(const CombineArgs& args, Operation& op, con
     op.finish();
 }
 
-// Any grid of at least two warps per block: half of them sum this rank's tokens, the others poll.
+// Works with any grid size. Blocks need at least two warps: half of them sum this rank's tokens, the others poll.
 template <class Shape>
 DEEP_EP_KERNEL void combine(DEEP_EP_ARGUMENT const CombineArgs args) {
     DEEP_EP_SHARED(BlockState, block);

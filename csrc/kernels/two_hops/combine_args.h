@@ -1,4 +1,4 @@
-// What the combine kernel of two hops is given, and how it cuts up the shared memory of a block.
+// Arguments of the two-hop combine kernel, and the layout of a block's shared memory.
 #pragma once
 
 #include "kernels/common/kernel.h"
@@ -14,40 +14,41 @@ struct CombineArgs {
     RuntimeShape shape;
     wire::TwoHopLayout layout;
     u32 tokens;
-    u32 rows;                   // received in dispatch, or more
+    u32 rows;                   // received in dispatch, or more than that
     const u8* x;                // [rows, row_bytes]
     const float* topk_weights;  // [rows, topk], null: no weights are combined
     const RowSource* source;    // [rows]
     Plan plan;
-    wire::Offer offer;        // where x and topk_weights lie, if peers can see them
+    wire::Offer offer;        // where x and topk_weights are, if peers can see them
     u8* combined_x;           // [tokens, row_bytes]
     float* combined_weights;  // [tokens, topk]
     const u8* bias[2];        // [tokens, row_bytes] or null
 };
 
-// The rows that a rank of the node publishes; null where it sends them in local chunks.
+// The rows that a rank of the node publishes; null if it sends them in local chunks.
 struct Published {
     const u8* x;
     const float* weights;
 };
 
-// Per warp: some rows of one stream at one producer, by their index among the stream's rows there.
+// Per warp: some rows of one row stream at one producer, by their index among its rows of that row stream.
 struct NearRows {
-    const u8* x;  // of index 0: may point outside the slot
+    const u8* x;  // address of index 0: may point outside the slot
     const float* weights;
-    u32 first;  // which of them there are
+    u32 first;  // index of the first available row
     u32 rows;
 };
 
-// Per warp: what one sum is made of.
+// Per warp: the summands of one sum.
 struct Summands {
     const u8** x;
     const float** weights;
 };
 
 struct CombineShared {
-    SharedArray<Published> published;      // of each rank of the node
-    SharedArray<wire::StreamRows> ranges;  // [per_node, lines] where the rows of each line of this rank's lie there
+    SharedArray<Published> published;  // of each rank of the node
+    SharedArray<wire::StreamRows>
+        ranges;  // [per_node, lines] where each rank of the node has the rows of this rank's lines
     SharedArray<Received> received;
     SharedArray<Stream> streams;
     SharedArray<NearRows> near;  // per warp
@@ -67,7 +68,7 @@ struct CombineShared {
           done(cut.take<u32>(forwarding(block.ranks, block.per_node, wire::kRoles) + sending(block.ranks))),
           bytes(cut.end()) {}
 
-    // A row from each other node, and one from each rank of the own.
+    // One row from each other node, and one from each rank of this node.
     static constexpr u32 summands(u32 ranks, u32 per_node) { return ranks / per_node - 1 + per_node; }
     static constexpr u32 forwarding(u32 ranks, u32 per_node, u32 roles) {
         return roles * (ranks / per_node - 1) * wire::kSlots;
@@ -83,17 +84,17 @@ struct CombineTables {
     Stream* streams;
 };
 
-// The same on all ranks: a rank without rows has null addresses for them.
+// The same on all ranks, since a rank without rows has null addresses for them.
 DEEP_EP_DEVICE bool carries_weights(const CombineArgs& args) { return args.layout.rail.topk_weights_bytes != 0; }
 
-// A warp: the sum of rows, in their order, then the biases. Called for the reason that copy_row() is.
+// A warp: sums rows, in their order, then adds the biases. Not inlined, for the same reason as copy_row().
 template <class Shape>
 DEEP_EP_DEVICE_CALL void sum_rows(const Shape& shape, u8* to, const Summands& from, u32 count, const u8* bias0,
                                   const u8* bias1) {
     device::warp_sum_bf16(to, from.x, count, bias0, bias1, shape.row_bytes() / static_cast<u32>(sizeof(u16)));
 }
 
-// A warp: the sums of weights, in the order of the summands.
+// A warp: sums weights, in the order of the summands.
 DEEP_EP_DEVICE void sum_weights(const Summands& from, u32 count, u32 topk, float* to) {
     for (u32 k = device::lane(); k < topk; k += device::kWarpSize) {
         float sum = 0.0f;

@@ -1,13 +1,13 @@
-// dispatch: every token's row crosses to each node that holds one of its experts once, and is stored there into the
-// outputs of all ranks that it is for. docs/two_hops.md has the steps, and who waits for whom.
+// dispatch: every token's row crosses once to each node that holds one of its experts, and is stored there into the
+// outputs of all its destination ranks. docs/two_hops.md has the steps, and which waits depend on which.
 #pragma once
 
 #include "kernels/two_hops/forward.h"
 
 namespace deep_ep::two_hops {
 
-// The node rows that this rank sends to other nodes, for serve(): an entry for each slot of each stream. They wait for
-// slots alone.
+// The node rows that this rank sends to other nodes, for serve(): an entry for each slot of each row stream. They wait
+// only for slots.
 template <class Shape>
 struct SendWork {
     const DispatchArgs& args;
@@ -26,7 +26,7 @@ struct SendWork {
         const Pending next = Pending::of(op, Phase::kNext, to, wire::kNext + entry % wire::kSlots, to, n);
         return next.over() ? Pending::none() : next;
     }
-    // A chunk: node rows as they are, with the ranks that each is for.
+    // Sends a chunk: unchanged node rows, with the destination ranks of each.
     DEEP_EP_DEVICE_CALL void step(u32 entry, u32 n) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 slot = entry % wire::kSlots, chunk = slot + n * wire::kSlots, to_node = node(entry);
@@ -68,7 +68,7 @@ struct SendWork {
     DEEP_EP_DEVICE bool fill_in() const { return false; }
 };
 
-// This rank's own output gets local chunks of the rows of other forwarders.
+// This rank's own output is filled from local chunks by other forwarders.
 DEEP_EP_DEVICE bool places_local_chunks(const DispatchArgs& args, const Place& me, u32 origin) {
     return args.offer.visible == 0 && me.has_local_stream(origin);
 }
@@ -76,11 +76,11 @@ DEEP_EP_DEVICE bool gets_local_chunks(const DispatchTables& tables, const Place&
     return me.has(local) && tables.targets[local].x == nullptr;
 }
 
-// All else: what has come from other nodes is passed on, local chunks are placed, and the node rows of the own node are
-// stored when there is nothing else to do.
+// All other work: passing on what has arrived from other nodes, placing local chunks, and, when there is nothing else
+// to do, storing the node rows for this rank's own node.
 template <class Shape>
 struct ForwardWork {
-    // Of the own node at a time, so that what comes meanwhile does not wait long.
+    // Node rows for the own node that are stored at a time: few, so that newly arrived rows do not wait long.
     static constexpr u32 kOwnRows = 8;
 
     const DispatchArgs& args;
@@ -89,7 +89,7 @@ struct ForwardWork {
     Place me;
     const DispatchTables& tables;
     device::RowCopies& copies;
-    u32 own;       // the next of this warp's parts of the own node rows
+    u32 own;       // this warp's next part of the node rows for the own node
     u32 own_step;  // workers
 
     struct Entry {
@@ -133,7 +133,7 @@ struct ForwardWork {
             return slot.over() ? Pending::none() : slot;
         }
         const u32 source = what.kind == Entry::kForward ? me.origin(what.who) : what.who;
-        // A local chunk comes from the origin's forwarder in this node.
+        // A local chunk is sent by the origin's forwarder in this node.
         const u32 sender = what.kind == Entry::kForward ? source : me.near_forwarder(source);
         const u32 kind =
             what.kind == Entry::kForward ? wire::kChunk + what.slot : local_word(wire::kStreamChunk, 0, what.slot);
@@ -171,7 +171,7 @@ struct ForwardWork {
     DEEP_EP_DEVICE OwnRows own_rows(u32 first) const {
         return {op, {args.plan, me.node, args.tokens, me.per_node}, first};
     }
-    // One thread: whether a chunk is of this operation and says the rows that are due.
+    // One thread: returns whether a chunk belongs to this operation and holds the expected rows.
     DEEP_EP_DEVICE bool check_chunk(const u8* message, u32 from, u32 first, u32 rows) {
         const auto header = copy_once<wire::ChunkHeader>(message);
         if (!op.check_message(Phase::kChunk, from, header.operation, header.arguments)) return false;
@@ -180,7 +180,7 @@ struct ForwardWork {
                 u64{header.first} << 32 | header.rows);
         return false;
     }
-    // A warp: chunk `chunk` of a line.
+    // A warp: passes on chunk `chunk` of a line.
     DEEP_EP_DEVICE_CALL void pass_on(u32 line, u32 chunk) {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 slot = chunk % wire::kSlots, origin = me.origin(line), node_rows = tables.streams[line].forwarded;
@@ -195,7 +195,7 @@ struct ForwardWork {
         for (u32 d = 0; d < me.per_node; ++d) {
             if (gets_chunks(d)) to.send_local_chunk(rows_of, from, origin, line, chunk, rows, d);
         }
-        // All lanes have read the slot, and copies from it have been made, before lane 0 releases it to its writer.
+        // All lanes have read the slot, and copies from it are complete, before lane 0 releases it to its writer.
         // Litmus: slot_given_back.
         copies.finish();
         if (chunk + wire::kSlots < tables.streams[line].forwarded_chunks && device::lane() == 0) {
@@ -248,7 +248,7 @@ struct ForwardWork {
     }
 };
 
-// The warps of a block that forward, `threads` in all: where the outputs of the node's ranks are.
+// The forwarding warps of a block, `threads` threads in total: find where the outputs of the node's ranks are.
 DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const Place& me, u32 threads,
                                  const DispatchTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += threads) {
@@ -258,7 +258,7 @@ DEEP_EP_DEVICE bool find_targets(const DispatchArgs& args, Operation& op, const 
                                          tables.ranges + d * args.layout.lines());
         if (d == me.local) {
             target = args.output;
-            // Of an output without rows none is stored.
+            // If the output has no rows, nothing is stored at this address.
             if (target.x == nullptr) target.x = op.peers().local;
         } else if (visible) {
             u8* const heap = fabric::address(op.peers(), me.near(d), 0);
@@ -304,7 +304,7 @@ DEEP_EP_DEVICE_CALL void send_all(const DispatchArgs& args, Operation& op, const
     serve(op, work, Share{done, blockIdx.x * senders + device::warp() - forwarders, gridDim.x * senders});
 }
 
-// One block, when all have done their parts: ends this operation's use of its words.
+// One block, once all have done their parts: ends this operation's use of its words.
 DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, const Place& me,
                                      const DispatchTables& tables) {
     const wire::TwoHopLayout& layout = args.layout;
@@ -332,7 +332,7 @@ DEEP_EP_DEVICE void consume_dispatch(const DispatchArgs& args, Operation& op, co
     }
 }
 
-// The same block: what has been stored straight into outputs is signalled, and waited for.
+// The same block: signals what has been stored directly into outputs, and waits for the same from the other ranks.
 DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, const Place& me,
                                       const DispatchTables& tables) {
     for (u32 d = threadIdx.x; d < me.per_node; d += blockDim.x) {
@@ -351,8 +351,8 @@ DEEP_EP_DEVICE_CALL void end_dispatch(const DispatchArgs& args, Operation& op, c
     op.finish();
 }
 
-// Any grid of at least two warps per block: in each some send to other nodes, which wait for no offer, the others
-// forward.
+// Works with any grid size. Blocks need at least two warps: some send to other nodes, which waits for no offer, and the
+// others forward.
 template <class Shape>
 DEEP_EP_KERNEL void dispatch(DEEP_EP_ARGUMENT const DispatchArgs args) {
     DEEP_EP_SHARED(BlockState, block);

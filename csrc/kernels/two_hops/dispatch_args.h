@@ -1,4 +1,4 @@
-// What the dispatch kernel of two hops is given, and how it cuts up the shared memory of a block.
+// Arguments of the two-hop dispatch kernel, and the layout of a block's shared memory.
 #pragma once
 
 #include "kernels/common/kernel.h"
@@ -9,14 +9,15 @@
 
 namespace deep_ep::two_hops {
 
-// What the receiver keeps of where a row comes from.
+// The receiver's record of where a row comes from.
 struct RowSource {
-    i32 token;     // at the source
-    i32 node_row;  // of the source's stream to this node
+    i32 token;     // index at the source
+    i32 node_row;  // index in the source's row stream to this node
 };
-static_assert(sizeof(RowSource) == sizeof(u64), "an element of a handle");
+static_assert(sizeof(RowSource) == sizeof(u64), "a RowSource must have the size of a handle's element");
 
-// Where rows are stored: an output, from its first row on, or the parts of a chunk. Null where rows have no such part.
+// Where rows are stored: an output, starting at its first row, or the parts of a chunk. A pointer is null if rows have
+// no such part.
 struct RowTargets {
     u8* x;
     u32* scales;
@@ -32,22 +33,23 @@ struct DispatchArgs {
     wire::TwoHopLayout layout;
     u32 tokens;
     u32 experts_per_rank;
-    u32 streaming;    // rows are stored past the caches
-    u32 rows;         // of the output: as many as come, or more
-    u32 notes_table;  // the table is written: a dispatch that is not cached
-    Rows from;        // the tokens'
+    u32 streaming;    // rows are stored bypassing the caches
+    u32 rows;         // of the output: as many as arrive, or more
+    u32 notes_table;  // write the table: set unless the dispatch is cached
+    Rows from;        // parts of the tokens' rows
     Plan plan;
-    wire::Offer offer;  // where the output lies, if peers can see it
+    wire::Offer offer;  // where the output is, if peers can see it
     RowTargets output;  // [rows]
 };
 
 struct DispatchShared {
     SharedArray<u8> copies;
-    SharedArray<RowTargets> targets;       // of each rank of the node; x null where it gets local chunks
-    SharedArray<wire::StreamRows> ranges;  // [per_node, lines] where the rows of each line of this rank's lie there
+    SharedArray<RowTargets> targets;  // of each rank of the node; x is null if it gets local chunks
+    SharedArray<wire::StreamRows>
+        ranges;  // [per_node, lines] where each rank of the node has the rows of this rank's lines
     SharedArray<Received> received;
     SharedArray<Stream> streams;
-    SharedArray<u8*> row_addresses;  // per warp: the rows that one node row becomes
+    SharedArray<u8*> row_addresses;  // per warp: the rows that one node row is copied to
     SharedArray<u32> row_ranks;
     SharedArray<u32> row_numbers;
     SharedArray<u32> next_rows;  // per warp: the index of the next row for each rank
@@ -69,13 +71,13 @@ struct DispatchShared {
 
     static constexpr u32 nodes(const BlockSizes& block) { return block.ranks / block.per_node; }
     static constexpr u32 sending(u32 ranks, u32 per_node) { return (ranks / per_node - 1) * wire::kSlots; }
-    // Streams from other nodes, then local chunks to receive, then those of this rank's own node rows.
+    // Row streams from other nodes, then local chunks to receive, then those of this rank's own node rows.
     static constexpr u32 forwarding(u32 ranks, u32 per_node, u32 roles) { return roles * sending(ranks, per_node); }
     static constexpr u32 placing(u32 ranks) { return ranks * wire::kLocalSlots; }
     static constexpr u32 others(u32 ranks, u32 per_node, u32 roles) {
         return forwarding(ranks, per_node, roles) + placing(ranks) + per_node * wire::kLocalSlots;
     }
-    // The warps that send count in words of their own.
+    // The sending warps count in words of their own.
     static constexpr u32 entries(u32 ranks, u32 per_node, u32 roles) {
         return sending(ranks, per_node) + others(ranks, per_node, roles);
     }
@@ -93,7 +95,7 @@ struct DispatchTables {
 DEEP_EP_DEVICE bool carries_topk(const DispatchArgs& args) { return args.layout.rail.topk_idx_bytes != 0; }
 DEEP_EP_DEVICE bool carries_source(const DispatchArgs& args) { return args.layout.rail.src_idx_bytes != 0; }
 
-// The parts of a chunk of so many rows.
+// The parts of a chunk of `rows` rows.
 DEEP_EP_DEVICE Rows rows_in(const u8* message, const wire::ChunkFormat& format, u32 rows, u32 id_bytes) {
     return {message + format.x_offset(),
             reinterpret_cast<const u32*>(message + format.scales_offset(rows)),
@@ -109,7 +111,7 @@ DEEP_EP_DEVICE RowTargets targets_in(u8* message, const wire::ChunkFormat& forma
             reinterpret_cast<RowSource*>(message + format.src_idx_offset(rows))};
 }
 
-// A warp. Called, not inlined: unrolled for the bytes of a row it is long, and needed at several places.
+// A warp. Not inlined: unrolled for the bytes of a row, it is long, and several places need it.
 template <class Shape>
 DEEP_EP_DEVICE_CALL void copy_row(const Shape& shape, u8* to, const u8* from) {
     device::warp_copy(to, from, shape.row_bytes());
@@ -125,8 +127,8 @@ DEEP_EP_DEVICE void store_chunk_header(const Operation& op, u8* message, u32 fir
     *reinterpret_cast<wire::ChunkHeader*>(message) = header;
 }
 
-// A warp: sends a chunk that has been built at `source` in this rank's heap, or, where the peer's is mapped, at
-// `target` in that one. Called for the reason that copy_row() is.
+// A warp: sends a chunk that has been built at `source` in this rank's heap or, if the peer's heap is mapped, at
+// `target` in that heap. Not inlined, for the same reason as copy_row().
 DEEP_EP_DEVICE_CALL void send_chunk(Operation& op, u32 to, u32 slot, u64 source, u64 target, u64 bytes) {
     if (fabric::mapped(op.peers(), to)) {
         __syncwarp();  // all lanes' stores into the peer's slot come before lane 0's release
@@ -136,7 +138,7 @@ DEEP_EP_DEVICE_CALL void send_chunk(Operation& op, u32 to, u32 slot, u64 source,
         op.put_signal(to, wire::kChunk + slot, &piece, 1);
     }
 }
-// Where it is built.
+// Returns where that chunk is built.
 DEEP_EP_DEVICE u8* chunk_to_send(const Operation& op, u32 to, u64 source, u64 target) {
     return fabric::mapped(op.peers(), to) ? fabric::address(op.peers(), to, target) : op.peers().local + source;
 }

@@ -1,17 +1,17 @@
-// The second hop of a dispatch: node rows, read once, become rows of the ranks of the node.
+// The second hop of a dispatch: node rows are read once and copied to rows of the node's ranks.
 #pragma once
 
 #include "kernels/two_hops/dispatch_args.h"
 
 namespace deep_ep::two_hops {
 
-// The node rows of a chunk that has come from another node.
+// The node rows of a chunk that has arrived from another node.
 struct ArrivedRows {
     const u8* message;
     const wire::TwoHopLayout& layout;
     u32 rows;
 
-    DEEP_EP_DEVICE u32 row(u32 i) const { return i; }  // among the parts of the chunk
+    DEEP_EP_DEVICE u32 row(u32 i) const { return i; }  // index among the rows of the chunk
     DEEP_EP_DEVICE i32 token(u32 i) const {
         return reinterpret_cast<const i32*>(message + layout.rail.src_idx_offset(rows))[i];
     }
@@ -31,7 +31,7 @@ struct OwnRows {
     SentRows sent;
     u32 first;
 
-    // Among the caller's tensors. None that there is not is read.
+    // Index in the caller's tensors. A token out of range fails the operation and is never read.
     DEEP_EP_DEVICE u32 row(u32 i) const {
         const u32 token = static_cast<u32>(sent.token(first + i));
         if (token < sent.tokens) return token;
@@ -43,7 +43,7 @@ struct OwnRows {
     DEEP_EP_DEVICE u32 first_row(u32 local) const { return sent.rows_before(first, local); }
 };
 
-// What a warp stores rows with.
+// A warp's state for storing rows.
 template <class Shape>
 struct Forwarder {
     const DispatchArgs& args;
@@ -60,7 +60,7 @@ struct Forwarder {
         return tables.ranges[local * args.layout.lines() + line];
     }
 
-    // A warp: the parts of a row besides x.
+    // A warp: stores the parts of a row other than x.
     DEEP_EP_DEVICE void store_parts(const Rows& from, u32 row, i32 token, u32 node_row, u32 local, const RowTargets& to,
                                     u64 at) const {
         const wire::ChunkFormat& format = args.layout.rail;
@@ -73,14 +73,14 @@ struct Forwarder {
         if (carries_source(args) && device::lane() == 0) to.source[at] = {token, static_cast<i32>(node_row)};
     }
 
-    // A warp: `rows` node rows of a line, from its `first` on, to all outputs that can be stored into. Notes where each
-    // has gone.
+    // A warp: stores `rows` node rows of a line, starting at its `first`, into all outputs that can be stored into.
+    // Notes where each of them went.
     template <class NodeRows>
     DEEP_EP_DEVICE void store_rows(device::RowCopies& copies, const NodeRows& rows_of, const Rows& from, u32 line,
                                    u32 first, u32 rows) const {
         const u32 per_node = me.per_node, row_bytes = shape.row_bytes();
         const u32 lanes_below = (1u << device::lane()) - 1;
-        // Each lane has the counts of its own ranks.
+        // Each lane keeps the counts of its own ranks.
         for (u32 d = device::lane(); d < per_node; d += device::kWarpSize) next_rows[d] = rows_of.first_row(d);
         for (u32 i = 0; i < rows; ++i) {
             u32 count = 0;
@@ -118,8 +118,8 @@ struct Forwarder {
         }
     }
 
-    // A warp: chunk `chunk` of a line, the stream of `origin`, as far as it is for a rank whose output cannot be
-    // stored into: a local chunk.
+    // A warp: sends the rows of chunk `chunk` of a line, the row stream of `origin`, to a rank whose output cannot be
+    // stored into, as a local chunk.
     template <class NodeRows>
     DEEP_EP_DEVICE_CALL void send_local_chunk(const NodeRows& rows_of, const Rows& from, u32 origin, u32 line,
                                               u32 chunk, u32 rows, u32 local) const {

@@ -1,11 +1,12 @@
-// The rows of one stream at the ranks of the node: published, or in the local chunks that belong to one of its chunks.
+// The rows of one row stream at the ranks of the node: published, or in the local chunks that belong to one of its
+// chunks.
 #pragma once
 
 #include "kernels/two_hops/combine_args.h"
 
 namespace deep_ep::two_hops {
 
-// What a warp gathers rows with.
+// A warp's state for gathering rows.
 struct Gatherer {
     const CombineArgs& args;
     Operation& op;
@@ -17,15 +18,16 @@ struct Gatherer {
     Summands into;
 
     DEEP_EP_DEVICE bool sends(u32 local) const { return tables.published[local].x == nullptr; }
-    // The local chunk that the rank of a local index sends for a chunk of a line.
+    // The local chunk that the rank with a local index sends for a chunk of a line.
     DEEP_EP_DEVICE Pending local_chunk(u32 line, u32 chunk, u32 local) const {
         const u32 role = args.layout.role_of(line), node = args.layout.node_of(line);
         return Pending::of(op, Phase::kChunk, me.near(local), local_word(wire::kStreamChunk, role, chunk),
                            Place::stream(node, local, me.per_node), chunk / wire::kLocalSlots + 1);
     }
 
-    // A warp: where the rows of chunk `chunk` of a line lie; its local chunks have come. False: the operation fails.
-    // What a lane finds here, the same lane reads in list(): the meeting behind that list is the first that is needed.
+    // A warp: finds where the rows of chunk `chunk` of a line are; its local chunks have arrived. Returns false if the
+    // operation fails. What a lane stores here is read in list() by the same lane, so the first warp barrier needed is
+    // the one after the list.
     DEEP_EP_DEVICE_CALL bool find(u32 line, u32 chunk) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 role = layout.role_of(line), node = layout.node_of(line);
@@ -57,8 +59,8 @@ struct Gatherer {
         }
         return __all_sync(device::kFullMask, fits) != 0;
     }
-    // A warp: adds the rows of a node row to `into`, by ascending rank, behind `count` others; -> how many there are
-    // then. `row`: its place in the table.
+    // A warp: appends the rows of a node row to `into`, by ascending rank, after `count` others. Returns the new count.
+    // `row` is the node row's index in the table.
     DEEP_EP_DEVICE u32 list(u32 row, u32 count) const {
         const u32 lanes_below = (1u << device::lane()) - 1;
         const auto* const table = const_cast<const volatile i32*>(args.plan.table) + u64{row} * me.per_node;
@@ -80,7 +82,7 @@ struct Gatherer {
         }
         return count;
     }
-    // One thread: gives the local chunks of a chunk back to their producers. `owner`: whose rows they hold.
+    // One thread: gives the local chunks of a chunk back to their producers. `owner` is the rank whose rows they hold.
     DEEP_EP_DEVICE void give_back(u32 chunk, u32 chunks, u32 owner) const {
         if (chunk + wire::kLocalSlots >= chunks) return;  // the last one is not given back
         for (u32 d = 0; d < me.per_node; ++d) {

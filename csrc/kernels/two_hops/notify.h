@@ -1,6 +1,6 @@
-// notify: the first kernel of a dispatch in two hops. Numbers this rank's node rows, takes the operation's number and
-// exchanges counts: first with those that forward for it in other nodes, then inside the node. Where the dispatch is
-// finished later, `counts` takes the other half of that exchange.
+// notify: the first kernel of a dispatch in two hops. It numbers this rank's node rows, takes the operation's number
+// and exchanges counts: first with the ranks that forward for it in other nodes, then inside the node. If the dispatch
+// is finished later, `counts` performs the receiving half of that exchange.
 #pragma once
 
 #include "kernels/common/kernel.h"
@@ -18,14 +18,14 @@ struct NotifyArgs {
     wire::TwoHopLayout layout;
     u64 arguments;  // hash of what all ranks must agree on
     u32 tokens;
-    u32 max_rows;                  // that any rank may receive, the same on all; 0: no limit
-    u32 finish_later;              // the peers' counts are not waited for yet: `counts` follows
+    u32 max_rows;                  // that any rank may receive, the same on all ranks; 0: no limit
+    u32 finish_later;              // this kernel does not wait for the peers' counts: `counts` follows
     const u8* is_token_in_rank;    // [tokens, ranks]
     const i32* tokens_per_expert;  // [experts]
     Plan plan;
     i32* rows_per_expert;  // [experts / ranks] host-visible: rows received for each local expert
-    u64 heap_bytes;        // what this rank announces of its heap (P10)
-    u64* heaps;            // [ranks] host-visible: what each rank has announced; null where the host does not wait
+    u64 heap_bytes;        // heap size that this rank announces (P10)
+    u64* heaps;            // [ranks] host-visible: size that each rank has announced; null if the host does not wait
 };
 
 struct NotifyShared {
@@ -36,7 +36,7 @@ struct NotifyShared {
         : rows(cut.take<u32>(block.warps * block.per_node)), bytes(cut.end()) {}
 };
 
-// The block: tells each forwarder of this rank's stream to its node.
+// The block: sends each forwarder the counts of this rank's row stream to its node.
 DEEP_EP_DEVICE void send_rail_counts(const NotifyArgs& args, Operation& op, const Place& me) {
     const wire::TwoHopLayout& layout = args.layout;
     const u32 per_node = layout.per_node, experts = per_node * layout.experts_per_rank();
@@ -70,7 +70,7 @@ DEEP_EP_DEVICE const u8* rail_message(const NotifyArgs& args, const Operation& o
     return op.local_region() + layout.rail_counts.at(place);
 }
 
-// The block: waits for the counts of the streams from other nodes.
+// The block: waits for the counts of the row streams from other nodes.
 DEEP_EP_DEVICE bool receive_rail_counts(const NotifyArgs& args, Operation& op, const Place& me) {
     const wire::TwoHopLayout& layout = args.layout;
     for (u32 line = threadIdx.x; line < layout.lines(); line += blockDim.x) {
@@ -88,7 +88,7 @@ DEEP_EP_DEVICE bool receive_rail_counts(const NotifyArgs& args, Operation& op, c
     return op.meet();
 }
 
-// The block: tells each rank of the node of this rank's lines.
+// The block: sends each rank of the node the counts of this rank's lines.
 DEEP_EP_DEVICE bool send_local_counts(const NotifyArgs& args, Operation& op, const Place& me) {
     const wire::TwoHopLayout& layout = args.layout;
     const u32 lines = layout.lines(), per_node = layout.per_node, experts = layout.experts_per_rank();
@@ -148,7 +148,7 @@ DEEP_EP_DEVICE bool receive_local_counts(const NotifyArgs& args, Operation& op, 
     return op.meet();
 }
 
-// A warp: makes running sums of `values`; -> the last.
+// A warp: replaces `values` by their running sums. Returns the total.
 DEEP_EP_DEVICE i32 sum_up(i32* values, u32 count) {
     i32 total = 0;
     for (u32 first = 0; first < count; first += device::kWarpSize) {
@@ -164,7 +164,7 @@ DEEP_EP_DEVICE i32 sum_up(i32* values, u32 count) {
     return total;
 }
 
-// The block: where each source's rows end here, and what this rank receives and forwards.
+// The block: finds where each source's rows end here, and what this rank receives and forwards.
 DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place& me) {
     static_assert(u64{wire::kMaxTokens} * wire::kMaxRanks <= 0x7fffffff, "rows of a rank fit into 31 bits");
     const wire::TwoHopLayout& layout = args.layout;
@@ -199,17 +199,17 @@ DEEP_EP_DEVICE void make_plan(const NotifyArgs& args, Operation& op, const Place
     }
 }
 
-// The block: the half of the exchange that waits for the peers' first kernels.
+// The block: the half of the exchange that waits for the first kernels of the peers.
 DEEP_EP_DEVICE void take_counts(const NotifyArgs& args, Operation& op, const Place& me) {
     if (!receive_rail_counts(args, op, me) || !send_local_counts(args, op, me)) return;
     if (!receive_local_counts(args, op, me)) return;
     make_plan(args, op, me);
     if (!op.meet()) return;
-    // The host polls this flag; with it come the counts. Litmus: host_flag.
+    // The host polls this flag and reads the counts once it is set. Litmus: host_flag.
     if (threadIdx.x == 0) device::store_release<Scope::kSystem>(&args.call.outcome->counts_ready, 1u);
 }
 
-// Any grid; the last block to finish numbering exchanges the counts, or sends this rank's alone.
+// Works with any grid size. The last block to finish numbering exchanges the counts, or only sends those of this rank.
 template <class Shape>
 DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);
@@ -236,7 +236,7 @@ DEEP_EP_KERNEL void notify(DEEP_EP_ARGUMENT const NotifyArgs args) {
     if (args.finish_later == 0) take_counts(args, op, me);
 }
 
-// Launched when a dispatch is finished that was begun earlier. One block.
+// Launched to finish a dispatch that was begun earlier. One block.
 template <class Shape>
 DEEP_EP_KERNEL void counts(DEEP_EP_ARGUMENT const NotifyArgs args) {
     DEEP_EP_SHARED(BlockState, block);

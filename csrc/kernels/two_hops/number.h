@@ -1,4 +1,4 @@
-// Numbers this rank's node rows: for which nodes each token is, and for which ranks there.
+// Numbers this rank's node rows: which nodes each token goes to, and which ranks there.
 #pragma once
 
 #include "kernels/common/operation.h"
@@ -6,7 +6,7 @@
 
 namespace deep_ep::two_hops {
 
-// Where a token goes, as the caller says it.
+// The caller's destinations of each token.
 struct Destinations {
     const u8* in_rank;  // [tokens, ranks]
     u32 tokens;
@@ -17,7 +17,7 @@ struct Destinations {
     }
 };
 
-// The ranks of a node, kSetBits at a time, that one token is for.
+// The ranks of a node that one token goes to, kSetBits at a time.
 struct NodeSets {
     const Operation& op;
     const Destinations& to;
@@ -33,10 +33,11 @@ struct NodeSets {
         return set;
     }
 };
-static_assert(device::kWarpSize <= wire::kMarkRows, "of the node rows that a warp numbers at once one is marked");
+static_assert(device::kWarpSize <= wire::kMarkRows,
+              "a warp must mark at most one of the node rows that it numbers at once");
 
-// A warp: one node's. In token order and without atomics, so that the result is the same on every run. `rows`: the
-// warp's, a word for each rank of a node, which one lane alone uses.
+// A warp: numbers the node rows of one node, in token order and without atomics, so that the result is the same on
+// every run. `rows` is the warp's, with one word per rank of a node; each word is used by a single lane.
 DEEP_EP_DEVICE void number_node_rows(const Operation& op, const Plan& plan, const wire::TwoHopLayout& layout,
                                      const Destinations& to, u32 node, u32* rows) {
     const u32 per_node = layout.per_node, words = wire::set_words(per_node), first_rank = node * per_node;
@@ -52,7 +53,7 @@ DEEP_EP_DEVICE void number_node_rows(const Operation& op, const Plan& plan, cons
         const u32 i = count + __popc(going & ((1u << lane) - 1));
         if (token < to.tokens) plan.node_row[u64{token} * layout.nodes + node] = any ? static_cast<i32>(i) : -1;
         if (any) plan.sent_token[u64{node} * to.tokens + i] = static_cast<i32>(token);
-        // `before_mark`: the lanes whose node rows come before the one that is marked.
+        // `before_mark`: the lanes whose node rows precede the marked one.
         const u32 marked = __ballot_sync(device::kFullMask, any && i % wire::kMarkRows == 0);
         const u32 before_mark = marked - 1;
         const u64 mark = u64{node} * marks(to.tokens) + wire::ceil_div(count, wire::kMarkRows);

@@ -1,5 +1,5 @@
-// Offers inside a node: where a rank has put its output (dispatch), or its published rows (combine), and where there
-// the rows of each line of the receiver's begin (P9, P12).
+// Offers inside a node: where a rank's output (dispatch) or its published rows (combine) are, and where in them the
+// rows of each of the receiver's lines begin (P9, P12).
 #pragma once
 
 #include "kernels/normal/offers.h"
@@ -7,14 +7,14 @@
 
 namespace deep_ep::two_hops {
 
-// What this rank receives from each rank, as its plan has it; copied once and bounded.
+// What this rank receives from a rank according to its plan, copied once and checked against bounds.
 struct Received {
-    u32 first;  // of the rank's rows among those received here
+    u32 first;  // index of the rank's first row among those received here
     u32 rows;
-    u32 node_rows;  // of the stream that they come with
+    u32 node_rows;  // of the row stream that they belong to
 };
 
-// The block: copies what this rank receives into shared memory. `most`: rows that there is room for.
+// The block: copies what this rank receives into shared memory. `most` is the number of rows that there is room for.
 DEEP_EP_DEVICE_CALL void find_received(Operation& op, const Plan& plan, u32 most, Received* received) {
     const auto* const prefix = const_cast<const volatile i32*>(plan.rank_prefix);
     const auto* const node_rows = const_cast<const volatile i32*>(plan.node_rows);
@@ -28,16 +28,16 @@ DEEP_EP_DEVICE_CALL void find_received(Operation& op, const Plan& plan, u32 most
     }
 }
 
-// Node rows of the streams of this rank, and their chunks: of those it sends, by node, and of its lines.
+// Node rows of this rank's row streams, and their chunks: those it sends, by node, and those of its lines.
 struct Stream {
     u32 sent;
     u32 sent_chunks;  // 0: no rank of the node is left
-    u32 begin;        // of those forwarded, among all that this rank forwards
+    u32 begin;        // index of the first forwarded one, among all that this rank forwards
     u32 forwarded;
-    u32 forwarded_chunks;  // 0: there is no such stream
+    u32 forwarded_chunks;  // 0: there is no such row stream
 };
 
-// The block: the same for the streams. `tokens`: this rank's.
+// The block: the same for the row streams. `tokens` is the number of this rank's tokens.
 DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, const wire::TwoHopSizes& sizes, const Place& me,
                                       u32 tokens, Stream* streams) {
     const auto* const sent = const_cast<const volatile i32*>(plan.sent);
@@ -62,8 +62,8 @@ DEEP_EP_DEVICE_CALL void find_streams(Operation& op, const Plan& plan, const wir
     }
 }
 
-// One thread of a kernel: it gives up if ranks are masked and its region is not laid out for that, since its graph was
-// captured before.
+// One thread of a kernel: gives up if ranks are masked but the region's layout does not allow for that, since the graph
+// was captured before.
 DEEP_EP_DEVICE_CALL void check_roles(Operation& op, const wire::TwoHopSizes& sizes) {
     if (sizes.roles != 1) return;
     for (u32 word = 0; word < wire::RankMask::used(op.ranks()); ++word) {
@@ -74,15 +74,15 @@ DEEP_EP_DEVICE_CALL void check_roles(Operation& op, const wire::TwoHopSizes& siz
     }
 }
 
-// One thread per rank of the node: tells it where this rank's output lies, and its streams' rows there. Behind the
-// barrier that follows find_received().
+// One thread per rank of the node, after the barrier that follows find_received(): tells that rank where this rank's
+// output is, and where in it the rows of that rank's lines are.
 DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Offer offer, const Received* received,
                                      Operation& op, const Place& me) {
     offer.operation = op.number();
     offer.arguments = op.arguments();
     for (u32 f = threadIdx.x; f < me.per_node; f += blockDim.x) {
         if (op.failed() || !me.has(f)) continue;
-        // Read by the rank's blocks after they acquire the signal; this thread's stores precede its own release.
+        // The rank's blocks read it after they acquire the signal; this thread's stores precede its own release.
         u8* const message = fabric::address(op.peers(), me.near(f), op.region_offset() + layout.offers.at(me.local));
         *reinterpret_cast<wire::Offer*>(message) = offer;
         auto* const rows = reinterpret_cast<wire::StreamRows*>(message + sizeof(wire::Offer));
@@ -96,9 +96,9 @@ DEEP_EP_DEVICE_CALL void send_offers(const wire::TwoHopLayout& layout, wire::Off
     }
 }
 
-// One thread: waits for the offer of a rank of the node, and copies its rows of this rank's lines. False: what it
-// offers cannot be stored into, or read, from here, or the rank is left out, or the operation fails. `own_rows`: of
-// this rank, which uses its own where they are, whatever the message says.
+// One thread: waits for the offer of a rank of the node, and copies the ranges of this rank's lines. Returns false if
+// the offered memory cannot be stored into, or read, from here, if the rank is left out, or if the operation fails.
+// `own_rows` is the number of this rank's rows, which it uses in place whatever the message says.
 DEEP_EP_DEVICE bool await_offer(const wire::TwoHopLayout& layout, const wire::ChunkFormat& format, Operation& op,
                                 const Place& me, u32 local, u32 own_rows, wire::Offer& offer, wire::StreamRows* rows) {
     const u32 r = me.near(local);
@@ -118,7 +118,7 @@ DEEP_EP_DEVICE bool await_offer(const wire::TwoHopLayout& layout, const wire::Ch
         rows[line] = range;
     }
     if (offer.visible == 0) return false;
-    // Relaxed: raised before the launch of the operation that needs it, and never lowered.
+    // Relaxed: it is raised before the launch of the operation that needs it, and never lowered.
     const u64 mapped = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[r]);
     if (offer_fits(offer, format, {0, 0}, op.peers().heap.arena_offset(), mapped)) return true;
     op.fail(wire::kMismatch, Phase::kBounds, static_cast<i32>(r), mapped, offer.x);

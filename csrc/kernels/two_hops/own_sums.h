@@ -1,4 +1,4 @@
-// The last step of a combine: an owner sums what has come of each of its tokens.
+// The last step of a combine: an owner sums the rows that have arrived for each of its tokens.
 #pragma once
 
 #include "kernels/two_hops/gather.h"
@@ -17,7 +17,7 @@ struct OwnerSums {
     bool staged;  // some rank of the node sends its rows in local chunks
 
     DEEP_EP_DEVICE u32 chunk_of(u32 node_row) const { return node_row / args.layout.chunk_rows; }
-    // Index of a token's node row in the stream from a node; none that there is not. -1: there is none.
+    // Index of a token's node row in the row stream from a node, checked against its bounds; -1 if there is none.
     DEEP_EP_DEVICE i32 node_row(u32 token, u32 node) const {
         const auto* const table = const_cast<const volatile i32*>(args.plan.node_row);
         const i32 row = table[u64{token} * args.layout.nodes + node];
@@ -44,7 +44,7 @@ struct OwnerSums {
                 u64{header.first} << 32 | header.rows);
         return false;
     }
-    // A warp: all chunks that hold rows of a token.
+    // A warp: waits for all chunks that hold rows of a token.
     DEEP_EP_DEVICE_CALL bool await_token(u32 token) const {
         for (u32 node = device::lane(); node < args.layout.nodes; node += device::kWarpSize) {
             const i32 row = node_row(token, node);
@@ -61,7 +61,7 @@ struct OwnerSums {
         }
         return op.meet_warp();
     }
-    // A warp: adds a token's rows from nodes [begin, end), none of them the own, behind `count` summands.
+    // A warp: appends a token's rows from nodes [begin, end), which exclude the own node, after `count` summands.
     DEEP_EP_DEVICE u32 list_nodes(u32 token, u32 begin, u32 end, u32 count) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 lanes_below = (1u << device::lane()) - 1;
@@ -83,7 +83,7 @@ struct OwnerSums {
         }
         return count;
     }
-    // A warp: ((0 + node 0) + node 1 ...), the own node by the rows of its ranks one by one, then the biases.
+    // A warp: sums ((0 + node 0) + node 1 ...), with the rows of the own node's ranks one by one, then adds the biases.
     DEEP_EP_DEVICE_CALL void sum_token(u32 token) const {
         const u32 row_bytes = shape.row_bytes(), topk = shape.topk();
         const i32 own = __shfl_sync(device::kFullMask, device::lane() == 0 ? node_row(token, me.node) : 0, 0);
@@ -102,15 +102,16 @@ struct OwnerSums {
             sum_weights(rows.into, count, topk, args.combined_weights + u64{token} * topk);
         }
     }
-    // One thread, behind its warp's loads: one more row of a chunk has been summed. The thread that counts the last one
-    // gives the slot back: its release comes behind those of all that have counted (P6). Litmus: count_by_atomics.
+    // One thread, after its warp's loads: counts one more summed row of a chunk. The thread that counts the last one
+    // gives the slot back: its release is ordered after those of all threads that have counted (P6). Litmus:
+    // count_by_atomics.
     DEEP_EP_DEVICE void count_row(u32 node, u32 node_row) const {
         const wire::TwoHopLayout& layout = args.layout;
         const u32 chunk = chunk_of(node_row), chunks = tables.streams[node].sent_chunks;
         const bool own = node == me.node;
         const u32 slot = chunk % (own ? wire::kLocalSlots : wire::kSlots);
         u32* const counter = op.slots_read() + node * wire::kSlots + slot;
-        // Every chunk of a slot but a stream's last is full.
+        // Every chunk of a slot is full, except a row stream's last one.
         if ((device::add_acq_rel<Scope::kDevice>(counter, 1u) + 1) % layout.chunk_rows != 0) return;
         if (own) {
             rows.give_back(chunk, chunks, op.rank());
@@ -118,7 +119,7 @@ struct OwnerSums {
             op.signal(me.forwarder(node), wire::kNext + slot);
         }
     }
-    // The warp, the `worker`-th of `workers`.
+    // A warp, the `worker`-th of `workers`: sums its tokens.
     DEEP_EP_DEVICE_CALL void run(u32 worker, u32 workers) const {
         for (u32 token = worker; token < args.tokens; token += workers) {
             if (!await_token(token)) return;

@@ -22,7 +22,7 @@ Counts::Kernel& Counts::of(const Module& module, const Function& entry) {
     size_t instructions = 0;
     for (const Function& function : module.functions) instructions += function.code.size();
     std::string name = entry.name;
-    // Of another module, which has been compiled otherwise.
+    // A kernel of this name may belong to another module, with different code.
     for (auto found = kernels_.find(name); found != kernels_.end(); found = kernels_.find(name)) {
         if (found->second.texts.size() == instructions && found->second.target == module.target) return found->second;
         name += " of " + module.target;

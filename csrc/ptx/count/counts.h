@@ -1,7 +1,7 @@
-// What kernels have executed, while it is counted.
+// Counts of what kernels execute, while counting is on.
 //
-// All of it follows from the instructions that threads have executed and from their addresses. None of it is a time,
-// and it describes PTX: ptxas may schedule otherwise, and usually does better.
+// All counts follow from the instructions that threads execute and from their addresses. None is a time, and they
+// describe PTX: ptxas may schedule differently, and usually does better.
 #pragma once
 
 #include <map>
@@ -13,48 +13,48 @@
 
 namespace deep_ep::ptx {
 
-// Of an instruction of a kernel, summed over all launches.
+// Counts for one instruction of a kernel, summed over all launches.
 struct InstructionCount {
     u64 threads = 0;  // executions by a thread
-    u64 warps = 0;    // executions by a warp whose threads come together wherever they can
-    // Of accesses to global memory: bytes that threads have asked for, and sectors of 32 bytes that these lie in, for
-    // each execution by a warp. Peers' memory is told apart.
+    u64 warps = 0;    // executions by a warp, assuming that its threads converge wherever they can
+    // Accesses to global memory: bytes that threads request, and 32-byte sectors that contain them, per execution by a
+    // warp. Memory of peers is counted separately.
     u64 bytes = 0, sectors = 0;
     u64 peer_bytes = 0, peer_sectors = 0;
-    // Of accesses to shared memory: times that the banks are gone through, and how few it could be.
+    // Accesses to shared memory: wavefronts (passes over the banks), and the fewest that would do.
     u64 wavefronts = 0, min_wavefronts = 0;
-    // Of loads from global memory: how often a thread has had to wait for some, the first of which was this one; and
-    // the bytes that it then waited for.
+    // Loads from global memory: how often a thread had to wait for a batch of loads that begins with this one, and the
+    // bytes of those batches.
     u64 trips = 0, trip_bytes = 0;
 };
 
 struct KernelCount {
-    u64 launches = 0;  // of a rank
+    u64 launches = 0;  // on one rank each
     u64 blocks = 0, warps = 0;
-    // Rows: what is loaded by 16 bytes and more. How many such bytes a warp has loaded, and how often it has waited for
-    // them: its thread that has most often.
+    // Rows are loads of at least 16 bytes. Their bytes, and how often warps have waited for them; a warp waits as often
+    // as its thread that waits most.
     u64 row_bytes = 0, row_trips = 0;
-    u64 max_block_barriers = 0;  // of a thread
+    u64 max_block_barriers = 0;  // of any thread
     std::vector<InstructionCount> instructions;
 };
 
-// Of an instruction: what it is.
+// How an instruction is shown.
 struct InstructionText {
-    u32 line;  // of the PTX
+    u32 line;  // line of the PTX
     std::string opcode;
     std::string place;  // in the sources, with where it was inlined
-    std::string file;   // its path, and the line there; where it was not inlined from
-    u32 file_line;
+    std::string file;   // path of the innermost source file
+    u32 file_line;      // and the line there
 };
 
 class Counts {
   public:
-    // Null while nothing is counted.
+    // Null while counting is off.
     static std::shared_ptr<Counts> active();
-    // Begins anew, or ends.
+    // Starts counting from zero, or stops.
     static void count(bool on);
 
-    // Memory that a rank owns; all other global memory is the accessing rank's own.
+    // Declares memory that a rank owns. All other global memory belongs to the rank that accesses it.
     void add_heap(u64 base, u64 bytes, u32 rank) { heaps_[base] = {base + bytes, rank}; }
     bool is_peers(u64 address, u32 rank) const;
 
@@ -63,7 +63,7 @@ class Counts {
         std::vector<InstructionText> texts;
         KernelCount count;
     };
-    // A kernel of a module, by its symbol; of another module that has one of that symbol too, with its target.
+    // The counts of a kernel, by its symbol. If another module has that symbol too, the target is added to the name.
     Kernel& of(const Module& module, const Function& entry);
     const std::map<std::string, Kernel>& kernels() const { return kernels_; }
 

@@ -1,4 +1,4 @@
-// What a thread tells its warp's count: which instructions it executes, and when it has to wait for what it has loaded.
+// What a thread reports to its warp's counts: the instructions that it executes, and when it must wait for its loads.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ class ThreadCount {
     ThreadCount(const ThreadCount&) = delete;
     ThreadCount& operator=(const ThreadCount&) = delete;
 
-    // `registers`: where those of the function's frame begin. `all`: it meets all threads of its warp, or none.
+    // `registers`: where the registers of the function's frame begin. `all`: the instruction meets all threads of the
+    // warp (or none).
     void execute(const Instruction& instruction, size_t registers, bool all) {
         if (!pending_.empty()) wait_where_used(instruction, registers);
         warp_.log(lane_).execute(instruction.number);
@@ -27,7 +28,7 @@ class ThreadCount {
         warp_.meet(lane_);
     }
     void access(const CountedAccess& access) { warp_.log(lane_).access(access); }
-    // A load from global memory into registers: what is loaded is waited for where one of them is used.
+    // A load from global memory into registers. The thread waits for it when it first uses one of them.
     void load(const Instruction& instruction, size_t registers, u64 bytes) {
         add(instruction, bytes);
         for (u32 i = 0; i < instruction.vector; ++i) {
@@ -36,8 +37,7 @@ class ThreadCount {
             }
         }
     }
-    // A bulk copy into shared memory: -> when, as waits are counted. It has arrived with all that has been waited for
-    // since.
+    // A bulk copy into shared memory. Returns the number of waits so far: any later wait covers the copy too.
     u64 add(const Instruction& instruction, u64 bytes) {
         if (bytes_ == 0) first_ = instruction.number;
         bytes_ += bytes;

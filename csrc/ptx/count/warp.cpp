@@ -8,8 +8,8 @@ namespace {
 
 constexpr u64 kSector = 32, kBank = 4, kBanks = 32, kWavefront = kBank * kBanks;
 
-// Times that the banks are gone through for these accesses: a wavefront takes threads together that ask for 128 bytes,
-// and in it each bank gives one word of 4 bytes to all that ask for it.
+// Wavefronts of these accesses. Threads that together request 128 bytes are served at once; each pass over the banks
+// then delivers one 4-byte word per bank to all threads that request it.
 u64 wavefronts_of(const std::vector<CountedAccess>& accesses) {
     u64 all = 0;
     for (size_t begin = 0; begin < accesses.size();) {
@@ -29,7 +29,7 @@ u64 wavefronts_of(const std::vector<CountedAccess>& accesses) {
     return all;
 }
 
-// How few it could be: all different words, dealt out evenly.
+// The fewest possible: all distinct words, spread evenly over the banks.
 u64 min_wavefronts_of(const std::vector<CountedAccess>& accesses) {
     std::set<u64> words;
     for (const CountedAccess& access : accesses) {
@@ -60,7 +60,7 @@ WarpCount::~WarpCount() {
         kernel_.max_block_barriers = std::max(kernel_.max_block_barriers, log.block_barriers_);
     }
     kernel_.row_trips += trips;
-    for (const auto& [number, interval] : open_) {  // of threads that were refused
+    for (const auto& [number, interval] : open_) {  // left by threads that failed
         for (const auto& [execution, accesses] : interval.accesses) finish(execution.first, accesses);
     }
 }

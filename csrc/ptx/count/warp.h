@@ -1,8 +1,7 @@
-// What a warp's threads execute, put together: which executions of theirs are one of the warp's.
+// Merges what the threads of a warp execute into executions by the warp.
 //
-// Between two instructions at which all of them meet, the n-th execution of an instruction by a thread is taken to be
-// one with the n-th of it by each other. So a warp executes an instruction as often as the thread that executes it
-// most.
+// Between two instructions at which all of its threads meet, the n-th executions of an instruction by the threads count
+// as one execution by the warp. A warp therefore executes an instruction as often as the thread that executes it most.
 #pragma once
 
 #include <array>
@@ -21,11 +20,11 @@ struct CountedAccess {
     u8 lane = 0;
 };
 
-// What a thread has executed since it last met others.
+// What a thread has executed since it last met the other threads of its warp.
 class ThreadLog {
   public:
     void execute(u32 instruction) { executed_.push_back(instruction << 1); }
-    // By the instruction that is executed.
+    // An access by the current instruction.
     void access(const CountedAccess& access) {
         executed_.back() |= 1;
         accesses_.push_back(access);
@@ -33,7 +32,7 @@ class ThreadLog {
 
   private:
     friend class WarpCount;
-    std::vector<u32> executed_;  // the lowest bit: has an access
+    std::vector<u32> executed_;  // instruction numbers; the lowest bit says that it has an access
     std::vector<CountedAccess> accesses_;
     u64 interval_ = 0;
     bool has_ended_ = false;
@@ -52,7 +51,7 @@ class WarpCount {
     WarpCount& operator=(const WarpCount&) = delete;
 
     ThreadLog& log(u32 lane) { return logs_[lane]; }
-    // A thread comes to where it meets others.
+    // A thread reaches an instruction at which all threads of the warp meet.
     void meet(u32 lane);
     void end(u32 lane);
     void wait_for_rows(u32 lane, u64 bytes) {
@@ -62,10 +61,11 @@ class WarpCount {
     void meet_block(u32 lane) { ++logs_[lane].block_barriers_; }
 
   private:
-    // Of an instruction's n-th execution.
+    // What the warp executes between two meetings.
     struct Interval {
-        std::unordered_map<u32, u32> executions;                             // by instruction: the most of any thread
-        std::map<std::pair<u32, u32>, std::vector<CountedAccess>> accesses;  // in the order in which threads came
+        std::unordered_map<u32, u32> executions;  // by instruction: the most of any thread
+        // By instruction and index of its execution.
+        std::map<std::pair<u32, u32>, std::vector<CountedAccess>> accesses;
     };
 
     void put(u32 lane);
@@ -74,7 +74,7 @@ class WarpCount {
 
     KernelCount& kernel_;
     std::array<ThreadLog, kLanes> logs_;
-    std::map<u64, Interval> open_;  // that some threads have still to go through
+    std::map<u64, Interval> open_;  // not completed by all threads yet
 };
 
 }  // namespace deep_ep::ptx

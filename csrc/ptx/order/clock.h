@@ -1,4 +1,4 @@
-// Which accesses come after which: vector clocks over the threads of all kernels.
+// Happens-before between accesses: vector clocks over all actors.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace deep_ep::ptx {
 
-// A moment of an actor's.
+// A point in time of one actor.
 struct Epoch {
     u32 actor;
     u32 time;

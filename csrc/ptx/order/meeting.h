@@ -1,20 +1,21 @@
-// Threads that meet at a barrier: each learns what all others had done before.
+// The clocks of threads that meet at a barrier: each is ordered after what all others did before it.
 #pragma once
 
 #include "ptx/order/clock.h"
 
 namespace deep_ep::ptx {
 
-// One after the other: all arrive before any leaves, and none arrives again before it has left.
+// Meetings follow each other: all threads arrive before any leaves, and none arrives again before it has left.
 class Meeting {
   public:
-    // -> which of its meetings that is.
+    // Returns the number of the meeting.
     u64 arrive(const Clock& clock) {
         clocks_[number_ % 2].join(clock);
         return number_;
     }
     void leave(u64 number, Clock& clock) {
-        if (number == number_) clocks_[++number_ % 2] = {};  // the first to leave: later arrivals are for the next
+        if (number == number_)
+            clocks_[++number_ % 2] = {};  // the first to leave: later arrivals belong to the next one
         clock.join(clocks_[number % 2]);
     }
 

@@ -85,7 +85,7 @@ void Order::begin_other(const observe::Accessor& accessor) {
 void Order::end_other(const observe::Accessor& accessor) {
     const auto found = others_.find(key_of(accessor));
     if (found == others_.end()) return;
-    ended_[accessor.rank].clock.join(found->second.clock);  // the host has ended it
+    ended_[accessor.rank].clock.join(found->second.clock);  // it was ended by the host
     others_.erase(found);
 }
 

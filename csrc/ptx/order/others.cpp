@@ -28,7 +28,7 @@ std::string describe(const Made& made) {
 void Others::note(const observe::Accessor& by, const Actor& actor, const Made& access, bool writes) {
     const Made* const earlier = order->global(access.address, by.rank).note(writes, access, actor.clock);
     if (earlier == nullptr) return;
-    throw cpu::SimtError("it races: " + describe(access) + (writes ? " writes" : " reads") + " what is used by " +
+    throw cpu::SimtError("data race: " + describe(access) + (writes ? " writes" : " reads") + " memory accessed by " +
                          describe(*earlier));
 }
 

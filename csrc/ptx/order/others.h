@@ -1,4 +1,4 @@
-// Accesses of hosts and NICs, in the order that is watched.
+// Notes the accesses of hosts, proxies and NICs in the Order that is watched.
 #pragma once
 
 #include "ptx/order/order.h"
@@ -27,7 +27,7 @@ class Others final : public observe::Observer {
     void note(const observe::Accessor& by, const Actor& actor, const Made& access, bool writes);
 };
 
-// "the NIC of rank 1", "a thread of rank 0 at dispatch.h:120": the agent that has made an access.
+// "the NIC of rank 1", "a thread of rank 0 at dispatch.h:120": the actor of an access.
 std::string describe(const Made& made);
 
 }  // namespace deep_ep::ptx

@@ -19,7 +19,7 @@ const Made* Shadow::note(bool writes, const Made& access, const Clock& clock) {
         const auto mask = static_cast<Mask>(((1u << count) - 1) << first);
         Piece& piece = pieces_[address / kPiece];
         if (writes && access.scope == Scope::kNone && !piece.words.empty()) {
-            // A read of a value that was there before would race with this.
+            // A weak write: a later read of one of the word's values would race with it.
             std::erase_if(piece.words, [&](const Word& word) { return overlap(word, access.address, end); });
         }
         const Made* const here = note_segments(piece.segments, mask, writes, access, clock);
@@ -29,8 +29,10 @@ const Made* Shadow::note(bool writes, const Made& access, const Clock& clock) {
     return found;
 }
 
-// What comes after this access comes after all that came before it, so it stands for them where a later access must be
-// ordered behind it: if it is weak, or if they are strong alike, so that what may meet it in any order may meet them.
+// Drops earlier accesses that the new one represents. Whatever is ordered after the new access is also ordered after
+// everything that happened before it, so it represents those accesses if every later conflicting access must be ordered
+// after it (it is weak), or if they are strong in the same way (an access that is morally strong with it is so with
+// them).
 void Shadow::put(Segment& segment, bool writes, const Made& access, const Clock& clock) {
     const auto is_stood_for = [&](const Made& made) {
         const bool alike = made.scope == access.scope && made.address == access.address && made.bytes == access.bytes &&
@@ -90,7 +92,7 @@ u64 Shadow::load(u64 newest, bool acquires, const Made& access, const Clock& kno
 void Shadow::store(const Word::Stored& stored, const Made& access, const Clock& clock) {
     std::vector<Word>& words = pieces_[access.address / kPiece].words;
     const auto is_same = [&](const Word& word) { return word.address == access.address && word.bytes == access.bytes; };
-    // Of another size, and ordered before: it would have raced.
+    // Words of another size are ordered before this store: otherwise it would have raced.
     std::erase_if(words, [&](const Word& word) {
         return !is_same(word) && overlap(word, access.address, access.address + access.bytes);
     });

@@ -1,4 +1,4 @@
-// The latest accesses to each byte of memory, and the words there that strong ones have stored to.
+// The latest accesses to each byte of memory, and the words that strong accesses have stored to.
 #pragma once
 
 #include <unordered_map>
@@ -10,11 +10,11 @@ namespace deep_ep::ptx {
 
 class Shadow {
   public:
-    // Notes an access of an actor with this clock. Returns an earlier one that it races with: which conflicts, did not
-    // happen before, and is not morally strong with it. Null: there is none.
+    // Notes an access by an actor with this clock. Returns an earlier access that it races with, that is, one that
+    // conflicts with it, did not happen before it, and is not morally strong with it. Null: there is none.
     const Made* note(bool writes, const Made& access, const Clock& clock);
 
-    // As Word has them; before, the access has been noted.
+    // See Word. The access must have been noted before.
     u64 load(u64 newest, bool acquires, const Made& access, const Clock& knows, Clock& clock, cpu::Random* random);
     void store(const Word::Stored& stored, const Made& access, const Clock& clock);
 
@@ -26,7 +26,7 @@ class Shadow {
 
     struct Segment {
         Mask bytes;
-        // Those that no later one of these accesses is known to come after.
+        // The accesses that no later one represents (see put).
         std::vector<Made> writes, reads;
     };
     struct Piece {

@@ -3,7 +3,7 @@
 namespace deep_ep::ptx {
 
 u64 Word::load(u64 newest, bool acquires, const Made& access, const Clock& knows, Clock& clock, cpu::Random* random) {
-    // Another value: a host has written it, which is not told here, and nothing is known of the word any more.
+    // The value was changed by an access that was not reported, by a host for example. The history is no longer valid.
     if (entries_.empty() || entries_.back().value != newest) {
         entries_.clear();
         return newest;
@@ -35,7 +35,7 @@ u64 Word::load(u64 newest, bool acquires, const Made& access, const Clock& knows
 void Word::store(const Stored& stored, const Made& access, const Clock& clock) {
     if (entries_.empty() || entries_.back().value != stored.before) {
         entries_.clear();
-        entries_.push_back({stored.before, {}, {}, {}});  // from before all that is known
+        entries_.push_back({stored.before, {}, {}, {}});  // older than all known stores
     }
     Entry made{stored.after, access.moment, {}, {}};
     if (stored.updates) made.releases = entries_.back().releases;

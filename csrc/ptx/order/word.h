@@ -1,4 +1,4 @@
-// A word that strong accesses have stored to: what loads of it may return, and what they learn.
+// A word that strong accesses have stored to: the values that loads of it may return, and the clocks that they acquire.
 #pragma once
 
 #include <vector>
@@ -8,17 +8,17 @@
 
 namespace deep_ep::ptx {
 
-// Stores are in coherence order as they are executed. A load may return an older value than the newest, unless a newer
-// store, or a load of it, happened before (PTX ISA, "Coherence"). What is older than kMax stores no load returns.
+// Coherence order is the order in which stores are executed. A load may return an older value than the newest, unless a
+// newer store, or a load of one, happened before it (PTX ISA, "Coherence"). Only the last kMax values are kept.
 class Word {
   public:
     Word(u64 address, u64 bytes) : address(address), bytes(bytes) {}
 
-    // `newest`: the value that it has. -> the value that an access reads, which has come after what `knows` says; what
-    // it learns, if it acquires, goes into its clock. Without `random` it is the newest.
+    // Returns the value that a load reads, whose order after other accesses is `knows`. `newest`: the current value,
+    // which the load returns without `random`. A load that acquires joins what it acquires into `clock`.
     u64 load(u64 newest, bool acquires, const Made& access, const Clock& knows, Clock& clock, cpu::Random* random);
-    // It has had the value `before` and now has another, by an access that may release its clock. One that updates
-    // leaves what earlier ones have released with the word.
+    // The word changes from `before` to `after`, by an access that may release its clock. A read-modify-write
+    // (`updates`) also passes on what earlier stores have released.
     struct Stored {
         u64 before, after;
         bool releases, updates;
@@ -29,10 +29,10 @@ class Word {
 
   private:
     static constexpr size_t kMax = 8;
-    static constexpr u64 kStaleOneIn = 4;  // loads that look for an older value: so loops that wait for one do end
+    static constexpr u64 kStaleOneIn = 4;  // one load in four looks for an older value, so that polling loops end
 
-    // A release that a load of the value reads from: the store's itself, or that of one before it that only
-    // read-modify-writes have followed.
+    // A release that a load of the value synchronizes with: that of the store itself, or that of an earlier store which
+    // only read-modify-writes have followed.
     struct Released {
         Clock clock;
         Made by;

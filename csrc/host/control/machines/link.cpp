@@ -19,7 +19,8 @@ Link::Link(int socket, const TagKey& own, const TagKey& theirs)
     fcntl(socket_, F_SETFL, fcntl(socket_, F_GETFL) | O_NONBLOCK);
     const int on = 1, off = 0;
     setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    // What the meeting has bounded: a rank that is stopped takes nothing for long, and lives.
+    // Removes the bound that the bootstrap has set: a rank that is stopped may accept nothing for long although it
+    // lives.
     setsockopt(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, &off, sizeof(off));
 }
 

@@ -1,4 +1,4 @@
-// One connection to a rank on another machine: frames go in and come out. One thread at a time uses it.
+// One connection to a rank on another machine, which carries frames in both directions. Used by one thread at a time.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace deep_ep::host {
 
 class Link {
   public:
-    // Takes a copy of the socket, which is connected. Keys: of the frames that it sends, and of those that come. Throws
+    // Duplicates the socket, which is connected. The keys are those of outgoing and of incoming frames. Throws
     // std::system_error.
     Link(int socket, const TagKey& own, const TagKey& theirs);
     ~Link() { close(); }
@@ -24,14 +24,14 @@ class Link {
     void close();
 
     void add(wire::control::Kind kind, const void* payload, size_t bytes);
-    // Nanoseconds since the other end's kernel has last acknowledged something; 0 where that is not known.
+    // Nanoseconds since the operating system of the other end has last acknowledged something; 0 if unknown.
     u64 unacknowledged_ns() const;
     bool has_unsent() const { return sent_ < unsent_.size(); }
-    // Sends what the connection takes without a wait. An end that it meets is left for take() to find.
+    // Sends as much as the connection accepts without blocking. A closed connection is left for take() to find.
     void send();
 
     using Take = std::function<void(wire::control::Kind, std::string_view payload)>;
-    // Takes what has come, frame by frame. False: the other end is closed, or sends what no rank sends.
+    // Takes received data, frame by frame. Returns false if the other end is closed, or sends invalid frames.
     bool take(const Take& take);
 
   private:
@@ -41,7 +41,7 @@ class Link {
     const TagKey own_, theirs_;
     u64 added_ = 0, taken_ = 0;  // frames
     std::string unsent_;
-    size_t sent_ = 0;  // bytes of it
+    size_t sent_ = 0;  // bytes of `unsent_` already sent
     std::string come_;
 };
 

@@ -9,7 +9,7 @@ using namespace wire::control;
 
 namespace {
 
-// A rank that is stopped does not confirm; its kernels do not run either.
+// Bounded, since a rank that is stopped does not confirm; its kernels do not run either.
 constexpr u64 kConfirmNs = 1'000'000'000;
 
 }  // namespace
@@ -39,7 +39,7 @@ std::unique_ptr<Teller> MachinesControl::make_teller(const uint64_t* claimed, ui
                       [mesh = mesh_, generation](uint64_t word) { mesh->tell(kAbort, Abort{generation, word}); });
 }
 
-// What others have announced in the generation before says nothing of this one, and may still be on its way.
+// Announcements of others in the previous generation say nothing about this one, and may still be in flight.
 void MachinesControl::clear_announcement(uint32_t generation) {
     const std::lock_guard<std::mutex> lock(announcing_);
     SharedControl::clear_announcement(generation);
@@ -52,7 +52,7 @@ void MachinesControl::set_compiling(bool compiling) {
     mesh_->tell_beat();
 }
 
-// The word in the page first: the beats that follow say so too.
+// Stores the word in the page first, so that the following beats report it too.
 void MachinesControl::leave() {
     SharedControl::leave();
     mesh_->tell(kBeat, own_beat());
@@ -86,12 +86,12 @@ void MachinesControl::tell_address() { mesh_->tell(kAddress, address_of(rank()))
 Beat MachinesControl::own_beat() {
     wire::HeapHeader& own = *header(rank());
     const std::lock_guard<std::mutex> lock(announcing_);
-    // Each stands for itself; the announcement is the kernels', the others this rank's host's.
+    // No other data depends on these words. Kernels store the announcement, this rank's host the others.
     return {generation_, memory_->load_word(host_word(own.announcement)), memory_->load_word(host_word(own.compiling)),
             memory_->load_word(host_word(own.left))};
 }
 
-// What SharedControl loads of ranks nearby, their hosts or kernels have stored there.
+// Stores the words that, for ranks on the same machine, their hosts or kernels store and SharedControl loads.
 void MachinesControl::beat(int from, const Beat& beat) {
     wire::HeapHeader& theirs = *header(from);
     {
@@ -100,11 +100,11 @@ void MachinesControl::beat(int from, const Beat& beat) {
         memory_->store_words({host_word(theirs.announcement)}, announcement);
     }
     memory_->store_words({host_word(theirs.compiling)}, beat.compiling);
-    // A beat that was made before the rank left may come behind the one that says so.
+    // A beat that was made before the rank left may arrive after the one that reports its leaving.
     if (beat.left != 0) memory_->release_words({host_word(theirs.left)}, beat.left);
 }
 
-// As any rank nearby stores it: kernels here poll it.
+// Stored as by any rank on the same machine, since kernels here poll it.
 void MachinesControl::abort(const Abort& abort) {
     memory_->store_words({abort_word(rank(), static_cast<uint32_t>(abort.generation))}, abort.word);
 }

@@ -1,7 +1,7 @@
-// The control plane of several machines: as SharedControl among ranks of the own one, by frames to the others.
+// The control plane of several machines: like SharedControl among ranks of the same machine, by frames to the others.
 //
-// Of a rank on another machine this process has a copy of the control pages, which holds what that rank has told: so
-// it is read like the pages of a rank nearby.
+// For a rank on another machine, this process has a copy of the control pages with the state that the rank has
+// reported. It is read like the pages of a rank on the same machine.
 #pragma once
 
 #include <mutex>
@@ -13,8 +13,8 @@ namespace deep_ep::host {
 
 class MachinesControl final : public SharedControl, private Mesh::Listener {
   public:
-    // `pages`: of ranks that the mesh connects, copies. `memory`: for the mesh's thread, and for what others do beside
-    // the launching one.
+    // `pages`: copies for the ranks that the mesh connects. `memory`: for the mesh's thread, and for actions of other
+    // threads than the launching one.
     MachinesControl(int rank, std::vector<std::shared_ptr<uint8_t>> pages, const wire::HeapLayout& layout,
                     Memory& own_memory, MakeTeller make_teller, std::shared_ptr<Mesh> mesh,
                     std::unique_ptr<Memory> memory);
@@ -44,7 +44,7 @@ class MachinesControl final : public SharedControl, private Mesh::Listener {
 
     const std::shared_ptr<Mesh> mesh_;
     const std::unique_ptr<Memory> memory_;
-    std::mutex announcing_;    // of the next, and with it of the copies' announcements
+    std::mutex announcing_;    // guards `generation_` and the announcements in the copies
     uint32_t generation_ = 1;  // of the announcements
 };
 

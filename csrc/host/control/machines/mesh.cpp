@@ -100,7 +100,7 @@ void Mesh::listen(Listener* listener) {
         const std::lock_guard<std::mutex> lock(listening_);
         listener_ = listener;
         try {
-            for (const int rank : ranks()) pass_on(rank);  // before this rank asks how others are
+            for (const int rank : ranks()) pass_on(rank);  // before this rank queries the state of others
         } catch (...) {
             listener_ = nullptr;
             throw;
@@ -179,7 +179,7 @@ void Mesh::drop(int rank) {
 }
 
 void Mesh::close_in_child() {
-    for (const auto& [rank, peer] : peers_) peer->link.close();  // without the lock, which a thread may have held
+    for (const auto& [rank, peer] : peers_) peer->link.close();  // without the lock: it may have been held at the fork
 }
 
 // --- the thread
@@ -188,7 +188,7 @@ void Mesh::serve() {
     try {
         serve_until_stopped();
     } catch (...) {
-        // What this rank is told has no place to go: it has lost the others, and its calls say so.
+        // Messages to this rank can no longer be processed. It has lost the others, and its calls report so.
         const std::lock_guard<std::mutex> lock(mutex_);
         for (const auto& [rank, peer] : peers_) {
             if (!peer->link.open()) continue;
@@ -203,8 +203,8 @@ void Mesh::serve_until_stopped() {
     for (u64 looked = now_ns(); !stopping_.load();) {
         const u64 due = beaten + kBeatNs;
         const std::vector<int> ready = wait(due > looked ? due - looked : 0);
-        // What has come is read before silence is judged, and a time in which this thread did not run is no silence: it
-        // may be this process that was stopped, and the others with it.
+        // Received data is read before silence is judged, and time in which this thread did not run is not silence:
+        // this process may have been stopped, and the others with it.
         const u64 now = now_ns();
         if (now - looked > 2 * kBeatNs) {
             const std::lock_guard<std::mutex> lock(mutex_);
@@ -229,7 +229,7 @@ void Mesh::serve_until_stopped() {
     send_all();
 }
 
-// -> the ranks from which something has come, or to which something may be sent again.
+// Returns the ranks from which data has arrived, or to which sending is possible again.
 std::vector<int> Mesh::wait(u64 nanoseconds) {
     epoll_event events[64];
     const int count = epoll_wait(ready_, events, std::size(events), static_cast<int>(nanoseconds / 1'000'000 + 1));
@@ -269,9 +269,9 @@ void Mesh::take(Peer& peer, Kind kind, std::string_view payload) {
     }
 }
 
-// In order, and without the lock, so that this rank may tell something meanwhile. What comes before anything listens
-// waits for that. An end is shown after all that its rank has told: one that has left is not taken for one that has
-// died.
+// Passes messages on in order, and without the lock, so that this rank may send meanwhile. Messages that arrive before
+// there is a listener wait for one. The end of a rank is shown after all its messages, so that a rank that has left is
+// not taken for one that has died.
 void Mesh::pass_on(int from) {
     Peer& peer = *find(from);
     std::deque<Told> all;
@@ -330,7 +330,8 @@ void Mesh::send_all() {
     unsent_.clear();
 }
 
-// A rank that has not spoken yet may still be meeting others: then its machine's kernel says whether it is there.
+// A rank that has sent nothing yet may still be meeting others. In that case acknowledgments by the operating system of
+// its machine show whether it is there.
 bool Mesh::is_quiet(const Peer& peer, u64 now) const {
     if (peer.heard_ns == 0) return now > resumed_ns_ + kSilentNs && peer.link.unacknowledged_ns() > kSilentNs;
     return now > peer.heard_ns + kSilentNs;
@@ -352,7 +353,7 @@ void Mesh::judge(u64 now) {
 }
 
 void Mesh::end(Peer& peer, State state) {
-    // A forked child may have a copy of the socket, so that closing it does not end the watch.
+    // A forked child may have a copy of the socket, in which case closing it does not remove it from the epoll set.
     epoll_ctl(ready_, EPOLL_CTL_DEL, peer.link.socket(), nullptr);
     peer.link.close();
     peer.comes_to = state;

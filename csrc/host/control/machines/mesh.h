@@ -1,10 +1,10 @@
-// The connections of one rank's process to the ranks on other machines, each to each: a thread serves them, so that
-// what they tell arrives, and a machine that has fallen silent is found, whatever the rank's own threads do.
+// The connections of one rank's process to the ranks on other machines, one for each pair. A dedicated thread serves
+// them, so that messages arrive and a silent machine is detected whatever the rank's other threads do.
 //
-// A rank whose connection ends has ended: its process's death closes it. A machine of which nothing comes for
-// kSilentNs, while its connections stay open, is cut off, or has failed, or all its ranks are stopped; then they are
-// closed here. Of a rank that alone is stopped nothing is concluded: waits for it have their own bounds. Time in which
-// this process itself did not run does not count.
+// A rank whose connection ends has ended: the death of its process closes it. A machine from which nothing arrives for
+// kSilentNs while its connections stay open is cut off, has failed, or has all its ranks stopped; its connections are
+// closed here. Nothing is concluded if a single rank is stopped: waits for it have their own bounds. Time in which this
+// process itself did not run does not count.
 #pragma once
 
 #include <atomic>
@@ -27,12 +27,12 @@ class Mesh {
     struct End {
         int rank;
         int socket;           // see Link
-        std::string machine;  // the same for ranks of the same one
+        std::string machine;  // identifies the machine
         TagKey own, theirs;   // see Link
     };
-    enum class State { kHeard, kEnded, kSilent, kUnheard };  // kUnheard: it is the one that heard nothing from here
+    enum class State { kHeard, kEnded, kSilent, kUnheard };  // kUnheard: the peer has heard nothing from this rank
 
-    // What takes what other ranks tell, in the mesh's thread.
+    // Receives the messages of other ranks, in the mesh's thread.
     class Listener {
       public:
         virtual ~Listener() = default;
@@ -50,34 +50,36 @@ class Mesh {
 
     std::vector<int> ranks() const;
     bool connects(int rank) const { return peers_.contains(rank); }
-    // kHeard also for ranks that it does not connect.
+    // Returns kHeard also for ranks that the mesh does not connect.
     State state(int rank) const;
 
-    // Null takes it away: it is not called after this has returned. What was told before is kept for the first one.
+    // Null removes the listener, which is not called after the return. Earlier messages are kept for the first
+    // listener.
     void listen(Listener* listener);
-    // To all ranks that are heard, in this order for each.
+    // Sends to all connected ranks, to each in the order of the calls.
     template <class Payload>
     void tell(wire::control::Kind kind, const Payload& payload) {
         tell(kind, &payload, sizeof(payload));
     }
-    // Sends a beat before its time is due.
+    // Sends a beat ahead of schedule.
     void tell_beat();
-    // Until all that this rank has told so far is in place at all ranks that are heard, or so long.
+    // Waits until everything that this rank has sent so far is in place at all connected ranks, for at most
+    // `nanoseconds`.
     void confirm(u64 nanoseconds);
 
-    // Messages, for one rank, in order.
+    // Sends a message to one rank. Messages arrive in order.
     void send(int rank, const std::string& message);
-    // The oldest one that has come from a rank; none: none has yet.
+    // Takes the oldest message that has arrived from a rank, if any.
     std::optional<std::string> receive(int rank);
-    // Whether one has come, or the rank is heard no longer.
+    // Whether a message has arrived, or the rank is no longer connected.
     bool has_news(int rank) const;
-    // Readable when a message has come or a state has changed, since the last clear_news().
+    // A descriptor that is readable if a message has arrived or a state has changed since the last clear_news().
     int news() const { return news_; }
     void clear_news();
 
-    // Let go of a rank.
+    // Closes the connection to a rank.
     void drop(int rank);
-    // Of a forked child's copy: its parent's connections end with the parent alone.
+    // Closes a forked child's copies, so that the parent's connections end with the parent.
     void close_in_child();
 
   private:
@@ -90,14 +92,14 @@ class Mesh {
 
         const size_t machine;
         Link link;
-        State state = State::kHeard, comes_to = State::kHeard;  // as it is shown, and will be
+        State state = State::kHeard, comes_to = State::kHeard;  // as shown, and as it will be shown
         u64 heard_ns = 0;                                       // 0: it may still be meeting others
         u64 answered = 0;
-        bool waits_for_room = false;  // in the connection, to send
+        bool waits_for_room = false;  // the connection cannot accept all unsent data
         std::deque<std::string> messages;
-        std::deque<Told> told;  // not passed on yet
+        std::deque<Told> told;  // not yet passed on
     };
-    // A descriptor that is closed with this. Throws std::system_error if it could not be made.
+    // Owns a descriptor. Throws std::system_error if it could not be created.
     class Descriptor {
       public:
         Descriptor(int descriptor, const char* what);
@@ -111,7 +113,7 @@ class Mesh {
     };
 
     void tell(wire::control::Kind kind, const void* payload, size_t bytes);
-    Peer* find(int rank) const;  // null: it connects none such
+    Peer* find(int rank) const;  // null if the mesh does not connect the rank
     void serve();
     void serve_until_stopped();
     std::vector<int> wait(u64 nanoseconds);
@@ -128,16 +130,16 @@ class Mesh {
     void show_end(Peer& peer);
     static void set(int event);
 
-    std::map<int, std::unique_ptr<Peer>> peers_;  // by rank; the map stays as it is
+    std::map<int, std::unique_ptr<Peer>> peers_;  // by rank; the map itself never changes
     size_t machines_ = 0;
-    mutable std::mutex mutex_;  // of what they hold
+    mutable std::mutex mutex_;  // guards the contents of the peers
     std::condition_variable answered_;
     u64 asked_ = 0;
-    std::vector<int> unsent_;  // ranks, to which something has been told since it was last sent
+    std::vector<int> unsent_;  // ranks with frames added since the last send
     std::atomic<bool> beat_due_{true};
-    std::mutex listening_;  // held while the listener is called; taken before the other
+    std::mutex listening_;  // held while the listener is called; taken before `mutex_`
     Listener* listener_ = nullptr;
-    u64 resumed_ns_ = 0;  // when the thread last ran again after it had not; its own
+    u64 resumed_ns_ = 0;  // when the thread last resumed after a pause; used by the thread alone
     const Descriptor wake_, news_, ready_;
     std::atomic<bool> stopping_{false};
     std::thread thread_;

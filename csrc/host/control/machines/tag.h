@@ -1,5 +1,5 @@
 // SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012, and its
-// reference code for 128 bits): tells frames of the other end from ones that were put into a connection on its way.
+// reference code for 128 bits). Distinguishes frames of the other end from frames injected into the connection.
 #pragma once
 
 #include <bit>
@@ -60,7 +60,7 @@ class TagMaker {
     }
 
     u64 v0_, v1_, v2_, v3_;
-    u64 held_ = 0;  // bytes that do not make a word yet
+    u64 held_ = 0;  // bytes that do not yet form a word
     u64 bytes_ = 0;
 };
 

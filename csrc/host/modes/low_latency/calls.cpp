@@ -21,13 +21,13 @@ using deep_ep::low_latency::kReceive;
 using deep_ep::low_latency::kSend;
 using deep_ep::low_latency::Origins;
 
-// What forward(), if it is to launch anything, and finish() are to launch.
+// The launches left to forward(), if there is anything to forward, and to finish().
 struct Rest {
     std::function<uint64_t(Runtime&)> forward, finish;
 };
 
-// One put carries as many tokens at the most, unless that makes too many puts: fewer messages are cheaper, but of long
-// ones the first rows could be placed while the others arrive.
+// Maximum number of tokens per put, unless that makes too many puts. Fewer messages are cheaper, but if messages are
+// long, their first rows could already be placed while the others arrive.
 constexpr uint32_t kTokensPerPut = 128;
 
 wire::LowLatencyLayout layout_of(const Sizes& sizes, uint32_t ranks, bool has_remote) {
@@ -55,7 +55,7 @@ RuntimeShape shape_of(const wire::LowLatencyLayout& layout, const Sizes& sizes) 
     return {layout.ranks, sizes.hidden * static_cast<u32>(sizeof(u16)), layout.topk};
 }
 
-// Where all ranks' rows together, of which this rank's stand for the others', do not fit into the caches.
+// Whether the rows of all ranks together do not fit into the caches. This rank's number of rows stands for the others'.
 bool streams(const Runtime& runtime, const wire::LowLatencyLayout& layout, uint64_t row_bytes, uint32_t tokens) {
     return row_bytes * tokens * layout.topk * layout.ranks > runtime.launcher().streaming_threshold();
 }
@@ -81,8 +81,8 @@ std::shared_ptr<Call> begin(Runtime& runtime, std::shared_ptr<Call> call, const 
     if (!launches.whole) {
         Rest rest;
         rest.finish = [args, blocks](Runtime& runtime) { return launch<Kernel>(runtime, args, kReceive, blocks); };
-        // A launch of its own: it waits for other ranks' sending halves, and must not keep this rank's from being
-        // resident.
+        // A separate launch: it waits for the sending halves of other ranks and must not keep that of this rank from
+        // becoming resident.
         if (forwards) {
             rest.forward = [args, blocks = launches.forward_blocks](Runtime& runtime) {
                 return launch<Kernel>(runtime, args, kForward, blocks);
@@ -192,7 +192,7 @@ uint64_t forward(Runtime& runtime, Call& call) {
 
 void finish(Runtime& runtime, Call& call) {
     const auto* rest = std::any_cast<Rest>(&call.mode);
-    if (rest == nullptr) throw std::logic_error("a call is finished once, after a launch of its first half alone");
+    if (rest == nullptr) throw std::logic_error("finish: expected a call with only its first half launched");
     call.serial = rest->finish(runtime);
     call.mode.reset();
     runtime.note_graph(call);

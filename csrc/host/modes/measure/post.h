@@ -1,4 +1,4 @@
-// Calls that only measurements make.
+// Calls used only by measurements.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace deep_ep::host::measure {
 
-// Puts `posts.puts` times `posts.bytes`, as kernels/measure/post.h says: to time it. No operation; `posts.call` is
-// filled in here. The offsets lie in arenas, whose owners use them for nothing else.
+// Launches a kernel that posts `posts.puts` puts of `posts.bytes` each, to be timed: see kernels/measure/post.h. Not an
+// operation; `posts.call` is filled in here. The offsets are in arenas whose owners do not use that memory otherwise.
 std::shared_ptr<Call> post(Runtime& runtime, PostArgs posts, unsigned blocks);
 
 }  // namespace deep_ep::host::measure

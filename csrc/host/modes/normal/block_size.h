@@ -1,4 +1,4 @@
-// For how many ranks the shared memory of a block suffices.
+// The number of ranks for which the shared memory of a thread block suffices.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,8 @@
 
 namespace deep_ep::host {
 
-// This Buffer's ranks, or fewer: whole nodes, for which all of these kernels can be launched.
+// Returns the largest number of ranks for which all of these kernels can be launched: at most this Buffer's, in whole
+// nodes.
 template <class... Kernels>
 uint32_t max_ranks_of(const Runtime& runtime, uint32_t experts, uint32_t per_node) {
     const Launcher& launcher = runtime.launcher();

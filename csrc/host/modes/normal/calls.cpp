@@ -84,8 +84,8 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
     }
-    // A warp per destination scans the tokens; the kernel has no other work for more blocks, and the last of them to
-    // come goes on alone.
+    // One warp per destination scans the tokens. The kernel has no work for more thread blocks, and the last one to
+    // arrive continues alone.
     blocks = std::min(blocks, wire::ceil_div(args.shape.ranks_, runtime.launcher().warps()));
     call->serial = runtime.launch<NotifyKernel>(args, blocks);
     Counting counting{experts, nullptr};
@@ -95,7 +95,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
 }
 
 void counts(Call& call) {
-    if (!lacks_counts(call)) throw std::logic_error("counts are taken once, of a dispatch that is finished later");
+    if (!lacks_counts(call)) throw std::logic_error("counts: expected a finish_later dispatch that still lacks them");
     auto& counting = std::any_cast<Counting&>(call.mode);
     call.serial = counting.later();
     counting.later = nullptr;
@@ -130,7 +130,7 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.layout = region_layout(runtime, cached ? 0 : sizes.experts, dispatch_format(sizes, cached, sizeof(i32)));
     args.tokens = sizes.tokens;
     args.experts_per_rank = sizes.experts / static_cast<u32>(runtime.options().ranks);
-    // This rank's rows stand for the others'.
+    // This rank's number of rows stands for the others'.
     args.streaming = uint64_t{rows} * sizes.row_bytes * args.shape.ranks_ > runtime.launcher().streaming_threshold();
     args.rows = rows;
     args.from = rows_of(tensors, sizes, args.layout.format);

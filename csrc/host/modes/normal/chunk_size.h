@@ -1,4 +1,4 @@
-// How many rows a chunk has. Both ends compute it from what all ranks know: Buffer and shape.
+// The number of rows per chunk. Both ends compute it from data that all ranks share: the Buffer and the shape.
 #pragma once
 
 #include <stdexcept>
@@ -7,18 +7,19 @@
 
 namespace deep_ep::host {
 
-// The most a chunk may hold. Small enough that the slots of all streams stay in a cache between the write and the read
-// (on 2 cores with 8 ranks, combine through chunks took half as long as with 2 MiB), large enough to amortise the
-// handshake and to be an efficient message of a NIC.
+// Maximum size of a chunk. It is small enough that the slots of all row streams stay in a cache between the write and
+// the read (on 2 cores with 8 ranks, combine through chunks took half as long as with 2 MiB), and large enough to
+// amortize the handshake and to be an efficient message for a NIC.
 constexpr u32 kMaxChunkRows = 128;
 constexpr u64 kMaxChunkBytes = 128 * 1024;
-// In two hops a rank has few streams, and each chunk is passed from one process to the next (on 2 cores with 8 ranks,
-// 2 nodes: dispatch took 8 to 15 % less time than with 128 KiB).
+// With two hops a rank has few row streams, and each chunk is passed from one process to the next (on 2 cores with 8
+// ranks, 2 nodes: dispatch took 8 to 15 % less time than with 128 KiB).
 constexpr u64 kMaxRailChunkBytes = 512 * 1024;
-// The least a region must hold: kSlots chunks of one row per source (P9).
+// Minimum capacity of a region: kSlots chunks of one row per source (P9).
 constexpr u32 kMinChunkRows = 1;
 
-// The given layout with the most rows per chunk with which it fits into a region, and a chunk into one put.
+// Returns the given layout with the largest number of rows per chunk for which it fits into a region, and a chunk into
+// one put.
 inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_bytes, uint64_t max_put_bytes) {
     const uint64_t most = max_put_bytes < kMaxChunkBytes ? max_put_bytes : kMaxChunkBytes;
     layout.chunk_rows = kMaxChunkRows;
@@ -30,10 +31,10 @@ inline wire::RegionLayout fit_chunks(wire::RegionLayout layout, uint64_t region_
     return layout;
 }
 
-// The same in two hops: the fewest rows per chunk with which a NIC is kept busy. So many bytes must be on their way at
-// once, its bandwidth times the time from a put to the `next` that answers it; the slots of all of its streams share
-// them. More would only make the first row of a chunk wait for its last, and cost memory. Callers know the formula as
-// Link.staging() of deep_ep_py/topology/link.py.
+// The same for two hops, with the smallest number of rows per chunk that keeps a NIC busy. `bytes_in_flight`, the NIC's
+// bandwidth times the time from a put to the `next` that answers it, must be in flight at once. The slots of all of its
+// row streams share them. More rows would only make the first row of a chunk wait for the last, and cost memory. The
+// formula is available to callers as Link.staging() of deep_ep_py/topology/link.py.
 inline wire::TwoHopLayout fit_chunks(wire::TwoHopSizes sizes, uint64_t region_bytes, uint64_t max_put_bytes,
                                      uint64_t bytes_in_flight) {
     const uint64_t slots = uint64_t{wire::kSlots} * (sizes.nodes > 1 ? sizes.others() : 1);

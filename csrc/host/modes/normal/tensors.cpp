@@ -37,7 +37,7 @@ wire::Offer offer(const Runtime& runtime, const Offered& offered, const Sizes& s
     const auto inside = [&](uint64_t address, uint64_t bytes_per_row) {
         return address == 0 || runtime.arena()->contains(pointer<const void>(address), rows * bytes_per_row);
     };
-    // Nothing is stored into, or loaded from, an output without rows: it may lie anywhere.
+    // Nothing is stored to or loaded from an output without rows, so it may be anywhere.
     offer.visible =
         rows == 0 || (inside(offered.x, sizes.row_bytes) && inside(offered.scales, sizes.scales * sizeof(u32)) &&
                       inside(offered.topk_idx, sizes.topk * sizes.id_bytes) &&

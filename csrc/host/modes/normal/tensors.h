@@ -1,4 +1,4 @@
-// What the calls of normal mode make of the tensors they are given, whatever way rows take.
+// Conversions of tensors for the calls of normal mode, common to one hop and two hops.
 #pragma once
 
 #include <functional>
@@ -11,19 +11,19 @@ namespace deep_ep::host::normal {
 // Call::mode of a dispatch whose counts are exchanged.
 struct Counting {
     uint32_t experts;                 // of this rank
-    std::function<uint64_t()> later;  // launches what counts() is to launch; -> its serial number
+    std::function<uint64_t()> later;  // the launch left to counts(); returns its serial number
 };
 
-// Which parts rows have. A cached dispatch carries rows alone. `source_bytes`: of what is told of a row's source.
+// The parts of a row. A cached dispatch carries rows only. `source_bytes`: size of the description of a row's source.
 wire::ChunkFormat dispatch_format(const Sizes& sizes, bool cached, u32 source_bytes);
 wire::ChunkFormat combine_format(const Sizes& sizes);
 
 RuntimeShape shape_of(const Sizes& sizes, int ranks);
 
-// What a dispatch is given.
+// The input rows of a dispatch.
 Rows rows_of(const DispatchTensors& tensors, const Sizes& sizes, const wire::ChunkFormat& format);
 
-// Addresses of tensors of `rows` rows each that peers may be let at; 0: there is none.
+// Addresses of tensors that may be offered to peers; 0: none. `offer` takes the number of their rows.
 struct Offered {
     uint64_t x, scales, topk_idx, topk_weights, source;
 };

@@ -116,7 +116,7 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
         args.heap_bytes = runtime.announced();
         args.heaps = call->heap_bytes.get();
     }
-    // A warp per node numbers its rows; the kernel has no other work for more blocks.
+    // One warp per node numbers the node's rows; the kernel has no work for more thread blocks.
     blocks = std::min(blocks, wire::ceil_div(args.layout.nodes, runtime.launcher().warps()));
     call->serial = runtime.launch<NotifyKernel>(args, blocks);
     normal::Counting counting{experts, nullptr};
@@ -133,7 +133,7 @@ bool dispatch(Runtime& runtime, Call& call, const Sizes& sizes, const DispatchTe
     args.layout = dispatch_layout(runtime, sizes, cached);
     args.tokens = sizes.tokens;
     args.experts_per_rank = sizes.experts / static_cast<u32>(runtime.options().ranks);
-    // This rank's rows stand for those of the others on its machine.
+    // This rank's number of rows stands for those of the others on its machine.
     const auto per_node = static_cast<uint64_t>(runtime.options().ranks_per_node);
     args.streaming = uint64_t{rows} * sizes.row_bytes * per_node > runtime.launcher().streaming_threshold();
     args.rows = rows;

@@ -1,4 +1,5 @@
-// The calls of normal mode in two hops, beside those of calls.h that both ways have in common: docs/two_hops.md.
+// The calls of normal mode with two hops, in addition to those of calls.h that one and two hops share:
+// docs/two_hops.md.
 #pragma once
 
 #include "host/modes/normal/calls.h"
@@ -11,14 +12,14 @@ using normal::DispatchTensors;
 using normal::Sizes;
 using TwoHopPlan = deep_ep::two_hops::Plan;
 
-// Bytes of one region that a dispatch or combine of these sizes needs at the least.
+// Minimum size in bytes of a region for a dispatch or combine of these sizes.
 uint64_t min_region_bytes(const Runtime& runtime, const Sizes& sizes);
-// The node rows of a chunk of a dispatch that is not cached, and the bytes of a region that dispatch and combine use,
-// where there is room.
+// Returns the node rows per chunk of a dispatch that is not cached, and the bytes of a region that dispatch and combine
+// use if there is room.
 std::pair<uint32_t, uint64_t> staging(const Sizes& sizes, uint32_t ranks, uint32_t per_node, uint64_t bytes_in_flight);
-// Node rows of such a chunk in this Buffer's regions.
+// Node rows per chunk of such a dispatch in this Buffer's regions.
 uint32_t chunk_rows(const Runtime& runtime, const Sizes& sizes);
-// Bytes of the largest message that they need at the least, and of the largest that the networks take.
+// Bytes of the largest message that they need at a minimum, and of the largest one that the networks accept.
 std::pair<uint64_t, uint64_t> put_bytes(const Runtime& runtime, const Sizes& sizes);
 // As in calls.h.
 uint32_t max_ranks(const Runtime& runtime, uint32_t experts);

@@ -82,26 +82,27 @@ bool AdoptedNic::works() const {
                         [this](const fabric::QueuePair& qp) { return qp.cqe != nullptr && has_failed(qp); });
 }
 
-// The NIC writes it meanwhile, the tail last and at once (`Cqe`): a copy has one or the next, and nothing else is read.
+// The NIC may write the CQE meanwhile, the tail last and in a single access (`Cqe`): a copy has the old or the new
+// tail, and nothing else of it is used.
 mlx5::Cqe AdoptedNic::completion(const fabric::QueuePair& qp) const {
     mlx5::Cqe cqe;
     memory_.read(&cqe, qp.cqe, sizeof(cqe));
     return cqe;
 }
 
-// Also where the request was another library's: a queue pair does nothing any more then.
+// This includes requests of another library: after any error the queue pair executes nothing more.
 bool AdoptedNic::has_failed(const fabric::QueuePair& qp) const {
     return mlx5::cqe_kind(completion(qp).tail) == mlx5::kRequestError;
 }
 
-// Also where another library has posted last: then its requests are waited for too, but not what it posts meanwhile.
+// If another library has posted last, its requests are waited for too, but not those it posts meanwhile.
 bool AdoptedNic::idle(const fabric::QueuePair& qp) const {
-    // Kernels write it, this rank's, which have ended, and another library's. It stands for itself, and it is read
-    // before the completion, which the copies' order ensures: so what `cqe_covers` is given is never the older of the
-    // two.
+    // Written by kernels of this rank, which have ended, and by those of another library. No other data depends on the
+    // value. It is read before the completion, which the order of the copies ensures, so the completion passed to
+    // `cqe_covers` is never the older of the two.
     const u64 filled = memory_.load_word(reinterpret_cast<const uint64_t*>(qp.filled));
     const mlx5::Cqe cqe = completion(qp);
-    // Of a queue pair that has failed nothing leaves any more.
+    // A queue pair that has failed sends nothing more.
     return mlx5::cqe_kind(cqe.tail) == mlx5::kRequestError || mlx5::cqe_covers(cqe.tail, filled);
 }
 

@@ -1,6 +1,6 @@
-// The NICs of this machine, by queue pairs that something else has made (host/network/queue_pairs.h): kernels post to
-// them as to software ones, and this process's threads do nothing. They cannot be made anew, so a Buffer that has them
-// does not recover.
+// The NICs of this machine, used through queue pairs that another library has created (host/network/queue_pairs.h).
+// Kernels post to them as they do to software NICs, and no thread of this process is involved. They cannot be created
+// anew, so a Buffer that uses them does not recover.
 #pragma once
 
 #include "fabric/ibgda.h"
@@ -26,8 +26,8 @@ class AdoptedNic final : public Network {
 
     Memory& memory_;
     const MadeQueuePairs made_;
-    std::vector<fabric::QueuePair> queue_pairs_;  // as `kept_` has them
-    // The kernels' own.
+    std::vector<fabric::QueuePair> queue_pairs_;  // a copy of those in `kept_`
+    // Used by kernels alone.
     std::shared_ptr<void> rings_;
     std::vector<std::shared_ptr<void>> kept_;
     std::shared_ptr<void> device_;

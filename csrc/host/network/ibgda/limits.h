@@ -1,4 +1,4 @@
-// What one put may be on a queue pair.
+// Limits on the size of one put on a queue pair.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,9 @@
 
 namespace deep_ep::host {
 
-// Its requests must fit into the ring at once: of each piece one for every `max_bytes` and two for every chunk, whose
-// ends lie elsewhere here and there, and three for what is left over; and the atomic.
+// All requests of the put must fit into the ring together: for each piece, one for every `max_bytes`, two for every
+// chunk, since chunks end at different places at the source and at the target, and three for the remainders; and the
+// atomic.
 inline u64 max_bytes_of_put(u32 blocks, u32 chunk_log2, u64 max_bytes, u32 pieces) {
     const u64 chunk = u64{1} << chunk_log2, others = 1 + 3 * u64{pieces};
     const u64 requests = blocks > others ? blocks - others : 0;

@@ -7,7 +7,7 @@ namespace {
 
 std::unique_ptr<Network> make(const NetworkPlace& place) {
     if (place.make_queue_pairs) return std::make_unique<AdoptedNic>(place);
-    // Then all that happens is the executor's to schedule.
+    // In this case the executor schedules everything.
     if (place.kernels_on_cpu && place.in_process) return std::make_unique<NicAgents>(place);
     return std::make_unique<NicThread>(place);
 }

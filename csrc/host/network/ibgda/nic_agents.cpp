@@ -7,7 +7,7 @@ namespace deep_ep::host {
 
 NicAgents::Agent::~Agent() { cpu::Executor::get().remove_agent(id); }
 
-// Draws and time are a world's, so that a seed says all.
+// Random numbers and time come from the executor's world, so that a seed determines everything.
 NicAgents::NicAgents(const NetworkPlace& place)
     : SoftNic(
           place, [](u32 bound) { return static_cast<u32>(cpu::Executor::get().random() % bound); },

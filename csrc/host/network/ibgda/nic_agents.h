@@ -1,4 +1,4 @@
-// A rank's software NICs as agents of the executor, one for each queue pair: where all ranks live in this process.
+// A rank's software NICs as agents of the executor, one per queue pair; used when all ranks are in this process.
 #pragma once
 
 #include "host/network/ibgda/soft_nic.h"

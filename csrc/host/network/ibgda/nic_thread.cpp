@@ -9,7 +9,7 @@
 namespace deep_ep::host {
 namespace {
 
-// Of a queue pair in one turn: kernels wait meanwhile.
+// Per queue pair in one turn. Bounded because kernels wait meanwhile.
 constexpr int kMaxSteps = 64;
 
 nic::SendQueue::Random random_of(int rank) {
@@ -42,7 +42,7 @@ void NicThread::run() {
     while (!stopping_.load(std::memory_order_relaxed)) looks.note(serve());
 }
 
-// Only kernels post, and only while a thread drives them.
+// Only kernels post, and only while a thread runs them.
 void NicThread::run_when_left_alone() {
     while (!stopping_.load(std::memory_order_relaxed)) {
         left_alone_.pass();
@@ -68,13 +68,13 @@ bool NicThread::serve() {
             const std::lock_guard<std::mutex> guard(mutex_);
             refusal_ = error.what();
         }
-        // Kernels are told of it as of any error, and end; then refusal() says what it was.
+        // Kernels are notified as for any error, and end; refusal() then says what it was.
         for (nic::SendQueue* queue : served()) queue->fail(wire::mlx5::kLocalOperation);
     }
     return worked;
 }
 
-// Another thread that is at it may have looked at a queue pair before the last doorbell.
+// A thread that is serving now may have polled a queue pair before its last doorbell.
 bool NicThread::is_left() {
     const std::unique_lock<std::mutex> lock(serving_, std::try_to_lock);
     if (!lock.owns_lock()) return true;

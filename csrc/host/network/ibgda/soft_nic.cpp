@@ -9,10 +9,10 @@ namespace {
 
 namespace mlx5 = wire::mlx5;
 
-// Addresses as NICs know them have nothing to do with this process's: a kernel that mixes them up is found out.
+// Addresses for NICs are unrelated to those of this process, so that a kernel that mixes them up is caught.
 u64 heap_address(int rank) { return (static_cast<u64>(rank) + 1) << 44; }
 u64 returned_address(u32 queue) { return 1ull << 60 | static_cast<u64>(queue) << 12; }
-// Odd: of heaps, the same on every rank; even: of a queue pair's word.
+// Odd keys are those of heaps, the same on every rank; even ones are those of the word of a queue pair.
 u32 heap_key(u64 number) { return static_cast<u32>(number << 1 | 1); }
 u32 returned_key(u32 queue) { return queue << 1; }
 
@@ -47,7 +47,7 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
         for (u32 c = 0; c < chunks; ++c) {
             for (u32 n = 0; n < options_.nics; ++n) {
                 const u32 key = heap_key((u64{r} * chunks + c) * options_.nics + n);
-                // What of the chunk is in the heap.
+                // The part of the chunk that is in the heap.
                 const u64 begin = std::max(c * chunk, before) - before;
                 const u64 end = std::min((c + 1) * chunk - before, heap_bytes);
                 memory_.add(key, {static_cast<int>(r), addresses[r] + begin, end - begin, place.heaps[r] + begin});
@@ -64,7 +64,7 @@ void SoftNic::make_keys(const NetworkPlace& place, fabric::Ibgda& device) {
     device.max_bytes = options_.max_bytes;
     device.heap = addresses[static_cast<size_t>(place.rank)];
     device.heaps = heap_addresses_.get();
-    // One key serves a chunk from here and from afar.
+    // A chunk has the same key for local and for remote access.
     device.keys = keys_.get() + static_cast<size_t>(place.rank) * chunks * options_.nics;
     device.remote_keys = keys_.get();
 }
@@ -95,7 +95,7 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
         if (!place.reached[peer]) continue;
         Meeting& meeting = meetings_.get()[i];
         std::memset(static_cast<void*>(&meeting.cqe), 0xff, sizeof(meeting.cqe));
-        // A number says nothing of where the queue pair is in the table.
+        // The number is unrelated to the index of the queue pair in the table.
         const nic::Connection connection{place.rank, static_cast<int>(peer), 0x40 + 7 * i, place.closing(peer)};
         memory_.add(returned_key(i),
                     {place.rank, returned_address(i), sizeof(u64), reinterpret_cast<u8*>(&meeting.returned)});
@@ -109,7 +109,7 @@ void SoftNic::make_queues(const NetworkPlace& place, const nic::SendQueue::Rando
         qp.blocks = options_.blocks;
         qp.nic = i % options_.nics;
         qp.remote_nic = static_cast<u32>(place.rank) % options_.nics;
-        // Addresses alone: the host may not reach what they point to.
+        // Only addresses are taken: the host may be unable to access what they point to.
         Counts* const counts = counts_.get() + i;
         qp.reserved = &counts->reserved;
         qp.filled = &counts->filled;
@@ -131,7 +131,7 @@ uint64_t SoftNic::max_put_bytes(uint32_t pieces) const {
     return max_bytes_of_put(options_.blocks, options_.chunk_log2, options_.max_bytes, pieces);
 }
 
-// One that kernels write; it stands for itself, or they have ended.
+// The counter is written by kernels. Either no other data depends on its value, or the kernels have ended.
 uint64_t SoftNic::counted(size_t queue, u64 Counts::* count) const {
     return allocator_.load_word(reinterpret_cast<const uint64_t*>(&(counts_.get()[queue].*count)));
 }

@@ -1,6 +1,6 @@
-// A rank's software NICs: the queue pairs that fabric/ibgda.h posts to. All that kernels and the NIC share comes
-// from a Memory: on a GPU it is host memory that the GPU has mapped, and so are the heaps then. Requests are carried
-// out by a thread (nic_thread.h), or by agents of the executor (nic_agents.h).
+// A rank's software NICs: the queue pairs to which fabric/ibgda.h posts. Everything that kernels and the NIC share
+// comes from a Memory; with a GPU it is host memory that the GPU has mapped, as the heaps are then too. Requests are
+// executed by a thread (nic_thread.h) or by agents of the executor (nic_agents.h).
 #pragma once
 
 #include <functional>
@@ -27,15 +27,15 @@ class SoftNic : public Network {
     std::vector<nic::Message> trace() const override;
 
   protected:
-    // `now_ns`: the time for traces.
+    // `now_ns`: the clock for traces.
     SoftNic(const NetworkPlace& place, nic::SendQueue::Random random, std::function<uint64_t()> now_ns);
     const nic::Options& options() const { return options_; }
-    // Those that are used.
+    // The queues in use.
     const std::vector<nic::SendQueue*>& served() const { return served_; }
 
   private:
-    // What kernels and the NIC share for one queue pair, apart from its ring. Each has a cache line of its own:
-    // kernels write some of them, the NIC others.
+    // The data shared by kernels and the NIC for one queue pair, apart from its ring. Each field has its own cache
+    // line, since kernels write some of them and the NIC the others.
     struct alignas(64) Meeting {
         wire::mlx5::Cqe cqe;
         alignas(64) wire::mlx5::DoorbellRecord record;
@@ -43,7 +43,8 @@ class SoftNic : public Network {
         alignas(64) u64 returned;
     };
 
-    // What kernels alone count for one queue pair, in one cache line: a thread that posts uses nearly all of it.
+    // The counters of one queue pair that only kernels use, in one cache line: a thread that posts uses nearly all of
+    // it.
     struct alignas(64) Counts {
         u64 reserved;
         u64 filled;
@@ -53,7 +54,7 @@ class SoftNic : public Network {
         u32 ringing;
     };
 
-    // What kernels alone use, filled in once.
+    // Allocates memory that only kernels use, and fills it in once.
     template <class T>
     std::shared_ptr<T> make_private(const std::vector<T>& values) {
         const size_t bytes = values.size() * sizeof(T);
@@ -71,7 +72,7 @@ class SoftNic : public Network {
     const u32 ranks_;
     Memory& allocator_;
     nic::MemoryTable memory_;
-    // The kernels' own.
+    // Used by kernels alone.
     std::shared_ptr<u64> heap_addresses_;
     std::shared_ptr<u32> keys_;  // [ranks, chunks, nics]
     std::shared_ptr<Counts> counts_;
@@ -80,9 +81,9 @@ class SoftNic : public Network {
     // Shared with the kernels.
     std::shared_ptr<Meeting> meetings_;
     std::shared_ptr<wire::mlx5::Block> rings_;
-    std::vector<std::unique_ptr<nic::SendQueue>> queues_;  // by queue pair; null for those that are not used
+    std::vector<std::unique_ptr<nic::SendQueue>> queues_;  // by queue pair; null for those not in use
     std::vector<nic::SendQueue*> served_;
-    mutable std::mutex mutex_;  // of the messages
+    mutable std::mutex mutex_;  // guards `messages_`
     std::vector<nic::Message> messages_;
 };
 

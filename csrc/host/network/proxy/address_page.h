@@ -1,4 +1,4 @@
-// The pages by which proxies find each other's endpoints.
+// The pages through which proxies find each other's endpoints.
 #pragma once
 
 #include "host/heap/address_page.h"

@@ -1,5 +1,5 @@
-// The proxy of a rank that is a thread of this process, beside kernels that the executor runs: an agent of it, so that
-// a seed says all.
+// The proxy of a rank that is a thread of this process and whose kernels run on the executor: an agent of the executor,
+// so that a seed determines everything.
 #pragma once
 
 #include "host/network/proxy/proxy_network.h"

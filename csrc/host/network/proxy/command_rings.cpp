@@ -28,9 +28,9 @@ CommandRings::~CommandRings() { observe::end(proxy_); }
 bool CommandRings::is_ready(u32 ring, Command& command) const {
     const u64 position = rings_[ring].taken, lap = wire::proxy::lap_at(position, commands_);
     const Command& at = slot(ring, position);
-    // Pairs with the posting thread's release at system scope, on a GPU across the bus: the lower half, and what its
-    // warp has built in the heap, are visible. Where stores to this memory may be seen in another order the lower half
-    // has a lap of its own.
+    // Pairs with the posting thread's release at system scope, on a GPU across the bus: the lower half and the data its
+    // warp has built in the heap are visible. The lower half has its own lap in case stores to this memory become
+    // visible in another order.
     command.high = observe::load_acquire(proxy_, &at.high);
     if (wire::proxy::lap_of(command.high) != lap) return false;
     command.low = observe::load_acquire(proxy_, &at.low);
@@ -66,8 +66,8 @@ void CommandRings::publish() {
             ring.left.pop_front();
             ++ring.retired;
         }
-        // Kernels acquire both, at system scope: a slot may be written again once it has been copied, a source once it
-        // has been read.
+        // Kernels acquire both at system scope: a slot may be overwritten once it has been copied, a source once it has
+        // been read.
         if (__atomic_load_n(&meeting.taken, __ATOMIC_RELAXED) != ring.taken) {
             observe::store_release(proxy_, &meeting.taken, ring.taken);
         }

@@ -1,4 +1,4 @@
-// The rings of fabric/proxy.h as the host sees them: commands are taken out in order, and told done in order.
+// The host side of the rings of fabric/proxy.h: commands are taken in order and retired in order.
 #pragma once
 
 #include <deque>
@@ -16,7 +16,7 @@ struct CommandPlace {
     u64 position;
 };
 
-// A command, and where it was.
+// A command and its place in the ring.
 struct Taken {
     wire::proxy::Command command;
     CommandPlace place;
@@ -33,23 +33,23 @@ class CommandRings {
     u32 count() const { return static_cast<u32>(rings_.size()); }
     u32 commands() const { return commands_; }
 
-    // Whether some kernel has left a command.
+    // Whether any ring has a command.
     bool has_next() const;
-    // The next command of a ring. Its slot is given back by publish().
+    // Takes the next command of a ring. publish() gives its slot back.
     bool take(u32 ring, Taken& taken);
-    // `messages` are what a command has become; it is done when as many have ended.
+    // `messages`: into how many messages the command has been split. It is done when all of them have ended.
     void begin(const CommandPlace& of, u32 messages);
     void end_message(const CommandPlace& of);
-    // Tells kernels which slots are free, and what is done.
+    // Publishes to kernels which slots are free and which commands are done.
     void publish();
-    // All that kernels have posted is done. They post no more.
+    // Whether all commands that kernels have posted are done. The caller ensures that no more are posted.
     bool idle() const;
 
   private:
     struct Ring {
         u64 taken = 0;
         u64 retired = 0;
-        std::deque<u32> left;  // messages of each command from `retired` on that have not ended
+        std::deque<u32> left;  // for each command from `retired` on, its messages that have not ended
     };
     const wire::proxy::Command& slot(u32 ring, u64 position) const {
         return slots_.get()[u64{ring} * commands_ + (position & (commands_ - 1))];

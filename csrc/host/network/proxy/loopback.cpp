@@ -8,7 +8,7 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-// The inboxes of this process, by their ranks' heaps.
+// The inboxes in this process, by the heap of their rank.
 template <class Inbox>
 struct Directory {
     std::mutex mutex;
@@ -45,7 +45,7 @@ Loopback::~Loopback() {
     if (found != directory.inboxes.end() && found->second == inbox_) directory.inboxes.erase(found);
 }
 
-// Null: the peer has left, or has not come yet.
+// Returns null if the peer has left or has not been created yet.
 std::shared_ptr<Loopback::Inbox> Loopback::inbox_of(u32 peer) const {
     auto& directory = Directory<Inbox>::get();
     const std::lock_guard<std::mutex> lock(directory.mutex);
@@ -72,12 +72,12 @@ bool Loopback::post(const Message& message) {
     return true;
 }
 
-// Whether something can be done with it now.
+// Whether a step of the message is possible now.
 bool Loopback::moves(const Flight& flight) const {
     const u32 peer = flight.message.peer;
     if (place_.closing(peer).closed() || fails(peer)) return !fails(peer) || place_.nic.fault_syndrome != 0;
-    // One that was there and is gone recovers, perhaps without this network, or has left: nothing waits for the
-    // message.
+    // A peer whose inbox existed and no longer does is recovering, perhaps without this network, or has left: nothing
+    // waits for the message.
     met_[peer] = met_[peer] || inbox_of(peer) != nullptr;
     return met_[peer] || place_.has_left(peer);
 }
@@ -90,7 +90,7 @@ bool Loopback::has_work() const {
     return std::any_of(flights_.begin(), flights_.end(), [this](const Flight& flight) { return moves(flight); });
 }
 
-// One of: a cut of the message, its immediate, its completion.
+// One step: a cut of the message, its immediate, or its completion.
 void Loopback::step(Flight& flight, Events& events) {
     const Message& message = flight.message;
     if (place_.closing(message.peer).closed() || fails(message.peer)) {

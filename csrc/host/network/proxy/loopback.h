@@ -1,6 +1,6 @@
-// A transport between ranks of one process, for tests. It is as bad as a network may be: messages are late and pass
-// each other, their bytes are read from the source and placed in pieces up to the last moment, an immediate comes
-// before the sender's completion or after it, and now and then twice; a link may fail, or take nothing and say nothing.
+// A transport between ranks of one process, for tests. It behaves as badly as a network may: messages are late and
+// overtake each other, their bytes are read from the source and placed in pieces up to the last moment, an immediate
+// arrives before or after the sender's completion, and occasionally twice; a link may fail, or silently accept nothing.
 #pragma once
 
 #include <deque>
@@ -33,7 +33,7 @@ class Loopback final : public Transport {
 
   private:
     observe::Accessor accessor() const { return observe::proxy(static_cast<u32>(place_.rank)); }
-    // What peers leave for a rank.
+    // The immediates that peers have sent to a rank.
     struct Inbox {
         std::mutex mutex;
         std::deque<u32> immediates;
@@ -59,7 +59,7 @@ class Loopback final : public Transport {
     const Random random_;
     const std::shared_ptr<Inbox> inbox_;
     std::vector<Link> links_;        // by peer
-    mutable std::vector<bool> met_;  // by peer: its inbox has been there
+    mutable std::vector<bool> met_;  // by peer: whether its inbox has existed
     std::vector<Flight> flights_;
 };
 

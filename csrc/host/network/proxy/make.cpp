@@ -5,7 +5,7 @@ namespace deep_ep::host::proxy {
 namespace {
 
 std::unique_ptr<Network> make(const NetworkPlace& place) {
-    // Then all that happens is the executor's to schedule.
+    // In this case the executor schedules everything.
     if (place.kernels_on_cpu && place.in_process) return std::make_unique<Agent>(place);
     return std::make_unique<Thread>(place);
 }

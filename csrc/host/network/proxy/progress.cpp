@@ -6,8 +6,8 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-constexpr u32 kRings = 4;            // so that a GPU's blocks do not all reserve slots by one word
-constexpr u32 kCommandsAtOnce = 16;  // of a ring, before what they have become is posted
+constexpr u32 kRings = 4;            // so that not all blocks of a GPU reserve slots through one word
+constexpr u32 kCommandsAtOnce = 16;  // taken from a ring before their messages are posted
 
 u8* bank_of(const NetworkPlace& place) {
     return place.host_words + place.generation % wire::kBanks * place.layout.bank_bytes();
@@ -35,7 +35,7 @@ Progress::Progress(const NetworkPlace& place, std::unique_ptr<Transport> transpo
     place.memory->write(state_.get(), &state, sizeof(state));
 }
 
-// A put has at most so many messages, and its pieces need not end where messages do.
+// The number of messages of a put is limited, and its pieces need not end at message boundaries.
 u64 Progress::max_put_bytes(u32 pieces) const {
     const u64 messages = wire::proxy::kMaxMessages - pieces;
     return std::min(messages * transport_->max_bytes(), wire::proxy::kMaxCommandBytes);
@@ -47,7 +47,7 @@ bool Progress::step() {
         return work();
     } catch (const std::exception& error) {
         failed_ = true;
-        tell(static_cast<u32>(place_.rank), 0, "the proxy cannot go on: " + std::string(error.what()));
+        tell(static_cast<u32>(place_.rank), 0, "the proxy cannot continue: " + std::string(error.what()));
         return true;
     }
 }
@@ -79,11 +79,11 @@ bool Progress::waits_for_gone_alone() const {
 
 bool Progress::has_work() const { return !failed_ && (sender_.has_work() || transport_->has_work()); }
 
-// A link ends with its peer's process, and mostly is the first to show it. What watches the process says more: it is
-// given the time to say so, to all ranks, before this rank blames the link.
+// A link ends with its peer's process and is usually the first to show it. The watch on the process has a better
+// explanation, so it gets time to announce the end to all ranks before this rank blames the link.
 bool Progress::told_later(const Failed& failed) const { return clock_.now_ns() - failed.since_ns < clock_.patience_ns; }
 
-// The text before the word: a kernel's host asks for it once the kernel has seen the word. The first fault stays.
+// Stores the text before the word: the host asks for the text once a kernel has seen the word. The first fault stays.
 void Progress::tell(u32 peer, u32 error, std::string text) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,5 +1,5 @@
-// All that a rank's proxy does, as one step: a thread takes it over and over, or an agent of the executor does, or a
-// thread that waits for what comes of it.
+// The whole work of a rank's proxy as one step, which is repeated by a thread, by an agent of the executor, or by a
+// thread that waits for its results.
 #pragma once
 
 #include <functional>
@@ -17,24 +17,24 @@ class Progress {
   public:
     struct Clock {
         std::function<u64()> now_ns;
-        u64 patience_ns;  // with a link that has failed, before kernels are told: see told_later()
+        u64 patience_ns;  // from the failure of a link until kernels are notified: see told_later()
     };
     Progress(const NetworkPlace& place, std::unique_ptr<Transport> transport, Clock clock);
 
     fabric::Proxy* state() const { return state_.get(); }
     u64 max_put_bytes(u32 pieces) const;
-    // One thread at a time. -> whether there was anything to do.
+    // One thread at a time. Returns whether there was anything to do.
     bool step();
     bool has_work() const;
     int look_up_peers() { return transport_->look_up_peers(); }
-    // Whether a message is under way, or waits for its link. For the thread that steps.
+    // Whether a message is in flight or waits for its link. For the thread that steps.
     bool is_open() const { return sender_.is_open(); }
-    // A link that has failed is waited for no longer. Any thread.
+    // Does not wait for a link that has failed. May be called by any thread.
     bool idle() const { return rings_.idle() || !fault().empty(); }
-    // What is not done is for ranks that are gone. As step(): one thread at a time.
+    // Whether all unfinished work is for ranks that are gone. Like step(): one thread at a time.
     bool waits_for_gone_alone() const;
 
-    // What has failed, in words; any thread.
+    // A description of the failure. May be called by any thread.
     std::string fault() const;
     std::vector<nic::Counters> counters() const { return sender_.counters(); }
 
@@ -58,7 +58,7 @@ class Progress {
     Events events_;
     std::vector<Failed> faults_;
     bool failed_ = false;
-    mutable std::mutex mutex_;  // of the text
+    mutable std::mutex mutex_;  // guards `fault_text_`
     std::string fault_text_;
 };
 

@@ -1,4 +1,4 @@
-// A proxy as a Network: all but what takes its steps.
+// A proxy as a Network. Subclasses supply the thread or agent that steps it.
 #pragma once
 
 #include "host/network/network.h"

@@ -38,9 +38,9 @@ void Receiver::publish() {
         line.changed = false;
         const u32 region = place.word / wire::kOfRanks, kind = place.word % wire::kOfRanks;
         // A kernel of this rank that acquires the word at system scope sees the payload of all messages that the total
-        // counts. On a GPU too, without a flush of what a NIC has written: payload and word lie in the same memory, the
-        // host's, and what the network says to have arrived there is there for all. Of a GPU's own memory it would not
-        // be so: the NIC's writes go there by another way than its completions. Litmus: mp_release_acquire_sys.
+        // counts. This holds on a GPU too, without a flush of the NIC's writes: payload and word are both in host
+        // memory, and data that the network reports as arrived there is visible to all. It would not hold for GPU
+        // memory, which the NIC's writes reach by another path than its completions. Litmus: mp_release_acquire_sys.
         auto* const word = reinterpret_cast<u64*>(bank_ + layout_.word_in_bank(region, kind, place.source));
         observe::store_release(proxy_, word, line.total);
     }

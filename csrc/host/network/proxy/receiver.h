@@ -1,5 +1,5 @@
-// A proxy's receiving side: immediates become totals in signal words (P18). It alone stores the words of the ranks that
-// it hears, as totals, so that memory without atomics for the host will do.
+// The receiving side of a proxy: immediates become totals in signal words (P18). It is the only writer of the words of
+// the ranks that it hears, and stores totals, so that memory without atomics for the host suffices.
 #pragma once
 
 #include <functional>
@@ -17,15 +17,15 @@ class Receiver {
     // `bank`: the words that this rank's host stores (wire/host_words.h). `hears`: whether a rank's messages count.
     Receiver(u8* bank, const wire::HeapLayout& layout, u32 generation, u32 rank, std::function<bool(u32 source)> hears);
 
-    // Repeats do not count, nor do messages of another generation, or from a rank that is not heard.
+    // Ignores repeats, messages of another generation, and messages from a rank that is not heard.
     void arrived(u32 immediate);
-    // Stores what has changed since. The payload of all that has arrived is visible before.
+    // Stores the words that have changed since the last call. The payload of all arrived messages is visible before.
     void publish();
 
   private:
     struct Line {
-        u64 next = 0;    // all messages below have arrived
-        u64 beyond = 0;  // and those whose bit is set behind it
+        u64 next = 0;    // all messages below this number have arrived
+        u64 beyond = 0;  // bit i: message next + i has arrived
         u64 total = 0;
         bool changed = false;
     };
@@ -35,7 +35,7 @@ class Receiver {
     const u32 generation_;
     const observe::Accessor proxy_;
     const std::function<bool(u32)> hears_;
-    std::vector<std::vector<Line>> lines_;  // by source and word; made for those that are heard
+    std::vector<std::vector<Line>> lines_;  // by source and word; allocated for sources that are heard
     struct Place {
         u32 source;
         u32 word;

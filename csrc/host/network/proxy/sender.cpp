@@ -1,6 +1,7 @@
 #include "host/network/proxy/sender.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace deep_ep::host::proxy {
 
@@ -38,9 +39,9 @@ bool Sender::take(u32 commands) {
     return took;
 }
 
-// A command becomes as many messages as the transport's limit asks for. The last one of a put says how many there were,
-// so that the receiver knows when it has all (share()). A put without bytes is one message, to a place that is never
-// read.
+// Splits a command into as many messages as the transport's size limit requires. The last message of a put says how
+// many there were, so that the receiver knows when it has all of them (share()). A put without bytes is one message, to
+// a place that is never read.
 void Sender::accept(const Taken& taken) {
     const u32 peer = peer_of(taken.command), operation = operation_of(taken.command);
     Link& link = links_[peer];
@@ -73,14 +74,14 @@ void Sender::accept(const Taken& taken) {
     if (ends) of_put = 0;
 }
 
-// What waits for a link that has failed does not count as done: kernels that wait for it find the fault (quiet).
+// Messages that wait for a failed link do not count as done: kernels that wait for them find the fault (quiet).
 void Sender::lose(Link& link) {
     if (!link.queue.empty()) --waiting_;
     for (const Waiting& waiting : link.queue) link.lost.push_back(waiting.of);
     link.queue.clear();
 }
 
-// Of a peer that is masked, or has left, nothing is waited for any more.
+// Nothing waits any longer for messages to a peer that is masked or has left.
 void Sender::forget(Link& link) {
     lose(link);
     for (const CommandPlace& place : link.lost) rings_.end_message(place);

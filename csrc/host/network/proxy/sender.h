@@ -1,5 +1,5 @@
-// A proxy's sending side: commands become messages, which wait for each peer in a queue of its own, so that a peer that
-// takes none holds up no other (P11).
+// The sending side of a proxy: commands become messages, which wait in one queue per peer, so that a peer that accepts
+// none does not delay the others (P11).
 #pragma once
 
 #include <deque>
@@ -12,7 +12,7 @@
 
 namespace deep_ep::host::proxy {
 
-// To bound what a peer that stalls may hold of a network's buffers.
+// Bounds the share of a network's buffers that a stalled peer may occupy.
 constexpr u64 kMaxBytesToPeer = 16ull << 20;
 
 class Sender {
@@ -21,23 +21,23 @@ class Sender {
         u32 peer;
         u32 error;
     };
-    // `scratch`: the place in every heap for messages without bytes. `closed`: whether a peer is masked or
-    // has left, so that nothing is sent to it any more.
+    // `scratch`: the place in every heap for messages without bytes. `closed`: whether a peer is masked or has left, so
+    // that nothing more is sent to it.
     Sender(u32 rank, u32 ranks, u32 generation, u64 scratch, CommandRings& rings, Transport& transport,
            std::function<bool(u32 peer)> closed);
 
-    // Takes up to `commands` commands of each ring. -> whether there was one.
+    // Takes up to `commands` commands from each ring. Returns whether there were any.
     bool take(u32 commands);
-    // Hands the transport what it takes. -> whether it took anything.
+    // Hands the transport as many messages as it accepts. Returns whether it accepted any.
     bool post();
     bool has_work() const;
-    // Whether a message is under way, or waits for its link.
+    // Whether a message is in flight or waits for its link.
     bool is_open() const { return waiting_ != 0 || on_their_way_.size() != free_places_.size(); }
-    // The same, for some of the peers.
+    // The same, for the peers for which `counts` holds.
     bool is_open_to(const std::function<bool(u32 peer)>& counts) const;
     void completed(const Completion& completion);
 
-    // Those since the last call: nothing reaches these peers any more.
+    // The faults since the last call: nothing reaches these peers any more.
     std::vector<Fault> faults();
     const std::vector<nic::Counters>& counters() const { return counters_; }
 
@@ -48,7 +48,8 @@ class Sender {
         u32 pieces;
         CommandPlace of;
     };
-    // The messages to one word of a peer: numbers below `delivered`, and those whose bit is set behind it, have been.
+    // The messages to one word of a peer. Those numbered below `delivered` have been delivered, and so has message
+    // delivered + i if bit i of `beyond` is set.
     struct Window {
         u64 sent = 0;
         u64 delivered = 0;
@@ -61,9 +62,9 @@ class Sender {
         std::vector<Window> windows;  // by word
         u64 bytes_on_their_way = 0;
         bool dead = false;
-        std::vector<CommandPlace> lost;  // of messages that have not arrived and never will
+        std::vector<CommandPlace> lost;  // commands of messages that have not arrived and never will
     };
-    // A message that the transport has: `Message::context` is its place.
+    // A message handed to the transport. `Message::context` is its index in `on_their_way_`.
     struct OnItsWay {
         u32 peer;
         u32 word;
@@ -84,13 +85,13 @@ class Sender {
     Transport& transport_;
     const std::function<bool(u32)> closed_;
     std::vector<Link> links_;        // by peer
-    std::vector<u32> put_messages_;  // by ring: of the put whose commands are being taken
+    std::vector<u32> put_messages_;  // by ring: messages so far of the put whose commands are being taken
     std::vector<OnItsWay> on_their_way_;
     std::vector<u32> free_places_;
     std::vector<Fault> faults_;
     std::vector<nic::Counters> counters_;
     u32 waiting_ = 0;  // links with a queue
-    u32 dead_ = 0;     // links
+    u32 dead_ = 0;     // links that have failed
 };
 
 }  // namespace deep_ep::host::proxy

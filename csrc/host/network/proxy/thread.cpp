@@ -13,12 +13,12 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-// Until a link's end is told, after which its rank's own may have been heard of: by a descriptor of this machine, or by
-// a connection to another, whose packets may be lost once.
+// From the failure of a link until it is reported, so that the end of the peer itself may be noticed first: by a file
+// descriptor on this machine, or by a connection to another one, whose packets may need one retransmission.
 constexpr u64 kPatience = 200'000'000, kPatienceAfar = 1'000'000'000;  // ns
 u64 patience(const NetworkPlace& place) { return place.address.empty() ? kPatience : kPatienceAfar; }
 
-// As well as it can: the process may have been given other CPUs since they were named.
+// Best effort: the process may have been assigned other CPUs since they were chosen.
 void run_on(const std::vector<int>& cpus) {
     if (cpus.empty()) return;
     cpu_set_t set;
@@ -27,7 +27,7 @@ void run_on(const std::vector<int>& cpus) {
     sched_setaffinity(0, sizeof(set), &set);
 }
 
-// Ranks that are threads of one process need no library of a network's to reach each other.
+// Ranks that are threads of one process need no network library to reach each other.
 std::unique_ptr<Transport> transport_of(const NetworkPlace& place) {
     if (!place.in_process) return make_libfabric(place);
     const auto random = std::make_shared<std::mt19937>(static_cast<u32>(place.rank));
@@ -54,7 +54,7 @@ void Thread::run(const std::vector<int>& cpus) {
     Looks looks;
     uint64_t helped = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
-        // Another thread serves: this one would only take its core.
+        // Another thread is serving; this one would only take its core away.
         if (const uint64_t now = helped_.load(std::memory_order_relaxed); now != helped) {
             helped = now;
             looks = {};
@@ -71,7 +71,7 @@ void Thread::run(const std::vector<int>& cpus) {
 }
 
 bool Thread::help() {
-    helped_.fetch_add(1, std::memory_order_relaxed);  // run() looks; it orders nothing
+    helped_.fetch_add(1, std::memory_order_relaxed);  // run() reads it; needs no ordering
     const std::unique_lock<std::mutex> lock(stepping_, std::try_to_lock);
     return lock.owns_lock() && progress_.step();
 }

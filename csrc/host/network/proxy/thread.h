@@ -1,7 +1,7 @@
-// The proxy of a rank that is a process, or whose kernels run on a GPU: a thread of its own. It looks for commands by
-// itself, since a graph that is replayed leaves some without a call of the host. Where kernels run on the executor, the
-// thread that drives them takes steps too, between their turns, and this one rests meanwhile. A second after the last
-// command, message or completion it sleeps, and only looks now and then (looks.h).
+// The proxy of a rank that is a process or whose kernels run on a GPU: a dedicated thread. It polls for commands, since
+// a replayed graph leaves some without any call by the host. Where kernels run on the executor, the thread that runs
+// them also steps the proxy, between turns of the kernels, and this thread rests meanwhile. One second after the last
+// command, message, or completion it goes to sleep and polls only occasionally (looks.h).
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ class Thread final : public ProxyNetwork {
     void run(const std::vector<int>& cpus);
     bool help();
 
-    mutable std::mutex stepping_;  // one thread at a time
+    mutable std::mutex stepping_;  // held by the thread that steps the proxy
     std::atomic<uint64_t> helped_{0};
     std::atomic<bool> stopping_{false};
     int helper_ = -1;  // of the executor

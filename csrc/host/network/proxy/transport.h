@@ -1,8 +1,8 @@
-// What carries the proxy's messages: libfabric's providers, or a loopback for tests.
+// Carries the messages of a proxy: over a libfabric provider, or a loopback for tests.
 //
-// A message is written into the peer's memory, and with it comes an immediate, which the peer's transport hands to its
-// proxy once all of the message is there. Nothing is promised about other messages: they may arrive in any order. One
-// thread at a time uses a transport.
+// A message is written into the peer's memory together with an immediate, which the peer's transport hands to its proxy
+// once the whole message has arrived. Different messages may arrive in any order. A transport is used by one thread at
+// a time.
 #pragma once
 
 #include <string>
@@ -37,19 +37,19 @@ class Transport {
     virtual ~Transport() = default;
 
     virtual std::string name() const = 0;
-    // The most bytes of one message.
+    // Maximum size of one message in bytes.
     virtual u64 max_bytes() const = 0;
     // Network::look_up_peers().
     virtual int look_up_peers() { return -1; }
-    // False: it takes no message to that peer now.
+    // Returns false if it accepts no message to that peer now.
     virtual bool post(const Message& message) = 0;
-    // Whether post() might take one, and whether poll() might find or do anything: where other things are to be done,
-    // a transport that only waits must say so.
+    // Whether post() might accept a message, and whether poll() might find or do anything. A transport that can only
+    // wait must say so, to let the caller do other work.
     virtual bool takes(u32) const { return true; }
     virtual bool has_work() const = 0;
-    // Makes progress, and adds what has come of it. -> whether it has done anything.
+    // Makes progress and appends the resulting events. Returns whether it has done anything.
     virtual bool poll(Events& events) = 0;
-    // What an error means.
+    // The text for an error code.
     virtual std::string text(u32 error) const = 0;
 };
 

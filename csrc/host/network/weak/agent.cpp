@@ -13,11 +13,11 @@ namespace {
 using device::Scope;
 
 constexpr uint32_t kInFlight = 16;  // puts that may overtake each other
-constexpr uint32_t kMaxDelay = 8;   // switch points a step may be put off by
-constexpr u64 kCutBytes = 64;       // pieces are cut into so many bytes, or a few cuts where they are long
+constexpr uint32_t kMaxDelay = 8;   // switch points by which a step may be delayed
+constexpr u64 kCutBytes = 64;       // size of a cut; long pieces have a few longer cuts
 constexpr uint32_t kMaxCuts = 16;   // per put
 
-// A part of a put that is copied at once.
+// A part of a put that is copied in one step.
 struct Cut {
     const uint8_t* source;
     uint8_t* target;
@@ -31,7 +31,7 @@ struct Put {
 };
 
 std::unique_ptr<Network> make(const NetworkPlace& place) {
-    if (!place.kernels_on_cpu) throw std::invalid_argument("a weak network: expected NICs for a GPU's ranks");
+    if (!place.kernels_on_cpu) throw std::invalid_argument("the weak network needs kernels on the CPU: expected NICs");
     return std::make_unique<WeakAgent>(place);
 }
 [[maybe_unused]] const MakeNetwork made_known = make_network<fabric::WeakQueue> = make;
@@ -52,7 +52,7 @@ void WeakAgent::serve() {
     uint32_t flying = 0;
     u64 taken = 0;
     const auto next_ready = [&] {
-        // Pairs with the posting thread's release: the command, and what its warp has built in the heap, are visible.
+        // Pairs with the posting thread's release: the command and the data its warp has built in the heap are visible.
         return device::load_acquire<Scope::kSystem>(&queue_.commands[taken % fabric::WeakQueue::kCapacity].ready) ==
                taken + 1;
     };
@@ -74,10 +74,10 @@ void WeakAgent::serve() {
             }
         }
         for (uint32_t delay = random(kMaxDelay); delay != 0; --delay) cpu::yield();
-        // One step of one put: a cut, or, when all are copied, the signal.
+        // One step of one put: a cut or, once all of them are copied, the signal.
         Put& put = puts[random(flying)];
         if (place_.closing(put.command.to).closed()) {
-            // As below, but nothing of it arrives.
+            // As below, except that none of the put arrives.
             device::add_release<Scope::kSystem>(&put.command.completion->completed, 1ull);
             put = puts[--flying];
             continue;
@@ -89,10 +89,10 @@ void WeakAgent::serve() {
             place_.closing(put.command.to).placed();
             continue;
         }
-        // The receiver acquires the word and then reads this put's pieces; of other puts it learns nothing.
+        // The receiver acquires the word and then reads this put's pieces; the word says nothing about other puts.
         device::add_release<Scope::kSystem>(reinterpret_cast<u64*>(heaps_[put.command.to] + put.command.word_offset),
                                             wire::kUnit);
-        // The sender acquires this and may then write the pieces' source again.
+        // The sender acquires this and may then overwrite the source of the pieces.
         device::add_release<Scope::kSystem>(&put.command.completion->completed, 1ull);
         put = puts[--flying];
     }

@@ -1,4 +1,4 @@
-// The agent behind fabric/weak.h: carries out puts late, in pieces, out of order.
+// The agent behind fabric/weak.h: executes puts late, in pieces, and out of order.
 #pragma once
 
 #include <cstdint>

@@ -20,8 +20,8 @@ namespace {
 constexpr u32 kSelf = 0;
 constexpr u64 kBytes = wire::kPieceBytes;
 
-// The times of one put, as the proxy's thread sees them; 0: not yet. The other thread reads and clears them when it has
-// seen all that comes of the put, and those words' release and acquire order them.
+// The times of one put as recorded by the proxy's thread; 0: not yet. The other thread reads and clears them after it
+// has seen all effects of the put; the release and acquire of the words that show these order the accesses.
 struct Stamps {
     std::atomic<u64> posted{0}, completed{0}, arrived{0};
     static void set(std::atomic<u64>& stamp) { stamp.store(cpu::monotonic_ns(), std::memory_order_relaxed); }
@@ -54,7 +54,7 @@ class Stamped final : public Transport {
     Stamps& stamps_;
 };
 
-// Messages arrive, and are complete, when it is polled next.
+// Messages arrive and complete at the next poll.
 class AtOnce final : public Transport {
   public:
     std::string name() const override { return "no network"; }
@@ -73,10 +73,11 @@ class AtOnce final : public Transport {
     std::string text(u32) const override { return {}; }
 
   private:
-    Events posted_;  // swapped for empty ones, whose memory is used again
+    Events posted_;  // swapped with empty ones, whose memory is reused
 };
 
-// The cores that this thread may use, as it was; and one of them alone for it, or for another, while this lives.
+// Pins the calling thread, and other threads on request, to single cores out of those that the calling thread may use.
+// The destructor restores its affinity.
 class Cores {
   public:
     Cores() {
@@ -103,8 +104,8 @@ class Cores {
     std::vector<int> cores_;
 };
 
-// Steps a proxy as the thread of one does, on another core than the calling thread: on one core the two would take
-// turns, each with much to do.
+// Steps a proxy as its own thread would, on another core than the calling thread: on the same core the two would
+// preempt each other, since both are busy.
 class Stepping {
   public:
     explicit Stepping(Progress& progress)
@@ -126,12 +127,12 @@ class Stepping {
     std::thread thread_;
 };
 
-// A proxy that has failed would be waited for without end.
+// Bounds the waits, since the proxy may have failed.
 class Patience {
   public:
     void check() {
         if (++looks_ % kLooks == 0 && cpu::monotonic_ns() > until_) {
-            throw std::runtime_error("the proxy: nothing has come of a command for 60 seconds");
+            throw std::runtime_error("the proxy: no progress on a command for 60 seconds");
         }
     }
 
@@ -141,7 +142,7 @@ class Patience {
     u32 looks_ = 0;
 };
 
-// The time at which a condition is first seen to hold.
+// Records the time at which a condition is first seen to hold.
 template <class Condition>
 void note(u64& when, const Condition& holds) {
     if (when == 0 && holds()) when = cpu::monotonic_ns();

@@ -29,20 +29,20 @@ u64* PutLoops::meeting_word(u32 rank) const {
     return reinterpret_cast<u64*>(place_.heaps[rank] + place_.layout.region_offset(0) + 2 * kMeasuredBytes);
 }
 
-// A peer that has ended would be waited for without end.
+// Bounded, since the peer may have ended.
 void PutLoops::wait(const std::function<bool()>& ready, const char* what) {
     const double until = now() + kPatience;
     for (u32 turn = 1; !ready(); ++turn) {
         puts_->step();
         if (turn % kTurnsPerLook == 0 && now() > until) {
-            throw std::runtime_error(std::string(what) + ": nothing has come of it for 60 seconds");
+            throw std::runtime_error(std::string(what) + ": no progress for 60 seconds");
         }
     }
 }
 
 void PutLoops::meet() {
     const u32 self = static_cast<u32>(place_.rank);
-    // The peer acquires it: what this rank has stored in its heap before is visible there then.
+    // The peer acquires it, so that this rank's earlier stores to its heap are visible to the peer.
     __atomic_store_n(meeting_word(self), ++met_, __ATOMIC_RELEASE);
     // Pairs with the peer's release.
     wait([&] { return __atomic_load_n(meeting_word(1 - self), __ATOMIC_ACQUIRE) >= met_; }, "a meeting");

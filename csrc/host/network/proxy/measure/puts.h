@@ -1,5 +1,5 @@
-// What is timed: puts from this rank to one peer and back, whatever carries them, so that the proxy and bare calls of
-// the same provider go through the same loops. The peer is another process, which runs the other half of each loop.
+// The timed loops: puts from this rank to one peer and back over any carrier, so that the proxy and bare calls of the
+// same provider are timed by the same loops. The peer is another process, which runs the other side of each loop.
 #pragma once
 
 #include <functional>
@@ -15,23 +15,23 @@ class Puts {
   public:
     virtual ~Puts() = default;
     virtual std::string name() const = 0;
-    // False: not now.
+    // Returns false if it accepts no put now.
     virtual bool post(u64 source, u64 target, u64 bytes) = 0;
     // Makes progress, or lets another thread make it.
     virtual void step() = 0;
-    // Puts of this rank whose sources may be written again, and puts of the peer that have arrived whole.
+    // The number of this rank's puts whose sources may be overwritten, and of the peer's puts that have fully arrived.
     virtual u64 completed() const = 0;
     virtual u64 arrived() const = 0;
 };
 
 enum class Kind {
     kRaw,       // libfabric's calls alone
-    kStepped,   // commands, proxy and words; the thread that waits steps the proxy, as where kernels run on a CPU
-    kThreaded,  // the same, with a thread of its own for the proxy, as for kernels of a GPU
+    kStepped,   // commands, proxy, and words; the waiting thread steps the proxy, as when kernels run on a CPU
+    kThreaded,  // the same, with a dedicated thread for the proxy, as for kernels on a GPU
 };
 
-// The heap that this takes, which begins as zeros: in its region so many bytes of sources, as many of targets, and a
-// word by which the ranks meet.
+// The heap that the loops need, initially zero. Its region has `kMeasuredBytes` of sources, as many of targets, and the
+// word of the ranks' meeting.
 constexpr u64 kMeasuredBytes = 16ull << 20;
 constexpr wire::HeapLayout measured_layout() { return {2, 1, 2 * kMeasuredBytes + wire::kPage, 0}; }
 
@@ -44,14 +44,14 @@ class PutLoops {
     PutLoops(Kind kind, const NetworkPlace& place);
 
     std::string name() const { return puts_->name(); }
-    // Until the peer does the same: by words in memory that both have mapped, which is no traffic.
+    // Waits until the peer does the same. Uses words in memory that both have mapped, which causes no network traffic.
     void meet();
-    // Puts `count` times `bytes`, of which at most `window` are under way. -> from the first one until all are
-    // complete.
+    // Posts `count` puts of `bytes` each, at most `window` of them in flight. Returns the interval from the first post
+    // until all are complete.
     Interval send(u64 bytes, u32 count, u32 window);
-    // -> when so many of the peer's have arrived since all that were asked for before.
+    // Waits for `count` more puts of the peer than previous calls have waited for. Returns when they have arrived.
     double receive(u32 count);
-    // Puts and waits for the answer, or the other way around where the peer is first.
+    // Puts and then waits for the answer, or the reverse if the peer is first.
     Interval round_trips(u64 bytes, u32 count, bool first);
 
   private:
@@ -66,7 +66,7 @@ class PutLoops {
 };
 
 std::unique_ptr<Puts> make_proxy_puts(const NetworkPlace& place, bool threaded);
-// Throws std::invalid_argument where this was built without libfabric.
+// Throws std::invalid_argument in a build without libfabric.
 std::unique_ptr<Puts> make_raw_puts(const NetworkPlace& place);
 
 }  // namespace deep_ep::host::proxy

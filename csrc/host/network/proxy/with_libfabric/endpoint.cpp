@@ -16,12 +16,12 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-// The order in which they are tried. `tcp` moves messages itself since libfabric 1.18; before, `net` does. Left out:
-// `sockets` and `udp`, which starve or crash, and psm, which has no immediates.
+// In the order in which they are tried. `tcp` moves messages itself since libfabric 1.18; before that, `net` does.
+// Left out: `sockets` and `udp`, which starve or crash, and psm, which has no immediates.
 constexpr const char* kProviders[] = {"efa", "verbs;ofi_rxm", "net", "tcp", "tcp;ofi_rxm", "shm"};
 constexpr u64 kMaxMessage = 16ull << 20;
 
-// Providers whose endpoints are at an IP address, and the one that reaches its own machine alone.
+// Providers whose endpoints have an IP address, and the one that reaches only its own machine.
 constexpr std::string_view kByAddress[] = {"net", "tcp", "tcp;ofi_rxm"}, kNear = "shm";
 
 Info hints_for(const std::string& provider) {
@@ -37,7 +37,8 @@ Info hints_for(const std::string& provider) {
     return hints;
 }
 
-// What a provider offers; null: nothing that will do. `address`: this machine's, where others are to reach it.
+// Returns what a provider offers, or null if nothing is suitable. `address`: that of this machine, if other machines
+// must reach it.
 Info offer_of(const std::string& provider, const std::string& address) {
     const LibfabricLibrary& library = LibfabricLibrary::get();
     const Info hints = hints_for(provider);
@@ -74,12 +75,12 @@ Info best_offer(const std::string& asked, const std::string& address) {
     throw std::invalid_argument("fabric \"proxy\": libfabric does not offer " + tried + " " +
                                 (address.empty() ? "here" : "to other machines, at " + address) +
                                 " (DEEP_EP_PROXY_PROVIDER): it has " +
-                                (offered.empty() ? "none that will do" : offered));
+                                (offered.empty() ? "none that is suitable" : offered));
 }
 
-// What a rank tells the others of its endpoint.
+// The endpoint data that a rank publishes to the others.
 struct Address {
-    u64 base;  // of what may be written from afar, as the provider addresses it
+    u64 base;  // of the remotely writable memory, as the provider addresses it
     u64 key;
     std::array<u8, 512> name;
     std::array<char, 64> provider;
@@ -133,17 +134,17 @@ void LibfabricEndpoint::open(size_t events) {
     check(fi_enable(endpoint), name() + ": enabling its endpoint");
 }
 
-// Others may write between the signal words, which the host alone stores, and the outputs.
+// Peers may write to the part between the signal words, which only the host stores, and the outputs.
 void LibfabricEndpoint::register_memory() {
     const u64 first = place_.layout.scratch_offset(), end = place_.layout.arena_offset();
     u64 key = 0;
-    // Guessing it is no easier than it has to be: libfabric lets this side choose where the provider does not.
-    if (getrandom(&key, sizeof(key), 0) != sizeof(key)) throw std::invalid_argument("no random numbers");
+    // Random, so that the key is hard to guess: libfabric lets this side choose it unless the provider does.
+    if (getrandom(&key, sizeof(key), 0) != sizeof(key)) throw std::invalid_argument("getrandom: no random numbers");
     const size_t key_bytes = info_->domain_attr->mr_key_size;
     if (key_bytes < sizeof(key)) key &= (u64{1} << 8 * key_bytes) - 1;
     written_ = registered(first, end - first, FI_REMOTE_WRITE, key);
     if ((info_->domain_attr->mr_mode & FI_MR_LOCAL) == 0) return;
-    // What is sent lies there too: outputs are never sent from where they are.
+    // Sources of sends are in the same part: outputs are never sent from where they are.
     local_ = registered(first, end - first, FI_WRITE, key ^ 1);
 }
 
@@ -176,7 +177,7 @@ bool LibfabricEndpoint::knows(u32 peer) {
     Peer& known = peers_[peer];
     Address theirs{};
     if (known.known || !address_page(place_, peer).read(&theirs, sizeof(theirs))) return known.known;
-    // An address that is none, or of another provider: a message to it fails.
+    // Messages to an invalid address, or to that of another provider, fail.
     known.provider.assign(theirs.provider.data(), strnlen(theirs.provider.data(), theirs.provider.size()));
     if (known.provider != info_->fabric_attr->prov_name ||
         fi_av_insert(vector_.get(), theirs.name.data(), 1, &known.address, 0, nullptr) != 1) {
@@ -215,7 +216,7 @@ LibfabricHere libfabric_here() {
     LibfabricHere here;
     try {
         here.version = version_text(LibfabricLibrary::get().version());
-    } catch (const std::invalid_argument& error) {  // no library, or another one
+    } catch (const std::invalid_argument& error) {  // no library, or one of another version
         here.refusal = error.what();
         return here;
     }

@@ -1,5 +1,6 @@
-// A rank's endpoint at a provider of libfabric: opened, its memory registered, its address told to the other ranks and
-// theirs looked up. Only for what is compiled where libfabric's headers are; what it sends is its user's to post.
+// A rank's endpoint at a libfabric provider. The endpoint opens itself, registers memory, publishes its address, and
+// looks up those of the other ranks; posting is left to its user. Only for sources that are compiled with libfabric's
+// headers.
 #pragma once
 
 #include <rdma/fi_endpoint.h>
@@ -14,7 +15,7 @@
 
 namespace deep_ep::host::proxy {
 
-// Objects of libfabric end by fi_close().
+// Closes a libfabric object by fi_close().
 template <class T>
 struct Closing {
     void operator()(T* object) const { fi_close(&object->fid); }
@@ -27,25 +28,25 @@ struct FreeInfo {
 };
 using Info = std::unique_ptr<fi_info, FreeInfo>;
 
-// Throws std::invalid_argument where a call has failed.
+// Throws std::invalid_argument if `result` is an error.
 void check(long result, const std::string& doing);
 
 class LibfabricEndpoint {
   public:
     struct Peer {
         bool known = false;
-        fi_addr_t address = FI_ADDR_UNSPEC;  // or it cannot be reached
+        fi_addr_t address = FI_ADDR_UNSPEC;  // as long as the peer cannot be reached
         u64 base = 0, key = 0;
         std::string provider;
     };
 
-    // The best provider, or `place.provider`. `events`: that its completion queue has to hold.
+    // Uses `place.provider`, or the best provider if that is empty. `events`: the capacity of the completion queue.
     LibfabricEndpoint(const NetworkPlace& place, size_t events);
 
     std::string name() const { return std::string("libfabric's ") + info_->fabric_attr->prov_name; }
     u64 max_bytes() const;
     bool is_published(u32 peer) const;
-    // Whether it is, and what it has published has been read.
+    // Whether the peer has published its address and this side has read it.
     bool knows(u32 peer);
     // Network::look_up_peers().
     int look_up_all();
@@ -53,14 +54,14 @@ class LibfabricEndpoint {
     fid_ep* endpoint() const { return endpoint_.get(); }
     fid_cq* queue() const { return queue_.get(); }
 
-    // A write of what lies in this rank's heap into a peer's that it knows. It holds the request's parts, too.
+    // A write from this rank's heap to the heap of a known peer. It also stores the parts of the request.
     class Write {
       public:
         Write(const LibfabricEndpoint& from, u32 peer, u64 source, u64 target, u64 bytes, u32 immediate, void* context);
         Write(const Write&) = delete;
         Write& operator=(const Write&) = delete;
-        // -> 0, or libfabric's error. The flags: without the last one a completion may come for what is never
-        // delivered.
+        // Returns 0 or libfabric's error. FI_DELIVERY_COMPLETE is needed because otherwise a write that is never
+        // delivered may complete.
         ssize_t post() const {
             return fi_writemsg(endpoint_, &request_, FI_REMOTE_CQ_DATA | FI_COMPLETION | FI_DELIVERY_COMPLETE);
         }
@@ -81,7 +82,7 @@ class LibfabricEndpoint {
 
     const NetworkPlace place_;
     const Info info_;
-    // In the order in which they are made: they end in the other one.
+    // In the order of creation: they are destroyed in reverse.
     Owned<fid_fabric> fabric_;
     Owned<fid_domain> domain_;
     Owned<fid_cq> queue_;

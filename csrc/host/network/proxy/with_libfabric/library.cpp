@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kLibrary = "libfabric.so.1";
 
-// The versions of the symbols whose structures are those of these headers: in one library the newest may have others.
+// The symbol versions whose structures match these headers: the newest ones in a library may have others.
 struct Symbol {
     const char* name;
     const char* version;
@@ -38,14 +38,14 @@ std::string version_text(uint32_t version) {
 }
 
 LibfabricLibrary::LibfabricLibrary() {
-    // Copies between processes by the kernel's cross-memory attach hang now and then in this provider's versions
-    // to 1.17.
+    // Copies between processes by the kernel's cross-memory attach occasionally hang in versions of this provider up to
+    // 1.17.
     setenv("FI_SHM_DISABLE_CMA", "1", 0);
-    // A library of PSM's, which a provider brings along, would take over the process's signals, SIGTERM too, and write
-    // a backtrace of any crash into the caller's folder.
+    // A PSM library that a provider depends on would take over the process's signals, including SIGTERM, and write a
+    // backtrace of any crash into the caller's working directory.
     setenv("IPATH_NO_BACKTRACE", "1", 0);
     setenv("HFI_NO_BACKTRACE", "1", 0);
-    // A child that forks keeps its hands off registered memory.
+    // Keeps forked children away from registered memory.
     setenv("RDMAV_FORK_SAFE", "1", 0);
     setenv("FI_EFA_FORK_SAFE", "1", 0);
     // Never closed: providers may have threads of their own.
@@ -63,13 +63,13 @@ LibfabricLibrary::LibfabricLibrary() {
     const uint32_t built = FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION), here = version();
     if (here < built || (kOnlyThisVersion && here != built)) {
         throw std::invalid_argument("fabric \"proxy\": libfabric " + version_text(here) +
-                                    " is here, and this was built for " + version_text(built) +
-                                    ": install the library again where that one is");
+                                    " is installed, but this was built for " + version_text(built) +
+                                    ": reinstall the library on a machine that has that version");
     }
 }
 
 const LibfabricLibrary& LibfabricLibrary::get() {
-    static const LibfabricLibrary library;  // one that throws is tried again
+    static const LibfabricLibrary library;  // retried by the next call if the constructor throws
     return library;
 }
 

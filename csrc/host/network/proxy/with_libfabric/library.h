@@ -1,5 +1,5 @@
-// libfabric's functions, opened at run time; everything else in its headers is inline. Only for libfabric.cpp, which is
-// compiled where the headers are.
+// libfabric's functions, opened at run time; everything else in its headers is inline. Only for sources that are
+// compiled with libfabric's headers.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -18,7 +18,7 @@ struct LibfabricLibrary {
     decltype(&::fi_strerror) strerror;
     decltype(&::fi_version) version;
 
-    // Throws std::invalid_argument where there is none, or none that these headers fit.
+    // Throws std::invalid_argument if there is no library, or none that matches these headers.
     static const LibfabricLibrary& get();
 
   private:

@@ -13,8 +13,8 @@ namespace {
 constexpr size_t kInFlight = 256;
 constexpr size_t kEventsAtOnce = 64;
 
-// The least that moves puts over a provider: a write with an immediate for each, the same call with the same flags as
-// the proxy's, and reads of the completion queue.
+// The minimum that moves puts over a provider: one write with an immediate per put, by the same call and with the same
+// flags as the proxy uses, and reads of the completion queue.
 class RawPuts final : public Puts {
   public:
     explicit RawPuts(const NetworkPlace& place)
@@ -56,7 +56,7 @@ class RawPuts final : public Puts {
     bool is_ours(void* context) const { return context >= contexts_.begin() && context < contexts_.end(); }
 
     const u32 peer_;
-    std::array<fi_context2, kInFlight> contexts_;  // before the endpoint, which may use them until it has ended
+    std::array<fi_context2, kInFlight> contexts_;  // before the endpoint, which may use them until it is destroyed
     LibfabricEndpoint endpoint_;
     std::vector<fi_context2*> free_;
     u64 completed_ = 0, arrived_ = 0;

@@ -10,8 +10,8 @@
 namespace deep_ep::host::proxy {
 namespace {
 
-constexpr size_t kInFlight = 4096;    // messages that are posted and not complete
-constexpr size_t kEventsAtOnce = 64;  // of the completion queue
+constexpr size_t kInFlight = 4096;    // messages that are posted but not complete
+constexpr size_t kEventsAtOnce = 64;  // per read of the completion queue
 
 class Libfabric final : public Transport {
   public:
@@ -25,7 +25,7 @@ class Libfabric final : public Transport {
     bool takes(u32 peer) const override {
         return !free_.empty() && (endpoint_.peer(peer).known || endpoint_.is_published(peer));
     }
-    // Messages come without a sign of their own.
+    // Nothing but a poll shows whether messages have arrived.
     bool has_work() const override { return true; }
 
     bool post(const Message& message) override {
@@ -77,11 +77,11 @@ class Libfabric final : public Transport {
 
   private:
     struct Slot {
-        fi_context2 provider;  // the provider's own
+        fi_context2 provider;  // for the provider's use
         u64 context;
     };
 
-    // By its address: flags do not tell own requests from messages with all providers.
+    // Found by address, since not all providers distinguish own requests from incoming messages by flags.
     Slot* slot_at(void* context) {
         const auto at = reinterpret_cast<uintptr_t>(context), begin = reinterpret_cast<uintptr_t>(slots_.data());
         const bool ours = at >= begin && at < begin + slots_.size() * sizeof(Slot);
@@ -99,16 +99,16 @@ class Libfabric final : public Transport {
         if (Slot* const slot = slot_at(error.op_context)) {
             failed(*slot, static_cast<u32>(error.err), text != nullptr ? text : "");
         } else if (error.err == FI_EOVERRUN) {
-            throw std::runtime_error(name() + ": more messages have come than its completion queue holds");
+            throw std::runtime_error(name() + ": more messages have arrived than its completion queue holds");
         }
-        // Else it is of a message that could not come here, and its sender is told.
+        // Otherwise it concerns a message that could not be received, and its sender is notified.
     }
 
-    std::vector<Slot> slots_;  // before the endpoint, which may use them until it has ended
+    std::vector<Slot> slots_;  // before the endpoint, which may use them until it is destroyed
     LibfabricEndpoint endpoint_;
     std::vector<u32> free_;  // slots
     std::vector<Completion> failed_;
-    std::map<u32, std::string> texts_;  // of errors, as the provider words them
+    std::map<u32, std::string> texts_;  // the provider's texts, by error
 };
 
 }  // namespace

@@ -6,8 +6,8 @@ namespace deep_ep::host::proxy {
 namespace {
 
 constexpr const char* kRefusal =
-    "fabric \"proxy\": this build has no libfabric, whose headers were not there: expected the package libfabric-dev "
-    "(Debian, Ubuntu) or libfabric-devel (Fedora), then the library installed again";
+    "fabric \"proxy\": this build has no libfabric, since its headers were missing: expected the package "
+    "libfabric-dev (Debian, Ubuntu) or libfabric-devel (Fedora), then a reinstallation of the library";
 
 }  // namespace
 
