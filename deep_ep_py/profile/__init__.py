@@ -1,4 +1,4 @@
-"""What kernels execute on a GPU, counted without one: the PTX that NVRTC makes of them is interpreted on a CPU."""
+"""Instruction counts of GPU kernels without a GPU: the PTX that NVRTC generates is interpreted on a CPU."""
 
 from deep_ep_py.profile.device import PtxDevice, interpreting
 from deep_ep_py.profile.report import KernelProfile, profiles

@@ -1,4 +1,4 @@
-"""A CPU whose kernels are the compiler's PTX, interpreted."""
+"""A device that interprets the compiler's PTX on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deep_ep_py.jit.ptx import PtxCache
 from deep_ep_py.jit.registry import KERNELS, Kernel, Shape, has_bulk_copies
 
 Compile = Callable[[Kernel, Shape, str], tuple[str, str]]
-"""Makes a kernel's PTX, and says by which symbol the kernel is found there: `compile_ptx`, or a cache's `get`."""
+"""Returns a kernel's PTX and its symbol in it: `compile_ptx`, or the `get` of a cache."""
 
 _NO_SHAPE = (0, 0, 0)
 
@@ -27,19 +27,21 @@ class Images:
     Parameters
     ----------
     architecture : str
-        As `sm_90a`.
+        For example `sm_90a`.
     compile_
-        What makes them; by default they come from a `PtxCache`.
+        Returns the PTX. Default: from a `PtxCache`.
     """
 
     def __init__(self, architecture: str, compile_: Compile | None = None) -> None:
         self.architecture = architecture
         self._compile = compile_ or PtxCache().get
         self._found: dict[tuple[str, RuntimeShape], tuple[str, Any]] = {}
-        self._lock = threading.Lock()  # a rank's thread that waits for it has given the GIL up
+        self.shapes: dict[str, Shape] = {}
+        """For each kernel, the shape that was requested last."""
+        self._lock = threading.Lock()  # rank threads release the GIL while they wait for it
 
     def get(self, name: str, shape: RuntimeShape) -> tuple[str, Any]:
-        """Return a kernel's symbol, and the module that has it.
+        """Return a kernel's symbol, and the module that contains it.
 
         Raises
         ------
@@ -48,28 +50,29 @@ class Images:
         OSError
             As `KernelCache.get_all`.
         C.ptx.PtxError
-            The text has what the interpreter does not know.
+            The PTX has an instruction or directive that the interpreter does not support.
         """
         with self._lock:
             if (name, shape) not in self._found:
                 ranks, row_bytes, topk = shape if shape != _NO_SHAPE else (1, 16, 1)
                 static = Shape(ranks, row_bytes, topk, bulk_copies=has_bulk_copies(self.architecture))
                 text, symbol = self._compile(KERNELS[name], static, self.architecture)
+                self.shapes[name] = static
                 self._found[name, shape] = symbol, C.ptx.Image(text)
             return self._found[name, shape]
 
 
 class PtxDevice(CpuDevice):
-    """A GPU as its kernels see it. Its memory is the CPU's, and its ranks are threads of this process.
+    """A GPU as kernels see it. Its memory is host memory, and its ranks are threads of this process.
 
     Parameters
     ----------
     images
-        Where its kernels come from.
+        The source of its kernels.
     warps : int
-        Of a block.
+        Warps per block.
     blocks : int
-        Of an operation, where a call does not say.
+        Blocks per operation, if the call does not say.
     """
 
     def __init__(self, images: Images, warps: int = 4, blocks: int = 1) -> None:
@@ -79,7 +82,7 @@ class PtxDevice(CpuDevice):
         self._kernels = C.ptx.Kernels(bulk_copies=has_bulk_copies(images.architecture), warps=warps)
 
     def prepare(self, kernels: Iterable[str], shape: RuntimeShape, compiling: Compiling) -> None:
-        """Compile and read what is not there yet."""
+        """Compile and read the kernels that are not ready yet."""
         for name in kernels:
             key = shape if KERNELS[name].takes_shape else _NO_SHAPE
             if not self._kernels.has(name, key):
@@ -87,7 +90,7 @@ class PtxDevice(CpuDevice):
                     self._kernels.add(name, key, *self._images.get(name, key))
 
     def make_runtime(self, options: C.BufferOptions, heaps: list[C.Heap], network: C.NetworkOptions) -> C.Runtime:
-        """Make one over the executor, whose kernels are interpreted."""
+        """Make a runtime over the executor that interprets the kernels."""
         for rank, heap in enumerate(heaps):
             C.ptx.add_heap(heap.base, heap.bytes, rank)
         return C.Runtime(options, heaps, network, self._kernels)
@@ -95,24 +98,24 @@ class PtxDevice(CpuDevice):
 
 @contextmanager
 def interpreting(images: Images, warps: int = 4, blocks: int = 1) -> Iterator[None]:
-    """Have Buffers that are made on the CPU meanwhile launch kernels that are interpreted.
+    """Make Buffers that are created on the CPU in the body launch interpreted kernels.
 
     Parameters
     ----------
     images
-        Where they come from.
+        The source of the kernels.
     warps, blocks
-        As `PtxDevice` takes them.
+        As in `PtxDevice`.
 
     Raises
     ------
     RuntimeError
-        This build of the extension has warps of another size than GPUs.
+        The warps of this build of the extension do not have 32 threads.
     """
     if C.WARP_SIZE != 32:
         raise RuntimeError(
-            f"DEEP_EP_BUILD=exact: expected a build whose warps have 32 threads, this has {C.WARP_SIZE}; "
-            "`DEEP_EP_BUILDS=fast,exact make build` makes one"
+            f"DEEP_EP_BUILD=exact: expected a build whose warps have 32 threads, not {C.WARP_SIZE}; "
+            "`DEEP_EP_BUILDS=fast,exact make build` builds one"
         )
     with cpu_made_by(lambda: PtxDevice(images, warps, blocks)):
         yield

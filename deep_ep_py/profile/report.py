@@ -1,4 +1,4 @@
-"""What has been counted, by kernel, kind of instruction and line of the sources."""
+"""Profiles: counts by kernel, kind of instruction and source line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from deep_ep_py.jit.registry import KERNELS
 
 SECTOR_BYTES = 32
 _KIB = 1024
-_ROW_LOAD_BYTES = 16  # of a thread, and more
+_ROW_LOAD_BYTES = 16  # per thread, at least
 _WAITING = "wait.h:"
+_MEETING = "atom.acq_rel.gpu.add"  # Operation::is_last_at
 _KINDS = (
     ("system scope", re.compile(r"^(ld|st|atom|red)\..*\bsys\b")),
     ("device and block scope", re.compile(r"^(ld|st|atom|red)\..*\b(gpu|cta)\b(?!.*bulk)")),
@@ -34,22 +35,22 @@ KINDS = (*(name for name, _ in _KINDS), "waiting")
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the sources.
+    """The figures of a source line.
 
     Parameters
     ----------
     place : str
-        "copy.h:52 < rows.h:31": where it is, and where it was inlined.
+        The position and where it was inlined, for example "copy.h:52 < rows.h:31".
     file : str
-        The path of the first of these, below the sources.
+        The path of the position, relative to the sources.
     line : int
-        There.
+        The line number in that file.
     warps : int
-        Instructions of it that warps have executed.
+        Instructions that warps have executed.
     bytes, sectors : int
-        Of global memory that threads have asked for, and sectors of 32 bytes that came with them.
+        Bytes of global memory that threads have accessed, and sectors of 32 bytes that were transferred.
     trips, trip_bytes : int
-        How often threads have waited for what they have loaded from here on, and for how many bytes.
+        How often threads have waited for data loaded from here on, and for how many bytes.
     """
 
     place: str
@@ -64,40 +65,43 @@ class Line:
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """What a kernel has executed, in all its launches.
+    """The profile of a kernel, over all its launches.
 
     Parameters
     ----------
     name : str
-        Of the kernel.
+        Name of the kernel.
     launches, blocks, warps : int
-        In all, over all ranks.
+        Totals over all ranks.
     instructions : int
-        That warps have executed, but for those of waiting.
+        Instructions that warps have executed, except those spent waiting.
     waiting : int
-        Those of waiting, which depend on how threads were scheduled.
+        Instructions spent waiting, which depend on the schedule of threads.
     kinds : dict
-        By kind of instruction.
+        Instructions by kind.
     instructions_per_kib : float
-        Per KiB of rows.
+        Instructions per KiB of rows.
     bytes, sectors, peer_bytes, peer_sectors : int
-        Of global memory: what threads have asked for; sectors that moved; and what of it was a peer's.
+        Bytes of global memory that threads have accessed, sectors that were transferred, and the share of a peer in
+        each.
     row_sectors_needed, row_sectors_moved : int
-        By accesses of 16 bytes a thread and more.
+        Sectors of accesses of at least 16 bytes per thread.
     wavefronts, min_wavefronts : int
-        Of accesses to shared memory.
+        Wavefronts of accesses to shared memory, and their minimum.
     row_bytes_in_flight : float
-        Bytes of rows that a warp has loaded when it waits for them, on average.
+        Average number of bytes of rows that a warp has loaded when it waits for them.
     trips : float
-        How often a warp has waited for rows, on average.
+        Average number of times that a warp has waited for rows.
     moves_rows : bool
-        It loads or stores as many bytes as the rows have, or half of them.
+        Whether the kernel loads or stores at least half as many bytes as the rows have.
     block_barriers : int
-        Of the thread that has met its block most often.
+        Number of block barriers of the thread that has executed the most.
+    grid_meetings : float
+        How often a block synchronizes with the others of its grid, by an acquire-release atomic at device scope.
     system_scope : int
-        Accesses of warps at system scope, but for those of waiting.
+        Accesses of warps at system scope, except those spent waiting.
     lines : tuple of Line
-        Those with the most instructions first.
+        Source lines, those with the most instructions first.
     """
 
     name: str
@@ -120,25 +124,26 @@ class KernelProfile:
     trips: float
     moves_rows: bool
     block_barriers: int
+    grid_meetings: float
     system_scope: int
     lines: tuple[Line, ...]
 
     @property
     def sectors_ratio(self) -> float:
-        """Sectors of rows that moved, over those that were needed; nan: no rows."""
+        """Ratio of row sectors transferred to those needed; nan without rows."""
         return self.row_sectors_moved / self.row_sectors_needed if self.row_sectors_needed else float("nan")
 
     @property
     def in_flight_per_block(self) -> float:
-        """Bytes of rows that a block has in flight if all its warps load."""
+        """Bytes of rows that a block has in flight when all its warps load."""
         return self.row_bytes_in_flight * self.warps / max(self.blocks, 1)
 
     def bandwidth(self, blocks: int, latency_ns: float) -> float:
-        """What latency allows, in GB/s, by Little's law: bytes in flight over the time that they take."""
+        """Return the bandwidth that latency allows, in GB/s, by Little's law: bytes in flight divided by latency."""
         return blocks * self.in_flight_per_block / latency_ns
 
     def as_json(self, lines: int) -> dict[str, Any]:
-        """All of it, for a file, with so many lines of the sources."""
+        """Return the profile for a JSON file, with the first `lines` source lines."""
         return {
             **dataclasses.asdict(dataclasses.replace(self, lines=self.lines[:lines])),
             "sectors_ratio": self.sectors_ratio if self.row_sectors_needed else None,
@@ -147,14 +152,14 @@ class KernelProfile:
 
 
 def kind_of(opcode: str, place: str) -> str:
-    """Tell of which kind an instruction is."""
+    """Return the kind of an instruction."""
     if _WAITING in place:
         return "waiting"
     return next(name for name, pattern in _KINDS if pattern.search(opcode))
 
 
 def name_of(symbol: str) -> str:
-    """Return a kernel's name by its symbol: its namespaces below `deep_ep`, and its own."""
+    """Return a kernel's name from its symbol: the namespaces below `deep_ep`, followed by the function."""
     parts, rest = [], symbol.removeprefix("_ZN7deep_ep")
     while (found := re.match(r"\d+", rest)) is not None:
         begin = found.end()
@@ -165,14 +170,14 @@ def name_of(symbol: str) -> str:
 
 
 def profiles(counted: dict[str, Any], rows: int, row_bytes: int) -> list[KernelProfile]:
-    """Put together what `C.ptx.counted` returns.
+    """Build profiles from the result of `C.ptx.counted`.
 
     Parameters
     ----------
     counted
-        By symbol.
+        Counts by symbol.
     rows, row_bytes
-        What all ranks have received, and the size of each.
+        Number of rows that all ranks have received, and the size of a row.
 
     Returns
     -------
@@ -186,7 +191,7 @@ def profiles(counted: dict[str, Any], rows: int, row_bytes: int) -> list[KernelP
 
 
 def _below_sources(file: str) -> str:
-    """PTX may have been compiled in another folder, from the same sources."""
+    """Return the path relative to the sources: PTX may have been compiled from a copy in another folder."""
     return file.rpartition("/csrc/")[2]
 
 
@@ -196,6 +201,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
     lines: defaultdict[tuple[str, str, int], Counter[str]] = defaultdict(Counter)
     for one in reports:
         kind = kind_of(one.opcode, one.place)
+        totals["grid_meetings"] += one.threads if one.opcode.startswith(_MEETING) else 0
         kinds[kind] += one.warps
         if kind == "waiting":
             continue
@@ -230,6 +236,7 @@ def _profile(name: str, kernel: Any, reports: Iterable[Any], kib: float) -> Kern
         trips=kernel.row_trips / kernel.warps if kernel.warps else 0.0,
         moves_rows=totals["row_bytes"] >= kib * _KIB / 2 > 0,
         block_barriers=kernel.max_block_barriers,
+        grid_meetings=totals["grid_meetings"] / max(kernel.blocks, 1),
         system_scope=kinds["system scope"],
         lines=tuple(Line(*where, *(counts[figure] for figure in _LINE_FIGURES)) for where, counts in ordered),
     )

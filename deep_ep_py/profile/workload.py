@@ -1,4 +1,4 @@
-"""The calls that are counted."""
+"""The workload that is profiled."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from deep_ep_py.core.native import C
 from deep_ep_py.profile.device import Images, interpreting
 from deep_ep_py.testing import run_ranks
 
-_TIMEOUT = 600.0  # seconds; of the virtual clock
+_TIMEOUT = 600.0  # seconds of the virtual clock
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A dispatch and a combine of every rank.
+    """A dispatch and a combine on every rank.
 
     Parameters
     ----------
     mode : str
         `normal` or `low-latency`.
     architecture : str
-        As `sm_90a`.
+        For example `sm_90a`.
     fabric : str
         `peer` or `ibgda`.
     ranks, tokens, hidden, topk, experts : int
-        Tokens are each rank's; hidden in elements of BF16.
+        Sizes; `tokens` is per rank, `hidden` in BF16 elements.
     routing : str
-        As `deep_ep_py.bench.routing.route` has it.
+        As in `deep_ep_py.bench.routing.route`.
     warps, blocks : int
-        Of a block, of an operation.
+        Warps per block, and blocks per operation.
     seed : int
-        Of routing, and of the order in which threads run.
+        Seed of the routing and of the order in which threads run.
     """
 
     mode: str = "normal"
@@ -58,28 +58,28 @@ class Workload:
 
 
 def run(workload: Workload, images: Images | None = None) -> tuple[int, dict[str, Any]]:
-    """Run it, and count.
+    """Run a workload and count what its kernels execute.
 
     Parameters
     ----------
     workload
-        What.
+        The workload.
     images
-        Where kernels come from, by default from NVRTC; of the workload's architecture.
+        The source of kernels for the workload's architecture. Default: NVRTC.
 
     Returns
     -------
     rows : int
-        That all ranks have received.
+        Number of rows that all ranks have received.
     counted
-        By symbols of kernels, as `C.ptx.counted` returns it.
+        Counts by kernel symbol, as returned by `C.ptx.counted`.
 
     Raises
     ------
     RuntimeError
         As `interpreting`.
     CompileError, NvrtcUnavailableError, DeepEPError, ValueError
-        As `compile_ptx` and `Buffer` do.
+        As `compile_ptx` and `Buffer`.
     """
     call = {"normal": _normal, "low-latency": _low_latency}[workload.mode]
     with interpreting(images or Images(workload.architecture), workload.warps, workload.blocks):

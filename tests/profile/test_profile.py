@@ -1,4 +1,4 @@
-"""`python -m deep_ep_py profile`, as a user runs it, and what it makes of counts."""
+"""`python -m deep_ep_py profile`, as a user runs it, and its evaluation of counts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from click.testing import CliRunner, Result
 
 from deep_ep_py.core.native import C
 from deep_ep_py.jit import NvrtcUnavailableError, require_nvrtc
+from deep_ep_py.profile import cli
 from deep_ep_py.profile.cli import command
 from deep_ep_py.profile.report import kind_of, name_of
+from deep_ep_py.profile.sass import Sass, find_nvdisasm, read_sass
 from places import ROOT
 from ptx_kernels import cache_folder, load_builtins
 
@@ -34,7 +36,7 @@ def nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def profile(*options: str) -> Result:
-    """The command, in this process."""
+    """Run the command in this process."""
     return CliRunner().invoke(command, options)
 
 
@@ -44,7 +46,7 @@ def test_a_report(tmp_path: Path, mode: str) -> None:
     done = profile(f"--mode={mode}", *SMALL, f"--json={tmp_path / 'report.json'}", "--lines=3")
     assert done.exit_code == 0, done.output
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "rows' sectors moved/needed" in done.stdout and "the hottest lines" in done.stdout
+    assert "row sectors moved/needed" in done.stdout and "the hottest lines" in done.stdout
     report = json.loads((tmp_path / "report.json").read_text())
     prefix = "" if mode == "normal" else "low_latency_"
     kernels = {kernel["name"]: kernel for kernel in report["kernels"]}
@@ -55,6 +57,7 @@ def test_a_report(tmp_path: Path, mode: str) -> None:
         assert all((ROOT / "csrc" / line["file"]).is_file() for line in kernel["lines"])
         assert 1.0 <= kernel["sectors_ratio"] < 1.1
         assert kernel["peer_sectors"] > 0 and kernel["row_bytes_in_flight"] > 0
+        assert kernel["grid_meetings"] >= 1
         assert sum(kernel["kinds"].values()) == kernel["instructions"] + kernel["waiting"]
 
 
@@ -74,16 +77,16 @@ def test_the_same_seed_counts_the_same(tmp_path: Path) -> None:
         (("--hidden=12",), "a row must be a multiple of 16 bytes"),
         (("--experts=9", "--ranks=2"), "9: expected a multiple of --ranks=2"),
         (("--experts=8", "--topk=9"), "9: expected at most --experts=8"),
-        (("--arch=banana",), "'banana': expected as sm_90a"),
-        pytest.param(("--arch=sm_999", *SMALL), "sm_999: ", marks=counts),
-        (("--mode=low-latency", "--kernel=combine"), "combine: expected of low_latency_dispatch, low_latency_combine"),
-        (("--json=/proc/no/report.json",), "Invalid value for --json"),
+        (("--arch=banana",), "'banana': expected one of sm_75, "),
+        (("--arch=sm_999",), "'sm_999': expected one of sm_75, "),
+        (("--mode=low-latency", "--kernel=combine"), "combine: expected one of low_latency_dispatch, low"),
+        (("--json=/proc/no/report.json",), "Invalid value for '--json': cannot be written"),
     ],
 )
 def test_what_cannot_be(options: tuple[str, ...], message: str) -> None:
     done = profile(*options)
     assert done.exit_code != 0 and message in done.output, done.output
-    assert isinstance(done.exception, SystemExit), "an error that is meant for users"
+    assert isinstance(done.exception, SystemExit), "the error must be meant for users"
 
 
 @pytest.mark.skipif(C.WARP_SIZE == 32, reason="this build is one that can count")
@@ -94,9 +97,9 @@ def test_a_build_whose_warps_are_not_a_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.once
-@pytest.mark.skipif(not BUILT, reason="the build 'exact' is not there")
+@pytest.mark.skipif(not BUILT, reason="the build 'exact' does not exist")
 def test_it_finds_the_build_that_can_count() -> None:
-    """As a user starts it, in a process that has another build at first."""
+    """As a user starts it, in a process that begins with another build."""
     environment = {name: value for name, value in os.environ.items() if name != "DEEP_EP_BUILD"}
     done = subprocess.run(
         [sys.executable, "-m", "deep_ep_py", "profile", *SMALL, "--lines=0"],
@@ -133,3 +136,36 @@ def test_names_of_kernels() -> None:
 def test_kinds_of_instructions(opcode: str, kind: str) -> None:
     assert kind_of(opcode, "dispatch.h:1") == kind
     assert kind_of(opcode, "memory.h:2 < wait.h:25 < dispatch.h:1") == "waiting"
+
+
+def test_machine_code() -> None:
+    """Loads that no instruction has used yet are in flight together, up to the next branch target."""
+    text = """
+        /*0000*/                   LDG.E.128 R4, desc[UR16][R2.64] ;
+        /*0010*/              @!P0 LDG.E.128.CONSTANT R8, desc[UR16][R2.64+0x200] ;
+        /*0020*/                   LDG.E.64 R20, desc[UR16][R2.64+0x400] ;
+        /*0030*/                   UBLKCP.S.G [UR4], [UR8], UR6 ;
+        /*0040*/                   FADD R12, R9, R4 ;
+        /*0050*/                   LDG.E.128 R4, desc[UR16][R2.64] ;
+.L_x_1:
+        /*0060*/                   LDG.E.128 R8, desc[UR16][R2.64] ;
+        /*0070*/                   EXIT ;
+    """
+    assert read_sass(text) == Sass(instructions=8, bulk_copies=1, loaded_before_use=2 * 16 * 32)
+
+
+@counts
+def test_a_report_with_machine_code(tmp_path: Path) -> None:
+    if find_nvdisasm() is None:
+        pytest.skip("nvdisasm is not installed")
+    file = tmp_path / "report.json"
+    done = profile("--kernel=combine", *SMALL, f"--json={file}", "--sass")
+    assert done.exit_code == 0, done.output
+    (combine,) = json.loads(file.read_text())["kernels"]
+    assert combine["sass"]["bulk_copies"] > 0 and combine["sass"]["instructions"] > 1000
+
+
+def test_machine_code_without_a_disassembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_nvdisasm", lambda: None)
+    done = profile("--sass")
+    assert done.exit_code == 2 and "pip install nvidia-cuda-nvdisasm" in done.output

@@ -1,4 +1,4 @@
-"""Whether enough of rows is on its way at any time, in the compiler's PTX."""
+"""The bytes of rows in flight at any time, in the compiler's PTX, must suffice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORKLOAD = Workload(ranks=4, tokens=12, topk=6, experts=32, blocks=1)
 
 
 def test_normal_mode() -> None:
-    """By Little's law: 64 KiB for each of 24 SMs that take 400 GB/s from peers whose memory answers in 3.9 us."""
+    """By Little's law: 64 KiB for each of 24 SMs that draw 400 GB/s from peers whose memory answers in 3.9 us."""
     rows, counted = run(WORKLOAD, images_of(WORKLOAD.architecture))
     found = {profile.name: profile for profile in profiles(counted, rows, WORKLOAD.row_bytes)}
     assert found["combine"].in_flight_per_block >= 64 << 10

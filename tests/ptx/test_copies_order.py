@@ -1,4 +1,4 @@
-"""The order of bulk copies, and of the barriers that tell of them: what is found, and what is legal."""
+"""The order of bulk copies, and of the mbarriers that signal them: which errors are found, and what is legal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STORE = """
 """
 AWAIT_STORES, AWAIT_READS = "cp.async.bulk.wait_group 0;\n", "cp.async.bulk.wait_group.read 0;\n"
 END = "$L_end:\n"
-RACES = "it races: it (reads|writes) what is used by a thread"
+RACES = "data race: it (reads|writes) memory accessed by a thread"
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_load_that_is_not() -> None:
 @pytest.mark.parametrize("wait", ["", AWAIT_STORES, AWAIT_READS])
 @pytest.mark.parametrize("write", ["st.global.u64 [%rd0], 5;\n", "st.shared.u64 [%r2], 5;\n"])
 def test_loads_are_in_no_group(wait: str, write: str) -> None:
-    """Waiting for stores says nothing of them."""
+    """Waiting for stores does not cover loads."""
     with pytest.raises(SimtError, match=RACES):
         execute(LOAD, wait, write, AWAIT_LOAD)
 
@@ -81,7 +81,7 @@ def test_a_fence_after_a_store_does_not_order_it() -> None:
 
 @pytest.mark.parametrize("wait", ["", AWAIT_READS, AWAIT_STORES])
 def test_copies_of_a_thread_are_in_no_order(wait: str) -> None:
-    """Two stores to one place: unless the first has been waited for, and not for its reading alone."""
+    """Two stores to one place race unless the first has been waited for completely, not only for its read."""
     if wait == AWAIT_STORES:
         execute(WRITE_STAGE, STORE, wait, STORE, AWAIT_STORES)
         return
@@ -91,7 +91,7 @@ def test_copies_of_a_thread_are_in_no_order(wait: str) -> None:
 
 @pytest.mark.parametrize("wait", ["", AWAIT_READS])
 def test_a_stage_that_is_loaded_again(wait: str) -> None:
-    """While a store may still read it."""
+    """A load must not overwrite a stage that a store may still read."""
     if wait:
         execute(WRITE_STAGE, STORE.replace("[%rd0]", "[%rd0+16]"), wait, LOAD, AWAIT_LOAD, AWAIT_STORES)
         return
@@ -100,7 +100,7 @@ def test_a_stage_that_is_loaded_again(wait: str) -> None:
 
 
 def test_a_barrier_that_others_use_behind_nothing() -> None:
-    """Its initialisation must come before, whichever comes first."""
+    """Its initialization must be ordered before, whichever happens first."""
     body = """
     mov.u32 %r1, %tid.x;
     mov.u32 %r3, dynamic;

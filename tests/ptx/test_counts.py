@@ -1,4 +1,4 @@
-"""What is counted of small programs whose counts are known."""
+"""The counts of small programs with known counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def counted() -> Iterator[None]:
 
 
 def counts() -> tuple[Any, dict[str, Any]]:
-    """Of the kernel that has run, in all and by opcode."""
+    """Return the counts of the kernel that has run, in total and by opcode."""
     (found,) = C.ptx.counted().values()
     kernel, reports = found
     return kernel, {one.opcode: one for one in reports}
@@ -41,7 +41,7 @@ STRIDED = """
 
 @pytest.mark.parametrize(("stride", "sectors"), [(8, 8), (16, 16), (32, 32), (64, 32), (0, 1)])
 def test_sectors(stride: int, sectors: int) -> None:
-    """Of 32 loads of 8 bytes each."""
+    """32 loads of 8 bytes each."""
     memory = words(260)
     run(entry(STRIDED.replace("STRIDE", str(stride)), parameters=1), align(memory))
     _, of = counts()
@@ -51,7 +51,7 @@ def test_sectors(stride: int, sectors: int) -> None:
 
 
 def align(memory: Any) -> int:
-    """An address in it that is a multiple of 32."""
+    """Return an address in `memory` that is a multiple of 32."""
     return -(-ctypes.addressof(memory) // 32) * 32
 
 
@@ -92,7 +92,7 @@ WIDE = """
 
 
 def test_wide_accesses_of_shared_memory() -> None:
-    """Eight threads at a time, next to each other, whichever came first."""
+    """Eight adjacent threads at a time, whichever arrived first."""
     run(entry(WIDE, SHARED, parameters=0), threads=256, shared_bytes=4096)
     store = counts()[1]["st.shared.v4.b32"]
     assert (store.warps, store.wavefronts, store.min_wavefronts) == (8, 32, 32)
@@ -113,7 +113,7 @@ $L_loop:
 
 
 def test_instructions_of_a_warp() -> None:
-    """As many as the thread that executes most; both ways of a branch."""
+    """As many as the thread that executes the most; both sides of a branch count."""
     run(entry(LOOP, parameters=0), blocks=2, threads=64)
     kernel, of = counts()
     assert (kernel.launches, kernel.blocks, kernel.warps) == (1, 2, 4)
@@ -137,7 +137,7 @@ LOADS = """
 
 @pytest.mark.parametrize(("between", "trips"), [("", 1), ("add.s64 %rd9, %rd4, 1;", 2), ("add.s64 %rd9, %rd2, 1;", 1)])
 def test_bytes_in_flight(between: str, trips: int) -> None:
-    """A thread waits where it uses what it has loaded, for all that is on its way."""
+    """A thread waits where it first uses a loaded value, for all loads in flight."""
     run(entry(LOADS.replace("BETWEEN", between), parameters=1), words(130))
     kernel, _ = counts()
     assert (kernel.row_bytes, kernel.row_trips) == (1024, trips)

@@ -1,4 +1,4 @@
-"""What a program breaks is found, and named with its line."""
+"""Violations of the rules by a program are found and reported with their line."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SHARED = ".extern .shared .align 128 .b8 dynamic[];\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (entry("add.s8 %r1, 1, 2;"), r"line \d+: add.s8 is not known"),
-        (entry("ld.relaxed.gpu.v8.b32 %r1, [%rd1];"), "ld.relaxed.gpu.v8.b32 is not known"),
-        (entry("fence.sc.sys;"), "fence.sc.sys is not known"),
-        (entry("mov.u32 %r1, %clock;"), "%clock is not known, before this"),
+        (entry("add.s8 %r1, 1, 2;"), r"line \d+: add.s8 is not supported"),
+        (entry("ld.relaxed.gpu.v8.b32 %r1, [%rd1];"), "ld.relaxed.gpu.v8.b32 is not supported"),
+        (entry("fence.sc.sys;"), "fence.sc.sys is not supported"),
+        (entry("mov.u32 %r1, %clock;"), "%clock is not declared, before this"),
         (entry("bra $L_nowhere;"), r"main: no label is named \$L_nowhere"),
-        (entry("mov.u32 %r77, 1;"), "%r77 is not known, before this"),
-        (HEAD + ".maxnreg 3;", "line 5: .maxnreg is not known"),
+        (entry("mov.u32 %r77, 1;"), "%r77 is not declared, before this"),
+        (HEAD + ".maxnreg 3;", "line 5: .maxnreg is not supported"),
         (entry("mov.u32 %r1, 1"), "expected ',' or ';', found 'ret'"),
         (HEAD + ".entry main()\n{\n", "expected '}', found the end"),
     ],
@@ -36,10 +36,10 @@ def test_what_is_not_known_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("add.s32 %r1, %r2, 1;", "a register is read that was not written"),
-        ("mov.u32 %r1, dynamic;\nld.shared.u32 %r2, [%r1+4];", "byte 4 of shared memory is read and was not written"),
-        ("mov.u32 %r1, dynamic;\nst.shared.u32 [%r1+256], 0;", "byte 256 of shared memory is used, of 256"),
-        ("ld.global.u32 %r1, [8];", "address 8 is used"),
+        ("add.s32 %r1, %r2, 1;", "a register is read but was never written"),
+        ("mov.u32 %r1, dynamic;\nld.shared.u32 %r2, [%r1+4];", "byte 4 of shared memory is read but was never written"),
+        ("mov.u32 %r1, dynamic;\nst.shared.u32 [%r1+256], 0;", "byte 256 of shared memory is accessed, of 256"),
+        ("ld.global.u32 %r1, [8];", "address 8 is accessed"),
         ("ld.param.u64 %rd0, [main_0];\nld.global.u32 %r1, [%rd0+2];", "is not a multiple of 4"),
         ("mov.u32 %r1, 0;\nrem.u32 %r2, 1, %r1;", "it divides by 0"),
     ],
@@ -103,10 +103,10 @@ $L_end:
     ("left_out", "message"),
     [
         ("", ""),
-        (WAIT, "byte 152 of shared memory is read and was not written"),
+        (WAIT, "byte 152 of shared memory is read but was never written"),
         ("cp.async.bulk.wait_group 0;\n", "it ends before its bulk copies have been waited for"),
         ("mbarrier.init.shared::cta.b64 [%r1], 1;\n", "there is no mbarrier at this address"),
-        ("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 32;\n", "a phase of an mbarrier that does not end"),
+        ("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 32;\n", "a phase of an mbarrier that never ends"),
     ],
 )
 def test_bulk_copies(left_out: str, message: str) -> None:

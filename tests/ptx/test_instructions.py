@@ -1,4 +1,4 @@
-"""What each instruction does, against what the PTX ISA says of it."""
+"""The effect of each instruction, against the PTX ISA."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ $L_end:
 
 
 def test_calls_and_windows_of_memory() -> None:
-    """A function that gets the address of its caller's local memory, and a variable's."""
+    """A function gets the address of its caller's local memory, and that of a variable."""
     before = """
 .global .align 8 .u64 $counted = 40;
 .func (.param .b64 result) count(.param .b64 count_0, .param .b32 count_1)

@@ -1,5 +1,5 @@
-"""The PTX of every kernel, interpreted, against the oracle: what g++ makes of the sources stays out of it. The order of
-its accesses to memory is watched: no two of them race.
+"""The interpreted PTX of every kernel against the oracle, independent of what g++ makes of the sources. The order of
+its memory accesses is checked: no two of them race.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RANKS = (1, 2, 4, 8) if LONG else (1, 2, 3, 4)
 
 @pytest.fixture(params=ARCHITECTURES)
 def seeds(request: pytest.FixtureRequest) -> Iterator[range]:
-    """How many schedules a test is to see, on the architecture that it gets."""
+    """Set the architecture of a test, and return the seeds of its schedules."""
     many = 21 if request.param in ("sm_80", "sm_90a") else 3
     with interpreted(request.param):
         yield range(1, many if LONG else 2)
@@ -67,7 +67,7 @@ def test_results_that_are_summed_at_nodes(seeds: range, ranks: int) -> None:
 
 
 def test_rounds(seeds: range) -> None:
-    """Outputs that are larger than a region."""
+    """Outputs are larger than a region."""
     normal(3, seeds, num_nvl_bytes=84 << 10, fabric="peer", arena_bytes=0)
 
 

@@ -1,4 +1,4 @@
-"""Races, and orders that are enough: what a thread reads or writes without being ordered behind another's access."""
+"""Races, and orders that suffice: accesses of a thread that are not ordered after those of another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ptx_programs import entry, run, words
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
 
 SHARED = ".extern .shared .align 128 .b8 dynamic[];\n"
-# Thread 0 of each block writes data, then a flag; thread 0 of the last block waits for the flag, and reads.
+# Thread 0 of the first block writes data, then a flag; thread 0 of the last block waits for the flag and reads.
 MESSAGE = """
     ld.param.u64 %rd0, [main_0];
     mov.u32 %r1, %tid.x;
@@ -67,7 +67,9 @@ RELEASE, ACQUIRE = "st.release.gpu.b32 [%rd0+8], 1;", "ld.acquire.gpu.b32 %r3, [
     ],
 )
 def test_a_message_that_is_not(store: str, load: str) -> None:
-    with pytest.raises(SimtError, match=r"it races: it reads what is used by .* at kernel\.cu:10 .*kernel\.cu:20\)"):
+    with pytest.raises(
+        SimtError, match=r"data race: it reads memory accessed by .* at kernel\.cu:10 .*kernel\.cu:20\)"
+    ):
         for _ in range(20):  # the flag may be read before the second store
             run(message(store, load), words(2), blocks=2)
 
@@ -81,13 +83,13 @@ def test_a_message_that_is_not(store: str, load: str) -> None:
     ],
 )
 def test_a_flag_whose_scopes_are_too_narrow(store: str, load: str) -> None:
-    """Between blocks; a weak store races with any load of the flag."""
-    with pytest.raises(SimtError, match="it races"):
+    """The threads are in different blocks; a weak store races with any load of the flag."""
+    with pytest.raises(SimtError, match="data race"):
         run(message(store, load), words(2), blocks=2)
 
 
 def test_what_updates_leave_in_place() -> None:
-    """A reader of the sum acquires what both adders have released."""
+    """A thread that reads the sum acquires what both adders have released."""
     body = """
     ld.param.u64 %rd0, [main_0];
     mov.u32 %r1, %tid.x;
@@ -110,7 +112,7 @@ $L_read:
 $L_end:
     """
     run(entry(body.replace("ORDER", "release"), parameters=1), words(4), blocks=3)
-    with pytest.raises(SimtError, match="it races"):
+    with pytest.raises(SimtError, match="data race"):
         run(entry(body.replace("ORDER", "relaxed"), parameters=1), words(4), blocks=3)
 
 
@@ -134,7 +136,7 @@ NEIGHBOURS = """
         ("bar.warp.sync -1;", 128, True),
         ("bar.sync 0;", 128, False),
         ("", 4, True),
-        ("vote.sync.any.pred %p1, 1, -1;", 4, True),  # orders no accesses
+        ("vote.sync.any.pred %p1, 1, -1;", 4, True),  # orders no memory accesses
     ],
 )
 def test_threads_that_meet(meet: str, distance: int, races: bool) -> None:
@@ -143,7 +145,7 @@ def test_threads_that_meet(meet: str, distance: int, races: bool) -> None:
     if not races:
         run(text, threads=64, shared_bytes=256)
         return
-    with pytest.raises(SimtError, match="it races|was not written"):
+    with pytest.raises(SimtError, match="data race|was never written"):
         run(text, threads=64, shared_bytes=256)
 
 
@@ -157,7 +159,7 @@ def test_bytes_of_a_word_are_told_apart() -> None:
     st.global.u8 [%rd2], %rs1;
     """
     run(entry(body, parameters=1), words(4))
-    with pytest.raises(SimtError, match="it races"):
+    with pytest.raises(SimtError, match="data race"):
         run(entry(body.replace("cvt.u64.u32 %rd1, %r1;", "mov.u64 %rd1, 3;"), parameters=1), words(4))
 
 
@@ -189,18 +191,18 @@ $L_end:
     ],
 )
 def test_bulk_copies_have_a_proxy_of_their_own(fence: str, wait: str, races: bool) -> None:
-    """What a thread has written itself they see behind a fence alone, and it sees what they write behind a wait."""
+    """They see the writes of their thread only after a fence, and the thread sees theirs only after a wait."""
     memory = words(2)
     text = entry(COPY.replace("FENCE", fence).replace("WAIT", wait), SHARED, parameters=1)
     if races:
-        with pytest.raises(SimtError, match="it races"):
+        with pytest.raises(SimtError, match="data race"):
             run(text, memory, shared_bytes=64)
     else:
         run(text, memory, shared_bytes=64)
         assert [*memory] == [7, 8]
 
 
-# Only the first thread of each block goes on; %r9 is its block.
+# Only the first thread of each block continues; %r9 is its block.
 FIRST_THREADS = """
     ld.param.u64 %rd0, [main_0];
     mov.u32 %r1, %tid.x;
@@ -208,7 +210,7 @@ FIRST_THREADS = """
     @%p1 bra $L_end;
     mov.u32 %r9, %ctaid.x;
 """
-# Thread 0 of the first block does A, then tells thread 0 of the second, which does B; nothing is ordered by that.
+# Thread 0 of the first block does A, then signals thread 0 of the second, which does B; the signal orders nothing.
 TOLD = f"""{FIRST_THREADS}\
     setp.ne.s32 %p2, %r9, 0;
     @%p2 bra $L_one;
@@ -240,13 +242,13 @@ $L_end:
     ],
 )
 def test_a_strong_access_hides_no_other(first: str, second: str) -> None:
-    """What may meet it in any order may have to come after a weak one before it."""
+    """An access that may be unordered with it may still have to be ordered after an earlier weak access."""
     text = TOLD.replace("A\n", first + "\n", 1).replace("B\n", second + "\n", 1)
-    with pytest.raises(SimtError, match="it races"):
+    with pytest.raises(SimtError, match="data race"):
         run(entry(text, parameters=1), words(10), blocks=2)
 
 
-# Block 0 stores 1. Block 1 sees it, and tells by a release, which 2 and 3 acquire: none of them may read 0.
+# Block 0 stores 1. Block 1 sees it and signals with a release that 2 and 3 acquire: none of them may read 0.
 COHERENT = f"""{FIRST_THREADS}\
     setp.eq.s32 %p2, %r9, 1;
     @%p2 bra $L_1;
@@ -281,7 +283,7 @@ def test_coherence() -> None:
 
 
 def test_old_values() -> None:
-    """A load may return one, and the next load of that thread none that is older."""
+    """A load may return an old value, but the next load of that thread may not return an older one."""
     body = f"""{FIRST_THREADS}\
     setp.ne.s32 %p2, %r9, 0;
     @%p2 bra $L_read;

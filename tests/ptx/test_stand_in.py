@@ -1,5 +1,5 @@
-"""The whole way of a GPU, over the stand-in for the driver: Buffer, jit, NVRTC, launcher, driver, PTX; what it runs is
-the compiler's PTX, interpreted, and races between its kernels are found.
+"""The entire GPU path over the stand-in for the driver: Buffer, JIT, NVRTC, launcher, driver, PTX. The stand-in
+interprets the compiler's PTX, and races between its kernels are found.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_low_latency_mode_in_one_launch(double: Path, workers: Path, log: Path) 
 
 
 def test_what_modules_do(double: Path, workers: Path, log: Path) -> None:
-    """They are interpreted; races are found where the stand-in is asked to look for them."""
+    """Modules are interpreted; races are found if the stand-in is asked to look for them."""
     assert on_threads(double, workers / "ptx_on_double.py", log) == "word 7\n"
     printed = on_threads(double, workers / "ptx_on_double.py", log, **SEED)
-    assert "it races: it writes what is used by a thread of rank" in printed and "kernel.cu:7" in printed, printed
+    assert "data race: it writes memory accessed by a thread of rank" in printed and "kernel.cu:7" in printed, printed

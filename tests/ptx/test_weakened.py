@@ -1,4 +1,4 @@
-"""Kernels whose PTX has been weakened: an order that is missing is found, with the lines of both accesses."""
+"""Kernels with weakened PTX: a missing order is found, with the lines of both accesses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from builds import LONG
 from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, SimtError
 from deep_ep_py.profile import interpreting
 from interpreted import interpreted
 from interpreted_calls import low_latency_calls, normal, posting
+from places import CSRC
+from ptx_arguments import ARGUMENTS, Argument, argument_for
 from ptx_idioms import Weakened, idioms_of
-from ptx_mutants import MutatedImages, RecordingImages
+from ptx_mutants import MutatedImages, RecordingImages, catch, look
 
 pytestmark = pytest.mark.skipif(C.WARP_SIZE != 32, reason="warps have 32 threads in PTX")
 
@@ -24,7 +27,7 @@ Weaken = Callable[[str, str], AbstractContextManager[None]]
 
 @pytest.fixture
 def weaken() -> Iterator[Weaken]:
-    """What replaces one text by another in all PTX that is interpreted meanwhile."""
+    """Return a context manager that replaces one text by another in all PTX interpreted meanwhile."""
 
     def install(before: str, after: str) -> AbstractContextManager[None]:
         return interpreted(change=lambda text: re.sub(before, after, text))
@@ -33,8 +36,8 @@ def weaken() -> Iterator[Weaken]:
     C.ptx.watch(False)
 
 
-RACES = r"it races: .* (reads|writes) what is used by "
-UNWRITTEN = "of shared memory is read and was not written"
+RACES = r"data race: .* (reads|writes) memory accessed by "
+UNWRITTEN = "of shared memory is read but was never written"
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ UNWRITTEN = "of shared memory is read and was not written"
         (r"atom\.release\.sys", "atom.relaxed.sys", RACES),
         (r"atom\.release\.sys", "atom.release.gpu", RACES),
         (r"ld\.acquire\.sys", "ld.relaxed.sys", RACES),
-        (r"st\.release\.sys", "st.relaxed.sys", r"the host of rank \d reads what is used by a thread"),
+        (r"st\.release\.sys", "st.relaxed.sys", r"the host of rank \d reads memory accessed by a thread"),
         (r"ld\.acquire\.sys", "ld.acquire.gpu", RACES),
         (r"atom\.acq_rel\.gpu", "atom.relaxed.gpu", RACES),
         (r"atom\.acq_rel\.gpu", "atom.acq_rel.cta", RACES),
@@ -81,12 +84,12 @@ def test_a_stage_that_is_used_again_before_it_was_read(weaken: Weaken) -> None:
 
 
 def test_bulk_copies_that_are_not_fenced(weaken: Weaken) -> None:
-    """They would not come after the initialisation of the barrier that tells of their bytes."""
+    """They would not be ordered after the initialization of the mbarrier that counts their bytes."""
     with weaken(r"fence\.proxy\.async;", ""), pytest.raises((SimtError, DeepEPError), match=RACES):
         normal(4, (1,), fabric="ibgda", ranks_per_node=2)
 
 
-# Lines of fabric/ibgda.h by which warps that post to one queue pair, and the NIC, come in order.
+# Lines of fabric/ibgda.h that order warps that post to one queue pair, and the NIC.
 @pytest.mark.parametrize(
     ("line", "how"),
     [
@@ -103,7 +106,7 @@ def test_bulk_copies_that_are_not_fenced(weaken: Weaken) -> None:
     ],
 )
 def test_posting_to_one_queue_pair(line: str, how: str) -> None:
-    """Loads may return old values, and so miss what has been posted, or find it before it is there."""
+    """Loads may return old values, and thus miss posted requests or find them before they are complete."""
     images = RecordingImages("sm_90a")
     symbol, _ = images.get("post", (0, 0, 0))
     text = images.texts[symbol]
@@ -112,3 +115,20 @@ def test_posting_to_one_queue_pair(line: str, how: str) -> None:
     with interpreting(mutated), pytest.raises((SimtError, DeepEPError, AssertionError)):
         posting(range(1, 200))
     C.ptx.watch(False)
+
+
+@pytest.mark.skipif(not LONG, reason="half an hour: DEEP_EP_LONG=1")
+@pytest.mark.timeout(2 * 3600)
+def test_every_line_that_orders_memory() -> None:
+    """Each line, weakened by one step, is noticed, or there is an argument why it need not be."""
+    images = RecordingImages("sm_90a")
+    found = look(images)
+    missed = [mutant for mutant in found.mutants() if not catch(images, found, mutant, seconds=2.0)]
+    C.ptx.watch(False)
+    assert not [str(mutant) for mutant in missed if not argument_for(mutant)]
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS, ids=lambda argument: f"{argument.how}, {argument.text[:60]}")
+def test_arguments_are_about_lines_that_exist(argument: Argument) -> None:
+    lines = [line.strip().removeprefix("DEEP_EP_DEVICE ") for line in (CSRC / argument.file).read_text().splitlines()]
+    assert any(line.startswith(argument.text) for line in lines)

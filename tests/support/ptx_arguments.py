@@ -1,7 +1,7 @@
-"""Why some lines may be weakened in the PTX without a workload of `ptx_mutants` noticing.
+"""Why some source lines may be weakened in the PTX without any workload of `ptx_mutants` detecting it.
 
-Each is either ordered by something else too, and stays because its function promises the order to any caller; or it is
-needed, and what needs it happens in no workload: then a litmus test or a model shows it.
+Either something else orders the access too, and the line stays because its function promises the order to any caller;
+or the order is needed, but no workload contains the situation that needs it: then a litmus test or a model shows it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ptx_idioms import Weakened
 
 @dataclass(frozen=True)
 class Argument:
-    """`how`: the weakening; `file` and `text`: how its line begins; `why`: nothing has to notice."""
+    """`how`: the weakening; `file` and `text`: the beginning of the source line; `why`: why no workload must detect
+    it."""
 
     how: str
     file: str
@@ -28,11 +29,12 @@ class Argument:
         )
 
 
-_FAILURE = "the word alone is what is told; device scope would do on one GPU, but a host reads it"
-_ABORT = "needed where a user writes over rows after a failure, which nothing tells the order of: litmus last_look"
+_FAILURE = "only the word itself is communicated; device scope would suffice on one GPU, but a host reads it"
+_ABORT = "needed where a user overwrites rows after a failure, in an order nothing reports: litmus last_look"
 _MASKS = "needed where a source sends while it is being masked: tests/models/masking.py, rules told_first, decided_once"
-_CALLERS = "all callers meet as well; the function does not rest on it"
-_TAKEN = "slots are strong words, so that no race shows; litmus nic_completion has the same order"
+_CALLERS = "all callers also have a barrier; the function does not rely on it"
+_MAPPED = "raised before the launch that needs it, which orders it; a host may raise it for a later one at any time"
+_TAKEN = "slots are strong words, so no race is visible; litmus nic_completion has the same order"
 
 ARGUMENTS = (
     Argument("left out", "fabric/fabric.h", "__syncwarp();  // all lanes' stores into the pieces", _CALLERS),
@@ -40,13 +42,13 @@ ARGUMENTS = (
         "block scope",
         "fabric/ibgda.h",
         "const u64 filled = device::load_relaxed<Scope::kDevice>(qp.filled);",
-        "the blocks that post have been joined; kernels of another library may post meanwhile",
+        "the posting blocks have been joined; kernels of another library may post meanwhile",
     ),
     Argument(
         "block scope",
         "fabric/proxy.h",
         "const u64 posted = device::load_relaxed<device::Scope::kDevice>(&ring.reserved);",
-        "the blocks that post have been joined; those of an operation on another stream may post meanwhile",
+        "the posting blocks have been joined; those of an operation on another stream may post meanwhile",
     ),
     Argument("without its acquire", "fabric/proxy.h", "const u64 now = device::load_acquire<Scope::kSystem>", _TAKEN),
     Argument("without its acquire", "fabric/proxy.h", "u64 known = device::load_acquire<Scope::kDevice>", _TAKEN),
@@ -61,8 +63,8 @@ ARGUMENTS = (
         "block scope",
         "kernels/common/operation.h",
         "const u64 found = device::cas_relaxed<Scope::kDevice>(&context_.sequence",
-        "one thread of a launch, and launches of a Buffer follow each other; a graph that is replayed beside a call, "
-        "which this is to find, does not",
+        "one thread of a launch, and launches of a Buffer follow each other; a graph replayed beside a call, which "
+        "this must detect, does not",
     ),
     Argument(
         "block scope",
@@ -81,15 +83,15 @@ ARGUMENTS = (
         "without its release",
         "kernels/common/operation.h",
         "device::add_release<Scope::kSystem>(context_.f",
-        "needed by a host that counts while a kernel fails: FailureCount::settled() acquires it, then looks whether "
-        "the failure has been claimed",
+        "needed by a host that counts failures while a kernel fails: FailureCount::settled() acquires it, then checks "
+        "whether the failure has been claimed",
     ),
     Argument("device scope", "kernels/common/operation.h", "const bool elsewhere = device::load_relaxed", _FAILURE),
     Argument(
         "without its release",
         "kernels/common/operation.h",
         "device::store_release<Scope::kSystem>(&outcome_.failure.mark",
-        "needed by a host that looks while other blocks still run; where it looks after the kernel, its end orders",
+        "needed by a host that reads while other blocks still run; after the kernel, its end orders the read",
     ),
     Argument(
         "device scope",
@@ -101,7 +103,7 @@ ARGUMENTS = (
         "device scope",
         "kernels/common/operation.h",
         "give_up(what.phase, what.peer, what.expected, device::load_relaxed",
-        "the value is for a message alone; others may still add to the word",
+        "the value is only for a message; other threads may still add to the word",
     ),
     Argument("without its acquire", "kernels/common/operation.h", "const u64 before = if_current(", _ABORT),
     Argument("without its acquire", "kernels/common/operation.h", "device::exchange_acquire<Scope::kSystem>", _ABORT),
@@ -114,13 +116,13 @@ ARGUMENTS = (
         "without its acquire",
         "kernels/common/operation.h",
         "return device::load_acquire<Scope::kSystem>(word(wire::kFree, rank)) >= free_target();",
-        "the operation in between has been received from all, whose signals order more; needed where two are under way",
+        "the operation in between was received from all ranks, whose signals order more; needed with two in flight",
     ),
     Argument(
         "device scope",
         "kernels/common/patience.h",
         "const i32 other = wire::waited_for(device::load_relaxed<Scope::kSystem>(&header()->waiting));",
-        "a host of another rank looks at it, and none stores there while kernels run; at system scope as its stores",
+        "another rank's host reads it, and no host stores there while kernels run; system scope like its stores",
     ),
     Argument(
         "device scope",
@@ -129,17 +131,21 @@ ARGUMENTS = (
         "a host stores there when it masks a rank, which another thread may be about to accuse",
     ),
     Argument("left out", "kernels/common/polling.h", "__syncwarp();  // all lanes have read the count", _CALLERS),
+    Argument("device scope", "kernels/low_latency/combine.h", "const u64 end = device::load_relaxed", _MAPPED),
+    Argument("device scope", "kernels/normal/offers.h", "const u64 mapped = device::load_relaxed", _MAPPED),
+    Argument("device scope", "kernels/two_hops/offers.h", "const u64 mapped = device::load_relaxed", _MAPPED),
+    Argument("left out", "kernels/two_hops/combine.h", "__syncwarp();  // all lanes' loads precede", _ABORT),
     Argument(
-        "device scope",
-        "kernels/low_latency/combine.h",
-        "const u64 end = device::load_relaxed<Scope::kSystem>(&op.peers().mapped_bytes[from]);",
-        "raised before the launch of what needs it, which orders; a host may raise it for a later one meanwhile",
+        "left out",
+        "kernels/two_hops/dispatch.h",
+        "copies.finish();",
+        "needed: litmus slot_given_back; here the writer has always acquired a later release, which covers late lanes",
     ),
-    Argument("left out", "kernels/normal/dispatch.h", "copies.finish();", "the block meets behind it"),
+    Argument("left out", "kernels/normal/dispatch.h", "copies.finish();", "a block barrier follows"),
     Argument("left out", "kernels/normal/combine.h", "device::RowSums sums(", _CALLERS),
 )
 
 
 def argument_for(mutant: Weakened) -> str:
-    """Return why a mutant need not be noticed; "": there is no reason."""
+    """Return why a mutant may go undetected; "" if there is no reason."""
     return next((argument.why for argument in ARGUMENTS if argument.is_of(mutant)), "")

@@ -1,5 +1,5 @@
-"""What orders memory in the PTX of the kernels, by the lines of the sources that it comes from, and how it may be
-weakened.
+"""The instructions in the kernels' PTX that order memory, by the source lines that they come from, and how they may
+be weakened.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _ORDERS = re.compile(
     r"^((ld|st|atom)\..*(acquire|release|acq_rel|relaxed)|bar\.|barrier\.|mbarrier\.|cp\.async\.bulk|fence\.)"
 )
 _TARGET = "/device/cuda/"
-"""Sources of functions that only name an instruction: what they are for shows where they are called."""
+"""Sources of functions that only wrap an instruction; their purpose shows at the call site."""
 
 
 @dataclass(frozen=True, order=True)
 class Idiom:
-    """An instruction that orders memory, as the sources have it: all places in the PTX that come from one line."""
+    """An instruction that orders memory, by its source: all places in the PTX that come from one line."""
 
     file: str
     text: str
@@ -54,7 +54,7 @@ class Weakened:
 
 
 Change = Callable[[str, str], str | None]
-"""What an opcode and its operands become, as a statement; None: it cannot be weakened so."""
+"""Maps an opcode and its operands to a statement; None: this weakening does not apply."""
 
 
 def _replaced(before: str, after: str) -> Change:
@@ -71,7 +71,7 @@ def _removed(pattern: str) -> Change:
 
 
 def _meets_no_others(opcode: str, operands: str) -> str | None:
-    """Each thread has its own answer."""
+    """Give each thread its own answer."""
     if not opcode.startswith(("bar.red", "barrier.cta.red")):
         return None
     names = [name.strip() for name in operands.rstrip(";").split(",")]
@@ -79,7 +79,7 @@ def _meets_no_others(opcode: str, operands: str) -> str | None:
 
 
 def _one_warp_fewer(opcode: str, operands: str) -> str | None:
-    """A barrier of so many threads."""
+    """Count one warp fewer at a barrier with a number of threads."""
     names = [name.strip() for name in operands.rstrip(";").split(",")]
     if not opcode.startswith("barrier.cta.red") or len(names) != 4 or not names[2].isdigit():
         return None
@@ -116,7 +116,7 @@ _WEAKENINGS: dict[str, Change] = {
 
 
 def weakenings_of(idiom: Idiom, sample: str) -> list[Weakened]:
-    """Return what can be made of an idiom, of which this is a statement in the PTX."""
+    """Return all weakenings of an idiom, of which `sample` is a statement in the PTX."""
     found = _STATEMENT.match(sample)
     assert found is not None, sample
     return [Weakened(idiom, how) for how, change in _WEAKENINGS.items() if change(found[2], found[3]) is not None]
@@ -127,13 +127,13 @@ def _change(line: str, change: Change) -> str:
     assert found is not None, line
     changed = change(found[2], found[3])
     assert changed is not None, line
-    assert changed or not found[1].strip(), f"a guarded instruction is left out: {line}"
+    assert changed or not found[1].strip(), f"a guarded instruction would be left out: {line}"
     return f"{found[1]}{changed}{found[4]}\n"
 
 
 @cache
 def idioms_of(text: str) -> tuple[tuple[int, Idiom], ...]:
-    """Return where a kernel's text orders memory: the numbers of its lines, from 0 on."""
+    """Return where a kernel's text orders memory: line numbers from 0."""
     return tuple(_idioms(text))
 
 
@@ -158,7 +158,7 @@ def _idioms(text: str) -> Iterator[tuple[int, Idiom]]:
 
 @cache
 def _source(file: str, line: int) -> tuple[str, str]:
-    """Return a file below the sources, and a line of it; both stay the same when other lines come and go.
+    """Return a file below the sources, and one of its lines; both are stable when other lines are added or removed.
 
     PTX may have been compiled in another folder, from the same sources.
     """

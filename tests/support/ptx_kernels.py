@@ -1,4 +1,4 @@
-"""The kernels as PTX, kept between runs: making it takes longer than most tests."""
+"""The kernels as PTX, cached between runs because generating it takes longer than most tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from places import ROOT
 
 @cache
 def cache_folder() -> Path:
-    """The folder that DEEP_EP_CACHE_DIR names for it: that of what is built, unless others could write there."""
+    """Return the folder in which PTX is cached: DEEP_EP_CACHE_DIR's for built files, unless others could write
+    there."""
     folder = ROOT / "build"
     folder.mkdir(exist_ok=True)
     try:
@@ -31,7 +32,7 @@ def cache_folder() -> Path:
 
 @cache
 def ptx_cache(over_stand_in: bool = False) -> PtxCache:
-    """`over_stand_in`: in a process that has the stand-in for the driver, which NVRTC must not find."""
+    """Return the cache. `over_stand_in`: for a process with the stand-in for the driver, which NVRTC must not find."""
     return PtxCache(cache_folder() / "ptx", _compile_elsewhere if over_stand_in else _compile)
 
 
@@ -41,7 +42,7 @@ def _compile(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
 
 
 def _compile_elsewhere(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
-    """The same in a process of its own."""
+    """Compile in a separate process."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     asked = pickle.dumps((kernel, shape, architecture))
     done = subprocess.run([sys.executable, __file__], input=asked, env=environment, stdout=subprocess.PIPE, check=True)
@@ -51,8 +52,8 @@ def _compile_elsewhere(kernel: Kernel, shape: Shape, architecture: str) -> Compi
 
 @cache
 def load_builtins() -> None:
-    """NVRTC opens a library that lies beside it by its name alone. A sanitizer's runtime opens it in NVRTC's place, and
-    would not look there.
+    """Load the library that NVRTC would open by name alone from its own folder. A sanitizer's runtime intercepts the
+    call and would not search that folder.
     """
     from cuda.pathfinder import load_nvidia_dynamic_lib
 

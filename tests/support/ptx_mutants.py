@@ -1,4 +1,4 @@
-"""Mutants of the PTX, and what they are run on."""
+"""Mutants of the PTX, and the workloads that must detect them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ptx_kernels import ptx_cache
 Workload = Callable[[Iterable[int]], None]
 _MAX_SCHEDULES = 40
 _CPU_ALONE = "fabric/weak.h"
-"""The agent of that fabric runs on a CPU alone, and nothing tells of its accesses."""
+"""This fabric's agent runs only on a CPU, and its accesses are not reported."""
 _BLOCKS = 3
-"""Of a kernel that moves no rows."""
+"""Blocks of a kernel that moves no rows."""
 
 WORKLOADS: dict[str, Workload] = {
     "normal, peer": lambda seeds: normal(2, seeds, fabric="peer"),
@@ -48,7 +48,7 @@ WORKLOADS: dict[str, Workload] = {
         2, seeds, num_nvl_bytes=104 << 10, blocks=6, fabric="proxy", nic=replace(NIC, blocks=8)
     ),
     "two hops, small chunks": lambda seeds: normal(
-        4, seeds, num_nvl_bytes=112 << 10, fabric="ibgda", ranks_per_node=2, nic=NIC
+        4, seeds, num_nvl_bytes=224 << 10, fabric="ibgda", ranks_per_node=2, nic=NIC
     ),
     "two hops": lambda seeds: normal(4, seeds, fabric="ibgda", ranks_per_node=2, nic=NIC),
     "two hops, rounds": lambda seeds: normal(
@@ -70,7 +70,7 @@ WORKLOADS: dict[str, Workload] = {
 
 
 class RecordingImages(Images):
-    """Images that remember their texts by the kernels' symbols."""
+    """Images that record their texts by kernel symbol."""
 
     def __init__(self, architecture: str) -> None:
         self.texts: dict[str, str] = {}
@@ -83,7 +83,7 @@ class RecordingImages(Images):
 
 
 class MutatedImages(Images):
-    """Those of which only the kernels are read anew that have a mutant's idiom."""
+    """Images in which only the kernels with the mutant's idiom are read again."""
 
     def __init__(self, base: RecordingImages, mutant: Weakened) -> None:
         super().__init__(base.architecture)
@@ -104,8 +104,8 @@ class MutatedImages(Images):
 class Found:
     """The idioms that the workloads execute.
 
-    `statements`: of each, how it looks in the PTX; `workloads`: those that execute it, the fastest first; `seconds`:
-    what each of all takes.
+    `statements`: the PTX statement of each; `workloads`: the workloads that execute it, fastest first; `seconds`: the
+    duration of each workload.
     """
 
     statements: dict[Idiom, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Found:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def mutants(self) -> list[Weakened]:
-        """All that can be made of them."""
+        """Return all mutants of these idioms."""
         return sorted(
             mutant
             for idiom in self.workloads
@@ -123,7 +123,7 @@ class Found:
 
 
 def look(images: RecordingImages) -> Found:
-    """Run all workloads, and see which idioms they execute."""
+    """Run all workloads and record which idioms they execute."""
     found = Found()
     executed: dict[str, set[Idiom]] = {}
     for name, workload in WORKLOADS.items():
@@ -147,9 +147,9 @@ def look(images: RecordingImages) -> Found:
 
 
 def catch(images: RecordingImages, found: Found, mutant: Weakened, seconds: float) -> str:
-    """Run a mutant until something is noticed: -> by what and how; "": nothing.
+    """Run a mutant until a workload detects it. Returns the workload and the symptom; "" if it goes undetected.
 
-    Each workload that executes the idiom has so many seconds: for many schedules if it is short, for one if it is long.
+    Each workload that executes the idiom has so many seconds: many schedules if it is short, one if it is long.
     """
     mutated = MutatedImages(images, mutant)
     for name in found.workloads[mutant.idiom]:
@@ -157,7 +157,7 @@ def catch(images: RecordingImages, found: Found, mutant: Weakened, seconds: floa
             try:
                 with interpreting(mutated, blocks=_BLOCKS):
                     WORKLOADS[name]((seed,))
-            # Whatever it breaks: a race, a wrong result, a deadlock, a wait that has timed out.
+            # Any symptom counts: a race, a wrong result, a deadlock, a timeout.
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise

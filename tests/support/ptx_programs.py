@@ -1,4 +1,4 @@
-"""Small programs in PTX, run by themselves."""
+"""Small standalone programs in PTX."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ REGISTERS = """\
 
 
 def entry(body: str, before: str = "", parameters: int = 2) -> str:
-    """A module with the kernel `main`, whose parameters are 64-bit words: main_0, main_1, ..."""
+    """Return a module with the kernel `main`, whose parameters are 64-bit words: main_0, main_1, ..."""
     given = ", ".join(f".param .u64 main_{number}" for number in range(parameters))
     return f"{HEAD}{before}.visible .entry main({given})\n{{\n{REGISTERS}{body}\n    ret;\n}}\n"
 
 
 def run(text: str, *given: Any, **launch: Any) -> None:
-    """Run `main`. Arrays are passed by their addresses."""
+    """Run `main`. Arrays are passed by address."""
     words = [ctypes.addressof(one) if isinstance(one, ctypes.Array) else one for one in given]
     C.ptx.run(C.ptx.Image(text), "main", args=struct.pack(f"<{len(words)}Q", *words), **launch)
 
 
 def words(count: int, values: Sequence[int] = ()) -> Any:
-    """An array of 64-bit words, which begins at a multiple of 16 bytes."""
+    """Return an array of 64-bit words, aligned to 16 bytes."""
     memory = (ctypes.c_uint64 * (count + 1))()
     found = (ctypes.c_uint64 * count).from_buffer(memory, ctypes.addressof(memory) % 16)
     found[: len(values)] = [*values]
