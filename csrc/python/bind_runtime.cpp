@@ -196,6 +196,13 @@ void bind_call(py::module_& m) {
         .def_property_readonly(
             "mismatch",
             [](const Call& call) { return py::make_tuple(call.mismatch.peer, wire::kind_name(call.mismatch.kind)); })
+        .def_property_readonly("arguments",
+                               [](const Call& call) {
+                                   py::dict arguments;
+                                   for (const auto& [name, value] : call.arguments) arguments[name] = value;
+                                   return arguments;
+                               })
+        .def_property_readonly("generation", [](const Call& call) { return call.generation; })
         .def_property_readonly("failure", &Call::failure);
 }
 
@@ -299,6 +306,7 @@ void bind_runtime(py::module_& m) {
     bind_network(m);
     m.attr("TIMEOUT") = static_cast<uint32_t>(wire::kTimeout);
     m.attr("ABORTED") = static_cast<uint32_t>(wire::kAborted);
+    m.attr("MISMATCH") = static_cast<uint32_t>(wire::kMismatch);
     m.attr("OVERFLOW") = static_cast<uint32_t>(wire::kOverflow);
     m.attr("NETWORK") = static_cast<uint32_t>(wire::kNetwork);
     m.attr("DIED") = static_cast<uint32_t>(wire::kDied);

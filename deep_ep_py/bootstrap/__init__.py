@@ -1,1 +1,1 @@
-"""How the processes of a Buffer find each other, know each other, and talk."""
+"""How the processes of a Buffer find, authenticate and talk to each other."""

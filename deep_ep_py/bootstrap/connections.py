@@ -1,5 +1,5 @@
-"""Private connections between the processes of a Buffer: what they exchange once they have met, and how they notice
-that one has ended.
+"""Private connections between the processes of a Buffer: their exchanges once they have met, and the detection of
+processes that have ended.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from deep_ep_py.bootstrap.far_meeting import FarMeeting, Met, Place
@@ -22,39 +23,41 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
 
 EXCHANGE_SECONDS = 1800.0
-"""How long ranks wait for others that live: as process groups do. That one has died they hear at once."""
+"""How long ranks wait for live ones, as in process groups. The death of a rank is noticed at once."""
 
 Piece = tuple[int, int]
 """A part of a rank's heap: offset and bytes."""
 
 _MAX_BYTES = 1 << 16
 _PIECE, _PIECE_FORMAT = b"piece", "=5sQQ"
-"""What a message about a piece begins with, as no JSON does."""
+"""The first bytes of a message about a piece, with which no JSON begins."""
+_NOTE = b"note"
+"""Likewise, of a note."""
 _DYING_MS = 50
-"""How long after its sockets a process may still seem to live."""
+"""How long a process may still seem alive after its sockets have closed."""
 
 
 class Connections:
-    """Of one rank to all others. It does what a `Bootstrap` does, and hears at once when a process ends.
+    """The connections of one rank to all others: a `Bootstrap` that also notices at once when a process ends.
 
-    Each rank connects to each other on its machine, as `handshake` says: it sends on its own connections and receives
-    on the others'. Their addresses are in the abstract namespace and gone once all have met, so a crash leaves nothing
-    behind. Of each process there is also a descriptor (pidfd) that tells of its end even where another one keeps its
-    sockets open. Ranks of other machines are connected by TCP, as `far_meeting` says, and a `native.C.Mesh` serves
-    these connections.
+    Each rank connects to every other rank on its machine, as `handshake` describes: it sends on its own connections and
+    receives on the others'. Their addresses are in the abstract namespace and vanish once all have met, so a crash
+    leaves nothing behind. For each process there is also a descriptor (pidfd) that reports its end even if another
+    process keeps its sockets open. Ranks on other machines are connected by TCP, as `far_meeting` describes, and a
+    `native.C.Mesh` serves these connections.
 
     Attributes
     ----------
     rank, size : int
-        This rank, and how many there are.
+        This rank, and the number of ranks.
     pids : list of int
         The ranks' processes.
     machines : list of int
-        By rank: which machine it is on, counted from 0 in the order of ranks.
+        The machine of each rank, numbered from 0 in the order of ranks.
     mesh : native.C.Mesh or None
-        To the ranks of other machines; None where there are none.
+        Connections to the ranks on other machines; None if there are none.
     address : str
-        At which these reach this machine; empty where there are none.
+        The address at which those ranks reach this machine; empty if there are none.
     """
 
     in_process = False
@@ -64,25 +67,28 @@ class Connections:
         self.machines = [0] * size
         self.mesh: C.Mesh | None = None
         self.address = ""
-        self._addresses: dict[int, str] = {}  # of ranks on other machines
+        self._addresses: dict[int, str] = {}  # addresses of ranks on other machines
         self._meeting: FarMeeting | None = None
-        self._numbered_alike = frozenset(numbered_alike) - {rank}  # ranks whose pids name the same processes here
+        self._numbered_alike = frozenset(numbered_alike) - {rank}  # ranks whose pids are valid here
         self._outgoing: dict[int, socket.socket] = {}
         self._incoming: dict[int, socket.socket] = {}
         self._processes: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._pieces: dict[int, deque[tuple[Piece, int]]] = defaultdict(deque)
-        self._handed: dict[int, int] = defaultdict(int)  # the end of what each has got of this rank's heap
+        # Messages of exchanges that this rank has not come to yet.
+        self._early: dict[int, deque[tuple[bytes, list[int]]]] = defaultdict(deque)
+        self._notes: dict[int, Any] = {}
+        self._handed: dict[int, int] = defaultdict(int)  # by rank: the end of what it has received of this heap
         _all.add(self)
 
     def close(self) -> None:
-        """Let go of all of them. The others take it that this rank has left. Closed once, it does nothing more."""
+        """Close all connections, which tells the others that this rank has left. Calls after the first do nothing."""
         _all.discard(self)
         self.drop({*self._outgoing, *self._incoming, *self._processes, *self._pieces, *self._addresses})
         self.mesh = None
 
     def drop(self, ranks: Iterable[int]) -> None:
-        """Let go of some ranks: from now on the others exchange without them."""
+        """Close the connections to some ranks; exchanges continue without them."""
         for rank in ranks:
             self._dropped.add(rank)
             for sockets in (self._outgoing, self._incoming):
@@ -92,6 +98,10 @@ class Connections:
                 os.close(self._processes.pop(rank))
             for _, descriptor in self._pieces.pop(rank, ()):
                 os.close(descriptor)
+            for _, descriptors in self._early.pop(rank, ()):
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self._notes.pop(rank, None)
             if self.mesh is not None:
                 self.mesh.drop(rank)
 
@@ -110,7 +120,7 @@ class Connections:
         return self.mesh
 
     def is_far(self, rank: int) -> bool:
-        """Tell whether a rank is on another machine."""
+        """Return whether a rank is on another machine."""
         return self.machines[rank] != self.machines[self.rank]
 
     def process_of(self, rank: int) -> str:
@@ -119,21 +129,23 @@ class Connections:
         return f"pid {self.pids[rank]}{machine}"
 
     def watched(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return pairs of a rank of this machine and a descriptor: of sockets, which become readable when that rank
-        ends or lets go, and of processes, readable when these have ended.
+        """Return two lists of pairs of a rank on this machine and a descriptor.
+
+        The first has sockets, which become readable when the rank ends or closes them; the second has processes, which
+        become readable when they have ended.
         """
         sockets = [(rank, connection.fileno()) for rank, connection in self._outgoing.items()]
         return sockets, list(self._processes.items())
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, by rank: what JSON can say, in 64 KiB. Nothing that comes from a socket is code.
+        """Return every rank's value, by rank. A value is JSON of at most 64 KiB: no code is taken from a socket.
 
         Raises
         ------
         TypeError, ValueError
-            The value is something else, or too large. Nothing has been sent.
+            The value is not representable or too large. Nothing has been sent.
         DeepEPError
-            If a process has ended, or its rank has given up, or did not come in time.
+            A process has ended, or its rank has given up or did not come in time.
         """
         message = json.dumps(value, allow_nan=False).encode()
         if len(message) > _MAX_BYTES:
@@ -152,7 +164,7 @@ class Connections:
         return values
 
     def exchange_descriptors(self, descriptor: int) -> dict[int, int]:
-        """Give every other rank of this machine a descriptor; return theirs, the caller's to close."""
+        """Give every other rank on this machine a descriptor; return theirs, which the caller must close."""
         self._send(b"descriptor", [descriptor])
         theirs: dict[int, int] = {}
         try:
@@ -165,9 +177,10 @@ class Connections:
         return theirs
 
     def hand_over(self, piece: Piece, descriptor: int) -> bool:
-        """Give every other rank of this machine a descriptor of a piece of this rank's heap, for its `next_piece`;
-        pieces in their order. It never waits: false where it would have to, and then the caller repeats it later, for
-        the ranks that have not got it.
+        """Give every other rank on this machine a descriptor of a piece of this rank's heap, for its `next_piece`.
+
+        Pieces must be handed over in order. Never waits: returns False if it would have to, and the caller repeats the
+        call later, for the ranks that have not received the piece.
         """
         message, end = struct.pack(_PIECE_FORMAT, _PIECE, *piece), sum(piece)
         missing = [rank for rank in self._outgoing if self._handed[rank] < end]
@@ -176,33 +189,56 @@ class Connections:
                 if _send_to(self._outgoing[rank], message, [descriptor]):
                     self._handed[rank] = end
             except ConnectionError:
-                self._handed[rank] = end  # its rank has ended: a rank that waits for it will be told
-            except OSError:  # too many descriptors of this user are on their way, say
+                self._handed[rank] = end  # the rank has ended; ranks that wait for it will be notified
+            except OSError:  # for example, too many of this user's descriptors are in flight
                 pass
         return all(self._handed[rank] >= end for rank in missing)
 
     def next_piece(self, rank: int) -> tuple[Piece, int]:
-        """Return the next piece that a rank has handed over, and its descriptor, until `drop_piece`.
+        """Return the next piece that a rank has handed over, and its descriptor, both valid until `drop_piece`.
 
         Raises
         ------
         DeepEPError
-            If there is none.
+            There is none.
         """
-        if not self._pieces[rank]:
+        while not self._pieces[rank]:
             try:
                 received = _receive_from(self._incoming[rank])
             except OSError:
                 received = b"", []
-            if not self._keep_piece(rank, *received):
+            if not self._keep(rank, *received):
                 raise DeepEPError(f"rank {self.rank}: rank {rank} has announced memory that it has not handed over")
         return self._pieces[rank][0]
 
     def drop_piece(self, rank: int) -> None:
-        """Close what `next_piece` has returned, and go on to the next."""
+        """Close the piece that `next_piece` returned, and advance to the next."""
         os.close(self._pieces[rank].popleft()[1])
 
-    def _keep_piece(self, rank: int, message: bytes, descriptors: list[int]) -> bool:
+    def leave_note(self, value: Any) -> None:
+        """Send a value to every other rank on this machine, for its `notes`. Never waits: a rank may miss the note."""
+        message = _NOTE + json.dumps(value).encode()
+        for connection in self._outgoing.values():
+            with suppress(OSError):  # the rank has ended
+                _send_to(connection, message, [])
+
+    def notes(self) -> dict[int, Any]:
+        """Return the latest value that each other rank on this machine has left, by rank. Never waits."""
+        for rank, connection in self._incoming.items():
+            with suppress(OSError):  # there are no more messages
+                while not self._early[rank]:
+                    message, descriptors = _receive_from(connection)
+                    if not message:
+                        break  # the rank has ended
+                    if not self._keep(rank, message, descriptors):
+                        self._early[rank].append((message, descriptors))
+        return dict(self._notes)
+
+    def _keep(self, rank: int, message: bytes, descriptors: list[int]) -> bool:
+        """Keep a message that no exchange awaits. Returns False if it is of an exchange."""
+        if message.startswith(_NOTE):
+            self._notes[rank] = json.loads(message.removeprefix(_NOTE))
+            return True
         if not message.startswith(_PIECE):
             return False
         _, offset, size = struct.unpack(_PIECE_FORMAT, message)
@@ -210,7 +246,7 @@ class Connections:
         return True
 
     def _received(self, rank: int, descriptors: list[int]) -> int:
-        if not descriptors:  # the kernel has left it out
+        if not descriptors:  # the kernel has dropped it
             raise DeepEPError(f"rank {self.rank}: memory of rank {rank} cannot be mapped: too many files are open")
         return descriptors[0]
 
@@ -219,7 +255,7 @@ class Connections:
         for rank, connection in self._outgoing.items():
             try:
                 while not _send_to(connection, message, descriptors):
-                    # A process that has ended leaves no room, though another one may hold its sockets.
+                    # A process that has ended never makes room, though another process may hold its sockets.
                     if _is_readable(self._processes.get(rank)):
                         self._raise_gone(rank)
                     self._poll({rank: connection}, deadline, select.POLLOUT)
@@ -227,23 +263,26 @@ class Connections:
                 self._raise_gone(rank)
 
     def _receive(self, far: Iterable[int] = ()) -> Iterator[tuple[int, bytes, list[int]]]:
-        """One message of each other rank of this machine, and of some of others, as they come."""
+        """Yield one message from each other rank on this machine, and from the `far` ranks, as they arrive."""
         missing, far_missing = dict(self._incoming), set(far)
         deadline = time.monotonic() + EXCHANGE_SECONDS
+        for rank in [rank for rank in missing if self._early[rank]]:
+            del missing[rank]
+            yield rank, *self._early[rank].popleft()
         while missing or far_missing:
             for rank in self._poll(missing, deadline, select.POLLIN, far_missing):
                 try:
                     message, descriptors = _receive_from(missing[rank])
-                except (BlockingIOError, ConnectionError):  # its process has ended, and that was its last message
+                except (BlockingIOError, ConnectionError):  # its process has ended, and there are no more messages
                     message, descriptors = b"", []
                 if not message:
                     self._raise_gone(rank)
-                if self._keep_piece(rank, message, descriptors):
-                    continue  # the message that is waited for is behind it
+                if self._keep(rank, message, descriptors):
+                    continue  # the awaited message follows it
                 del missing[rank]
                 yield rank, message, descriptors
             for rank in sorted(far_missing):
-                ended = self._connected.state(rank) != C.Mesh.State.HEARD  # before its last message is looked for
+                ended = self._connected.state(rank) != C.Mesh.State.HEARD  # read before its last message is
                 if (told := self._connected.receive(rank)) is not None:
                     far_missing.discard(rank)
                     yield rank, told, []
@@ -251,12 +290,12 @@ class Connections:
                     self._raise_gone(rank)
 
     def meet(self, listener: socket.socket, names: dict[int, str], secret: bytes) -> None:
-        """Connect to all others of this machine, which listen at these names, and wait until they have.
+        """Connect to all other ranks on this machine, which listen at these names, and wait until they have connected.
 
         Raises
         ------
         DeepEPError
-            As `all_gather`.
+            As for `all_gather`.
         """
         meeting = Meeting(self.rank, listener, names, secret, self._outgoing, self._incoming, self._processes)
         try:
@@ -265,16 +304,16 @@ class Connections:
             self._raise_gone(gone.rank)
         except PeersLate as late:
             self._raise_late(late.ranks)
-        except OSError as error:  # of this machine: too many open files, say
-            raise DeepEPError(f"rank {self.rank}: the other ranks cannot be connected to: {error}") from error
+        except OSError as error:  # of this machine: for example, too many open files
+            raise DeepEPError(f"rank {self.rank}: cannot connect to the other ranks: {error}") from error
 
     def meet_far(self, listener: socket.socket, places: list[Place], secret: bytes) -> None:
-        """Connect to all ranks of other machines, which listen at these places, and wait until they have.
+        """Connect to all ranks on other machines, which listen at these places, and wait until they have connected.
 
         Raises
         ------
         DeepEPError
-            As `all_gather`, or a machine cannot be reached.
+            As for `all_gather`, or a machine cannot be reached.
         """
         self._addresses = {place.rank: place.address for place in places}
         sockets, processes = self.watched()
@@ -288,15 +327,15 @@ class Connections:
         except (PeerGone, PeersLate) as error:
             failed = error
         except OSError as error:
-            raise DeepEPError(f"rank {self.rank}: other machines cannot be connected to: {error}") from error
+            raise DeepEPError(f"rank {self.rank}: cannot connect to other machines: {error}") from error
         if isinstance(failed, PeerGone):
             self._raise_gone(failed.rank, failed.why)
         if failed is not None:
             self._raise_late(failed.ranks)
         try:
             self.mesh = C.Mesh([self._end(rank, one) for rank, one in sorted(met.items())])
-        except RuntimeError as error:  # too many open files, say
-            raise DeepEPError(f"rank {self.rank}: connections to other machines cannot be kept: {error}") from error
+        except RuntimeError as error:  # for example, too many open files
+            raise DeepEPError(f"rank {self.rank}: cannot keep the connections to other machines: {error}") from error
         finally:
             self._meeting = None
             for one in met.values():
@@ -309,8 +348,10 @@ class Connections:
     def _poll(
         self, connections: dict[int, socket.socket], deadline: float, events: int, far: Iterable[int] = ()
     ) -> list[int]:
-        """Wait for some ranks' connections, or for the end of their processes, even if another process still holds one
-        of their sockets, or for news of ranks on other machines; -> the ranks of this one with news.
+        """Wait for events on some ranks' connections, for the end of their processes, or for news from the `far` ranks.
+
+        The end of a process is noticed even if another process still holds one of its sockets. Returns the ranks on
+        this machine that have news.
         """
         owners = {connection.fileno(): rank for rank, connection in connections.items()}
         poller = select.poll()
@@ -321,7 +362,7 @@ class Connections:
                 owners[self._processes[rank]] = rank
                 poller.register(self._processes[rank], select.POLLIN)
         if far:
-            self._connected.clear_news()  # before they are asked for what has come
+            self._connected.clear_news()  # before they are asked what has arrived
             if any(self._connected.has_news(rank) for rank in far):
                 return []
             poller.register(self._connected.news, select.POLLIN)
@@ -334,8 +375,8 @@ class Connections:
     def _raise_late(self, ranks: Iterable[int]) -> NoReturn:
         raise DeepEPError(f"rank {self.rank}: ranks {sorted(ranks)} did not come within {EXCHANGE_SECONDS:g} s")
 
-    def _raise_gone(self, rank: int, how: str = "has let go of the Buffer") -> NoReturn:
-        """Say why. A rank that has let go may have done so because another's process has died."""
+    def _raise_gone(self, rank: int, how: str = "has closed the Buffer") -> NoReturn:
+        """Raise with the cause: a rank may have closed the Buffer because another rank's process has died."""
         state = C.Mesh.State.HEARD if self.mesh is None else self.mesh.state(rank)
         if state == C.Mesh.State.SILENT:
             raise DeepEPError(f"rank {self.rank}: {silent_text(rank, self.process_of(rank))}")
@@ -349,9 +390,9 @@ class Connections:
         raise DeepEPError(f"rank {self.rank}: rank {rank} {how}{perhaps}")
 
     def _died(self) -> tuple[list[int], set[int]]:
-        """Return the ranks whose processes have died, and those of which nothing tells whether theirs has."""
+        """Return the ranks whose processes have died, and the ranks for which that cannot be determined."""
         died, unknown, opened = set(), set(), {}
-        # Before all have met there may be some without a descriptor. Those that were left out have been reported.
+        # Before all have met, some may have no descriptor yet. Ranks that were left out have already been reported.
         for rank in {*range(self.size)} - {self.rank, *self._processes} - self._dropped:
             if rank not in self._numbered_alike:
                 unknown.add(rank)
@@ -360,7 +401,7 @@ class Connections:
                 opened[rank] = os.pidfd_open(self.pids[rank])
             except ProcessLookupError:
                 died.add(rank)
-            except (AttributeError, OSError):  # an old kernel has none, or it hides other processes
+            except (AttributeError, OSError):  # an old kernel has no pidfd, or hides other processes
                 unknown.add(rank)
         poller = select.poll()
         owners = {descriptor: rank for rank, descriptor in (*self._processes.items(), *opened.items())}
@@ -375,11 +416,11 @@ class Connections:
 
 
 # Sockets of ranks that have met never block: a caller that wants to wait polls. `socket.send_fds` and `socket.recv_fds`
-# do not work here: CPython's ignore their flags.
+# cannot be used here, because CPython's versions ignore their flags.
 
 
 def _send_to(connection: socket.socket, message: bytes, descriptors: Sequence[int]) -> bool:
-    """Send a message with descriptors; false, and nothing sent, if there is no room for it."""
+    """Send a message with descriptors. Returns False, and sends nothing, if there is no room for it."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
     try:
         connection.sendmsg([message], rights)
@@ -389,7 +430,7 @@ def _send_to(connection: socket.socket, message: bytes, descriptors: Sequence[in
 
 
 def _receive_from(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return a message and what descriptors came with it, which no program started from here gets."""
+    """Return a message and the descriptors that came with it, which are not inherited by programs started here."""
     descriptors = array("i")
     room = socket.CMSG_LEN(descriptors.itemsize)
     message, ancillary, _, _ = connection.recvmsg(_MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
@@ -408,12 +449,12 @@ def _is_readable(descriptor: int | None) -> bool:
 
 
 _all: set[Connections] = set()
-"""Those that are open. They close when their owner says so, never by a collection: the others would take it that this
-rank's kernels have ended. A process that just ends is told of by its end."""
+"""The open ones. They are closed only by their owner, never by garbage collection, which would tell the others that
+this rank's kernels have ended. When a process just ends, its end is what the others notice."""
 
 
 def _let_go_in_child() -> None:
-    """Close a forked child's copies, which would keep the others from hearing that its parent has let go."""
+    """Close a forked child's copies, which would keep the others from noticing that its parent has closed."""
     for connections in list(_all):
         connections.close_in_child()
 

@@ -1,14 +1,13 @@
-"""How ranks on different machines connect, each to each, and know each other from strangers.
+"""How ranks on different machines connect pairwise and authenticate each other.
 
-Any machine of the network can connect to the port at which a rank listens until all have met. So both ends prove, as
-`handshake` says, that they know a secret, which has travelled in the ranks' own process group alone, and each direction
-of the connection gets a key of its own for what follows. Of two ranks the lower connects.
+Until all ranks have met, any machine on the network can connect to the port at which a rank listens. So both ends
+prove, as `handshake` describes, that they know a secret, which has traveled only through the ranks' own process group,
+and each direction of the connection gets its own key for what follows. Of two ranks, the lower connects.
 
     connector: magic, rank, nonce   listener: nonce, proof   connector: proof   listener: welcome
 
-A stranger, garbage, or a hello that is sent again is refused, logged, and keeps no rank waiting. An attacker
-who can see or alter what travels between the machines is not kept out: rows, and what networks need to write them, are
-not encrypted.
+A stranger, garbage or a replayed hello is refused and logged, and keeps no rank waiting. An attacker who can see or
+alter the traffic between the machines is not kept out: rows, and what networks need to write them, are not encrypted.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from deep_ep_py.errors import DeepEPError
 _log = logging.getLogger("deep_ep_py")
 
 CONNECT_SECONDS = 60.0
-"""How long a machine may be unreachable: all ranks listen before any connects."""
+"""How long a machine may be unreachable; all ranks listen before any connects."""
 
 _MAGIC = b"deep_ep1"
 _HELLO = struct.Struct(f"=8si{NONCE_BYTES}s")
@@ -54,13 +53,13 @@ _RETRY_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 _KEY_BYTES = 16
 _OF_A_GUEST = (errno.ECONNABORTED, errno.EPROTO, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH)
-"""What `accept` says of a connection that has failed before it was taken."""
+"""Errors of `accept` for a connection that failed before it was accepted."""
 _MAX_LOGGED = 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank of another machine listens."""
+    """The address at which a rank on another machine listens."""
 
     rank: int
     address: str
@@ -69,7 +68,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Met:
-    """A connection to a rank that has proved itself, and the keys of what this end sends and receives."""
+    """A connection to an authenticated rank, with the keys for what this end sends and receives."""
 
     socket: socket.socket
     own: bytes = field(repr=False)
@@ -77,28 +76,28 @@ class Met:
 
 
 class _Refused(Exception):
-    """The other end is no rank that is waited for."""
+    """The other end is not an awaited rank."""
 
 
 class _NothingSaid(EOFError):
-    """The other end has let go before it said anything, as ranks do that look whether this one listens."""
+    """The other end has closed without sending anything, as ranks do to check whether this one listens."""
 
 
 class FarMeeting:
-    """Of one rank with all ranks of other machines.
+    """The meeting of one rank with all ranks on other machines.
 
     Parameters
     ----------
     rank : int
         The caller.
     listener : socket.socket
-        As `listen_at` has returned it.
+        As returned by `listen_at`.
     places : list of Place
-        The ranks of other machines.
+        The ranks on other machines.
     secret : bytes
-        What only the ranks know.
+        The secret that only the ranks know.
     near : dict
-        Of ranks that have been met already, descriptors that become readable when they end.
+        For ranks that have already been met, descriptors that become readable when they end.
     """
 
     def __init__(
@@ -107,17 +106,17 @@ class FarMeeting:
         self._rank, self._listener, self._secret, self._near = rank, listener, secret, near
         self._places = {place.rank: place for place in places}
         self._met: dict[int, Met] = {}
-        self._guests: dict[socket.socket, asyncio.Task[None]] = {}  # in the order in which they have come
+        self._guests: dict[socket.socket, asyncio.Task[None]] = {}  # in order of arrival
         self._knocking: set[socket.socket] = set()
         self._refused = 0
 
     def run(self, seconds: float) -> dict[int, Met]:
-        """Return the connections by rank, when all are there.
+        """Return the connections by rank once all exist.
 
         Raises
         ------
         PeerGone, PeersLate
-            Some are not.
+            Some ranks have ended, or did not connect in time.
         DeepEPError
             A machine cannot be reached.
         """
@@ -130,7 +129,7 @@ class FarMeeting:
         return self._met
 
     def close_in_child(self) -> None:
-        """Close a forked child's copies, by which this rank would seem to listen, or to hold on, when it has ended."""
+        """Close a forked child's copies, which would make this rank seem to listen, or stay, after it has ended."""
         met = [met.socket for met in self._met.values()]
         for one in (self._listener, *met, *self._guests, *self._knocking):
             one.close()
@@ -170,7 +169,7 @@ class FarMeeting:
             self._fail(error)
 
     def _keep(self, rank: int, met: Met) -> None:
-        """Note a rank that has proved itself, and watch its connection until all are there."""
+        """Record an authenticated rank, and watch its connection until all have met."""
         self._met[rank] = met
         self._guests.pop(met.socket, None)
 
@@ -182,7 +181,7 @@ class FarMeeting:
                 return
             except OSError:
                 self._fail(PeerGone(rank))
-            loop.remove_reader(met.socket)  # else it has met all ranks, and goes on
+            loop.remove_reader(met.socket)  # readable with data: it has met all ranks and continues
 
         loop = asyncio.get_running_loop()
         loop.add_reader(met.socket, look)
@@ -198,7 +197,7 @@ class FarMeeting:
             self._knocking.add(connection)
             try:
                 await asyncio.wait_for(loop.sock_connect(connection, (place.address, place.port)), CONNECT_SECONDS)
-                until = loop.time() + CONNECT_SECONDS  # it can be reached
+                until = loop.time() + CONNECT_SECONDS  # it is reachable
                 met = await self._greet(connection, place.rank)
             except (OSError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
                 connection.close()
@@ -206,7 +205,7 @@ class FarMeeting:
                     raise PeerGone(place.rank, _refusal(place)) from None
                 if loop.time() > until:
                     raise DeepEPError(
-                        f"rank {self._rank}: rank {place.rank} cannot be connected to at {place.address}, port "
+                        f"rank {self._rank}: rank {place.rank} cannot be reached at {place.address}, port "
                         f"{place.port} ({str(error) or 'no answer'}): expected the addresses at which machines reach "
                         f"each other; {ADDRESS} names this machine's"
                     ) from None
@@ -221,7 +220,7 @@ class FarMeeting:
                 self._knocking.discard(connection)
 
     async def _look_for(self, place: Place) -> None:
-        """Find out whether a rank that is to connect to this one has ended: nothing listens at its port then."""
+        """Raise if a rank that should connect to this one has ended, in which case nothing listens at its port."""
         loop = asyncio.get_running_loop()
         while place.rank not in self._met:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -229,10 +228,10 @@ class FarMeeting:
                 try:
                     await asyncio.wait_for(loop.sock_connect(probe, (place.address, place.port)), PROOF_SECONDS)
                 except ConnectionRefusedError:
-                    if place.rank not in self._met:  # else it has met all ranks, and listens no longer
+                    if place.rank not in self._met:  # otherwise it has met all ranks and stopped listening
                         raise PeerGone(place.rank, _refusal(place)) from None
                 except (OSError, TimeoutError, asyncio.TimeoutError):
-                    pass  # it may be reached later
+                    pass  # it may become reachable later
 
     async def _greet(self, connection: socket.socket, peer: int) -> Met:
         loop = asyncio.get_running_loop()
@@ -246,7 +245,7 @@ class FarMeeting:
         return Met(connection, _key(session, CONNECTOR), _key(session, LISTENER))
 
     async def _accept(self) -> None:
-        """Hear all that connect, until the caller has met all ranks."""
+        """Serve all incoming connections until the caller has met all ranks."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -265,7 +264,7 @@ class FarMeeting:
             guest.add_done_callback(partial(self._forget, connection))
             if len(self._guests) > MAX_GUESTS:
                 self._drop_oldest()
-            await asyncio.sleep(0)  # so that those are heard which have come before many more
+            await asyncio.sleep(0)  # so that earlier connections are served before many more arrive
 
     def _forget(self, connection: socket.socket, _: asyncio.Task[None]) -> None:
         self._guests.pop(connection, None)
@@ -273,7 +272,7 @@ class FarMeeting:
     def _drop_oldest(self) -> None:
         connection = next(iter(self._guests))
         self._guests.pop(connection).cancel()
-        connection.close()  # at once, for the next one
+        connection.close()  # at once, to make room for the next one
 
     async def _hear(self, connection: socket.socket, address: str) -> None:
         try:
@@ -282,7 +281,7 @@ class FarMeeting:
         except (OSError, EOFError, TimeoutError, asyncio.TimeoutError, _Refused) as error:
             connection.close()
             if not isinstance(error, _NothingSaid):
-                self._log_refusal(address, str(error) or "it has not proved in time that it is a rank")
+                self._log_refusal(address, str(error) or "it did not prove in time that it is a rank")
         except BaseException:
             connection.close()
             raise
@@ -297,19 +296,19 @@ class FarMeeting:
         loop = asyncio.get_running_loop()
         magic, rank, nonce = _HELLO.unpack(await _receive(connection, _HELLO.size))
         if magic != _MAGIC:
-            raise _Refused("it does not begin as a rank does")
+            raise _Refused("it does not start as a rank does")
         if rank not in self._places or rank > self._rank or rank in self._met:
-            raise _Refused(f"it says that it is rank {rank}, which is not waited for")
+            raise _Refused(f"it claims to be rank {rank}, which is not expected")
         session = Session(self._secret, rank, self._rank, nonce, secrets.token_bytes(NONCE_BYTES))
         await loop.sock_sendall(connection, ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
         if not session.proves(CONNECTOR, await _receive(connection, _PROOF_BYTES)):
-            raise _Refused(f"it says that it is rank {rank}, and does not know the ranks' secret: {_secret_hint()}")
+            raise _Refused(f"it claims to be rank {rank}, but does not know the ranks' secret: {_secret_hint()}")
         if rank in self._met:
-            raise _Refused(f"rank {rank} has come already")
-        # Before it is told: it may have met all others then, and listen no longer.
+            raise _Refused(f"rank {rank} is already connected")
+        # Recorded before the rank is notified: it may then have met all others, and stop listening.
         self._keep(rank, Met(connection, _key(session, LISTENER), _key(session, CONNECTOR)))
         try:
-            connection.send(WELCOME)  # there is room: little has been sent
+            connection.send(WELCOME)  # there is room, since little has been sent
         except OSError:
             self._fail(PeerGone(rank))
 
@@ -327,22 +326,22 @@ async def _receive(connection: socket.socket, count: int) -> bytes:
     while len(received) < count:
         more = await asyncio.get_running_loop().sock_recv(connection, count - len(received))
         if not more:
-            raise EOFError("it has let go") if received else _NothingSaid()
+            raise EOFError("it has closed the connection") if received else _NothingSaid()
         received += more
     return received
 
 
 def _refusal(place: Place) -> str:
     return (
-        f"does not listen at {place.address}, port {place.port}: it has given up, and says why, or that is not the "
-        f"address of its machine (set {ADDRESS} there)"
+        f"does not listen at {place.address}, port {place.port}: it has given up, as its own error says, or that is "
+        f"not the address of its machine (set {ADDRESS} there)"
     )
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end in a thread of its own: the caller's may run a loop already, and keeps the one that it has.
+    """Run a coroutine to its end in a thread of its own: the caller's thread may already run a loop, and keeps it.
 
-    An interrupt of the caller's ends it.
+    An interrupt in the caller cancels the coroutine.
     """
     loop = asyncio.new_event_loop()
     task = loop.create_task(work)
@@ -351,7 +350,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     def run() -> None:
         try:
             loop.run_until_complete(task)
-        except BaseException as error:  # for the caller, whatever it is
+        except BaseException as error:  # raised in the caller, whatever it is
             errors.append(error)
         finally:
             loop.close()

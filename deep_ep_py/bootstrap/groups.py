@@ -1,4 +1,4 @@
-"""How the ranks of a Buffer find each other: what can exchange small objects among them."""
+"""How the ranks of a Buffer find each other: the groups that can exchange small objects among them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Protocol
 
 
 class Bootstrap(Protocol):
-    """What a Buffer needs of a process group. Collective; used when Buffers are made, never per call."""
+    """The part of a process group that a Buffer needs. Collective; used when Buffers are made, never per call."""
 
     @property
     def rank(self) -> int:
-        """Rank of the caller."""
+        """The caller's rank."""
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
 
     @property
     def in_process(self) -> bool:
@@ -27,7 +27,7 @@ class Bootstrap(Protocol):
 
 @dataclass(frozen=True)
 class TorchBootstrap:
-    """A torch ProcessGroup with any backend that gathers objects."""
+    """A torch ProcessGroup with any backend that can gather objects."""
 
     group: Any
     rank: int
@@ -72,19 +72,19 @@ class MpiBootstrap:
 
 
 def make_bootstrap(group: Any, comm: Any = None) -> Bootstrap:
-    """Wrap whatever the caller has.
+    """Wrap the group or communicator that the caller has.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup or deep_ep_py.testing.ThreadGroup or None
         The ranks of the Buffer.
     comm : mpi4py.MPI.Comm, optional
-        Used where `group` is None.
+        Used if `group` is None.
 
     Raises
     ------
     TypeError
-        If neither is something to exchange objects with.
+        Neither can exchange objects.
     """
     if group is not None:
         if hasattr(group, "all_gather_object"):

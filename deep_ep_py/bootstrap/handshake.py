@@ -1,16 +1,16 @@
-"""How the processes of a Buffer find each other on one machine, and know each other from strangers.
+"""How the processes of a Buffer find each other on one machine, and authenticate each other.
 
-Each rank listens at an abstract socket name and connects to each other's. Any process of the network namespace can read
-such names and connect to them, so both ends of a connection prove that they know a secret, which has travelled in the
-ranks' own process group alone: by a keyed digest over two fresh nonces, the two ranks and the direction, so that the
-secret itself is never sent and no proof serves twice, or at another connection. Before that nothing is taken from a
-connection but messages of fixed sizes.
+Each rank listens at an abstract socket name and connects to every other rank's. Any process in the network namespace
+can read such names and connect to them, so both ends of a connection prove that they know a secret, which has traveled
+only through the ranks' own process group. The proof is a keyed digest over two fresh nonces, the two ranks and the
+direction, so the secret itself is never sent, and no proof is valid twice or on another connection. Before that, only
+messages of fixed sizes are accepted from a connection.
 
     connector: rank, nonce      listener: nonce, proof      connector: proof      listener: welcome
 
-A stranger can neither fail the ranks nor keep them waiting. A connection that has proved nothing after a while is
-dropped, the oldest first where there are many; a rank whose connection was dropped so, or that meets a full backlog,
-tries again.
+A stranger can neither make the ranks fail nor keep them waiting. A connection that has proved nothing after a while is
+dropped, the oldest first if there are many; a rank whose connection was dropped this way, or that finds the backlog
+full, tries again.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 SECRET_BYTES = 32
-"""Of each rank's part of the secret."""
+"""Size of each rank's part of the secret."""
 PROOF_SECONDS = 5.0
 """How long a connection may take to prove itself."""
 
 MAX_GUESTS = 128
-"""Connections that have proved nothing yet and are kept at once."""
+"""How many connections that have proved nothing yet are kept at a time."""
 _MAX_ACCEPTED = 32
-"""At once: so that a rank among many strangers is heard before it is the oldest."""
+"""Accepted at a time, so that a rank among many strangers is served before it is the oldest."""
 _BACKLOG = 128
 _RETRY_SECONDS = 0.01
 NONCE_BYTES = 32
-"""Of each end's part of what a proof is of."""
+"""Size of the nonce that each end contributes to a proof."""
 _HELLO = struct.Struct(f"=i{NONCE_BYTES}s")
 ANSWER = struct.Struct(f"={NONCE_BYTES}s32s")
 """The listener's nonce, and its proof."""
 WELCOME = b"welcome"
-"""What the listener says last."""
+"""The listener's last message."""
 LISTENER, CONNECTOR = b"listener", b"connector"
 """Roles of the two ends."""
 
 
 class PeerGone(Exception):
-    """A rank does not listen any more, or has closed its end.
+    """A rank no longer listens, or has closed its end.
 
     Attributes
     ----------
     rank : int
-        Which.
+        The rank.
     why : str
         What it has done.
     """
 
-    def __init__(self, rank: int, why: str = "has let go of the Buffer") -> None:
+    def __init__(self, rank: int, why: str = "has closed the Buffer") -> None:
         self.rank, self.why = rank, why
         super().__init__(rank, why)
 
 
 class PeersLate(Exception):
-    """Ranks have not come in time.
+    """Some ranks did not come in time.
 
     Attributes
     ----------
     ranks : list of int
-        Which.
+        These ranks.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -81,7 +81,7 @@ class PeersLate(Exception):
 
 
 def make_socket() -> socket.socket:
-    """Return a local socket that keeps messages apart."""
+    """Return a local socket that preserves message boundaries."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
@@ -95,13 +95,13 @@ def listen() -> tuple[socket.socket, str]:
 
 
 def secret_of(parts: Iterable[bytes]) -> bytes:
-    """Make the group's secret of what each rank has contributed, by rank."""
+    """Make the group's secret from what each rank has contributed, by rank."""
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 @dataclass
 class Session:
-    """One connection as both of its ends see it: what their proofs are of, and what else both can work out."""
+    """One connection as both of its ends see it: the inputs of their proofs, and what else both can derive."""
 
     secret: bytes = field(repr=False)
     connector: int
@@ -110,16 +110,16 @@ class Session:
     listener_nonce: bytes = b""
 
     def digest(self, purpose: bytes) -> bytes:
-        """Return 32 bytes that only the two ends know, others for each purpose and connection."""
+        """Return 32 bytes that only the two ends know, different for each purpose and connection."""
         ranks = struct.pack("=ii", self.connector, self.listener)
         return hmac.digest(self.secret, purpose + ranks + self.connector_nonce + self.listener_nonce, "sha256")
 
     def proof(self, role: bytes) -> bytes:
-        """Return what shows that an end, by its role, knows the secret."""
+        """Return the proof that the end with this role knows the secret."""
         return self.digest(role)
 
     def proves(self, role: bytes, proof: bytes) -> bool:
-        """Tell whether it does."""
+        """Return whether this is the valid proof of the end with this role."""
         return hmac.compare_digest(self.proof(role), proof)
 
 
@@ -137,7 +137,7 @@ class _Knock:
         return self.socket is None and time.monotonic() >= self._not_before
 
     def connect(self) -> None:
-        """Connect if there is room in the listener's backlog; else call it again after a while."""
+        """Connect if there is room in the listener's backlog; otherwise, call this again after a while."""
         self._not_before = time.monotonic() + _RETRY_SECONDS
         self._answered = False
         self._session.connector_nonce = secrets.token_bytes(NONCE_BYTES)
@@ -146,7 +146,7 @@ class _Knock:
         try:
             connection.connect(self._name)
             connection.send(_HELLO.pack(self._session.connector, self._session.connector_nonce))
-        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # the backlog is full; or dropped at once
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):  # the backlog is full, or dropped at once
             connection.close()
             return
         except OSError:  # no process listens
@@ -155,7 +155,7 @@ class _Knock:
         self.socket = connection
 
     def advance(self) -> bool:
-        """Take the next message; -> whether both ends have proved themselves."""
+        """Take the next message. Returns whether both ends have proved themselves."""
         assert self.socket is not None
         message = _receive(self.socket)
         if message is None:
@@ -163,10 +163,10 @@ class _Knock:
         if self._answered and message == WELCOME:
             return True
         if self._answered or len(message) != ANSWER.size:
-            self.close()  # dropped, as if it were a stranger
+            self.close()  # this end was dropped as if it were a stranger
             return False
         self._session.listener_nonce, proof = ANSWER.unpack(message)
-        # No other process can have bound the name, but a wrong proof is refused all the same.
+        # No other process can have bound the name, but a wrong proof is refused anyway.
         if not self._session.proves(LISTENER, proof):
             raise PeerGone(self.rank)
         self._answered = True
@@ -191,12 +191,12 @@ class _Guest:
         self.until = time.monotonic() + PROOF_SECONDS
 
     def advance(self, awaited: Iterable[int]) -> int | None:
-        """Take the next message; -> the rank it is, once it has proved that.
+        """Take the next message. Returns the rank of the other end once it has proved it.
 
         Raises
         ------
         OSError, ValueError
-            It is to be dropped.
+            The connection must be dropped.
         """
         message = _receive(self.socket)
         if message is None:
@@ -206,34 +206,34 @@ class _Guest:
                 raise ValueError("not a rank's first message")
             rank, nonce = _HELLO.unpack(message)
             if rank not in awaited:
-                raise ValueError("not a rank that is waited for")
+                raise ValueError("not an awaited rank")
             session = Session(self._secret, rank, self._own, nonce, secrets.token_bytes(NONCE_BYTES))
             self.socket.send(ANSWER.pack(session.listener_nonce, session.proof(LISTENER)))
             self._session = session
             return None
         if self._session.connector not in awaited or not self._session.proves(CONNECTOR, message):
-            raise ValueError("not the rank that it says it is")
+            raise ValueError("not the rank that it claims to be")
         self.socket.send(WELCOME)
         return self._session.connector
 
 
 class Meeting:
-    """Of one rank with all others. Sockets are as their maps' owner's as soon as they are there.
+    """The meeting of one rank with all others. Sockets belong to the owner of the maps as soon as they are in them.
 
     Parameters
     ----------
     rank : int
         The caller.
     listener : socket.socket
-        As `listen` has returned it.
+        As returned by `listen`.
     names : dict
-        By rank, this one included: at which name it listens.
+        The name at which each rank listens, by rank, including this one.
     secret : bytes
-        What only they know.
+        The secret that only the ranks know.
     outgoing, incoming : dict
-        Filled with the connections that have proved themselves, by rank; they do not block.
+        Filled with the authenticated connections, by rank; they do not block.
     processes : dict
-        Filled with a descriptor (pidfd) of each other rank's process, by rank, where the kernel has such.
+        Filled with a descriptor (pidfd) of each other rank's process, by rank, if the kernel supports it.
     """
 
     def __init__(
@@ -253,12 +253,12 @@ class Meeting:
         self._guests: list[_Guest] = []
 
     def run(self, seconds: float) -> None:
-        """Return when all are connected, each to each other.
+        """Return once all ranks are connected to each other.
 
         Raises
         ------
         PeerGone, PeersLate
-            Some are not.
+            Some ranks have ended, or did not connect in time.
         """
         deadline = time.monotonic() + seconds
         try:
@@ -287,7 +287,7 @@ class Meeting:
         for knock in self._knocks.values():
             if knock.due:
                 knock.connect()
-            # An old kernel has none, or it hides other processes: then the sockets will tell.
+            # An old kernel has no pidfd, or hides other processes: then the sockets report the end of a process.
             if knock.socket is not None and knock.rank not in self._processes:
                 with suppress(AttributeError, OSError):
                     self._processes[knock.rank] = os.pidfd_open(credentials(knock.socket)[0])
@@ -333,7 +333,7 @@ class Meeting:
                     raise
                 self._drop_guests(lambda one: one is self._guests[0])
                 continue
-            # A process of another user cannot be a rank.
+            # Another user's process cannot be a rank.
             if credentials(connection)[1] != os.getuid():
                 connection.close()
                 continue
@@ -349,8 +349,9 @@ class Meeting:
             guest.socket.close()
 
     def _ended(self, missing: list[int], ready: set[int]) -> list[int]:
-        """Ranks that have closed their end or whose process has ended: nothing else comes on a proved connection to one
-        that this rank has made.
+        """Return the ranks that have closed their end or whose process has ended.
+
+        Nothing else becomes readable on an authenticated connection that this rank has made.
         """
         return [
             peer
@@ -361,12 +362,12 @@ class Meeting:
 
 
 def credentials(connection: socket.socket) -> tuple[int, ...]:
-    """Return the other end's process, user and group."""
+    """Return the process, user and group of the other end."""
     return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
 
 
 def _receive(connection: socket.socket) -> bytes | None:
-    """Return a message, empty where the other end has let go; None if there is none. Descriptors are not taken."""
+    """Return a message, empty if the other end has closed, or None if there is none. Descriptors are not accepted."""
     try:
         return connection.recv(ANSWER.size + 1)
     except BlockingIOError:

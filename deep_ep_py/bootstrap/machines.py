@@ -1,4 +1,4 @@
-"""Which machine a process is on, and at which address others reach it."""
+"""The machine that a process is on, and the address at which others reach it."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import socket
 from deep_ep_py.core.environment import ADDRESS
 
 _AFAR = ("192.0.2.1", "2001:db8::1")
-"""Addresses that are no machine's (RFC 5737, RFC 3849): the way there is the way to other networks."""
+"""Addresses that belong to no machine (RFC 5737, RFC 3849): the route to them is the route to other networks."""
 
 
 def machine_name() -> str:
-    """Return what all processes of a machine have in common, whatever its containers call themselves.
+    """Return an identifier common to all processes of a machine, whatever its containers are called.
 
-    Processes in different network namespaces count as on different machines: they do not see each other's sockets.
+    Processes in different network namespaces count as being on different machines: they do not see each other's
+    sockets.
     """
     with open("/proc/sys/kernel/random/boot_id") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
 
 
 def own_address() -> str:
-    """Return the IP address at which ranks of other machines find this one.
+    """Return the IP address at which ranks on other machines reach this one.
 
-    It is that of DEEP_EP_ADDRESS, else the one from which the machine of MASTER_ADDR is reached, else the one from
-    which other networks are.
+    It is DEEP_EP_ADDRESS if that is set; otherwise the source address of the route to MASTER_ADDR, or failing that, of
+    the route to other networks.
 
     Raises
     ------
     ValueError
-        DEEP_EP_ADDRESS is no address of this machine.
+        DEEP_EP_ADDRESS is not an address of this machine.
     """
     if given := os.environ.get(ADDRESS):
         try:
             if ipaddress.ip_address(given).is_unspecified:
-                raise ValueError("that stands for all of them")
+                raise ValueError("it stands for all addresses")
             with socket.socket(_family(given), socket.SOCK_DGRAM) as probe:
                 probe.bind((given, 0))
         except (OSError, ValueError) as error:
@@ -49,7 +50,7 @@ def own_address() -> str:
 
 
 def listen_at(address: str) -> tuple[socket.socket, int]:
-    """Return a TCP socket that other machines can connect to, and its port, which the system chooses."""
+    """Return a TCP socket that other machines can connect to, and its port, chosen by the system."""
     listener = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     listener.bind((address, 0))
     listener.listen(socket.SOMAXCONN)
@@ -58,7 +59,7 @@ def listen_at(address: str) -> tuple[socket.socket, int]:
 
 
 def make_connection(address: str) -> socket.socket:
-    """Return a TCP socket that can be connected to an address."""
+    """Return a non-blocking TCP socket of the right family to connect to an address."""
     connection = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
     bound_silence(connection)
@@ -66,7 +67,7 @@ def make_connection(address: str) -> socket.socket:
 
 
 def bound_silence(connection: socket.socket) -> None:
-    """Have a connection end when the other machine's kernel does not answer, however long its process takes."""
+    """Make a connection end when the other machine's kernel stops answering, however long its process takes."""
     for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5), ("TCP_USER_TIMEOUT", 10_000)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -77,7 +78,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _source_towards(target: str) -> str | None:
-    """Return the address from which packets to a target would be sent. None is sent."""
+    """Return the address from which packets to a target would be sent, without sending any."""
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as probe:

@@ -1,4 +1,4 @@
-"""What is said of machines of which nothing comes."""
+"""Messages about machines from which nothing arrives."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from deep_ep_py.core.native import C
 
 
 def silent_text(rank: int, process: str) -> str:
-    """Say that nothing has come from the machine of a rank, whose process is named."""
+    """Return the message that nothing has come from the machine of a rank, whose process is named."""
     return (
-        f"nothing has come for {C.SILENT_SECONDS:g} s from the machine of rank {rank} ({process}): it is cut off, or "
+        f"nothing has come for {C.SILENT_SECONDS:g} s from the machine of rank {rank} ({process}): it is cut off or "
         "stopped, or has failed"
     )
 
 
 def unheard_text(rank: int, process: str, unheard: int) -> str:
-    """Say that a rank, whose process is named, has found so of the machine of another one."""
+    """Return the message that a rank, whose process is named, has found this of another rank's machine."""
     return (
-        f"rank {rank} ({process}) goes on without rank {unheard}, from whose machine nothing had come for "
-        f"{C.SILENT_SECONDS:g} s: it was cut off, or stopped"
+        f"rank {rank} ({process}) continues without rank {unheard}, from whose machine nothing had come for "
+        f"{C.SILENT_SECONDS:g} s: it was cut off or stopped"
     )

@@ -1,4 +1,4 @@
-"""How the processes of a Buffer start together: they meet, and come by each other's heaps."""
+"""How the processes of a Buffer start together: they meet and obtain each other's heaps."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from deep_ep_py.errors import CudaError, DeepEPError
 
 
 def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
-    """Let the processes of a Buffer meet, by one exchange of the bootstrap, or two where they are on several machines;
-    what they exchange next needs no other.
+    """Connect the processes of a Buffer to each other.
+
+    This takes one exchange over the bootstrap, or two if the processes are on several machines; later exchanges do not
+    need the bootstrap.
 
     Parameters
     ----------
     bootstrap : Bootstrap
         The ranks.
     failed : Exception, optional
-        What this rank has failed of already: the others must not wait for it.
+        An error that this rank has already met: the others must not wait for it.
 
     Returns
     -------
@@ -44,9 +46,10 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
     Exception
         `failed`; on the other ranks a ValueError or DeepEPError with its text.
     DeepEPError
-        If one's process ends meanwhile, or machines do not reach each other.
+        A rank's process ends meanwhile, or machines do not reach each other.
     ValueError
-        Naming an environment variable; or ranks have other versions or builds of this library.
+        An environment variable is invalid, which the message names; or ranks have different versions or builds of this
+        library.
     """
     if bootstrap.in_process:
         if failed is not None:
@@ -54,8 +57,8 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
         return bootstrap
     listener, name = listen()
     with listener:
-        # The secret travels here alone: what connects is a rank if it has it.
-        numbers = os.readlink("/proc/self/ns/pid")  # which namespace's a pid is
+        # The secret travels only here: a process that connects is a rank if it knows the secret.
+        numbers = os.readlink("/proc/self/ns/pid")  # the namespace in which a pid is valid
         part = secrets.token_bytes(SECRET_BYTES)
         mine = (machine_name(), name, os.getpid(), part, numbers)
         everyones = bootstrap.all_gather([{"version": __version__, "build": BUILD}, told_of(failed), mine])
@@ -82,7 +85,7 @@ def connect(bootstrap: Bootstrap, failed: Exception | None = None) -> Bootstrap:
 def _connect_machines(
     bootstrap: Bootstrap, connections: Connections, listener: socket.socket, names: dict[int, str], secret: bytes
 ) -> None:
-    """Meet the ranks of this machine, and then those of others. A port is open only as long as that takes."""
+    """Meet the ranks on this machine, then those on others. A port is open only as long as that takes."""
     with ExitStack() as stack:
         address, port, kept, failed = "", 0, b"", ""
         try:
@@ -92,7 +95,7 @@ def _connect_machines(
             stack.enter_context(far_listener)
         except (OSError, ValueError) as error:
             failed = str(error)
-        # Also where this rank has failed: the others wait for what it says.
+        # Even if this rank has failed: the others wait for its message.
         told = bootstrap.all_gather((address, port, failed))
         for rank, (_, _, why) in enumerate(told):
             if why:
@@ -104,14 +107,14 @@ def _connect_machines(
 
 
 def _kept_secret() -> bytes:
-    """Return what DEEP_EP_SECRET holds; nothing where it is not set."""
+    """Return the content of the file that DEEP_EP_SECRET names; empty if it is not set."""
     name = os.environ.get(SECRET)
     if not name:
         return b""
     try:
         kept = Path(name).read_bytes()
     except OSError as error:
-        raise ValueError(f"{SECRET}={name!r}: expected a file that can be read ({error})") from None
+        raise ValueError(f"{SECRET}={name!r}: expected a readable file ({error})") from None
     if not kept:
         raise ValueError(f"{SECRET}={name!r}: expected a file that is not empty")
     return kept
@@ -120,22 +123,22 @@ def _kept_secret() -> bytes:
 def exchange_heaps(
     bootstrap: Bootstrap, heap: Any, map_heap: Callable[[int, int, int], Any], make_copy: Callable[[], Any]
 ) -> list[Any]:
-    """Give every rank every rank's heap, or what it knows of it.
+    """Give every rank access to every rank's heap, or to a copy of its control pages.
 
     Inside one process the heaps themselves are passed. Between processes of one machine the descriptors of the heaps'
-    nameless memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind. Of a rank
-    on another machine there is a copy of its control pages, kept by what it tells.
+    anonymous memory travel over private sockets: nothing has a name on disk, so a crash leaves nothing behind. For a
+    rank on another machine there is a copy of its control pages, kept up to date by its messages.
 
     Parameters
     ----------
     bootstrap : Bootstrap
-        The ranks, as `connect` has returned them.
+        The ranks, as returned by `connect`.
     heap : native.C.Heap
         This rank's heap; the same size on all ranks.
     map_heap : callable
-        Makes a peer's heap of its descriptor, its size, and how much of it there is.
+        Maps a peer's heap from its descriptor, its size, and the number of bytes that exist.
     make_copy : callable
-        Makes memory for a copy of a rank's control pages.
+        Allocates memory for a copy of a rank's control pages.
 
     Returns
     -------
@@ -145,7 +148,7 @@ def exchange_heaps(
     Raises
     ------
     DeepEPError
-        If a rank's process ends meanwhile.
+        A rank's process ends meanwhile.
     """
     if not isinstance(bootstrap, Connections):
         return bootstrap.all_gather(heap)

@@ -1,4 +1,4 @@
-"""What one rank fails of is raised on all: the others would wait for it in vain."""
+"""Failures of one rank, raised on all ranks: the others would otherwise wait for it until they time out."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from deep_ep_py.errors import DeepEPError
 
 T = TypeVar("T")
 Told = tuple[str, bool]
-"""What ranks exchange of a failure: its text, empty where there is none; and whether an argument is to blame."""
+"""What ranks exchange about a failure: its text, empty if there is none, and whether an argument is to blame."""
 
 
 def attempt(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return what a function returns, or what it raises."""
+    """Call a function, and return its result or the exception that it raises."""
     try:
         return do(), None
     except Exception as error:
@@ -21,29 +21,29 @@ def attempt(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def told_of(failed: Exception | None) -> Told:
-    """Return what others are told."""
+    """Return what the other ranks are told."""
     if failed is None:
         return "", False
     return str(failed) or repr(failed), isinstance(failed, TypeError | ValueError)
 
 
 def raise_together(rank: int, failed: Exception | None, told: Sequence[Told]) -> None:
-    """Raise where any rank has failed.
+    """Raise if any rank has failed.
 
     Parameters
     ----------
     rank : int
-        This one.
+        The calling rank.
     failed : Exception, optional
-        What it has failed of.
+        Its own failure.
     told : sequence of Told
-        By rank.
+        What each rank has told, by rank.
 
     Raises
     ------
     Exception
-        `failed`; where this rank has not failed, a ValueError with what the first that has says, or a DeepEPError where
-        that is not of an argument.
+        `failed`; if this rank has not failed, the message of the first rank that has, as a ValueError if an argument is
+        to blame and as a DeepEPError otherwise.
     """
     if failed is not None:
         raise failed

@@ -1,11 +1,11 @@
-"""Checks what callers pass, before anything is launched.
+"""Checks of callers' arguments, made before anything is launched.
 
 Every error names the argument, its value and what was expected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from deep_ep_py.core.events import Streams
 
 ROW_ALIGNMENT = 16
-"""Bytes: rows are moved in pieces of one vector access."""
+"""In bytes: rows are moved one vector access at a time."""
 MAX_TOPK = 32
 MAX_EXPERTS = 2048
 MAX_RANKS = 1024
 MAX_ROWS = 2**31 - 1
-"""Of a rank: rows are counted in 32 bits."""
+"""Per rank: rows are counted in 32 bits."""
 MAX_TOKENS = MAX_ROWS // MAX_RANKS
 MAX_ROW_BYTES = 1 << 24
 MAX_BLOCKS = 256
-"""All blocks of a kernel are resident at once."""
+"""All thread blocks of a kernel are resident at once."""
 MAX_BYTES = 1 << 44
-"""Of a Buffer: more is a mistake."""
+"""Upper bound on the memory of a Buffer; a larger request is a mistake."""
 
 
 def describe(value: Any) -> str:
-    """Say in an error what a value is: a tensor by its type and shape, also in a tuple or list of some."""
+    """Describe a value for an error message: tensors, also those in a tuple or list, by dtype and shape."""
     if isinstance(value, torch.Tensor):
         layout = "" if value.is_contiguous() else ", not contiguous"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}{layout}"
@@ -41,13 +41,41 @@ def describe(value: Any) -> str:
 
 
 def same_on_all_ranks(rank: int, everyones: Sequence[dict[str, Any]]) -> None:
-    """Check that ranks, which have told each other so, have been given the same; by rank and name."""
+    """Check that all ranks were given the same values; `everyones` holds each rank's values by name."""
     for name, value in everyones[rank].items():
-        for peer, theirs in enumerate(everyones):
-            if theirs[name] != value:
-                raise ValueError(
-                    f"{name}={value!r} on rank {rank}: expected the same on all ranks, rank {peer} has {theirs[name]!r}"
-                )
+        if found := difference({peer: values.get(name) for peer, values in enumerate(everyones)}):
+            raise ValueError(f"{name}={value!r} on rank {rank}: expected the same on all ranks, it is {found}")
+
+
+def difference(values: Mapping[int, Any], text: Callable[[Any], str] = repr) -> str:
+    """Return how the ranks' values differ, the most common value first, or "" if they are all equal.
+
+    Parameters
+    ----------
+    values
+        By rank.
+    text
+        Returns a value as text; values with the same text are equal.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank in sorted(values):
+        ranks_of.setdefault(text(values[rank]), []).append(rank)
+    if len(ranks_of) < 2:
+        return ""
+    parts = sorted(ranks_of.items(), key=lambda one: -len(one[1]))
+    return "; ".join(f"{value} on {ranks_text(ranks)}" for value, ranks in parts)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks in words, with consecutive ones as a range: "rank 3", "ranks 0-2, 5"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(names)}"
 
 
 def tensor(
@@ -58,8 +86,8 @@ def tensor(
     device: torch.device,
     *or_dtypes: torch.dtype,
 ) -> torch.Tensor:
-    """Check a tensor; None in `shape` stands for any extent."""
-    # A call checks a dozen tensors, so comparisons that run in C come first.
+    """Check a tensor; None in `shape` matches any extent."""
+    # A call checks a dozen tensors, so the comparisons that run in C come first.
     if (
         not isinstance(value, torch.Tensor)
         or (value.dtype is not dtype and value.dtype not in or_dtypes)
@@ -73,10 +101,10 @@ def tensor(
 
 
 def _fits(extents: Sequence[int], shape: tuple[int | None, ...]) -> bool:
-    """Tell whether extents are those of a shape with some left open."""
+    """Return whether the extents match a shape in which None matches anything."""
     if len(extents) != len(shape):
         return False
-    for dimension, want in enumerate(shape):  # noqa: SIM110 - a generator takes longer
+    for dimension, want in enumerate(shape):  # noqa: SIM110 - a generator is slower
         if want is not None and want != extents[dimension]:
             return False
     return True
@@ -85,14 +113,14 @@ def _fits(extents: Sequence[int], shape: tuple[int | None, ...]) -> bool:
 def _unlike(
     name: str, value: Any, dtypes: Sequence[torch.dtype], shape: tuple[int | None, ...], device: torch.device
 ) -> str:
-    """Say what is wrong with a tensor."""
+    """Return the message that says what is wrong with a tensor."""
     extents = ", ".join("any" if n is None else str(n) for n in shape)
     types = " or ".join(str(one).removeprefix("torch.") for one in dtypes)
     return f"{name}={describe(value)}: expected {types}[{extents}], contiguous, on {device}"
 
 
 def aligned(name: str, value: torch.Tensor) -> torch.Tensor:
-    """Check where a tensor lies."""
+    """Check the alignment of a tensor's address."""
     if value.data_ptr() % ROW_ALIGNMENT and value.numel():
         raise ValueError(
             f"{name}={describe(value)} at address {value.data_ptr():#x}: expected a multiple of {ROW_ALIGNMENT} bytes"
@@ -101,7 +129,7 @@ def aligned(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Check a bound of waits."""
+    """Check a time limit in seconds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}={value!r}: expected seconds")
     if not 0 < value < 1e6:
@@ -136,7 +164,7 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
 
 
 def device(value: Any) -> torch.device:
-    """Check a device; None is the CPU."""
+    """Check a device; None means the CPU."""
     if value is not None and not isinstance(value, str | torch.device):
         raise TypeError(f"device={value!r}: expected cpu or cuda")
     try:
@@ -156,7 +184,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
-    """Check a number of experts against the ranks they are spread over."""
+    """Check a number of experts against the number of ranks they are spread over."""
     num_experts = integer(name, num_experts, 1, MAX_EXPERTS)
     if num_experts % ranks:
         raise ValueError(f"{name}={num_experts}: expected a multiple of the {ranks} ranks")
@@ -164,14 +192,14 @@ def experts(num_experts: Any, ranks: int, name: str = "num_experts") -> int:
 
 
 def max_tokens(value: Any) -> int:
-    """Check a bound of a rank's tokens, as low-latency calls take it."""
+    """Check the bound on tokens per rank that low-latency calls take."""
     return integer("num_max_dispatch_tokens_per_rank", value, 1, MAX_TOKENS)
 
 
 def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | None = None) -> torch.Tensor:
     """Check expert ids: int64 or int32 [tokens, top-k], -1 or below `num_experts`.
 
-    Ids on a GPU are not looked at: that would wait for it. There the layout finds what is wrong with them.
+    Ids on a GPU are not read, which would have to wait for the GPU; there the kernels report invalid ids.
     """
     value = tensor("topk_idx", value, torch.int64, (tokens, None), device, torch.int32)
     if not 1 <= value.shape[1] <= MAX_TOPK:
@@ -185,15 +213,15 @@ def topk_idx(value: Any, num_experts: int, device: torch.device, tokens: int | N
 
 
 def wrong_id(found: int) -> ValueError:
-    """Make the exception for an id that a kernel has met which is neither -1 nor an expert's."""
+    """Make the exception for an id found by a kernel that is neither -1 nor that of an expert."""
     return ValueError(
-        f"topk_idx: an earlier get_dispatch_layout or low_latency_dispatch met the id {found}, expected -1 or an "
-        "expert's; it has counted it as none"
+        f"topk_idx: an earlier get_dispatch_layout or low_latency_dispatch found the id {found}, expected -1 or an "
+        "expert's; it was treated as -1"
     )
 
 
 def config(value: Any) -> int | None:
-    """Check a Config, and return the blocks it asks for; None without one."""
+    """Check a Config and return the number of blocks it asks for; None without one."""
     from deep_ep_py.core.config import Config
 
     if value is None:
@@ -204,7 +232,7 @@ def config(value: Any) -> int | None:
 
 
 def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Check combine's bias: None, a tensor or two."""
+    """Check combine's bias: None, one tensor or two."""
     if value is None:
         return ()
     given = value if isinstance(value, tuple) else (value,)
@@ -216,7 +244,7 @@ def biases(value: Any, shape: tuple[int, int], device: torch.device) -> tuple[to
 
 
 def streams(previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any) -> Streams:
-    """Check V1's stream arguments; `previous_event` may also be what V2 passes."""
+    """Check V1's stream arguments; `previous_event` may also be of the type that V2 passes."""
     from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 
     if previous_event is not None and not isinstance(previous_event, EventOverlap | EventHandle):

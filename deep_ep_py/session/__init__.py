@@ -1,1 +1,1 @@
-"""What a Buffer's calls share, whatever their mode: memory, open operations, failures, recovery, growth."""
+"""State that a Buffer's calls of both modes share: memory, open operations, failures, recovery, growth."""

@@ -1,4 +1,4 @@
-"""What a Buffer and its operations share: the native runtime, which operations are open, and what has failed."""
+"""State that a Buffer and its operations share: the native runtime, the open operations, and the first failure."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from deep_ep_py.core.events import EventHandle, EventOverlap, Streams
 from deep_ep_py.core.native import C
 from deep_ep_py.device.device import Device
 from deep_ep_py.errors import DeepEPError
+from deep_ep_py.session.call_notes import exchange_among, mismatch_text
 from deep_ep_py.session.driver import Driver
 from deep_ep_py.session.failures import error_of
 from deep_ep_py.session.growth import Growth
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("deep_ep_py")
 
 Memory = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a tensor that is to be made."""
+"""Shape and type of a tensor to be allocated."""
 
 _SETTLE_SECONDS = 5.0
-"""How long kernels that have been told to leave are waited for."""
+"""How long to wait for kernels that have been told to exit."""
 
 
 @dataclass(eq=False)
 class _OnItsWay:
-    """An operation whose launches are all queued. On a CPU, with what its kernels touch."""
+    """An operation whose launches are all queued; on a CPU, with the tensors that its kernels use."""
 
     call: C.Call
     tensors: list[torch.Tensor | None]
@@ -59,42 +60,43 @@ class Engine:
     Parameters
     ----------
     bootstrap : Bootstrap
-        The ranks, as `connect` has returned them. If this raises, the caller closes it.
+        The ranks, as returned by `connect`. If this constructor raises, the caller closes it.
     device : Device
-        Where they compute.
+        Where the ranks compute.
     num_nvl_bytes, arena_bytes, timeout, regions
-        As `Buffer` takes them, checked.
+        As in `Buffer`, already checked.
     topology : Topology
-        Which ranks there are, and how this one reaches them.
+        The ranks, and how this one reaches them.
     needs : Needs
-        Of the mode whose calls it holds.
+        Needs of the modes whose calls it holds.
     masks_ranks : bool
-        A rank that is waited for in vain is masked, and the others go on; else all fail.
+        Whether a rank that lets others wait until they time out is masked, so that the others continue; otherwise all
+        fail.
     symmetric : NvshmemMemory, optional
-        Where heaps lie. None: in memory of their own.
+        Where heaps are allocated. None: in memory that this library allocates.
 
     Attributes
     ----------
     topology : Topology
         The ranks, and how this one reaches them.
     rank, ranks : int
-        This rank, and how many there are.
+        This rank, and the number of ranks.
     region_bytes : int
-        Of each of the regions that operations work in.
+        Size of each of the regions in which operations work.
     membership : Membership
-        Which ranks they are.
+        Identity of the group of ranks.
     growth : Growth
-        Of the heaps.
+        Growth of the heaps.
     generation : int
-        Of operations: one more, or some more, with each recovery. The same on all ranks.
+        Generation of operations, the same on all ranks. Each recovery increases it by one or more.
     mask : int
-        Ranks that are left out, a bit each.
+        Ranks that are left out, as a bit mask.
     runtime : native.C.Runtime
-        Raises DeepEPError once destroyed.
+        The native runtime. Access raises DeepEPError once the Buffer is destroyed.
     stats : dict
         Counts for `Buffer.stats`.
     dropped : collections.deque of callable
-        What callers have dropped and peers wait for: `run_dropped` does it.
+        Work that callers have dropped but peers wait for; `run_dropped` does it.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Engine:
         self.region_bytes = memory.region_bytes
         self._bootstrap = bootstrap
         self.membership = Membership.agree(bootstrap, name_of(bootstrap))
+        self._notes = exchange_among(bootstrap)
         self._runtime: C.Runtime | None = None
         self._needs, self.masks_ranks = needs, masks_ranks
         self.stats = dict.fromkeys(("operations", *needs.stats), 0)
@@ -128,12 +131,12 @@ class Engine:
         self._on_their_way: deque[_OnItsWay] = deque()
         self._collecting = threading.RLock()
         self._driver: Driver | None = None
-        self._alone: list[tuple[torch.Tensor | None, ...]] = []  # what kernels that no call waits for any more use
+        self._alone: list[tuple[torch.Tensor | None, ...]] = []  # tensors of kernels that no call waits for any longer
         self._captured: list[_OnItsWay] = []
-        self._in_capture = False  # the open operations
+        self._in_capture = False  # whether the open operations are captured
         self.dropped: deque[Callable[[], None]] = deque()
         self._broken: DeepEPError | None = None
-        self._results_told = False  # of a broken Buffer: its caller has been told what the calls failed of
+        self._results_told = False  # for a broken Buffer: whether its caller knows why the calls failed
         self.generation, self.mask = 1, 0
         self._attempts = 0
         runtime, self._regions_offset = make_runtime(
@@ -141,48 +144,48 @@ class Engine:
         )
         try:
             self.growth = Growth(bootstrap, runtime)
-            if not bootstrap.in_process and not device.asynchronous:  # threads' kernels run while all of them wait
+            if not bootstrap.in_process and not device.asynchronous:  # rank threads run kernels while all of them wait
                 self._driver = Driver(runtime, self._end_with_process)
         except BaseException:
-            runtime.leave()  # or the others would take this process for dead
+            runtime.leave()  # otherwise the others would consider this process dead
             raise
         self._runtime = runtime
 
     @property
     def runtime(self) -> C.Runtime:
-        """What launches kernels and waits for them."""
+        """The native runtime, which launches kernels and waits for them."""
         if self._runtime is None:
             raise DeepEPError(f"rank {self.rank}: the Buffer has been destroyed")
         return self._runtime
 
     @property
     def destroyed(self) -> bool:
-        """Whether there is no runtime any more."""
+        """Whether the runtime no longer exists."""
         return self._runtime is None
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether heaps lie in NVSHMEM's symmetric heap."""
+        """Whether heaps are in NVSHMEM's symmetric heap."""
         return self._symmetric is not None
 
     def _process_of(self, rank: int) -> str:
-        """Name a rank's process."""
+        """Return the name of a rank's process."""
         connections = self._bootstrap
         return connections.process_of(rank) if isinstance(connections, Connections) else f"pid {os.getpid()}"
 
     def _let_go(self) -> None:
-        """Close the connections to other processes: they take it that this rank has left."""
+        """Close the connections to other processes, which tells them that this rank has left."""
         if isinstance(self._bootstrap, Connections):
             self._bootstrap.close()
 
     @property
     def _inherited(self) -> bool:
-        """Whether this process is a child of the one that made the Buffer: it must not act as its parent's rank."""
+        """Whether this process is a forked child of the one that made the Buffer, and so must not act as that rank."""
         return os.getpid() != self._process
 
     def check_process(self) -> None:
         """Raise in a forked child."""
-        # As `_inherited`, without the property's call: every call of a Buffer comes here.
+        # Same as `_inherited`, without the cost of a property: every call of a Buffer comes here.
         if os.getpid() != self._process:
             raise DeepEPError(
                 f"rank {self.rank}: this Buffer belongs to process {self._process}; it cannot be used in a forked child"
@@ -195,7 +198,7 @@ class Engine:
         if self._broken is None:
             if self._on_their_way or self._captured:
                 self._collect()
-            # A captured call looks for itself, whenever it is replayed.
+            # A captured call checks this itself whenever it is replayed.
             if runtime.others_have_failed() and not self.device.capturing():
                 self._leave_behind()
         self.check_whole()
@@ -204,38 +207,38 @@ class Engine:
             raise self._needs.explain(remark)
 
     def check_whole(self) -> None:
-        """Raise if the Buffer is broken, naming what failed first."""
+        """Raise if the Buffer is broken; the message names the first failure."""
         if self._broken is not None:
             raise DeepEPError(
-                f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; what broke it: {self._broken}"
+                f"rank {self.rank}: the Buffer is broken, recover() it or make a new one; first failure: {self._broken}"
             ) from self._broken
 
     def _leave_behind(self) -> None:
-        """Another Buffer of this rank has failed: what was queued here meanwhile fails too; later calls do not."""
+        """Let the calls fail that were queued while another Buffer of this rank failed; later calls then succeed."""
         if self._captured:  # replays are not the runtime's launches
             self.device.synchronize()
         if not self._run("settle", seconds=self.timeout):
-            return  # what still waits here may have been queued behind the failure
+            return  # kernels that still wait here may have been queued behind the failure
         self._collect()
         self._run("forgive", seconds=self.timeout)
 
     @property
     def broken(self) -> DeepEPError | None:
-        """What has failed since the Buffer was made, or last recovered."""
+        """The first failure since the Buffer was made or last recovered, or None."""
         return self._broken
 
     def prepare(self, row_bytes: int, topk: int, *kernels: str) -> None:
-        """Have an operation's kernels ready, before it takes its number."""
+        """Prepare an operation's kernels, before it takes its number."""
         self.device.prepare(kernels, (self.ranks, row_bytes, topk), self._compiling)
 
     def meet(self) -> None:
-        """Wait until all ranks have come so far, where they know of each other."""
-        if self.mask == 0 or isinstance(self._bootstrap, Connections):  # others know of no mask
+        """Wait until all ranks have reached this point, if the bootstrap knows the mask."""
+        if self.mask == 0 or isinstance(self._bootstrap, Connections):  # other bootstraps know of no mask
             self._bootstrap.all_gather(None)
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
-        """Let peers that wait for this rank know what it does."""
+        """Let peers that wait for this rank know that it is compiling."""
         self.runtime.set_compiling(True)
         try:
             yield
@@ -243,10 +246,10 @@ class Engine:
             self.runtime.set_compiling(False)
 
     def opening(self, kind: str, *tensors: torch.Tensor | None) -> Opening:
-        """Count a new operation; refuse it where the last use of its region is still open.
+        """Count a new operation; refuse it if the last operation that used its region is still open.
 
-        For a `with` statement, at once: the body is given the operation's number, and launches its first kernel.
-        `tensors`, what its kernels read and write, are held as long as the operation is open.
+        Use the result in a `with` statement at once: the body receives the operation's number and launches its first
+        kernel. `tensors`, which its kernels read and write, are held as long as the operation is open.
         """
         if self.dropped:
             self.run_dropped()
@@ -267,7 +270,7 @@ class Engine:
         return Opening(self, kind, tensors)
 
     def issue(self, tensors: Iterable[torch.Tensor | None]) -> int:
-        """Count the operation that `opening` has found nothing against, and return its number."""
+        """Count the operation that `opening` has admitted, and return its number."""
         operation = self._issued
         self._issued += 1
         self._open[operation] = [*tensors]
@@ -275,27 +278,29 @@ class Engine:
         return operation
 
     def is_open(self, operation: int) -> bool:
-        """Tell whether an operation's last kernel is still to be launched."""
+        """Return whether an operation's last kernel has yet to be launched."""
         return operation in self._open
 
     def hold(self, operation: int, *tensors: torch.Tensor | None) -> None:
-        """Keep tensors as long as an operation is open, even if its caller leaves it by an exception."""
+        """Keep tensors as long as an operation is open, even if its caller abandons it with an exception."""
         self._open[operation] += tensors
 
     def end_operation(
         self, call: C.Call, operation: int, streams: Streams, handle: Iterable[torch.Tensor | None] = ()
     ) -> EventOverlap:
-        """End a call whose kernels are all launched: on a CPU wait for them, unless `async_finish`; on a GPU they end
-        when they do. What they fail of later is raised by the wait for the event, or by the Buffer's next call.
+        """End a call whose kernels have all been launched.
 
-        An interrupt may come between any two lines: at each of them something holds what the kernels use. `handle`: the
-        tensors of one that was made before the call, which a graph does not keep.
+        On a CPU this waits for them unless `async_finish` is set; on a GPU it does not. The wait for the event, or the
+        Buffer's next call, raises a later failure of the kernels. `handle` has the tensors of a handle that was made
+        before the call, which a graph does not keep alive.
+
+        An interrupt may come between any two lines; at each of them something holds the tensors that the kernels use.
         """
         tensors = self._open[operation]
         event = None
         if self.device.asynchronous:
             event = self.device.order_caller_after(tensors, streams.async_finish, streams.allocate_on_comm)
-        # A GPU's memory is given away in the order of its streams; a CPU's at once.
+        # GPU memory is reused in the order of its streams, CPU memory at once.
         launched = _OnItsWay(call, [] if self.device.asynchronous else tensors)
         if call.captured:
             launched.tensors = [*handle]
@@ -313,7 +318,7 @@ class Engine:
         return EventOverlap(EventHandle())
 
     def _await_end(self, launched: _OnItsWay) -> None:
-        """Wait for a call's kernels on a CPU; raise unless they have ended well."""
+        """Wait for a call's kernels on a CPU; raise unless they have succeeded."""
         if not launched.ended:
             self.check_process()
         if not launched.ended and not self.destroyed and self._broken is None and launched in self._on_their_way:
@@ -328,16 +333,16 @@ class Engine:
             raise DeepEPError(f"rank {self.rank}: what a {launched.call.kind} returned is not complete: {why}")
 
     def _note_ended(self, runtime: C.Runtime | None) -> None:
-        """What calls have returned that ended well is complete, whatever has become of the Buffer since."""
+        """Mark the calls that have succeeded: their results are complete even if the Buffer has failed since."""
         if runtime is None:
             return
-        for launched in tuple(self._on_their_way):  # another thread may collect meanwhile
+        for launched in tuple(self._on_their_way):  # another thread may collect concurrently
             driven = launched.driven
             if runtime.finished(launched.call) and launched.call.failure.reason == 0:
                 launched.ended = driven is None or (driven.done and not driven.failed)
 
     def await_half(self, call: C.Call) -> None:
-        """On a CPU wait for a launch of an operation that stays open, on a GPU let the caller's next work do so."""
+        """Wait for a launch of an operation that stays open: on a CPU here, on a GPU in the caller's stream."""
         if self.device.asynchronous:
             self.device.order_caller_after((), async_finish=False, on_comm_stream=False)
             return
@@ -345,57 +350,59 @@ class Engine:
         self.check_failure(call)
 
     def go_on_alone(self, serial: int) -> None:
-        """Have a launch of an operation that stays open run to its end, for which only other ranks wait; 0: none."""
+        """Run a launch that only other ranks wait for to its end, while its operation stays open; 0: no launch."""
         if serial != 0 and self._driver is not None:
             self._driver.drive("wait_launch", serial=serial)
 
     def run_dropped(self) -> None:
-        """Do what callers have dropped."""
+        """Do the work that callers have dropped."""
         while self.dropped and not self.device.capturing():
             self.dropped.popleft()()
 
     def wait_counts(self, call: C.Call) -> None:
-        """Wait until a call's kernels have told what its mode waits for; raise if it has failed."""
+        """Wait until a call's kernels have reported the counts that its mode waits for; raise if it has failed."""
         self._run("wait_counts", call=call)
         self.check_failure(call)
         self.growth.follow(self.runtime, call)
 
     def _run(self, job: str, **what: Any) -> bool:
-        """Do one of the runtime's waits, named by its method; -> what it returns, if anything."""
+        """Make one of the runtime's waits, named by its method. Returns its result, if any."""
+        if (call := what.get("call")) is not None:
+            self._notes.begin(call)
         if self._driver is None:
             return bool(getattr(self.runtime, job)(**what))
         return self._driver.run(job, **what)
 
     def _collect(self) -> None:
-        """Retire the operations that have ended; raise what one has failed of.
+        """Retire the operations that have ended; raise if one has failed.
 
-        Calls take turns, but a thread may wait for an event, or ask for `stats`, while another one calls: each
-        operation is retired once.
+        Calls are serialized, but a thread may wait for an event or read `stats` during another thread's call; the lock
+        ensures that each operation is retired only once.
         """
         with self._collecting:
             while self._on_their_way and self.runtime.finished(self._on_their_way[0].call):
                 launched = self._on_their_way[0]
-                self.check_failure(launched.call)  # tensors of one that has failed stay: peers may still store there
-                if launched.driven is not None:  # of kernels that the executor has dropped, this alone says so
+                self.check_failure(launched.call)  # a failed call keeps its tensors: peers may still store there
+                if launched.driven is not None:  # only this reports kernels that the executor has dropped
                     self._end_well(launched.driven)
                 launched.ended = True
                 self._on_their_way.popleft()
                 self.runtime.retire(launched.call)
             for captured in [*self._captured]:  # calls of graphs, which may have been replayed
-                gone = captured.call.graph_gone  # before its last failure is looked for
+                gone = captured.call.graph_gone  # read before the last check for a failure
                 self.check_failure(captured.call)
                 if gone:
                     self._captured.remove(captured)
                     self.runtime.retire(captured.call)
 
     def _end_well(self, driven: C.Run) -> None:
-        """Break the Buffer with what the thread that waited for a call's kernels has thrown, if it has."""
+        """Break the Buffer if the thread that waited for a call's kernels has raised an exception."""
         with self.telling_others("a call's kernels"):
             driven.result()
 
     def launch_alone(self, tensors: tuple[torch.Tensor | None, ...], launch: Callable[[], int]) -> None:
-        """Launch a kernel that has to do with no other rank, and uses `tensors`; `launch` returns its serial number."""
-        # An interrupt may come before the kernel's end, and then it still uses them: until a later one has ended.
+        """Launch a kernel that involves no other rank and uses `tensors`; `launch` returns its serial number."""
+        # After an interrupt the kernel may still use the tensors, so they are held until a later one has ended.
         self._alone.append(tensors)
         serial = launch()
         if not self.device.asynchronous:
@@ -403,24 +410,24 @@ class Engine:
         self._alone.clear()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Make an output that peers can see; an ordinary tensor where it is empty or there is no room."""
+        """Allocate an output that peers can access; an ordinary tensor if it is empty or there is no room."""
         tensor = self._shared(shape, dtype)
         return torch.empty(shape, dtype=dtype, device=self.device.torch_device) if tensor is None else tensor
 
     def empty_private(self, *memories: Memory) -> list[torch.Tensor]:
-        """Make outputs that no peer uses."""
+        """Allocate outputs that no peer uses."""
         if self.device.fresh_memory_is_slow:
             return [self.empty(shape, dtype) for shape, dtype in memories]
         where = self.device.torch_device
         return [torch.empty(shape, dtype=dtype, device=where) for shape, dtype in memories]
 
     def region_memory(self) -> torch.Tensor:
-        """Return this rank's regions as bytes. Not to be used after the runtime."""
+        """Return this rank's regions as bytes. Must not be used after the runtime is destroyed."""
         address = self.runtime.peer_base(self.rank) + self._regions_offset
         return self.device.view(address, self.regions * self.region_bytes)
 
     def visible(self, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Return the tensors, or copies, where peers can read them; as they are if no peer can or there is no room."""
+        """Return the tensors, or copies that peers can read; unchanged if no peer can, or if there is no room."""
         if not self._publishes_rows:
             return tensors
         copies = [None if tensor is None else self._copy_if_private(tensor) for tensor in tensors]
@@ -440,31 +447,39 @@ class Engine:
         return None if 0 in shape else self.device.allocate(self.runtime, shape, dtype, self.growth.helps)
 
     def check_failure(self, call: C.Call) -> None:
-        """Raise what a call failed of, and tell the other ranks."""
+        """Raise if a call has failed, and notify the other ranks."""
         if call.failure.reason == 0:
             return
         self.check_whole()
         call = self._where_it_began(call)
-        self._broken = error_of(call, self.rank, self.runtime, self._process_of)
+        self._broken = error_of(call, self.rank, self.runtime, self._process_of, self._differences)
         self.runtime.note_told()
         if call.failure.reason == C.ABORTED:
             self.runtime.pass_abort_on()
         else:
             self.runtime.abort(call.failure.reason, call.mismatch[0] if call.mismatch[0] >= 0 else call.failure.peer)
         self._results_told = True
-        raise self._broken  # no local refers to it: what its frames hold would stay until a collection
+        raise self._broken  # a local reference would keep its frames alive until a garbage collection
+
+    def _differences(self, call: C.Call) -> str:
+        """Return how this call and the other ranks' calls differ, as far as they say so."""
+        others = {rank for rank in range(self.ranks) if rank != self.rank and not self.mask >> rank & 1}
+        return mismatch_text(self._notes, call, self.rank, others)
 
     def _where_it_began(self, call: C.Call) -> C.Call:
-        """Of a call that has failed and those before it, the one that gave up by itself, else the first: what is queued
-        behind a failure only hears of it, and must not hide what was waited for.
+        """Return the call in which a failure began, among `call` and those before it.
+
+        That is the first one that gave up by itself, or else the first that failed: a call queued behind a failure is
+        only notified of it, and its message must not hide what was being waited for.
         """
         on_their_way = [one.call for one in tuple(self._on_their_way) if self.runtime.finished(one.call)]
         failed = [one for one in on_their_way if one.failure.reason != 0] + [call]
         return next((one for one in failed if one.failure.reason != C.ABORTED), failed[0])
 
     def break_off(self, why: str) -> None:
-        """Break the Buffer, and tell the other ranks. Nothing where it is broken or destroyed already, and nothing in a
-        forked child, whose failures are not this rank's.
+        """Break the Buffer and notify the other ranks, unless it is already broken or destroyed.
+
+        In a forked child, whose failures are not this rank's, this does nothing.
         """
         if self._inherited:
             return
@@ -473,29 +488,29 @@ class Engine:
             self._runtime.abort(C.EXCEPTION)
 
     def _end_with_process(self) -> None:
-        self.break_off("the process ends with calls on their way")
+        self.break_off("the process exits with calls in flight")
 
     def _stop_kernels(self, seconds: float) -> bool:
-        """Have this rank's kernels leave, and the driver's thread stop waiting for them; -> whether both have."""
+        """Stop this rank's kernels, and the driver's thread that waits for them. Returns whether both have stopped."""
         return self._run("stop_all", seconds=seconds) and (self._driver is None or self._driver.rest(seconds))
 
     def masked(self) -> list[int]:
-        """Return the ranks that are masked in this generation, as far as is known here; none once it is destroyed."""
+        """Return the ranks masked in this generation, as far as this rank knows; none after `destroy`."""
         runtime = self._runtime
         return [] if runtime is None or not self.masks_ranks or self._inherited else runtime.masked
 
     def lost_ranks(self) -> list[int]:
-        """Return the other ranks that are known to store nothing any more."""
+        """Return the other ranks that are known not to store anything any longer."""
         self.check_process()
         runtime = self.runtime
         return [rank for rank in range(self.ranks) if rank != self.rank and runtime.gone(rank)]
 
     def recover(self, mask: int, seconds: float) -> None:
-        """Go on without the ranks of `mask` and those left out before. Collective among the others."""
+        """Continue without the ranks of `mask` and those left out before. Collective among the others."""
         self.check_process()
         runtime = self.runtime
         self.break_off("recover was called")
-        # An interrupted recovery may have left this rank broken in a generation in which the others know of nothing.
+        # An interrupted recovery may have left this rank broken in a generation whose other ranks know of no failure.
         if not runtime.aborted():
             runtime.abort(C.EXCEPTION)
         self._attempts += 1
@@ -506,13 +521,13 @@ class Engine:
         recover(runtime, self.rank, mask | self.mask, self._attempts, seconds)
         try:
             self._begin_generation(mask | self.mask)
-        except BaseException:  # the others have begun it too
+        except BaseException:  # the others have begun the generation too
             runtime.abort_generation(self._attempts + 1, C.EXCEPTION)
             raise
 
     def _begin_generation(self, mask: int) -> None:
-        """Forget what belongs to the previous generation, which all remaining ranks have left."""
-        # Only now may memory of operations that broke be used again: no rank stores into it any longer (P16).
+        """Discard the state of the previous generation, which all remaining ranks have left."""
+        # Only now may the memory of failed operations be reused: no rank stores into it any longer (P16).
         self._note_ended(self.runtime)
         self._alone.clear()
         self._open.clear()
@@ -524,18 +539,19 @@ class Engine:
             self._bootstrap.drop(ranks_of(self.mask))
 
     def _warn_of_void_results(self) -> None:
-        """Say what calls have failed of that have returned, on a rank on which none has raised it."""
+        """Warn of a failure of calls that have returned, on a rank that has not raised it."""
         calls = [launched.call for launched in (*self._on_their_way, *self._captured)]
         for call in calls:
             if call.failure.reason != 0:
-                why = error_of(self._where_it_began(call), self.rank, self.runtime, self._process_of)
+                began = self._where_it_began(call)
+                why = error_of(began, self.rank, self.runtime, self._process_of, self._differences)
                 _log.warning("rank %d: recover: results that no check has covered are void: %s", self.rank, why)
                 break
         self._results_told = True
 
     @contextmanager
     def timeout_of(self, seconds: float) -> Iterator[None]:
-        """Give the waits of the calls begun in the body another bound."""
+        """Use another timeout for the waits of calls that are begun in the body."""
         self.check_process()
         before, self.timeout = self.timeout, seconds
         self._set_timeout()
@@ -550,18 +566,19 @@ class Engine:
             self._runtime.set_timeout(self.timeout)
 
     def telling_others(self, kind: str) -> TellingOthers:
-        """Break the Buffer if the body raises: peers would wait for what this rank will not do."""
+        """Return a context that breaks the Buffer if its body raises."""
         return TellingOthers(self, kind)
 
     def destroy(self) -> None:
-        """Let go of the runtime, after what peers still wait for has left. Captured graphs cannot be replayed then.
+        """Release the runtime, once everything that peers still wait for has been sent.
 
-        Nothing in a forked child: the Buffer is its parent's.
+        Captured graphs cannot be replayed afterwards. In a forked child this does nothing, since the Buffer belongs to
+        the parent.
 
         Raises
         ------
         DeepEPError
-            What an operation has failed of that no call has raised yet.
+            An operation has failed, and no call has raised that yet.
         """
         if self._runtime is None or self._inherited:
             return
@@ -571,7 +588,7 @@ class Engine:
                 if self._broken is None:
                     self.run_dropped()
                 well = not self._open and self._broken is None
-                # Operations that were begun and never ended, or failed: their kernels may still run on what is held.
+                # Kernels of operations that were begun and never ended, or that failed, may still use the held tensors.
                 if self._open and self._broken is None:
                     runtime.abort(C.EXCEPTION)
                 if self._captured:  # replays are not the runtime's launches
@@ -592,10 +609,10 @@ class Engine:
                 self._let_go()
             else:
                 self._abandon(runtime)
-            self._driver = None  # its thread ends when it has nothing to do
+            self._driver = None  # its thread ends when it is idle
 
     def _settle(self, seconds: float) -> bool:
-        """Wait for all kernels, first for the thread that waits for some of them already."""
+        """Wait for all kernels, first for the thread that is already waiting for some of them."""
         rests = self._driver is None or self._driver.rest(seconds)
         return rests and self.runtime.settle(seconds)
 
@@ -603,15 +620,15 @@ class Engine:
         runtime = getattr(self, "_runtime", None)
         if runtime is None or self._inherited:
             return
-        self.dropped.clear()  # it would wait for other ranks, in a garbage collection
+        self.dropped.clear()  # running it would wait for other ranks during garbage collection
         try:
-            if not all(captured.call.graph_gone for captured in self._captured):  # graphs may be replayed
+            if not all(captured.call.graph_gone for captured in self._captured):  # graphs may still be replayed
                 self._abandon(runtime)
             elif self._open or self._on_their_way or self._alone or (self._driver is not None and self._driver.busy):
-                # Kernels may still be about.
+                # Kernels may still be running.
                 self.destroy()
             else:
-                # What peers still wait for. A world of threads may have ended, and its NICs with it.
+                # Send what peers still wait for. A world of rank threads may have ended, and its NICs with it.
                 if self._broken is None and isinstance(self._bootstrap, Connections):
                     drained = runtime.drain()
                     if drained and self._symmetric is not None:
@@ -619,13 +636,15 @@ class Engine:
                 runtime.leave()
                 self._let_go()
         except DeepEPError as error:
-            _log.error("a Buffer was dropped, and no caller is told that %s", error)
+            _log.error("a Buffer was dropped, so no caller is told of this failure: %s", error)
         except RuntimeError:
-            pass  # what a dead executor throws has been raised before
+            pass  # an executor that has ended throws again what was raised before
 
     def _abandon(self, runtime: C.Runtime) -> None:
         _abandoned.append((runtime, self._open, self._on_their_way, self._alone, self._bootstrap, self._driver))
 
 
 _abandoned: list[tuple[Any, ...]] = []
-"""Runtimes whose kernels never left, with what those may still touch, and what tells others of this process's end."""
+"""Runtimes whose kernels never ended, with the memory that these may still use, and with the connections whose end
+tells the others that this process has ended.
+"""

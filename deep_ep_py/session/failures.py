@@ -1,4 +1,4 @@
-"""From what a call's kernels have left behind to the exception that says it."""
+"""Translation of the failure that a call's kernels have recorded into an exception."""
 
 from __future__ import annotations
 
@@ -9,31 +9,48 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError, DeepEPTimeout
 
 
-def error_of(call: C.Call, rank: int, runtime: C.Runtime, process_of: Callable[[int], str]) -> DeepEPError:
-    """Return what a call that failed on this rank is to raise.
+def error_of(
+    call: C.Call,
+    rank: int,
+    runtime: C.Runtime,
+    process_of: Callable[[int], str],
+    differences: Callable[[C.Call], str],
+) -> DeepEPError:
+    """Return the exception for a call that failed on this rank.
 
     Parameters
     ----------
     call : native.C.Call
-        The call; its `failure` has a reason.
+        The call, whose `failure` has a reason.
     rank : int
         This rank.
     runtime : native.C.Runtime
-        Knows what NICs have refused and which peers are compiling.
+        The runtime, which knows what NICs have refused and which peers are compiling.
     process_of : callable
-        Names a rank's process.
+        Returns the name of a rank's process.
+    differences : callable
+        Returns how the call differs from the other ranks' calls; "" if they do not say.
     """
     failure = call.failure
     if failure.reason == C.TIMEOUT:
-        # Words count in units, so that a put may be cut into pieces; people count signals.
+        # Signal words count in units, so that a put may be split into pieces; the message counts signals.
         unit = C.SIGNAL_UNIT if failure.expected % C.SIGNAL_UNIT == 0 else 1
         expected, seen = failure.expected // unit, failure.seen // unit
         compiling = runtime.compiling_peers()
         return DeepEPTimeout(rank, call.kind, failure.phase, failure.peer, expected, seen, call.waited, compiling)
-    error = DeepEPError(f"rank {rank}: {_text(call, failure, rank, runtime, process_of)}")
+    text = ""
+    if _is_mismatch(failure) and (found := differences(call)):
+        text = f"{call.kind} does not match among the ranks, expected the same on all: {found}"
+    error = DeepEPError(f"rank {rank}: {text or _text(call, failure, rank, runtime, process_of)}")
     if failure.reason == C.ABORTED:
         error.told_by = failure.peer
     return error
+
+
+def _is_mismatch(failure: C.Failure) -> bool:
+    """Return whether ranks have made different calls, as this rank or another has found."""
+    reason = failure.cause_reason if failure.reason == C.ABORTED else failure.reason
+    return reason == C.MISMATCH and failure.phase not in (C.MASK_PHASE, C.BOUNDS_PHASE)
 
 
 def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, process_of: Callable[[int], str]) -> str:
@@ -45,7 +62,7 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, proce
     if failure.reason == C.ELSEWHERE:
         return (
             f"{call.kind} was queued behind an operation of another Buffer of this rank, which has failed: this call "
-            "may have been given its results"
+            "may have read its invalid results"
         )
     if failure.reason == C.OUTDATED:
         return f"{call.kind}: the handle or the graph is from before rank {failure.peer} was left out"
@@ -66,17 +83,17 @@ def _text(call: C.Call, failure: C.Failure, rank: int, runtime: C.Runtime, proce
         return f"{call.kind} does not match rank {failure.peer} ({failure.phase}): {left_out}"
     if failure.phase == C.BOUNDS_PHASE:
         return (
-            f"{call.kind} does not match rank {failure.peer}: a size or offset of its rows, or of those for it, is "
+            f"{call.kind} does not match rank {failure.peer}: a size or offset of its rows, or of rows for it, is "
             f"{failure.seen:#x}, expected at most {failure.expected:#x}"
         )
     return (
         f"{call.kind} does not match rank {failure.peer}, which has another operation, experts, hidden size, top-k, "
-        f"most tokens, scales or types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
+        f"maximum tokens, scales or types ({failure.phase}: {failure.expected:#x} here, {failure.seen:#x} there)"
     )
 
 
 def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
-    """What the abort word says: of the rank that wrote it, or of one that cannot write any more."""
+    """Return the cause in the abort word: a failure of the rank that wrote it, or the loss of another rank."""
     if failure.cause_reason == C.DIED:
         return f"rank {failure.cause_peer}'s process ({process_of(failure.cause_peer)}) has died"
     if failure.cause_reason == C.SILENT:
@@ -84,14 +101,14 @@ def _cause(failure: C.Failure, process_of: Callable[[int], str]) -> str:
     if failure.cause_reason == C.UNHEARD:
         return unheard_text(failure.cause_peer, process_of(failure.cause_peer), failure.cause_rank)
     if failure.cause_reason == C.LEFT:
-        return f"rank {failure.cause_peer} has destroyed its Buffer, or dropped it"
+        return f"rank {failure.cause_peer} has destroyed or dropped its Buffer"
     blamed = f" rank {failure.cause_peer}" if failure.cause_peer >= 0 else ""
     return f"rank {failure.cause_rank} {failure.cause}{blamed}"
 
 
 def _network_text(failure: C.Failure, runtime: C.Runtime) -> str:
     if refusal := runtime.network_refusal:
-        return f"a NIC refused what a kernel had written: {refusal}"
+        return f"a NIC refused a request that a kernel had written: {refusal}"
     syndrome, vendor = failure.seen & 0xFF, failure.seen >> 8
     waiting = f", while it waited for: {failure.phase}" if failure.phase else ""
     if fault := runtime.network_fault:

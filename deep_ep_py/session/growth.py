@@ -1,13 +1,13 @@
-"""Heaps that grow: how a rank's new memory for outputs becomes what its peers can reach (P10).
+"""Growth of heaps: how a rank's additional memory for outputs becomes reachable for its peers (P10).
 
-An output that finds no room makes its rank's heap grow, and goes in rounds. What has been added is handed to the peers
-before the rank's next notify, which announces it; they map it when they have that operation's counts, before they
-launch its dispatch. So from that operation on the rank may offer outputs there. No rank waits for another in this: what
-is handed over lies in a socket until it is announced.
+An output that finds no room makes its rank's heap grow, and its rows go in rounds. The rank hands the added memory to
+its peers before its next notify kernel, which announces it. They map it once they have the counts of that operation,
+before they launch its dispatch. From that operation on, the rank may offer outputs there. No rank waits for another: a
+handed-over descriptor stays in a socket until it is announced.
 
-That operation must come at the same place in the order in which each rank finishes operations: all finish theirs in one
-order. Else a peer could launch what reads an offer of a later operation before it has mapped where that lies. A call
-begins and finishes at once; `Buffer._begin_dispatch` demands the order of its callers, and nothing checks it.
+All ranks must finish operations in the same order. Otherwise a peer could launch a kernel that reads the offer of a
+later operation before it has mapped the memory of that offer. A call begins and finishes at once;
+`Buffer._begin_dispatch` requires the order from its callers, and nothing checks it.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _log = logging.getLogger("deep_ep_py")
 
 
 class Growth:
-    """One rank's part in it. Heaps that do not grow have no pieces, and nothing is done.
+    """One rank's part in the growth of heaps. Heaps that do not grow have no pieces, so nothing is done for them.
 
     Parameters
     ----------
     bootstrap : Bootstrap
-        The ranks, as `connect` has returned them. Inside one process they share the heaps themselves.
+        The ranks, as returned by `connect`. Ranks of one process share the heaps themselves.
     runtime : native.C.Runtime
-        Whose heap's first piece all ranks have mapped.
+        The runtime; all ranks have mapped the first piece of its heap.
 
     Attributes
     ----------
     helps : bool
-        Whether outputs that find no room should make the heap grow: whether the Buffer's latest dispatch with counts
-        was one whose host waits for them. Its next one will announce what has been added, so that combines and cached
-        dispatches have it too. Where no such dispatch comes, as with `num_worst_tokens` alone, peers would never learn
-        of it.
+        Whether outputs that find no room should make the heap grow. True if the host waited for the counts of the
+        Buffer's latest dispatch with counts: its next one will then announce the added memory, so that combines and
+        cached dispatches can use it too. If no such dispatch follows, as with `num_worst_tokens` alone, peers would
+        never learn of it.
     """
 
     def __init__(self, bootstrap: Bootstrap, runtime: C.Runtime) -> None:
@@ -53,7 +53,7 @@ class Growth:
         self.helps = False
 
     def announce(self, runtime: C.Runtime, host_waits: bool) -> None:
-        """Hand over what has been added to this rank's heap: the next notify announces it, if hosts wait for it."""
+        """Hand over the memory added to this rank's heap; the next notify announces it if hosts wait for the counts."""
         self.helps = host_waits
         for offset, size in runtime.added_pieces():
             if offset < self._handed:
@@ -67,7 +67,7 @@ class Growth:
         assert self._connections is not None
         try:
             descriptor = runtime.export_piece(offset, size)
-        except CudaError as error:  # too many open files, say: outputs go in rounds until it can be done
+        except CudaError as error:  # for example too many open files: outputs go in rounds until it succeeds
             if not self._warned:
                 _log.warning("rank %d: more memory for outputs cannot be shared for now: %s", self._rank, error)
             self._warned = True
@@ -78,13 +78,14 @@ class Growth:
             os.close(descriptor)
 
     def follow(self, runtime: C.Runtime, call: C.Call) -> None:
-        """Map what the peers have announced with a dispatch, whose counts are there; then outputs may lie in what this
-        rank has announced.
+        """Map the memory that peers have announced with a dispatch whose counts have arrived.
+
+        From then on, outputs may be placed in the memory that this rank has announced.
 
         Raises
         ------
         DeepEPError
-            If a peer's memory cannot be mapped: that rank's rows would have nowhere to go.
+            A peer's memory cannot be mapped, so rows for that rank would have nowhere to go.
         """
         for rank, announced in runtime.behind(call):
             while runtime.mapped(rank) < announced:

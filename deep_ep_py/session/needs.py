@@ -1,4 +1,4 @@
-"""What a session must know of the modes whose calls it holds."""
+"""What a session must know about the modes whose calls it holds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Needs:
-    """Of a mode.
+    """The needs of a mode.
 
     Parameters
     ----------
     call_words
-        Of 4 bytes, in which a call's kernels tell the mode's host something.
+        Number of 4-byte words in which a call's kernels report to the host code of the mode.
     stats
-        Names of what it counts in `Engine.stats`.
+        Names of its counters in `Engine.stats`.
     explain
-        Makes the exception for what a launch that is no operation's has left (`Runtime.take_remark`).
+        Returns the exception for a remark left by a launch that belongs to no operation (`Runtime.take_remark`).
     """
 
     call_words: int
@@ -25,5 +25,5 @@ class Needs:
     explain: Callable[[int], Exception]
 
     def beside(self, other: Needs) -> Needs:
-        """Return what both modes need together; what a launch has left means the same in both."""
+        """Return the combined needs of two modes; remarks of launches mean the same in both."""
         return Needs(max(self.call_words, other.call_words), (*self.stats, *other.stats), self.explain)

@@ -1,7 +1,7 @@
-"""Bodies of `with` statements that peers rely on: what is begun there goes on, or they are told that it does not.
+"""Context managers for code that peers rely on: it completes what it begins, or the peers are notified.
 
-These are classes, not generators under `contextmanager`: every call enters one, and a generator takes longer to set up
-than all that is done here.
+These are classes, not generators under `contextmanager`: every call enters one, and setting up a generator takes longer
+than everything else done here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class TellingOthers:
-    """Breaks the Buffer if the body raises: peers would wait for what this rank will not do.
+    """A context that breaks the Buffer if its body raises, since peers would wait for what this rank will not do.
 
     Parameters
     ----------
     engine : Engine
-        Of the Buffer.
+        The engine of the Buffer.
     kind : str
-        What the body is, for the peers.
+        A name for the body, for the message.
     """
 
     __slots__ = ("_engine", "_kind")
@@ -45,12 +45,12 @@ class TellingOthers:
 
 
 class Opening(TellingOthers):
-    """The same for a body that launches an operation's first kernel: the operation is counted as the body is entered.
+    """The same for a body that launches an operation's first kernel; entering it counts the operation.
 
     Parameters
     ----------
     engine, kind
-        As above.
+        As in `TellingOthers`.
     tensors : tuple of torch.Tensor or None
         What the operation's kernels read and write.
     """
@@ -65,6 +65,6 @@ class Opening(TellingOthers):
         """Return the operation's number."""
         try:
             return self._engine.issue(self._tensors)
-        except BaseException as error:  # an interrupt: `__exit__` is not called for what happens in here
+        except BaseException as error:  # an interrupt: `__exit__` is not called if `__enter__` raises
             self._tell(error)
             raise

@@ -1,4 +1,4 @@
-"""How the ranks that are left go on with a Buffer after a failure."""
+"""Recovery: how the remaining ranks continue with a Buffer after a failure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from deep_ep_py.core.native import C
 from deep_ep_py.errors import DeepEPError
 
 _GONE_SECONDS = 5.0
-"""How long a rank that is to be left out may take to be gone."""
+"""How long a rank that is left out may take to exit or to destroy its Buffer."""
 _Result = C.Meeting.Result
 
 
 def mask_of(ranks: Iterable[int], own: int, size: int) -> int:
-    """Return ranks as the bits of a number.
+    """Return ranks as a bit mask.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        The message names the argument.
     """
     try:
         given = list(ranks)
     except TypeError:
-        raise TypeError(f"mask={ranks!r}: expected the ranks to leave out, as [3]") from None
+        raise TypeError(f"mask={ranks!r}: expected the ranks to leave out, such as [3]") from None
     mask = 0
     for rank in given:
         if arguments.integer("a rank of mask", rank, 0, size - 1) == own:
-            raise ValueError(f"mask={given}: expected other ranks than the caller's own, {own}")
+            raise ValueError(f"mask={given}: expected ranks other than the caller's own, {own}")
         mask |= 1 << rank
     return mask
 
@@ -39,28 +39,28 @@ def ranks_of(mask: int) -> list[int]:
 
 
 def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: float) -> None:
-    """Agree with the remaining ranks on which they are, and start a generation without what was before (P16).
+    """Agree with the remaining ranks on who they are, and start a new generation (P16).
 
     Parameters
     ----------
     runtime : native.C.Runtime
-        A broken one, whose kernels have left.
+        A broken runtime whose kernels have ended.
     rank : int
-        The caller.
+        The calling rank.
     mask : int
-        Ranks that are left out, a bit each.
+        Ranks that are left out, as a bit mask.
     attempt : int
-        How often this has been tried; the same on all ranks, and the number of the generation less one.
+        Index of this attempt, the same on all ranks: the number of the new generation minus one.
     seconds : float
-        How long the others are waited for.
+        How long to wait for the other ranks.
 
     Raises
     ------
     DeepEPError
-        The Buffer stays broken.
+        The recovery failed; the Buffer stays broken.
     """
     prefix = f"rank {rank}: recover"
-    # The others learn the mask even if this rank refuses it.
+    # Publish the mask before any check, so that the others learn it even if this rank refuses it.
     left_out = ranks_of(mask)
     runtime.connect(left_out, attempt + 1)
     runtime.meet(left_out, attempt, False, 0.0)
@@ -68,16 +68,16 @@ def recover(runtime: C.Runtime, rank: int, mask: int, attempt: int, seconds: flo
     if alive >= 0:
         raise DeepEPError(
             f"{prefix}: rank {alive} is to be left out, but might still store into this rank's memory: expected its "
-            "process to have ended, or its Buffer to be destroyed"
+            "process to have ended or its Buffer to be destroyed"
         )
     _check(runtime.meet(left_out, attempt, False, seconds), left_out, prefix, seconds)
     if (missing := runtime.look_up_peers(seconds)) >= 0:
-        raise DeepEPError(f"{prefix}: rank {missing} has not told within {seconds:g} s where its network's endpoint is")
+        raise DeepEPError(f"{prefix}: rank {missing} did not publish its network endpoint within {seconds:g} s")
     runtime.clear_words(attempt + 1)
     try:
         _check(runtime.meet(left_out, attempt, True, seconds), left_out, prefix, seconds)
         runtime.publish(attempt + 1, left_out)
-    except BaseException:  # an interrupt too: some may have gone on, and their next wait is to end at once
+    except BaseException:  # also an interrupt: some ranks may have continued, and their next wait must end at once
         runtime.abort_generation(attempt + 1, C.EXCEPTION)
         raise
 
@@ -89,8 +89,8 @@ def _check(meeting: C.Meeting, left_out: list[int], prefix: str, seconds: float)
             f"{prefix}: mask={left_out}, expected the same on all ranks, rank {peer} leaves out {meeting.left_out}"
         )
     if meeting.result == _Result.GONE:
-        raise DeepEPError(f"{prefix}: rank {peer} is gone too, expected it among the ranks to leave out")
+        raise DeepEPError(f"{prefix}: rank {peer} is gone too: expected it among the ranks to leave out")
     if meeting.result == _Result.GIVEN_UP:
-        raise DeepEPError(f"{prefix}: rank {peer} has given this recovery up and begun another")
+        raise DeepEPError(f"{prefix}: rank {peer} has given up this recovery and begun another")
     if meeting.result == _Result.LATE:
         raise DeepEPError(f"{prefix}: rank {peer} did not come within {seconds:g} s")

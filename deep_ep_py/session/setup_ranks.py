@@ -1,4 +1,4 @@
-"""How the ranks of a Buffer come by each other's memory: agree on its sizes, make heaps, exchange and map them."""
+"""Setup of a Buffer's shared memory: the ranks agree on sizes, allocate heaps, exchange and map them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a rank's heap is cut into.
+    """Layout of a rank's heap.
 
     Parameters
     ----------
     num_nvl_bytes
-        For rows and counts in transit, shared out among `regions`.
+        Bytes for rows and counts in transit, divided among `regions`.
     regions
-        How many operations may be open at once.
+        Number of operations that may be open at once.
     named_arena_bytes
-        What the caller has named for outputs; None: nothing.
+        Bytes for outputs that the caller asked for, or None.
     first_arena_bytes, arena_bytes
-        For outputs: at first, and at most.
+        Bytes for outputs: initially, and at most.
     """
 
     num_nvl_bytes: int
@@ -58,8 +58,10 @@ class MemoryPlan:
         arena_bytes: int | None,
         is_symmetric: bool,
     ) -> MemoryPlan:
-        """Plan with whole pages for outputs: what is named, all of it at once, else what suits every rank's device; of
-        that the first part alone where heaps lie in NVSHMEM's, which do not grow. Collective.
+        """Plan with whole pages for outputs. Collective.
+
+        A size that the caller asked for is allocated at once; the default is the minimum of what suits each rank's
+        device. Heaps in NVSHMEM's symmetric heap do not grow, so they get only the initial part of the default.
         """
         sizes = (arena_bytes, arena_bytes)
         if arena_bytes is None:
@@ -85,28 +87,28 @@ def make_runtime(
     masks_ranks: bool,
     symmetric: NvshmemMemory | None,
 ) -> tuple[C.Runtime, int]:
-    """Make what launches kernels, with every rank's heap. Collective.
+    """Make the runtime, which launches kernels and has every rank's heap mapped. Collective.
 
     Parameters
     ----------
     bootstrap
-        As `connect` has returned it.
+        The ranks, as returned by `connect`.
     device, topology, memory
-        Where ranks compute, how they reach each other, what their heaps are cut into.
+        Where ranks compute, how they reach each other, and the layout of their heaps.
     timeout
-        Seconds: of waits.
+        Seconds after which waits time out.
     call_words
-        As `Needs` has it.
+        As in `Needs`.
     masks_ranks
-        A rank that is waited for in vain is masked: the others go on without it.
+        Whether a rank that lets others wait until they time out is masked, so that the others continue without it.
     symmetric
-        Where heaps lie; None: in memory of their own.
+        Where heaps are allocated; None: in memory that this library allocates.
 
     Returns
     -------
     runtime : native.C.Runtime
     regions_offset : int
-        Where in a heap the regions begin.
+        Offset of the regions in a heap.
 
     Raises
     ------
@@ -116,8 +118,8 @@ def make_runtime(
     _agree(bootstrap, device, memory, masks_ranks, timeout)
     if masks_ranks and "proxy" in topology.networks and not bootstrap.in_process:
         raise ValueError(
-            "enable_shrink=True: expected another fabric than 'proxy' between processes: libfabric may still deliver "
-            "what a rank has sent before the others went on without it"
+            "enable_shrink=True: expected a fabric other than 'proxy' between processes: libfabric may still deliver "
+            "what a rank sent before the others continued without it"
         )
     rank, by_nics = topology.rank, bool(topology.networks)
     options = C.BufferOptions(
@@ -162,17 +164,17 @@ def make_runtime(
     runtime.on_compiling_peer(lambda call, peer: _log.warning(waits, rank, call.kind, peer))
     if isinstance(bootstrap, Connections):
         runtime.watch(*bootstrap.watched())
-    bootstrap.all_gather(None)  # each rank's network is there to be looked up
+    bootstrap.all_gather(None)  # each rank has published its network endpoint
     if (missing := runtime.look_up_peers(EXCHANGE_SECONDS)) >= 0:
         raise DeepEPError(
-            f"rank {rank}: rank {missing} has not told within {EXCHANGE_SECONDS:g} s where its network's endpoint is"
+            f"rank {rank}: rank {missing} did not publish its network endpoint within {EXCHANGE_SECONDS:g} s"
         )
-    bootstrap.all_gather(None)  # no rank sends before all are ready to be sent to
+    bootstrap.all_gather(None)  # no rank sends before all are ready to receive
     return runtime, regions_offset
 
 
 def _rank_key(bootstrap: Bootstrap, device: Device) -> int:
-    """Return a number that the Buffers of one rank on one device have in common, and no others of this process."""
+    """Return a number that is shared by the Buffers of one rank on one device, and by no others in this process."""
     return hash((name_of(bootstrap), str(device.torch_device))) & (1 << 64) - 1
 
 
@@ -183,14 +185,14 @@ def _agree(
     masks_ranks: bool,
     timeout: float,
 ) -> None:
-    """Refuse ranks that were started differently before they share memory."""
+    """Refuse ranks with different arguments before they share memory."""
     mine = {
         "device": device.torch_device.type,
         "num_nvl_bytes": memory.num_nvl_bytes,
         "arena_bytes": memory.named_arena_bytes,
         "regions": memory.regions,
         "enable_shrink": masks_ranks,
-        # What ranks say of their waits changes with parts of it.
+        # The progress of waits that ranks publish is counted in fractions of the timeout.
         "timeout with enable_shrink": timeout if masks_ranks else None,
     }
     arguments.same_on_all_ranks(bootstrap.rank, bootstrap.all_gather(mine))

@@ -1,1 +1,1 @@
-"""Which ranks there are, and how they reach each other."""
+"""The ranks of a Buffer, and how they reach each other."""

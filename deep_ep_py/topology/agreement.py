@@ -1,4 +1,4 @@
-"""How the ranks of a Buffer settle which path each two of them take."""
+"""How the ranks of a Buffer agree on the path between every two of them."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _log = logging.getLogger("deep_ep_py")
 
 
 def agree(bootstrap: Bootstrap, make: Callable[[], Topology]) -> Topology:
-    """Return this rank's topology with the paths that both ends of each can take. Collective.
+    """Return this rank's topology, with the paths that work from both ends. Collective.
 
     Parameters
     ----------
     bootstrap : Bootstrap
         The ranks.
     make : callable
-        Makes this rank's by itself, from what its caller has passed. Where that fails on some rank, all raise: the
-        others would wait for it in vain.
+        Makes this rank's topology on its own, from the caller's arguments. If that fails on any rank, all ranks raise,
+        because the others would wait for it until they time out.
 
     Raises
     ------
     Exception
-        What `make` raises; on the other ranks a ValueError with its text, or a DeepEPError where it is no TypeError or
-        ValueError. A ValueError also where ranks disagree about what must be the same, and where two ranks have no path
-        between them: then with a table of all paths.
+        What `make` raises; on the other ranks a ValueError with its text, or a DeepEPError if it is neither a TypeError
+        nor a ValueError. Also a ValueError if ranks disagree about values that must be the same, or, with a table of
+        all paths, if there is no path between two ranks.
     """
     mine, failed = attempt(make)
     told = bootstrap.all_gather(
@@ -43,11 +43,9 @@ def agree(bootstrap: Bootstrap, make: Callable[[], Topology]) -> Topology:
     )
     raise_together(bootstrap.rank, failed, [one[0] for one in told])
     assert mine is not None
-    for rank, (_, given, theirs, _) in enumerate(told):
-        if theirs["fabric"] != [*mine.fabrics]:
-            raise ValueError(
-                f"{mine.given} on rank {mine.rank}: expected the same on all ranks, rank {rank} has {given}"
-            )
+    if len({tuple(theirs["fabric"]) for *_, theirs, _ in told}) > 1:
+        found = arguments.difference({rank: given for rank, (_, given, *_) in enumerate(told)}, str)
+        raise ValueError(f"{mine.given} on rank {mine.rank}: expected the same on all ranks, it is {found}")
     arguments.same_on_all_ranks(mine.rank, [theirs for *_, theirs, _ in told])
     reaches = [Reach.told(theirs) for *_, theirs in told]
     routes = Routes.agreed(reaches, mine.rank, mine.given, mine.machines)

@@ -1,4 +1,4 @@
-"""Which fabrics a caller wants, in which order, and how many ranks share a node then."""
+"""The fabrics that a caller wants, in order, and the resulting number of ranks per node."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from deep_ep_py.device.device import Device
 
 _SYMMETRIC = (PEER, IBGDA)
-"""What can reach memory in NVSHMEM's symmetric heap."""
+"""The fabrics that can reach NVSHMEM's symmetric heap."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen.
+    """The fabrics and the node size that were chosen.
 
     Attributes
     ----------
     fabrics : tuple of str
-        Each pair of ranks takes the first that reaches from one to the other.
+        In order of preference: each pair of ranks takes the first that connects them.
     ranks_per_node : int
-        Neighbours in number share a node; all nodes have the same size.
+        Number of consecutive ranks that share a node; all nodes have the same size.
     given : str
-        What the caller has said, for errors.
+        What the caller has passed, for error messages.
     """
 
     fabrics: tuple[str, ...]
@@ -40,23 +40,23 @@ class Choice:
     def of(
         device: Device, machines: Sequence[int], fabric: Any, ranks_per_node: Any, symmetric: bool = False
     ) -> Choice:
-        """Check what a caller passes, and choose what it leaves out.
+        """Check the caller's arguments, and choose those that it leaves out.
 
         Parameters
         ----------
         device : Device
-            Where ranks compute.
+            The device of the ranks.
         machines : sequence of int
-            By rank: which machine it is on.
+            The machine of each rank.
         fabric, ranks_per_node
-            As `Buffer` takes them.
+            As in `Buffer`.
         symmetric
-            Whether heaps lie in NVSHMEM's symmetric heap.
+            Whether heaps are in NVSHMEM's symmetric heap.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument, or the environment variable that stands in its place.
+            An argument, or the environment variable that replaces it, is invalid; the message names it.
         """
         ranks, of_machine = len(machines), _ranks_of_machine(machines)
         name, per_node = _ranks_per_node(ranks_per_node)
@@ -75,8 +75,8 @@ class Choice:
             shared = min(per_node or of_machine, ranks)
             if shared < of_machine == ranks and device.asynchronous and not symmetric:
                 raise ValueError(
-                    f"{name}={per_node}: expected fabric='proxy' with it on a GPU, or 'ibgda' for software NICs: with "
-                    "both rows go through host memory, which is not fast"
+                    f"{name}={per_node}: expected fabric='proxy' with it on a GPU, or 'ibgda' for software NICs; with "
+                    "either, rows go through host memory, which is not fast"
                 )
             fabrics = _SYMMETRIC if symmetric else device.default_fabrics
         elif isinstance(fabric, str):
@@ -87,17 +87,17 @@ class Choice:
             if PEER not in fabrics:
                 if per_node not in (None, 1):
                     raise ValueError(
-                        f"{name}={per_node}: expected 'peer' first in {source}={[*fabrics]} with it: the "
-                        "ranks of a node share memory"
+                        f"{name}={per_node}: expected 'peer' first in {source}={[*fabrics]} with it, because "
+                        "the ranks of a node share memory"
                     )
                 shared = 1
         if ranks % shared:
-            raise ValueError(f"{name}={shared}: expected a divisor of the {ranks} ranks, nodes have the same size")
+            raise ValueError(f"{name}={shared}: expected a divisor of the {ranks} ranks: all nodes have the same size")
         return Choice(fabrics, shared, f"{source}={fabric!r}")
 
 
 def in_words(text: str) -> str | list[str]:
-    """Return what the environment variable says: a fabric, or several with commas between them."""
+    """Return the value of the environment variable: one fabric, or a list if the text has commas."""
     return [name.strip() for name in text.split(",") if name.strip()] if "," in text else text
 
 
@@ -107,18 +107,18 @@ def check_fabric(source: str, fabric: Any, offered: Sequence[str], where: str) -
     Parameters
     ----------
     source
-        What the caller calls it.
+        The caller's name for the value.
     fabric
         The value.
     offered
-        The names that there are.
+        The valid names.
     where
-        Where these are offered, in words.
+        Where these are valid, in words.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the source.
+        The value is invalid; the message names the source.
     """
     several = not isinstance(fabric, str)
     if several and not isinstance(fabric, Sequence):
@@ -129,29 +129,29 @@ def check_fabric(source: str, fabric: Any, offered: Sequence[str], where: str) -
     for name in names:
         if name not in offered:
             known = ", ".join(each for each in offered if each not in (WEAK, MIXED))  # these are for tests
-            hint = "; several go in a list" if "," in name else ""
+            hint = "; several go in a list" if "," in str(name) else ""
             raise ValueError(f"{source}={fabric!r}: expected {'some' if several else 'one'} of {known} {where}{hint}")
     if MIXED in names and several:
-        raise ValueError(f"{source}={fabric!r}: expected {MIXED!r} by itself, it stands for two others")
+        raise ValueError(f"{source}={fabric!r}: expected {MIXED!r} by itself, because it stands for two others")
     if len(set(names)) < len(names):
-        raise ValueError(f"{source}={fabric!r}: expected each once")
+        raise ValueError(f"{source}={fabric!r}: expected each name once")
     if PEER in names[1:]:
-        raise ValueError(f"{source}={fabric!r}: expected {PEER!r} first or not at all, ranks of a node share memory")
+        raise ValueError(f"{source}={fabric!r}: expected {PEER!r} first or not at all: ranks of a node share memory")
 
 
 def _ranks_of_machine(machines: Sequence[int]) -> int:
-    """Return how many ranks each machine has; raise unless they are neighbours in number, as many on each."""
+    """Return the number of ranks on each machine; raise unless they are consecutive, with equally many on each."""
     count = [*machines].count(machines[0])
     if len(machines) % count or [*machines] != [rank // count for rank in range(len(machines))]:
         raise ValueError(
-            f"group: ranks 0, 1, ... are on machines {[*machines]}; expected the ranks of a machine to be neighbours "
-            "in number, as many on each"
+            f"group: ranks 0, 1, ... are on machines {[*machines]}; expected the ranks of a machine to be consecutive, "
+            "with equally many on each"
         )
     return count
 
 
 def _ranks_per_node(given: Any) -> tuple[str, int | None]:
-    """Return what is given, by which name; None where nothing is."""
+    """Return the name and the value that were given; the value is None if none was."""
     name = "ranks_per_node"
     if given is None and (text := os.environ.get(RANKS_PER_NODE)):
         name, given = RANKS_PER_NODE, int(text) if text.isdecimal() else text
@@ -159,10 +159,10 @@ def _ranks_per_node(given: Any) -> tuple[str, int | None]:
 
 
 def _meaning(fabric: str, per_node: int | None, ranks: int, of_machine: int) -> tuple[tuple[str, ...], int]:
-    """Return the fabrics that one by itself stands for, and how many ranks share a node.
+    """Return the fabrics that a single name stands for, and the number of ranks per node.
 
-    What joins nodes leaves the ranks of a node to loads and stores; where nothing says which ranks share a node of the
-    only machine, none do.
+    A fabric that joins nodes leaves the ranks within a node to loads and stores. On a single machine, no ranks share a
+    node unless `per_node` says so.
     """
     if fabric in (IBGDA, PROXY):
         alone = 1 if of_machine == ranks else of_machine

@@ -1,4 +1,4 @@
-"""Which ranks' GPUs use each other's memory as fabric `peer` does: by loads, stores and atomics."""
+"""Which ranks' GPUs can use each other's memory as fabric `peer` does: by loads, stores and atomics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Apart:
-    """Ranks that are not to use each other's memory by loads and stores; the same on all ranks.
+    """Pairs of ranks that must not use each other's memory by loads and stores; the same on all ranks.
 
     Attributes
     ----------
     reasons : mapping of (int, int) to str
-        By pair, the lower rank first: why not.
+        The reason for each pair, the lower rank first.
     """
 
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
@@ -29,15 +29,15 @@ class Apart:
     def ask(bootstrap: Bootstrap, device: Device) -> Apart:
         """Ask each rank's driver. Collective.
 
-        A process that does not see another's GPU cannot ask; then what the other says counts, and where neither sees
-        the other's, they count as able to.
+        A process that does not see another's GPU cannot ask about it; then the answer of the other counts. If neither
+        sees the GPU of the other, the two count as able to.
 
         Parameters
         ----------
         bootstrap : Bootstrap
             The ranks.
         device : Device
-            Where this one computes.
+            The device of this rank.
 
         Returns
         -------
@@ -55,13 +55,13 @@ class Apart:
 
     @property
     def have_no_access(self) -> bool:
-        """Whether some are because their memory cannot be mapped."""
+        """Whether some ranks are apart because their memory cannot be mapped."""
         return NO_ACCESS in self.reasons.values()
 
     def reason(self, one: int, other: int) -> str:
-        """Return why two ranks are apart; empty: they are not."""
+        """Return why two ranks are apart; empty if they are not."""
         return self.reasons.get((min(one, other), max(one, other)), "")
 
     def inside_a_node(self, ranks_per_node: int) -> tuple[int, int] | None:
-        """Return two ranks of one node that are apart, the first there are; None where there are none."""
+        """Return the first two ranks of one node that are apart, or None if there are none."""
         return min((pair for pair in self.reasons if len({rank // ranks_per_node for rank in pair}) == 1), default=None)

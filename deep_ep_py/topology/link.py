@@ -1,4 +1,4 @@
-"""How much must be under way between nodes so that a NIC is kept busy."""
+"""The link between nodes: how much must be in flight to keep a NIC busy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from deep_ep_py.core.native import C
 
 @dataclass(frozen=True)
 class Link:
-    """The way from a rank's NIC to the other nodes, for rows that go on from there within the node.
+    """The link from a rank's NIC to the other nodes, for rows that are forwarded within the node that they reach.
 
     Parameters
     ----------
     bandwidth : float
-        Of one rank's NIC, in bytes per second; 50e9 for 400 Gbit/s.
+        Bandwidth of one rank's NIC in bytes per second; 50e9 for 400 Gbit/s.
     round_trip : float
-        Seconds from the put of a chunk to the answer that its slot is free again, without the time that the bytes
-        themselves take: about 10e-6 on InfiniBand, 15e-6 to 25e-6 on AWS EFA.
+        Seconds from the put of a chunk to the answer that its slot is free again, not counting the transfer time of the
+        bytes: about 10e-6 on InfiniBand, 15e-6 to 25e-6 on AWS EFA.
     hop : float
-        Seconds that forwarding within a node adds: how much later its other ranks learn of rows than the rank whose NIC
-        has received them. The default is an assumption, not yet measured.
+        Seconds that forwarding within a node adds: how much later than the rank whose NIC receives rows the other ranks
+        of the node learn of them. The default is an assumption, not yet measured.
     rails : bool
-        Ranks of different nodes reach each other only if they have the same place in their nodes, as where each NIC
-        of a node is on a network of its own. Low-latency mode and one hop then do not work between nodes, and
-        `recover` leaves out whole nodes alone.
+        Ranks of different nodes reach each other only if they have the same local index, for example because each NIC
+        of a node is on a network of its own. Low-latency mode and one hop then do not work between nodes, and `recover`
+        can leave out only whole nodes.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the parameter.
+        A parameter is invalid; the message names it.
     """
 
     bandwidth: float = 50e9
@@ -50,48 +50,49 @@ class Link:
 
     @property
     def bytes_in_flight(self) -> int:
-        """Bandwidth times round trip: what must be under way at once, or the NIC idles while it waits for answers."""
+        """Bandwidth times round trip: with less than this in flight, the NIC idles while it waits for answers."""
         return max(1, round(self.bandwidth * self.round_trip))
 
     def staging(
         self, hidden_bytes: int, num_topk: int, num_experts: int, num_ranks: int, ranks_per_node: int
     ) -> tuple[int, int]:
-        """Return how many rows the chunks between nodes have, and how many bytes of each region a Buffer uses.
+        """Return the number of rows in a chunk between nodes, and the bytes of each region that a Buffer uses.
 
-        A NIC serves the streams to all other nodes, and each stream has 4 slots for chunks (`C.two_hops.SLOTS`). All of
-        them together hold what must be under way::
+        A NIC serves the row streams to all other nodes, and each row stream has 4 slots for chunks
+        (`C.two_hops.SLOTS`). All slots together hold what must be in flight::
 
             rows = ceil(bandwidth * round_trip / ((nodes - 1) * slots * row))
 
-        of `row` bytes, with the ids, weights and scales that travel with x, and a few words more; at least 1, at
-        most 128, and not more than fit into 512 KiB. Larger chunks would only take more memory, and let the first row
-        of each wait longer for its last. A region holds the slots at both ends, and 2 for each stream inside the node::
+        Here `row` is the size of a row in bytes, with the ids, weights and scales that travel with x and a few more
+        words. A chunk has at least 1 row, at most 128, and no more than fit into 512 KiB. Larger chunks would only take
+        more memory, and make the first row of each wait longer for the last. A region holds the slots at both ends, and
+        2 for each row stream inside the node::
 
             bytes = (2 * (nodes - 1) * slots + num_ranks * 2) * rows * row + messages of counts and offers
 
-        So memory is linear in nodes and, for outputs that the other ranks cannot see, in ranks; it does not depend on
-        the number of tokens.
+        So memory is linear in the number of nodes and, for outputs that the other ranks cannot see, in the number of
+        ranks; it does not depend on the number of tokens.
 
         Parameters
         ----------
         hidden_bytes : int
-            Of a token's row.
+            Bytes of a token's row.
         num_topk, num_experts : int
-            Experts that a token chooses, and experts in all.
+            Experts per token, and total number of experts.
         num_ranks, ranks_per_node : int
-            Of the Buffer: at least two nodes.
+            Ranks of the Buffer and of each node: at least two nodes.
 
         Returns
         -------
         rows : int
-            Of a chunk of a dispatch.
+            Rows in a chunk of a dispatch.
         region_bytes : int
-            A Buffer has 2 regions, unless it is told otherwise.
+            Bytes per region. A Buffer has 2 regions by default.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            An argument is invalid; the message names it.
         """
         arguments.integer("hidden_bytes", hidden_bytes, 1, arguments.MAX_ROW_BYTES)
         arguments.integer("num_topk", num_topk, 1, arguments.MAX_TOPK)
@@ -106,5 +107,5 @@ class Link:
 
 
 SOFTWARE = Link(bandwidth=2**30, round_trip=2**-10, hop=2**-10)
-"""Between software NICs: bytes are copied by a core, and an answer waits until the process at the other end has its
-turn."""
+"""The link between software NICs: a core copies the bytes, and an answer waits until the process at the other end gets
+to run."""

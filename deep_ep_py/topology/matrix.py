@@ -1,16 +1,16 @@
-"""The path between each two ranks, as a table that fits a terminal."""
+"""The path between every two ranks, as a table that fits a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _MAX_RANKS = 64
-"""Up to which each has a line; beyond, each machine has."""
+"""Up to this many ranks, the table has a line per rank; beyond, one per machine."""
 _LETTERS = {"peer": "P", "ibgda": "I", "proxy": "X", "weak": "W", "none": "-"}
 _MEANINGS = {
     "P": "peer, loads and stores",
     "I": "ibgda, kernels post on NICs",
-    "X": "proxy, a thread of the host posts",
+    "X": "proxy, a host thread posts",
     "W": "weak, for tests",
     "-": "none",
     "*": "several of these",
@@ -21,16 +21,16 @@ _MIN_COLUMNS = 10
 
 
 def matrix(routes: Sequence[Sequence[str]], machines: Sequence[tuple[str, Sequence[int]]], width: int) -> list[str]:
-    """Return the lines of a table, from each rank to each, or from each machine to each where there are many ranks.
+    """Return the lines of a table of paths between ranks, or between machines if there are many ranks.
 
     Parameters
     ----------
     routes
-        By rank and rank: the name of the path, "none" where there is none.
+        The name of the path from each rank to each, "none" if there is none.
     machines
         Their names and their ranks.
     width
-        Characters that a line may have; where they do not suffice for all columns, the table comes in parts.
+        Maximum length of a line; if all columns do not fit, the table is split into parts.
     """
     if len(routes) <= _MAX_RANKS:
         cells = [
@@ -45,7 +45,7 @@ def matrix(routes: Sequence[Sequence[str]], machines: Sequence[tuple[str, Sequen
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Name ranks as people write them: "ranks 0-7, 16"."""
+    """Format ranks for people: "ranks 0-7, 16"."""
     runs = list[list[int]]()
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -68,8 +68,9 @@ def _between(routes: Sequence[Sequence[str]], ranks: Sequence[int], others: Sequ
 
 
 def _table(of: str, cells: Sequence[str], width: int) -> list[str]:
-    """Number rows and columns, a column's number from top to bottom; rows that are equal one after another share a
-    line.
+    """Return the table with numbered rows and columns.
+
+    A column's number reads from top to bottom. Consecutive equal rows share a line.
     """
     digits = len(str(len(cells) - 1))
     rows = list[tuple[str, str]]()
@@ -93,6 +94,6 @@ def _table(of: str, cells: Sequence[str], width: int) -> list[str]:
 
 
 def _legend(cells: Sequence[str]) -> list[str]:
-    """Say what the letters mean that are there."""
+    """Explain the letters that occur."""
     there = set("".join(cells))
     return [f"{letter}: {text}" for letter, text in _MEANINGS.items() if letter in there]

@@ -1,4 +1,4 @@
-"""Whose operations a handle may serve: the ranks of a Buffer, and a number that tells it from their others."""
+"""The identity of a Buffer, which decides whether it accepts a handle: its ranks, and a number unique among theirs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from deep_ep_py.bootstrap.groups import Bootstrap, ThreadBootstrap
 
 _PROCESS = secrets.token_hex(16)
-"""Numbers of processes are given again, and containers number their own."""
+"""Identifies this process: pids are reused, and containers number their own."""
 _lock = threading.Lock()
 _latest = 0
-"""The highest number of a Buffer that this process has taken part in."""
+"""The highest number of the Buffers that this process has taken part in."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Membership:
     Attributes
     ----------
     number : int
-        The same on all ranks. Any two Buffers that have a rank in common have different ones, the later the higher.
+        The same on all ranks. Two Buffers that share a rank have different numbers; the later one has the higher.
     members : tuple of str
-        By rank: a name that only this process has, or, where ranks are threads, only this one.
+        By rank: a name unique to its process, or to the rank if ranks are threads.
     """
 
     number: int
@@ -40,7 +40,7 @@ class Membership:
         bootstrap : Bootstrap
             The ranks.
         name : str
-            The caller's, from `name_of`.
+            The caller's name, from `name_of`.
         """
         global _latest
         with _lock:
@@ -54,6 +54,6 @@ class Membership:
 
 
 def name_of(bootstrap: Bootstrap) -> str:
-    """Return a name that the calling rank keeps from Buffer to Buffer, and that no other has."""
+    """Return a unique name that the calling rank keeps from Buffer to Buffer."""
     process = f"{_PROCESS}-{os.getpid()}"  # a forked child is another process
     return f"{process}-{bootstrap.group.group_name}" if isinstance(bootstrap, ThreadBootstrap) else process

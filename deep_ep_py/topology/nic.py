@@ -1,4 +1,4 @@
-"""The software NICs of a Buffer: how they misbehave, and what they have seen."""
+"""The software NICs of a Buffer: their settings, faults included, and the traces of their requests."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ _MAX_BLOCKS = 1 << 15
 
 @dataclass(frozen=True)
 class NicOptions:
-    """What a rank's software NICs are like. They execute the very work requests that kernels write for a ConnectX.
+    """Settings of a rank's software NICs, which execute the same work requests that kernels write for a ConnectX.
 
     Parameters
     ----------
     blocks : int
-        Requests that a send queue holds, a power of two: when it is full, kernels wait.
+        Requests that a send queue holds, a power of two; kernels wait while it is full.
     queues_per_peer : int
-        Queue pairs to each peer. Requests on different ones overtake each other.
+        Queue pairs to each peer. Requests on different queue pairs may overtake each other.
     nics : int
-        NICs of each rank; queue pairs take turns among them.
+        NICs per rank; queue pairs are distributed among them in turn.
     chunk_log2 : int
-        Each 2 ** chunk_log2 bytes have keys of their own; requests end with them.
+        Every 2 ** chunk_log2 bytes of a heap have keys of their own; no request crosses such a boundary.
     key_offset : int
-        Where a heap begins within its first chunk: a multiple of 16. As where heaps lie in larger registered memory.
+        Where a heap begins within its first chunk, a multiple of 16; models heaps inside larger registered memory.
     max_bytes : int
-        The most one request carries.
+        Maximum size of a request.
     mtu : int
-        Bytes that arrive at once.
+        Bytes that arrive at a time.
     in_flight : int
-        Requests of a queue pair that are under way at once.
+        Requests of a queue pair that are in flight at a time.
     max_delay : int
-        Turns that others get before each step of a queue pair, drawn at random up to this. Only under
+        Maximum number of turns that other fibers get before each step of a queue pair; the number is random. Only for
         `deep_ep_py.testing.run_ranks` on a CPU: elsewhere one thread serves a rank's queue pairs as fast as it can.
     relaxed : bool
-        Data may overtake data on a queue pair too; an atomic never overtakes data.
+        Data may overtake data on a queue pair as well; an atomic never overtakes data.
     fault_rank, fault_peer : int
         The queue pairs from one rank to another (-1: to all) that fail.
     fault_after : int
-        From which request on.
+        The request from which on they fail.
     fault_syndrome : int
-        What their completion says, as 0x15: retries exceeded. 0: there is none, ever.
+        The syndrome of their completion, such as 0x15, retries exceeded. 0 means that there is never a completion.
     traced : bool
         Keep every request for `Buffer.network_trace`.
     """
@@ -90,7 +90,7 @@ class NicOptions:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a multiple of 16")
 
     def native(self) -> Any:
-        """Return them as the extension takes them."""
+        """Return the options in the form that the extension takes."""
         options = C.NicOptions()
         for name, value in asdict(self).items():
             setattr(options, name, value)
@@ -98,12 +98,12 @@ class NicOptions:
 
 
 def save_trace(messages: list[dict[str, int]], path: Path | str) -> None:
-    """Write a trace as JSON lines, one request each.
+    """Write a trace as JSON lines, one request per line, in order of time.
 
     Parameters
     ----------
     messages
-        What `Buffer.network_trace` returned; of several ranks, one behind the other.
+        The result of `Buffer.network_trace`, or the concatenated results of several ranks.
     path
         The file.
     """

@@ -1,4 +1,4 @@
-"""The ways to another rank, each of which says itself whether it leads there."""
+"""The paths to other ranks; each path decides which ranks it reaches."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Places:
     Attributes
     ----------
     rank : int
-        The one that sees it.
+        This rank.
     machines : tuple of int
-        By rank: which machine it is on.
+        The machine of each rank.
     ranks_per_node : int
-        Neighbours in number share a node.
+        Number of consecutive ranks that share a node.
     in_process : bool
         Whether all ranks are threads of this process.
     provider : str
-        Of libfabric, that the proxy is to take; empty: the best there is.
+        The libfabric provider that the proxy must use; empty for the best available.
     address : str
-        At which other machines reach this one; empty where all ranks are on one.
+        The address at which other machines reach this one; empty if all ranks are on one machine.
     symmetric : NvshmemMemory, optional
-        Where heaps lie. None: in memory of their own.
+        The memory that heaps are in. None means memory of their own.
     apart : Apart
         Ranks whose GPUs do not use each other's memory.
     """
@@ -50,30 +50,30 @@ class Places:
     apart: Apart = field(default_factory=Apart)
 
     def is_near(self, peer: int) -> bool:
-        """Whether a rank is on this machine."""
+        """Return whether a rank is on this machine."""
         return self.machines[peer] == self.machines[self.rank]
 
     def shares_node(self, peer: int) -> bool:
-        """Whether a rank is on this node, which is a part of a machine."""
+        """Return whether a rank is on this node, which is a part of a machine."""
         return self.is_near(peer) and peer // self.ranks_per_node == self.rank // self.ranks_per_node
 
 
 class Path(Protocol):
-    """A way to other ranks.
+    """A path to other ranks.
 
     Attributes
     ----------
     name : str
-        Of the route: "peer", or a fabric of csrc/fabric/registry.h.
+        Name of the route: "peer", or a fabric of csrc/fabric/registry.h.
     mutual : bool
-        Whether the ranks that it reaches all reach this one by it: then they need not be asked.
+        Whether all ranks that it reaches also reach this one by it, so that they need not be asked.
     """
 
     name: str
     mutual: bool
 
     def refusal(self, peer: int) -> str:
-        """Return why it does not reach a rank, to be read behind the path's name; empty: it does."""
+        """Return why the path does not reach a rank, worded to follow the path's name; empty if it does."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PeerPath:
 
 @dataclass(frozen=True)
 class EvenPeerPath:
-    """The same for every other pair of ranks: for tests, in which the fabric "mixed" leaves the rest to "weak"."""
+    """`PeerPath` for every other pair of ranks: for tests, where the fabric "mixed" leaves the rest to "weak"."""
 
     places: Places
     name = PEER
@@ -105,18 +105,18 @@ class EvenPeerPath:
     def refusal(self, peer: int) -> str:
         """See `Path`."""
         if (self.places.rank + peer) % 2:
-            return "their numbers' sum is odd"
+            return "the sum of their numbers is odd"
         return PeerPath(self.places).refusal(peer)
 
 
 @dataclass(frozen=True)
 class _PathOfMachine:
-    """What works in memory that the ranks of a machine share, also those of different nodes."""
+    """A path through memory that all ranks of a machine share, including those of different nodes."""
 
     places: Places
     name = ""
     mutual = True
-    _elsewhere = "it reaches its own machine alone"
+    _elsewhere = "it reaches only its own machine"
 
     def refusal(self, peer: int) -> str:
         """See `Path`."""
@@ -127,18 +127,18 @@ class IbgdaPath(_PathOfMachine):
     """Work requests that kernels write for software NICs."""
 
     name = IBGDA
-    _elsewhere = "software NICs reach their own machine alone"
+    _elsewhere = "software NICs reach only their own machine"
 
 
 class WeakPath(_PathOfMachine):
-    """An agent that delays, cuts and reorders, for tests: it copies from memory to memory."""
+    """A memory-to-memory copy agent that delays, cuts and reorders, for tests."""
 
     name = WEAK
 
 
 @dataclass(frozen=True)
 class NvshmemPath:
-    """Work requests that kernels write for real NICs, by queue pairs of NVSHMEM's, which the other PE may lack."""
+    """Work requests that kernels write for real NICs, on NVSHMEM's queue pairs, which the other PE may lack."""
 
     symmetric: NvshmemMemory
     name = IBGDA
@@ -151,7 +151,7 @@ class NvshmemPath:
 
 @dataclass(frozen=True)
 class ProxyPath:
-    """A thread of the host, over libfabric, which the other rank's machine may lack."""
+    """A host thread that sends over libfabric, which the other rank's machine may lack."""
 
     places: Places
     name = PROXY
@@ -159,12 +159,12 @@ class ProxyPath:
 
     def refusal(self, peer: int) -> str:
         """See `Path`."""
-        del peer  # a provider is found from this machine's address alone: that it reaches a peer, sending to it tells
+        del peer  # a provider is found from this machine's address alone; whether it reaches a peer, only sending shows
         return self._refusal
 
     @cached_property
     def _refusal(self) -> str:
-        if self.places.in_process:  # a loopback takes its place
+        if self.places.in_process:  # a loopback replaces it
             return ""
         return C.libfabric_refusal(self.places.provider, self.places.address).removeprefix('fabric "proxy": ')
 
@@ -179,7 +179,7 @@ _PATHS: dict[str, tuple[type[Path], ...]] = {
 
 
 def paths_of(fabrics: Sequence[str], places: Places) -> list[Path]:
-    """Return the paths that fabrics stand for, those to be preferred first."""
+    """Return the paths that fabrics stand for, in order of preference."""
     if places.symmetric is not None:
         return [NvshmemPath(places.symmetric) if fabric == IBGDA else PeerPath(places) for fabric in fabrics]
     return [path(places) for fabric in fabrics for path in _PATHS[fabric]]  # type: ignore[call-arg]

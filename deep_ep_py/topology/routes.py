@@ -1,4 +1,4 @@
-"""The path that each two ranks take: the first in their order by which each reaches the other."""
+"""The path between every two ranks: the first, in order of preference, by which each reaches the other."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from deep_ep_py.topology.matrix import matrix
 from deep_ep_py.topology.paths import PEER, PROXY, Path
 
 NONE = "none"
-"""Where no path leads."""
+"""The name used if there is no path."""
 _REACHED, _NOT_ASKED, _FIRST_REASON = "+", ".", "a"
 _MAX_REASONS = 20
-"""That a rank tells apart: each has a letter, and ranks exchange their texts."""
+"""How many reasons a rank distinguishes: each has a letter, and ranks exchange their texts."""
 _UNTOLD = f"a reason besides the first {_MAX_REASONS}"
 _WIDTH = 100
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What a rank reaches, and why not more, in so few words that ranks can exchange it.
+    """The ranks that a rank reaches, and why not others, in a form compact enough for ranks to exchange.
 
     Attributes
     ----------
     names : tuple of str
-        Of the paths, those to be preferred first.
+        Names of the paths, in order of preference.
     rows : tuple of str
-        By path, a character for each rank: "+" reached; "." not asked, since a path before it serves both ways; else
-        the reason why not, "a" for the first of `reasons`.
+        By path, one character per rank: "+" reached; "." not asked, because an earlier path serves both directions;
+        otherwise the reason why it is not reached, "a" for the first of `reasons`.
     reasons : tuple of str
         Why ranks are not reached.
     """
@@ -50,21 +50,21 @@ class Reach:
 
     @staticmethod
     def told(value: Any) -> Reach:
-        """Return what another rank has told, as `tell` has written it."""
+        """Return the `Reach` of another rank from the lists that its `tell` returned."""
         return Reach(*(tuple(str(text) for text in part) for part in value))
 
     def tell(self) -> list[list[str]]:
-        """Return it as lists, for ranks to exchange."""
+        """Return the contents as lists, for ranks to exchange."""
         return [[*self.names], [*self.rows], [*self.reasons]]
 
     @property
     def in_use(self) -> set[str]:
-        """The paths that some rank may be reached by."""
+        """The paths by which some rank may be reached."""
         return {name for name, row in zip(self.names, self.rows, strict=True) if _REACHED in row}
 
     @property
     def asked(self) -> set[str]:
-        """The paths that were asked for some rank, in vain or not."""
+        """The paths that were asked about some rank, whether or not they reach it."""
         return {name for name, row in zip(self.names, self.rows, strict=True) if row.strip(_NOT_ASKED)}
 
     def reached_by(self, peer: int) -> str:
@@ -73,7 +73,7 @@ class Reach:
         return next(reached, NONE)
 
     def refusals(self, peer: int) -> str:
-        """Say why a rank is not reached, by each path that was asked in vain."""
+        """Return why a rank is not reached, for each path that was asked and does not reach it."""
         found = [
             f"{name}: {self.reasons[ord(row[peer]) - ord(_FIRST_REASON)]}"
             for name, row in zip(self.names, self.rows, strict=True)
@@ -107,9 +107,9 @@ class Routes:
     Attributes
     ----------
     own : tuple of str
-        By rank: which path leads there from one of them; "peer" to itself, "none" where there is none.
+        The path from one rank to each, by rank; "peer" to itself, "none" if there is none.
     networks : tuple of str
-        The paths, but for "peer", that some two ranks take, in alphabetical order; the same on all ranks.
+        The paths other than "peer" that any two ranks take, in alphabetical order; the same on all ranks.
     """
 
     own: tuple[str, ...]
@@ -117,30 +117,30 @@ class Routes:
 
     @staticmethod
     def alone(reach: Reach, rank: int) -> Routes:
-        """Return what a rank would take if all others reached it as it does them."""
+        """Return the routes that a rank would take if all others reached it as it reaches them."""
         own = [reach.reached_by(peer) for peer in range(len(reach.rows[0]))]
         own[rank] = PEER
         return Routes(tuple(own), tuple(sorted({*own} - {PEER, NONE})))
 
     @staticmethod
     def agreed(reaches: Sequence[Reach], rank: int, given: str, machines: Sequence[int]) -> Routes:
-        """Return what a rank takes, where each pair takes the first path by which each reaches the other.
+        """Return the routes of a rank, where each pair takes the first path by which each reaches the other.
 
         Parameters
         ----------
         reaches
-            Every rank's, by rank, with the same paths.
+            The `Reach` of every rank, by rank, with the same paths.
         rank
-            The one that asks.
+            The calling rank.
         given
-            What the caller has said of fabrics.
+            What the caller has passed about fabrics.
         machines
-            By rank: which machine it is on.
+            The machine of each rank.
 
         Raises
         ------
         ValueError
-            Some two ranks have no path between them: with the reasons, and a table of all.
+            Two ranks have no path between them. The message has the reasons, and a table of all paths.
         """
         names = [*reaches[0].names, NONE]
         places = _places(reaches)
@@ -157,7 +157,7 @@ class Routes:
 
 
 def _places(reaches: Sequence[Reach]) -> torch.Tensor:
-    """Return by rank and rank the place of their path in the order of preference; behind the last: there is none."""
+    """Return, for each pair of ranks, the index of their path in the order of preference; past the end if none."""
     ranks, names = len(reaches), reaches[0].names
     places = torch.full((ranks, ranks), len(names), dtype=torch.int8)
     for place in reversed(range(len(names))):
@@ -173,13 +173,13 @@ def _complaint(reaches: Sequence[Reach], one: int, other: int, given: str, machi
     said = "; ".join(_refused(reaches[source], source, target) for source, target in blocked[:1] or ways)
     hint = ""
     if PROXY not in reaches[one].names and machines[one] != machines[other]:
-        hint = f"; {PROXY!r} goes between machines"
+        hint = f"; {PROXY!r} works between machines"
     return f"{given}: expected a path between every two of the {len(reaches)} ranks; {said}{hint}"
 
 
 def _refused(reach: Reach, source: int, target: int) -> str:
     name = reach.reached_by(target)
-    what = f"does not reach rank {target}" if name == NONE else f"reaches rank {target} by {name} alone"
+    what = f"does not reach rank {target}" if name == NONE else f"reaches rank {target} only by {name}"
     return f"rank {source} {what} ({reach.refusals(target)})"
 
 

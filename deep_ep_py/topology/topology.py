@@ -1,4 +1,4 @@
-"""The ranks of a Buffer as one of them sees them: who shares its node, and how it reaches each."""
+"""The ranks of a Buffer as one of them sees them: which share its node, and how it reaches each."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """Made once for each Buffer; what depends on nodes or on who is mapped asks it.
+    """The topology of a Buffer, made once per Buffer; code that depends on nodes or on mapped heaps consults it.
 
     Attributes
     ----------
     rank, ranks : int
-        The rank that sees it so, and how many there are.
+        The rank whose view this is, and the number of ranks.
     fabrics : tuple of str
-        By which ranks may reach each other, those to be preferred first.
+        The fabrics by which ranks may reach each other, in order of preference.
     ranks_per_node : int
-        Neighbours in number share a node; all nodes have the same size.
+        Number of consecutive ranks that share a node; all nodes have the same size.
     nic : NicOptions
-        What software NICs are like.
+        Settings of software NICs.
     link : Link
-        The way between nodes.
+        The link between nodes.
     hops : int
-        How normal mode goes between nodes: 1, straight to each rank; 2, to one rank of a node and on from there.
+        How normal mode crosses nodes: 1, directly to each rank; 2, to one rank of the node, which forwards.
     low_latency : bool
         Whether the Buffer has low-latency mode, in which every rank sends to every other.
     once_per_node : bool or None
-        Whether rows of low-latency mode go once to each node; None: where that pays.
+        Whether low-latency rows go once to each node; None means where that pays.
     forward_sms : int
-        Blocks that pass them on while a hook is still to come; 0: with a hook they go to each rank.
+        Blocks that forward such rows while a hook is pending; 0: with a hook, rows go to each rank.
     provider : str
-        Of libfabric, for the proxy; empty: the best that it has here.
+        The libfabric provider of the proxy; empty for the best available.
     machines : tuple of int
-        By rank: which machine it is on; as many ranks are on each.
+        The machine of each rank; all machines have equally many ranks.
     proxy_cpus : tuple of int
-        Where this rank's proxy may run; none: anywhere.
+        CPUs on which this rank's proxy may run; empty for any.
     routes : tuple of str
-        By rank: "peer" where its heap is used by loads and stores, else the fabric that reaches it. The same from both
-        sides. To ranks that no operation has to do with there are no queue pairs.
+        By rank: "peer" if its heap is used by loads and stores, otherwise the fabric that reaches it. The same from
+        both sides. There are no queue pairs to ranks that no operation involves.
     networks : tuple of str
-        The fabrics that join those ranks of the Buffer that do not use each other's heaps; none where all do. The same
-        on all ranks.
+        The fabrics that join the ranks of the Buffer that do not use each other's heaps; empty if all do. The same on
+        all ranks.
     given : str
-        What the caller has said of fabrics.
+        What the caller has passed about fabrics.
     reach : Reach
-        What this rank by itself has found that it reaches.
+        The ranks that this rank, on its own, has found that it reaches.
     """
 
     rank: int
@@ -85,28 +85,29 @@ class Topology:
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """The number of nodes."""
         return self.ranks // self.ranks_per_node
 
     @property
     def node(self) -> int:
-        """Number of the node of `rank`."""
+        """The index of the node of `rank`."""
         return self.rank // self.ranks_per_node
 
     @property
     def local_rank(self) -> int:
-        """Place of `rank` in its node."""
+        """The index of `rank` in its node."""
         return self.rank % self.ranks_per_node
 
     @property
     def mapped(self) -> tuple[bool, ...]:
-        """By rank: whether its heap is used by loads and stores. The same from both sides."""
+        """Whether each rank's heap is used by loads and stores, by rank. The same from both sides."""
         return tuple(route == PEER for route in self.routes)
 
     @property
     def near_only(self) -> bool:
-        """Whether no operation has to do with other ranks than those of the own node, and those of other nodes that
-        pass on this rank's rows, or whose rows it passes on.
+        """Whether operations involve only ranks of this rank's node and their forwarding partners on other nodes.
+
+        These are the ranks on other nodes that forward this rank's rows, or whose rows it forwards.
         """
         return self.hops == 2 and not self.low_latency
 
@@ -115,13 +116,13 @@ class Topology:
         return peer // self.ranks_per_node != self.node and peer % self.ranks_per_node == self.local_rank
 
     def check_mask(self, mask: int) -> None:
-        """Check that operations can do without the ranks whose bits are set.
+        """Check that operations can continue without the ranks whose bits are set.
 
         Raises
         ------
         ValueError
-            With two hops, if a node has not enough ranks left to pass on what those do, or `Link.rails` keeps them from
-            the ranks of other nodes that they would pass it on for.
+            With two hops, if a node does not have enough ranks left to take over the forwarding, or if `Link.rails`
+            separates them from the ranks on other nodes for which they would forward.
         """
         for node in range(self.nodes if self.hops == 2 else 0):
             ranks = range(node * self.ranks_per_node, (node + 1) * self.ranks_per_node)
@@ -129,17 +130,17 @@ class Topology:
             if self.link.rails and 0 < len(left_out) < len(ranks):
                 raise ValueError(
                     f"mask={left_out}: expected all ranks of node {node} or none: the link to other nodes has rails, "
-                    "so no other rank of that node reaches those that these pass rows on for; leave out the whole node"
+                    "so no other rank of that node reaches those that these forward for; leave out the whole node"
                 )
             if len(ranks) > len(left_out) > len(ranks) // C.two_hops.ROLES:
                 raise ValueError(
                     f"mask={left_out}: expected at most {len(ranks) // C.two_hops.ROLES} ranks of node {node}, or all: "
-                    "each that is left out has its rows passed on by another of its node (hops=2); make a new Buffer "
-                    "of the ranks that are left"
+                    "another rank of the node must forward for each that is left out (hops=2); make a new Buffer of "
+                    "the remaining ranks"
                 )
 
     def must_agree(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks, by the names that callers know."""
+        """Return the values that must be the same on all ranks, by the names that callers know."""
         nic = {f"nic.{name}": value for name, value in asdict(self.nic).items()}
         between_nodes: dict[str, Any] = {}
         if self.nodes > 1:
@@ -174,33 +175,35 @@ class Topology:
         symmetric: NvshmemMemory | None = None,
         apart: Apart | None = None,
     ) -> Topology:
-        """Check what a caller passes, and find what it leaves out. Of paths this rank alone is asked: see `agree`.
+        """Check the caller's arguments, and choose those that it leaves out.
+
+        Paths are those found by this rank alone; `agree` settles them with the others.
 
         Parameters
         ----------
         rank, ranks : int
-            The caller, and how many there are.
+            The caller, and the number of ranks.
         device : Device
-            Where they compute.
+            The device of the ranks.
         fabric, ranks_per_node, nic, link, hops, once_per_node, forward_sms
-            As `Buffer` takes them.
+            As in `Buffer`.
         low_latency
             Whether the Buffer has low-latency mode.
         machines : list of int, optional
-            By rank: which machine it is on. None: all are on one.
+            The machine of each rank. None means that all are on one.
         in_process
             Whether all ranks are threads of this process.
         address
-            At which ranks of other machines reach this one; empty where there are none.
+            The address at which ranks on other machines reach this one; empty if there are none.
         symmetric
-            Where heaps lie; None: in memory of their own.
+            The memory that heaps are in; None means memory of their own.
         apart : Apart, optional
-            Ranks that are not to use each other's memory by loads and stores. None: there are none.
+            Ranks that must not use each other's memory by loads and stores. None means that there are none.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            An argument is invalid; the message names it.
         """
         machines = tuple(machines or [0] * ranks)
         choice = Choice.of(device, machines, fabric, ranks_per_node, symmetric is not None)
@@ -215,17 +218,17 @@ class Topology:
         if hops is None:
             hops = 2 if several and per_node > 1 and split is None else 1
         if arguments.integer("hops", hops, 1, 2) == 2 and not several:
-            raise ValueError("hops=2: expected several nodes, these ranks are on one")
+            raise ValueError("hops=2: expected several nodes, but these ranks are on one")
         if once_per_node is not None and arguments.flag("once_per_node", once_per_node):
             if not low_latency:
                 raise ValueError("once_per_node=True: expected low_latency_mode=True with it; normal mode has hops=2")
             if not several or per_node == 1:
                 raise ValueError(
-                    f"once_per_node=True: expected several nodes of several ranks, here each node has {per_node} of "
+                    f"once_per_node=True: expected several nodes of several ranks, but each node has {per_node} of "
                     f"{ranks}"
                 )
         if split is not None:
-            # A rank that passes rows on stores them into the heaps of its node.
+            # A rank that forwards rows stores them into the heaps of its node.
             if hops == 2 or once_per_node:
                 raise ValueError(
                     f"{'hops=2' if hops == 2 else 'once_per_node=True'}: expected ranks of a node to use each other's "
@@ -252,7 +255,7 @@ class Topology:
             low_latency,
             once_per_node,
             forward_sms,
-            places.provider if PROXY in reach.asked else "",  # the same where it was asked in vain: that is told then
+            places.provider if PROXY in reach.asked else "",  # even if it refused: ranks then report the refusal
             machines,
             proxy_cpus() if PROXY in reach.in_use else (),
             routes.own,

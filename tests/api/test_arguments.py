@@ -1,5 +1,5 @@
-"""A bad argument is a ValueError or TypeError that names it, what it was and what was expected; then all is as
-before."""
+"""A bad argument raises a ValueError or TypeError that names the argument, its value and what was expected, and changes
+nothing else."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CASE = Case("arguments", ranks=2, tokens=6, hidden=64, topk=2, experts=8)
 TRIAL = Trial.of(CASE)
 BF16, FP8, I32, I64 = torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.int64
 
-Bad = tuple[str, Any, str, str]  # argument, value, what the message says it was, what was expected
+Bad = tuple[str, Any, str, str]  # argument, value, the value in the message, the expectation in the message
 
 
 def shifted(rows: torch.Tensor) -> torch.Tensor:
-    """The same rows, one element off their alignment."""
+    """Return the same rows, misaligned by one element."""
     return torch.cat([torch.zeros(1, dtype=rows.dtype), rows.flatten()])[1:].view_as(rows)
 
 
@@ -219,7 +219,7 @@ def test_config(arguments: dict[str, Any], kind: type[Exception], message: str) 
 
 @pytest.mark.once
 def test_config_rounds_before_it_compares() -> None:
-    """As V1 does: what is sent at once is at most half of a queue of whole chunks."""
+    """As in V1: a send covers at most half of a queue, which consists of whole chunks."""
     assert deep_ep.Config(num_max_rdma_chunked_send_tokens=129).num_max_rdma_chunked_recv_tokens == 258
 
 
@@ -244,7 +244,7 @@ def test_size_hints(hint: str, arguments: tuple[Any, Any], message: str) -> None
 
 
 def test_one_rank_alone_may_be_wrong() -> None:
-    """A bad argument is found before anything is launched, so the peers do not hear of it and the rank may try
+    """A bad argument is detected before anything is launched, so the peers are unaffected and the rank may try
     again."""
 
     def on_each_rank(group: Any) -> None:
@@ -271,7 +271,7 @@ def test_warmup(bad: Bad) -> None:
 
 
 def test_what_is_right_is_not_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The words of an error are made for an error: each call checks a dozen tensors that are right."""
+    """The text of an error is only built when there is an error: each call checks a dozen correct tensors."""
 
     def describe(value: Any) -> str:
         raise AssertionError(f"described {value}")

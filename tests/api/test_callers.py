@@ -1,5 +1,5 @@
-"""The calls that real programs make, by the names they import: Megatron-LM, torchtitan, XTuner, vLLM, SGLang, LMDeploy,
-DeepEP's own tests.
+"""The calls of real programs, through the names they import: Megatron-LM, torchtitan, XTuner, vLLM, SGLang, LMDeploy,
+and DeepEP's own tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIALS = [Trial.of(CASE, seed=seed) for seed in (1, 2)]
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`import deep_ep` finds this library, and its ranks compute on the CPU."""
+    """Make `import deep_ep` find this library, with ranks that compute on the CPU."""
     monkeypatch.setenv("DEEP_EP_DEVICE", "cpu")
     with deep_ep_names():
         yield
@@ -37,11 +37,11 @@ def same(name: str, got: Tensor, expected: Tensor) -> None:
     assert wrong is None, wrong
 
 
-# --- Megatron-LM: one Buffer a process, made or enlarged when needed; autograd functions ---------------------------
+# --- Megatron-LM: one Buffer per process, created or enlarged when needed; autograd functions ----------------------
 
 
 class Megatron:
-    """What one process holds."""
+    """The state of one process."""
 
     def __init__(self, group: Any) -> None:
         from deep_ep import Buffer
@@ -121,7 +121,7 @@ class Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, nothing: None = None) -> Any:
-        # torchtitan says None for what a cached dispatch has no use for.
+        # torchtitan passes None for arguments that a cached dispatch does not use.
         grad_x, *_, after = ctx.process.buffer_for(grad).dispatch(
             x=grad.contiguous(),
             topk_idx=None,
@@ -142,7 +142,7 @@ class Combine(torch.autograd.Function):
 def test_megatron(asynchronous: bool) -> None:
     def on_each_rank(group: Any) -> None:
         process, rank = Megatron(group), group.rank()
-        process.get_buffer(CASE.hidden)  # of a smaller layer
+        process.get_buffer(CASE.hidden)  # for a smaller layer
         layers = []
         for trial in TRIALS:
             work, expert = trial.work, trial.expert
@@ -162,7 +162,7 @@ def test_megatron(asynchronous: bool) -> None:
             layers.append((trial, x, probs, recv_x, recv_probs, rows, combined))
         assert process.made == 2, "one Buffer for all layers"
         for trial, x, probs, recv_x, recv_probs, rows, combined in reversed(layers):
-            # The gradients of dispatch are a combine, those of combine a dispatch: the oracle knows both.
+            # The gradient of dispatch is a combine, and that of combine is a dispatch: the oracle computes both.
             combined.backward(trial.work.x[rank])
             same("rows.grad", rows.grad, trial.received[rank].x)
             torch.autograd.backward((recv_x, recv_probs), (trial.expert.x[rank], trial.expert.topk_weights[rank]))
@@ -172,7 +172,7 @@ def test_megatron(asynchronous: bool) -> None:
 
 
 def test_megatron_enlarges_its_buffer_between_forward_and_backward() -> None:
-    """What it makes in place of the smaller Buffer, which is gone, has to do with that one's handles."""
+    """The Buffer that replaces the smaller one, which no longer exists, must accept the handles of that one."""
 
     def on_each_rank(group: Any) -> None:
         process, rank, layers = Megatron(group), group.rank(), []
@@ -183,7 +183,7 @@ def test_megatron_enlarges_its_buffer_between_forward_and_backward() -> None:
             rows = trial.expert.x[rank].clone().requires_grad_()
             combined, _ = Combine.apply(rows, process, handle, False)
             layers.append((trial, x, probs, recv_x, recv_probs, rows, combined))
-            process.get_buffer(4 * CASE.hidden * len(layers))  # of a layer with longer rows
+            process.get_buffer(4 * CASE.hidden * len(layers))  # for a layer with longer rows
         assert process.made == 3
         for trial, x, probs, recv_x, recv_probs, rows, combined in reversed(layers):
             combined.backward(trial.work.x[rank])
@@ -194,11 +194,11 @@ def test_megatron_enlarges_its_buffer_between_forward_and_backward() -> None:
     under_schedules(CASE.ranks, on_each_rank, count=RUNS)
 
 
-# --- XTuner: one Buffer in low-latency mode, for normal-mode calls; autograd keeps the elements of handles ----------
+# --- XTuner: normal-mode calls on a Buffer in low-latency mode; autograd saves the elements of handles --------------
 
 
 class Xtuner:
-    """What one process holds. Every call makes sure of the Buffer's size."""
+    """The state of one process. Each call ensures that the Buffer is large enough."""
 
     def __init__(self, group: Any, experts: int) -> None:
         from deep_ep import Buffer
@@ -333,7 +333,7 @@ def test_xtuner(overlapped: bool, ranks_per_node: int, monkeypatch: pytest.Monke
 
 
 class VllmLayer:
-    """Prepare and finalize as a modular MoE kernel calls them."""
+    """Prepare and finalize, as a modular MoE kernel calls them."""
 
     KNOWN_RANKS = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
 
@@ -405,7 +405,7 @@ def test_vllm(overlapped: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     case = CASE if name == "callers" else BY_NAME[name]
     trials = [Trial.of(case, seed=seed) for seed in (1, 2)]
-    for setting in ("num_sms", "_num_sms_is_set"):  # set below, of the class
+    for setting in ("num_sms", "_num_sms_is_set"):  # class attributes, set below
         monkeypatch.setattr(deep_ep.Buffer, setting, getattr(deep_ep.Buffer, setting))
 
     def on_each_rank(group: Any) -> None:
@@ -436,7 +436,7 @@ def test_vllm(overlapped: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> N
     under_schedules(case.ranks, on_each_rank, count=RUNS)
 
 
-# --- SGLang: two batches overlap, by two dispatchers on one Buffer --------------------------------------------------
+# --- SGLang: two batches overlap, with two dispatchers on one Buffer ------------------------------------------------
 
 NORMAL = {
     "num_sms": 6,
@@ -448,7 +448,7 @@ NORMAL = {
 
 
 class SglangDispatcher:
-    """One batch's stages; `a` may run long before `b`."""
+    """The stages of one batch; `a` may run long before `b`."""
 
     def __init__(self, buffer: Any, trial: Trial, asynchronous: bool, config: Any) -> None:
         self.buffer, self.trial, self.asynchronous, self.config = buffer, trial, asynchronous, config
@@ -537,7 +537,7 @@ def test_sglang_two_batches(asynchronous: bool) -> None:
 
 
 def test_sglang_auto_and_lmdeploy() -> None:
-    """One Buffer for both modes, which is cleaned before each turn of decoding."""
+    """One Buffer serves both modes and is cleaned before each decoding phase."""
     from deep_ep import Buffer, Config
 
     def on_each_rank(group: Any) -> None:
@@ -569,7 +569,7 @@ def test_sglang_auto_and_lmdeploy() -> None:
                 packed, topk_idx=ids, topk_weights=weights, handle=handle, async_finish=False, return_recv_hook=True
             )
             hook()
-            # Every expert has returned the row it was given.
+            # Each expert has returned its input row.
             chosen = (ids >= 0).sum(dim=1, keepdim=True)
             assert torch.equal(combined, (x.float() * chosen * 0.5).to(x.dtype))
 
@@ -577,7 +577,8 @@ def test_sglang_auto_and_lmdeploy() -> None:
 
 
 def test_two_dispatches_on_their_way() -> None:
-    """On a GPU the second's kernels are launched while the first's wait for other ranks; here so in two halves."""
+    """On a GPU the kernels of the second are launched while those of the first wait for other ranks. Here, splitting
+    the calls in two halves has the same effect."""
     from deep_ep import Buffer, Config
 
     def on_each_rank(group: Any) -> None:
@@ -598,7 +599,7 @@ def test_two_dispatches_on_their_way() -> None:
 
 
 def test_deep_eps_own_checks() -> None:
-    """Rows that carry their source's rank, found by the handle's prefix matrix; sums within its tolerances."""
+    """Rows carry their source rank and are found by the prefix matrix of the handle; sums are within its tolerances."""
     import deep_ep
     from deep_ep.utils import calc_diff, inplace_unique, per_token_cast_back, per_token_cast_to_fp8
 
@@ -624,7 +625,7 @@ def test_deep_eps_own_checks() -> None:
             "config": deep_ep.Config(4, 8, 256),
             "async_finish": True,
         }
-        assert deep_ep.Buffer.is_sm90_compiled(), "so FP8 rows are tried too"
+        assert deep_ep.Buffer.is_sm90_compiled(), "FP8 rows must be tried too"
         for given in (per_token_cast_to_fp8(x), x):
             recv_x, recv_idx, recv_weights, counts, handle, event = buffer.dispatch(x=given, **arguments)
             event.current_stream_wait()
@@ -656,7 +657,7 @@ def test_deep_eps_own_checks() -> None:
             event.current_stream_wait()
             expected = x.float() * in_rank.sum(dim=1, keepdim=True) + added
             assert calc_diff(combined.float(), expected) < 5e-6
-            # Each of a token's weights went to one rank, and came back from it.
+            # Each weight of a token went to one rank and came back from it.
             assert calc_diff(combined_weights, weights) < 1e-9
         buffer.destroy()
 

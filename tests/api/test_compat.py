@@ -1,4 +1,4 @@
-"""What callers of DeepEP import, and that its helpers do what theirs do. Nothing here depends on the build."""
+"""The names that callers of DeepEP import, and the behavior of its helpers. Nothing here depends on the build."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture
 def names() -> Iterator[None]:
-    """The names are taken as long as the test runs."""
+    """Take the names while the test runs."""
     with deep_ep_names():
         yield
 
@@ -69,12 +69,12 @@ def test_what_is_imported(names: None) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("ElasticBuffer", "DeepEP's V2 interface is not offered, .*use its `get_dispatch_layout`, `dispatch`"),
-        ("EPHandle", "DeepEP's V2 interface is not offered"),
-        ("get_physical_domain_size", "DeepEP's V2 interface is not offered"),
-        ("get_logical_domain_size", "DeepEP's V2 interface is not offered"),
-        ("HybridEPBuffer", "DeepEP's hybrid-ep branch is not offered, .*use its `get_dispatch_layout`, `dispatch`"),
-        ("hybrid_ep_buffer", "DeepEP's hybrid-ep branch is not offered"),
+        ("ElasticBuffer", "DeepEP's V2 interface is not available; use `get_dispatch_layout`, `dispatch`"),
+        ("EPHandle", "DeepEP's V2 interface is not available"),
+        ("get_physical_domain_size", "DeepEP's V2 interface is not available"),
+        ("get_logical_domain_size", "DeepEP's V2 interface is not available"),
+        ("HybridEPBuffer", "DeepEP's hybrid-ep branch is not available; use `get_dispatch_layout`, `dispatch`"),
+        ("hybrid_ep_buffer", "DeepEP's hybrid-ep branch is not available"),
     ],
 )
 def test_what_is_absent_says_why(names: None, name: str, why: str, package: str) -> None:
@@ -82,7 +82,7 @@ def test_what_is_absent_says_why(names: None, name: str, why: str, package: str)
     assert not hasattr(module, name) and getattr(module, name, None) is None
     with pytest.raises(AttributeError, match=f"{package}.*{name}.*{why}"):
         getattr(module, name)
-    for _ in range(2):  # an import that failed leaves nothing behind
+    for _ in range(2):  # a failed import must leave nothing behind
         for statement in (f"from {package} import {name}", f"import {package}.{name}"):
             with pytest.raises(ImportError, match=f"{name}.*{package}.*{why}"):
                 exec(statement)
@@ -179,7 +179,7 @@ def test_calc_diff() -> None:
     x = torch.randn(5, 7).bfloat16()
     assert calc_diff(x, x) == pytest.approx(0, abs=1e-15)
     assert calc_diff(torch.zeros(4), torch.zeros(4)) == 0
-    # (1, 2) and (1, 4) once 1 is added: 1 - 2 * (1 + 8) / (5 + 17)
+    # After adding 1: (1, 2) and (1, 4), so 1 - 2 * (1 + 8) / (5 + 17).
     assert calc_diff(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 3.0])) == pytest.approx(1 - 18 / 22, rel=1e-12)
 
 
@@ -196,7 +196,7 @@ def test_casts(columns: int, dtype: torch.dtype) -> None:
         part = x[:, group * 128 : (group + 1) * 128].float()
         torch.testing.assert_close(scales[:, group], part.abs().amax(1).clamp(min=1e-4) / 448, rtol=1e-6, atol=0)
         back = cast[:, group * 128 : (group + 1) * 128].float() * scales[:, group, None]
-        # Half a step of 3 bits of mantissa, or half the smallest step.
+        # Half an ulp of a 3-bit mantissa, or half the smallest subnormal.
         error = (part.abs() / 16).maximum(scales[:, group, None] * 2.0**-10)
         assert ((back - part).abs() <= error * 1.0001).all()
     back = per_token_cast_back(cast, scales)
@@ -249,7 +249,7 @@ def test_bench_on_the_cpu() -> None:
 
     def work() -> None:
         calls.append("work")
-        time.sleep(0.2 if len(calls) <= 4 else 0.002)  # warm-ups, and the first that is timed, are slow
+        time.sleep(0.2 if len(calls) <= 4 else 0.002)  # the warm-ups and the first timed call are slow
 
     mean, shortest, longest = testing.bench(
         work, num_warmups=3, num_tests=4, post_fn=lambda: calls.append("after") or time.sleep(0.2)
@@ -325,7 +325,7 @@ def micro_batch(factor):
     turn[factor].wait()
     outputs[factor] = buffer.combine(recv_x, handle)[0]
 
-# Two micro-batches, each in a thread of its own, take turns as vLLM's do: dispatch, dispatch, combine, combine.
+# Two micro-batches, each in its own thread, take turns like those of vLLM: dispatch, dispatch, combine, combine.
 turn, outputs, threads = {1: threading.Event(), 2: threading.Event()}, {}, {}
 for factor in turn:
     threads[factor] = threading.Thread(target=micro_batch, args=(factor,))
@@ -337,7 +337,7 @@ for factor in turn:
     threads[factor].join()
     assert torch.equal(outputs[factor], x * factor * in_rank.sum(1, keepdim=True))
 
-# A larger Buffer, of another group of the same processes, combines what the smaller one has dispatched.
+# A larger Buffer on another group of the same processes combines the rows that the smaller one has dispatched.
 recv_x, _, _, _, handle, _ = buffer.dispatch(
     x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
     topk_idx=topk_idx, topk_weights=torch.ones(6, 3, dtype=torch.float32),
@@ -360,7 +360,7 @@ print("joined")
 
 
 def test_init_dist() -> None:
-    """And a Buffer on that group, with bfloat16 as torch's default and calls from several threads."""
+    """Also tests a Buffer on that group, with bfloat16 as torch's default dtype and calls from several threads."""
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         port = chosen.getsockname()[1]

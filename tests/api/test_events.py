@@ -1,4 +1,4 @@
-"""V1's events, as callers use them. What they order on a GPU is the matter of test_cuda_streams.py."""
+"""V1's events, as callers use them. test_cuda_streams.py tests the order that they impose on a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_with_statement() -> None:
         assert inside is overlap and event.waits == 0
     assert event.waits == 1 and overlap.event is event
     with overlap(release_handle=True) as inside:
-        assert inside is overlap and event.waits == 1, "what is set up for the end of the body must not wait before"
+        assert inside is overlap and event.waits == 1, "a wait set up for the end of the body must not happen earlier"
     assert event.waits == 2 and overlap.event is None
 
 

@@ -1,5 +1,6 @@
-"""Any value for any argument, on all ranks or on one: a named error before anything is launched, a right result, or,
-where the ranks' calls do not fit each other, an error on all of them. Never a hang, a crash or a wrong answer."""
+"""Any value for any argument, on all ranks or on one, leads to an error that names it before anything is launched, to a
+correct result, or, if the calls of the ranks do not match, to an error on all ranks. Never to a hang, a crash or a
+wrong result."""
 
 from __future__ import annotations
 
@@ -60,14 +61,14 @@ def of(call: str, arguments: tuple[str, ...]) -> st.SearchStrategy[Oddity]:
 
 
 def refuses(oddity: Oddity, call: Callable[..., Any], wrong: dict[str, Any]) -> tuple[str, Any]:
-    """What a call with these arguments comes to: "done" and its result, or "refused" or "failed" and the error."""
+    """Return the outcome of a call with these arguments: "done" and the result, "refused" or "failed" and the error."""
     try:
         result = call(**wrong)
         if isinstance(result, tuple):
             result[-1].current_stream_wait()
         return "done", result
     except (ValueError, TypeError) as error:
-        # Where two arguments do not fit each other, either may be named.
+        # If two arguments do not match, either may be named.
         assert any(name in str(error) for name in (*wrong, oddity.argument)), f"{oddity} is not named: {error}"
         return "refused", error
     except deep_ep.DeepEPError as error:
@@ -75,7 +76,7 @@ def refuses(oddity: Oddity, call: Callable[..., Any], wrong: dict[str, Any]) -> 
 
 
 def check_dispatch(rank: int, arguments: list[dict[str, Any]], results: Any) -> None:
-    """What was received must be what all ranks' arguments say, whatever they are."""
+    """Check that a rank has received what the arguments of all ranks imply."""
     alignment, worst = arguments[rank].get("expert_alignment", 1), arguments[rank].get("num_worst_tokens", 0)
     mine = CASE.experts // RANKS
     expected: list[list[torch.Tensor]] = [[], [], [], []]
@@ -119,7 +120,7 @@ def check_combine(rank: int, arguments: list[dict[str, Any]], results: Any) -> N
     zeros = [torch.zeros(len(rows), CASE.topk) for rows in x]
     summed = [zero if given is None else given.detach() for given, zero in zip(weights, zeros, strict=True)]
     expected = oracle.combine(TRIAL.received, [CASE.tokens_of(r) for r in range(RANKS)], x, summed, biases)[rank]
-    # NaN has many bit patterns: which of them a sum gives is not specified.
+    # NaN has many bit patterns; it is unspecified which of them a sum yields.
     got = results[0]
     assert torch.equal(got.isnan(), expected.x.isnan())
     assert torch.equal(got.nan_to_num(0.0), expected.x.nan_to_num(0.0))
@@ -128,7 +129,7 @@ def check_combine(rank: int, arguments: list[dict[str, Any]], results: Any) -> N
 
 
 def round_trip(buffer: deep_ep.Buffer) -> None:
-    """A correct call, which must work after whatever came before."""
+    """Make a correct call, which must work after any preceding one."""
     rank = buffer.rank
     results = buffer.dispatch(**dispatch_arguments(TRIAL.work, rank))
     TRIAL.check_dispatch(rank, results)
@@ -157,7 +158,7 @@ def on_each_rank(group: Any, oddity: Oddity) -> None:
         call, check = buffer.combine, check_combine
     passed = oddity.applied(rank, right)
     outcome, result = refuses(oddity, call, passed)
-    if outcome == "refused":  # nothing has been launched: the right call takes its place, and the peers never know
+    if outcome == "refused":  # nothing was launched: the correct call takes its place, and the peers are unaffected
         passed = right
         outcome, result = refuses(oddity, call, right)
     everybodys = group.all_gather_object((outcome, passed, passed is right, result))
@@ -195,12 +196,12 @@ CONSTRUCTOR = (
 
 @given(of("Buffer", CONSTRUCTOR))
 def test_constructor(oddity: Oddity) -> None:
-    """On all ranks alike: what one rank alone refuses leaves the others waiting for it in the group."""
+    """The same on all ranks: if one rank alone refuses, the others wait for it in the group."""
 
     def on_each_rank(group: Any) -> None:
         right = {"group": group, "num_nvl_bytes": CASE.num_nvl_bytes}
         wrong = replace(oddity, ranks=(0,)).applied(0, right)
-        # Huge memory is the system's to refuse.
+        # It is up to the system to refuse huge sizes.
         outcome, result = refuses(oddity, deep_ep.Buffer, wrong)
         assert outcome != "failed", result
         room = wrong["num_nvl_bytes"] == CASE.num_nvl_bytes

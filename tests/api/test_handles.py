@@ -1,4 +1,5 @@
-"""A handle is V1's tuple: its elements, by index and unpacked, serve as it does, on any Buffer of the same ranks."""
+"""A handle is V1's tuple: its elements, by index or unpacked, are as good as the handle itself on any Buffer of the
+same ranks."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ def test_what_is_no_handle_of_this_buffer_is_refused() -> None:
                 with pytest.raises(TypeError, match="expected the handle that dispatch returned, or the tuple of its"):
                     use(first, given)
         with pytest.raises(TypeError):
-            type(handle)(element for element in handle)  # as code does that maps over the tuples it is given
+            type(handle)(element for element in handle)  # as code that maps over tuples does
         with pytest.raises(TypeError, match="handle"):
             pickle.dumps(handle)
         trial.check_combine(rank, trial.combine(first, rank, handle))
@@ -134,7 +135,7 @@ def test_what_is_no_handle_of_this_buffer_is_refused() -> None:
 
 
 class Keeper(torch.autograd.Function):
-    """Gives its backward's caller what autograd has kept of a handle's elements."""
+    """A function whose backward hands its caller the elements of a handle that autograd has saved."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, handle: Any, then: Callable[[Any], None]) -> torch.Tensor:
@@ -180,7 +181,7 @@ def weights(trial: Trial, rank: int) -> torch.Tensor:
 
 
 def test_elements_that_were_made_for_other_places() -> None:
-    """On several nodes many are made when they are asked for: known by what they were made for."""
+    """On several nodes many elements are created on access; they are recognized by the place they were created for."""
     trial = Trial.of(CASE)
 
     def on_each_rank(group: Any) -> None:
@@ -198,7 +199,7 @@ def test_elements_that_were_made_for_other_places() -> None:
 
 
 def test_memory_that_a_handle_once_had() -> None:
-    """Another tensor where an element was: the address alone is no handle."""
+    """Another tensor at the address of a former element: the address alone does not make it a handle."""
     trial = Trial.of(CASE)
 
     def on_each_rank(group: Any) -> None:
@@ -227,7 +228,7 @@ def test_a_handle_lives_as_long_as_its_elements() -> None:
         trial.check_combine(buffer.rank, trial.combine(buffer, buffer.rank, elements))
         assert plan() is not None
         del elements
-        assert plan() is None, "at once: no cycle keeps it"
+        assert plan() is None, "it must be freed at once, without a reference cycle"
 
     run_ranks(2, on_each_rank, seed=1)
 
@@ -254,7 +255,7 @@ def test_a_handle_of_an_older_buffer(fabric: str, then: str, end: str) -> None:
         for given in (handle, tuple(handle)):
             trial.check_cached(rank, newer.dispatch(trial.work.x[rank], handle=given))
             trial.check_combine(rank, trial.combine(newer, rank, given))
-        # Rows where the older one keeps its outputs.
+        # Rows in the memory where the older Buffer keeps its outputs.
         copied = newer.stats()["copied"]
         recv_x.copy_(trial.expert.x[rank])
         combined = newer.combine(recv_x, handle, topk_weights=weights(trial, rank))
@@ -268,7 +269,7 @@ def test_a_handle_of_an_older_buffer(fabric: str, then: str, end: str) -> None:
 
 @pytest.mark.parametrize("recovered", [False, True])
 def test_ranks_that_mean_different_operations(recovered: bool) -> None:
-    """Each of its own Buffer's first dispatch, or of the first since recovering: all of them are told."""
+    """Each rank means the first dispatch of its own Buffer, or the first since the recovery: all ranks raise."""
     trial = Trial.of(CASE)
 
     def on_each_rank(group: Any) -> None:
@@ -278,14 +279,14 @@ def test_ranks_that_mean_different_operations(recovered: bool) -> None:
         handles = [one.dispatch(**dispatch_arguments(trial.work, one.rank))[4] for one in (first, second)]
         assert handles[0].operation == handles[1].operation == 0
         third = make_buffer(group, CASE, "peer")
-        with pytest.raises(deep_ep.DeepEPError, match="does not match rank"):
+        with pytest.raises(deep_ep.DeepEPError, match="does not match"):
             trial.combine(third, first.rank, handles[first.rank])
 
     run_ranks(2, on_each_rank, seed=1)
 
 
 class Turned:
-    """The same ranks, counted from the other end."""
+    """The same ranks in reverse order."""
 
     def __init__(self, group: Any) -> None:
         self.group, self.group_name = group, group.group_name
@@ -315,8 +316,8 @@ def test_handles_of_buffers_that_no_other_can_use() -> None:
         turned = make_buffer(Turned(group), CASE, "peer")
         rank = older.rank
         handle = older.dispatch(**dispatch_arguments(trial.work, rank))[4]
-        refused(turned, handle, "a Buffer with the same ranks, this is another Buffer's")
-        group.barrier()  # a recovery ends what others are in
+        refused(turned, handle, "a Buffer with the same ranks, got one of other ranks")
+        group.barrier()  # a recovery ends the calls that other ranks are in
         older.recover()
         refused(older, handle, "a dispatch since the Buffer recovered")
         refused(newer, handle, "a dispatch since the Buffer recovered")
@@ -324,7 +325,7 @@ def test_handles_of_buffers_that_no_other_can_use() -> None:
         trial.check_combine(rank, trial.combine(newer, rank, handle))
         group.barrier()
         older.abort()
-        refused(newer, handle, "a Buffer that has not failed, this one's has: .*aborted")
+        refused(newer, handle, "a Buffer that has not failed, its Buffer has: .*aborted")
         trial.check_dispatch(rank, newer.dispatch(**dispatch_arguments(trial.work, rank)))
 
     run_ranks(2, on_each_rank, seed=1)

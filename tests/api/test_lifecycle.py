@@ -1,4 +1,4 @@
-"""Several Buffers, one after another and at the same time; Buffers that go while others stay."""
+"""Several Buffers, one after another and at the same time; Buffers that are dropped while others stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRIALS = [Trial.of(BY_NAME["uniform"], 1), Trial.of(BY_NAME["uneven_tokens"], 2)
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_two_buffers_take_turns(fabric: str) -> None:
-    """Also with an operation open on each, the later one ended first."""
+    """Also with an open operation on each, of which the later one ends first."""
 
     def on_each_rank(group: Any) -> None:
         buffers = [make_buffer(group, trial.case, fabric) for trial in TRIALS]
@@ -37,13 +37,13 @@ def test_two_buffers_take_turns(fabric: str) -> None:
 
 @pytest.mark.parametrize("fabric", FABRICS)
 def test_a_buffer_that_one_rank_drops(fabric: str) -> None:
-    """What the others still do with it ends well, if it needs nothing of that rank; what they got stays."""
+    """Calls of the other ranks that do not need that rank still succeed, and results they have stay valid."""
 
     def on_each_rank(group: Any) -> None:
         trial = TRIALS[0]
         buffer = make_buffer(group, trial.case, fabric)
         rank = buffer.rank
-        # Without the handle, which holds the Buffer.
+        # Without the handle, which keeps the Buffer alive.
         received = as_received(buffer.dispatch(**dispatch_arguments(trial.work, rank)))
         if rank == 1:
             del buffer
@@ -66,7 +66,7 @@ def test_many_buffers_of_processes(workers: Path) -> None:
 
 
 def test_a_destroyed_buffer_lets_go_of_its_group() -> None:
-    """torch may abort a process at its end in which something still holds a process group."""
+    """torch may abort a process at exit if something still holds a process group."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, BY_NAME["two_ranks"], "peer")

@@ -1,4 +1,4 @@
-"""`python -m deep_ep_py shim`: what it puts into an environment, what it takes away, what it leaves alone."""
+"""`python -m deep_ep_py shim`: what it installs in an environment, what it removes, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of packages of the running environment, as far as it is told."""
+    """Return a folder that poses as the site-packages folder of the running environment."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("deep_ep", "deep_ep_cpp")]:
@@ -46,7 +46,7 @@ def test_install_and_remove(site: Path) -> None:
     assert files_of(site) == ["deep_ep/__init__.py", "deep_ep_cpp.py", "other.py"]
     assert shim("--install").output == f"already installed in {site}\n"
     assert shim().output == f"installed in {site}: `import deep_ep` finds deep_ep_py\n"
-    for folder in (site, site / "deep_ep"):  # as other Pythons leave it
+    for folder in (site, site / "deep_ep"):  # as other Python versions leave it
         (folder / "__pycache__").mkdir()
     (site / "deep_ep" / "__pycache__" / "__init__.cpython-39.pyc").write_text("")
     assert shim("--remove").output == f"removed from {site}\n"
@@ -73,7 +73,7 @@ def test_another_one_elsewhere_is_not_shadowed(
     real.write_text("")
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
     result = shim("--install")
-    assert result.exit_code == 1 and str(real) in result.output and "not deep_ep_py's" in result.output
+    assert result.exit_code == 1 and str(real) in result.output and "not part of deep_ep_py" in result.output
     assert files_of(site) == []
     if name.startswith("deep_ep/"):
         assert shim().output == f"not installed in {site}: `import deep_ep` finds {real}\n"
@@ -86,7 +86,7 @@ def test_what_is_not_ours_stays(site: Path, name: str) -> None:
     foreign.write_text("mine = True\n")
     for option in ("--install", "--remove"):
         result = shim(option)
-        assert result.exit_code == 1 and "not deep_ep_py's" in result.output, result.output
+        assert result.exit_code == 1 and "not part of deep_ep_py" in result.output, result.output
         assert files_of(site) == [name] and foreign.read_text() == "mine = True\n"
 
 
@@ -140,7 +140,7 @@ print("imported", deep_ep.__version__)
 
 
 def test_in_a_fresh_environment(tmp_path: Path) -> None:
-    """Of `python -m venv --system-site-packages`, which sees torch and what else this environment has."""
+    """Made by `python -m venv --system-site-packages`, so that it sees torch and the other packages of this one."""
     folder = tmp_path / "venv"
     venv.create(folder, system_site_packages=True, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -1,4 +1,4 @@
-"""What a Buffer has because DeepEP's has it, beside dispatch and combine: sizes, defaults, second names."""
+"""The parts of a Buffer, besides dispatch and combine, that exist because DeepEP has them: sizes, defaults, aliases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRIAL = Trial.of(BY_NAME["two_ranks"])
 
 @pytest.fixture
 def buffer_class(monkeypatch: pytest.MonkeyPatch) -> type[deep_ep.Buffer]:
-    """A class whose settings are its own: `set_num_sms` is of a class."""
+    """Return a subclass with its own settings, because `set_num_sms` sets a class attribute."""
 
     class Own(deep_ep.Buffer):
         pass
@@ -38,20 +38,20 @@ def buffer_class(monkeypatch: pytest.MonkeyPatch) -> type[deep_ep.Buffer]:
         (24, (32, 288, 8, 128), (1, 288, 8, 128)),
         (64, (32, 288, 8, 128), (1, 288, 8, 128)),
         (160, (28, 720, 12, 128), (2, 720, 8, 128)),
-        (1, (24, 256, 6, 128), (10, 256, 6, 128)),  # V1 has none for these
+        (1, (24, 256, 6, 128), (10, 256, 6, 128)),  # V1 has no default for these
         (6, (6, 256, 6, 128), (4, 256, 6, 128)),
     ],
 )
 def test_default_configs(ranks: int, dispatch: tuple[int, ...], combine: tuple[int, ...]) -> None:
     for get, expected in ((deep_ep.Buffer.get_dispatch_config, dispatch), (deep_ep.Buffer.get_combine_config, combine)):
-        # Config rounds the last up to a multiple of what is sent at once.
+        # Config rounds the last one up to a multiple of the send size.
         *others, send, receive = expected
         assert tuple(vars(get(ranks)).values()) == (20, *others, send, -(-receive // send) * send)
 
 
 @pytest.mark.once
 def test_size_hints() -> None:
-    """Figures by V1's formulas, worked out by hand."""
+    """The expected values were worked out by hand from V1's formulas."""
     of_8, of_16 = (deep_ep.Buffer.get_dispatch_config(ranks) for ranks in (8, 16))
     assert of_8.get_nvl_buffer_size_hint(2 * 7168, 8) == 335_709_824
     assert of_8.get_rdma_buffer_size_hint(2 * 7168, 8) == 0
@@ -109,7 +109,7 @@ def test_number_of_sms_is_that_of_the_kernels(
 @pytest.mark.once
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_buffers_of_the_size_v1_hints_at(ranks: int) -> None:
-    """As its callers make them: DeepSeek-V3's hidden size, the default Configs, nothing else said."""
+    """As V1's callers create them: DeepSeek-V3's hidden size, the default Configs, no other arguments."""
     case = Case("v1_sized", ranks, tokens=24, hidden=7168, topk=8, experts=8 * ranks)
     trial = Trial.of(case)
 
@@ -141,7 +141,7 @@ def test_names_for_several_nodes() -> None:
         names = ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert", "topk_idx", "topk_weights")
         per_rank, in_rank, per_expert, idx, weights = (given[name] for name in names)
         config = deep_ep.Config(num_sms=2)
-        # V1's order: what comes behind the alignment is the Config.
+        # In V1's order, the Config follows the alignment.
         by_place = (
             given["x"],
             None,
@@ -210,7 +210,7 @@ def test_cleaning_of_bad_arguments(name: str, value: Any) -> None:
 
 
 class Communicator:
-    """What an mpi4py communicator is to a Buffer."""
+    """An mpi4py communicator, as far as a Buffer uses it."""
 
     def __init__(self, group: Any) -> None:
         self.Get_rank, self.Get_size, self.allgather = group.rank, group.size, group.all_gather_object
@@ -256,7 +256,7 @@ def test_communicator_by_position() -> None:
 @pytest.mark.parametrize("previous", ["EventHandle", "EventOverlap"])
 @pytest.mark.parametrize("on", [True, 1])
 def test_events_and_flags_as_callers_write_them(previous: str, on: Any) -> None:
-    """V2's callers pass the event itself, and whole numbers for what is true or not."""
+    """V2's callers pass the event itself, and integers as flags."""
 
     def on_each_rank(group: Any) -> None:
         buffer = make_buffer(group, TRIAL.case, "peer")
@@ -270,7 +270,7 @@ def test_events_and_flags_as_callers_write_them(previous: str, on: Any) -> None:
         *_, laid_out = buffer.get_dispatch_layout(work.topk_idx[rank], work.num_experts, **options())
         laid_out.current_stream_wait()
         results = buffer.dispatch(**dispatch_arguments(work, rank, **options()))
-        # The dispatch's own event: the combine waits for it, as a caller would.
+        # The event of the dispatch: the combine waits for it, as a caller would.
         after = results[5].event if previous == "EventHandle" else results[5]
         combined = TRIAL.combine(buffer, rank, results[4], **{**options(), "previous_event": after})
         combined[2].current_stream_wait()
@@ -294,7 +294,7 @@ def test_runtime(ranks_per_node: int) -> None:
         memory = runtime.get_local_buffer_tensor(torch.int32, 128, False)
         assert memory.data_ptr() == buffer.get_local_buffer_tensor(torch.int32, offset=128).data_ptr()
         assert runtime.clean_low_latency_buffer(128, 64, 8) is None
-        assert runtime.arena_bytes == buffer.stats()["arena_bytes"], "what V1 does not know is the native runtime's"
+        assert runtime.arena_bytes == buffer.stats()["arena_bytes"], "names unknown to V1 are the native runtime's"
         for name in ("low_latency_dispatch", "_no_such_name"):
             assert not hasattr(runtime, name)
         with pytest.raises(RuntimeError, match="no streams"):
@@ -319,7 +319,7 @@ def test_local_buffer() -> None:
         assert whole.count_nonzero() == len(whole) - 30 and not whole[128:158].any()
         assert buffer.get_local_buffer_tensor(torch.int64, offset=8 * 8189).shape == (3,)
         group.barrier()
-        # Rows go through just that memory.
+        # Rows go through exactly that memory.
         trial = Trial.of(BY_NAME["rounds_of_few_rows"])
         rounds = make_buffer(group, trial.case, "peer")
         before = rounds.get_local_buffer_tensor(torch.uint8).clone()

@@ -1,4 +1,4 @@
-"""How ranks choose their paths: by an ordered list, each pair the first that leads both ways."""
+"""How ranks choose paths: from an ordered list, each pair takes the first that works in both directions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of(rank: int, fabric: Any, machines: tuple[int, ...] = (0, 0, 0, 0), ranks_p
 
 
 def agreed(make: Callable[[int], Topology], ranks: int = 4) -> list[Any]:
-    """What each rank's agreement has returned or raised."""
+    """Return what the agreement has returned or raised on each rank."""
     found: list[Any] = [None] * ranks
 
     def on_each_rank(group: Any) -> None:
@@ -78,7 +78,7 @@ def test_the_environment_has_the_same(text: str, given: Any, monkeypatch: pytest
     there = of(0, given)
     monkeypatch.setenv("DEEP_EP_FABRIC", text)
     assert of(0, None).routes == there.routes
-    assert of(0, "weak").routes == ("peer", "weak", "weak", "weak"), "an argument comes before it"
+    assert of(0, "weak").routes == ("peer", "weak", "weak", "weak"), "an argument takes precedence over it"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_environment_has_the_same(text: str, given: Any, monkeypatch: pytest
         ([], None, r"fabric=\[\]: expected at least one name"),
         (7, None, "fabric=7: expected the name of a fabric, or a list of names"),
         (["ibgda", "peer"], None, "expected 'peer' first or not at all"),
-        (["ibgda", "ibgda"], None, "expected each once"),
+        (["ibgda", "ibgda"], None, "expected each name once"),
         (["peer", "mixed"], None, "expected 'mixed' by itself"),
         (["ibgda"], 2, r"ranks_per_node=2: expected 'peer' first in fabric=\['ibgda'\] with it"),
         (["peer", "ibgda"], 3, "ranks_per_node=3: expected a divisor of the 4 ranks"),
@@ -108,7 +108,7 @@ def test_ranks_without_a_path_are_shown() -> None:
             first, *table = str(error).splitlines()
             assert first.startswith(f"fabric={fabric!r}: expected a path between every two of the 4 ranks; rank 0 does")
             assert "rank 0 does not reach rank 2 (peer: it is on another machine" in first
-            assert first.endswith("'proxy' goes between machines")
+            assert first.endswith("'proxy' works between machines")
             assert table[:3] == ["     0123", "  0  .P--", "  1  P.--"]
             assert "  -: none" in table
 
@@ -120,7 +120,7 @@ def test_nodes_of_one_machine_without_a_network() -> None:
 
 
 def test_a_path_is_taken_only_where_it_leads_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 reaches all by software NICs but is reached by none: with it the others take the next path."""
+    """Rank 1 reaches all ranks by software NICs but none reaches it, so the others use the next path to it."""
 
     def refusal(self: IbgdaPath, peer: int) -> str:
         return "" if peer != 1 else "rank 1 hides"
@@ -141,13 +141,11 @@ def test_paths_that_lead_one_way_each(monkeypatch: pytest.MonkeyPatch) -> None:
         refusal = _from_even if even else _from_odd
         monkeypatch.setattr(path, "refusal", lambda self, _, refusal=refusal: refusal(self.places.rank))
     error = agreed(lambda rank: of(rank, ["ibgda", "proxy"]))[0]
-    assert "rank 0 reaches rank 1 by ibgda alone (proxy: it is even); rank 1 reaches rank 0 by proxy alone" in str(
-        error
-    )
+    assert "rank 0 reaches rank 1 only by ibgda (proxy: it is even); rank 1 reaches rank 0 only by proxy" in str(error)
 
 
 def test_a_reason_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As queue pairs have, which are named: more reasons than there are letters, or room in what ranks exchange."""
+    """Reasons may differ per rank, as with named queue pairs: more than there are letters or room in the exchange."""
     monkeypatch.setattr(IbgdaPath, "mutual", False)
     monkeypatch.setattr(IbgdaPath, "refusal", lambda self, peer: f"queue pair to PE {peer} is not an RC, " * 20)
     ranks = 1024
@@ -179,7 +177,7 @@ def test_what_one_rank_has_been_told_wrongly_fails_on_all() -> None:
     ("error", "said"), [(RuntimeError("no driver"), "no driver"), (MemoryError(), "MemoryError()")]
 )
 def test_what_one_rank_fails_of_otherwise_is_told_too(error: Exception, said: str) -> None:
-    """As the driver, which a path has asked: it is not a wrong argument. Some say nothing."""
+    """For example an error of the driver that a path has queried, which is not a wrong argument. Some have no text."""
 
     def make(rank: int) -> Topology:
         if rank == 2:
@@ -193,7 +191,10 @@ def test_what_one_rank_fails_of_otherwise_is_told_too(error: Exception, said: st
 
 def test_ranks_that_were_given_different_lists() -> None:
     found = agreed(lambda rank: of(rank, ["peer", "proxy"] if rank == 3 else ["peer", "ibgda"], ranks_per_node=2))
-    said = r"fabric=['peer', 'ibgda'] on rank 0: expected the same on all ranks, rank 3 has fabric=['peer', 'proxy']"
+    said = (
+        "fabric=['peer', 'ibgda'] on rank 0: expected the same on all ranks, it is "
+        "fabric=['peer', 'ibgda'] on ranks 0-2; fabric=['peer', 'proxy'] on rank 3"
+    )
     assert str(found[0]) == said
 
 
@@ -205,7 +206,10 @@ def test_fabrics_are_told_as_they_were_named(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv("DEEP_EP_FABRIC", raising=False)
         return topology
 
-    said = "fabric=None on rank 0: expected the same on all ranks, rank 3 has DEEP_EP_FABRIC=['peer', 'proxy']"
+    said = (
+        "fabric=None on rank 0: expected the same on all ranks, it is "
+        "fabric=None on ranks 0-2; DEEP_EP_FABRIC=['peer', 'proxy'] on rank 3"
+    )
     assert str(agreed(make)[0]) == said
 
 
@@ -250,7 +254,7 @@ def test_a_buffer_takes_a_list() -> None:
 
 
 def test_many_ranks_agree_at_once() -> None:
-    """A rank tells no more than some thousand characters, and asks each path once for each rank."""
+    """A rank sends at most some thousand characters, and queries each path once per rank."""
     ranks = 1024
     machines = tuple(rank // 8 for rank in range(ranks))
     reaches = [of(rank, None, machines).reach for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""Runs under torchrun: a Buffer that one rank cannot finish, or must not begin; then one that all make."""
+"""Runs under torchrun: a Buffer that one rank cannot finish, or must not begin; then one that all ranks make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import deep_ep_py as deep_ep
 from cases import Case
 from deep_ep_py.bootstrap import start
 from deep_ep_py.session import engine
-from harness import Trial, round_trip
+from harness import Trial, dispatch_arguments, round_trip
 
 
 def make(**options: Any) -> deep_ep.Buffer:
@@ -23,7 +23,8 @@ def check(buffer: deep_ep.Buffer) -> None:
 
 
 def no_thread_for_it(rank: int) -> None:
-    """Of the last that is made: the others have a Buffer, and hear from the first call that this rank has left."""
+    """The last step of construction fails: the others have a Buffer, and learn from the first call that this rank
+    left."""
     make_driver = engine.Driver
 
     def fails(*_: Any) -> Any:
@@ -45,7 +46,7 @@ def another_version(rank: int) -> None:
     if rank == 1:
         start.__version__ = "0.0.1"
     with pytest.raises(
-        ValueError, match=r"version='\S+' on rank \d: expected the same on all ranks, rank \d has '\S+'"
+        ValueError, match=r"version='\S+' on rank \d: expected the same on all ranks, it is '\S+' on rank"
     ):
         make()
     start.__version__ = own
@@ -58,9 +59,20 @@ def a_wrong_argument(rank: int) -> None:
         deep_ep.Buffer(dist.group.WORLD, 100 if rank == 1 else 1 << 20)
 
 
+def different_calls(rank: int) -> None:
+    """Both ranks' errors say what differs, and an exchange that one of them has begun early is not lost."""
+    case = Case("different", 2, 20, hidden=128 if rank else 264, topk=2, experts=4)
+    with make() as buffer:
+        for _ in range(2):
+            with pytest.raises(deep_ep.DeepEPError, match=r"row bytes \(528 on rank 0; 256 on rank 1\)"):
+                buffer.dispatch(**dispatch_arguments(Trial.of(case).work, rank))
+            buffer.recover()
+            check(buffer)
+
+
 def main() -> None:
     dist.init_process_group("gloo")
-    for fail in (a_wrong_argument, another_version, no_thread_for_it):
+    for fail in (a_wrong_argument, another_version, different_calls, no_thread_for_it):
         fail(dist.get_rank())
         dist.barrier()
         with make() as buffer:

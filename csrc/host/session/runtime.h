@@ -55,9 +55,14 @@ struct Call {
     struct Mismatch {
         int peer = -1;  // -1: none
         wire::Kind kind = wire::Kind::kNone;
-    } mismatch;           // a peer found to be in a different call
-    std::any mode;        // state that its mode keeps between its kernels
-    uint64_t serial = 0;  // of its latest launch; 0: it is part of a graph
+    } mismatch;  // a peer found to be in a different call
+    struct Argument {
+        const char* name;
+        uint64_t value;
+    };
+    std::vector<Argument> arguments;  // on which all ranks must agree
+    std::any mode;                    // state that its mode keeps between its kernels
+    uint64_t serial = 0;              // of its latest launch; 0: it is part of a graph
     uint64_t timeout_ns = 0;
     uint32_t generation = 0;
     uint32_t rank = 0;

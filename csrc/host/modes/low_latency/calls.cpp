@@ -60,10 +60,16 @@ bool streams(const Runtime& runtime, const wire::LowLatencyLayout& layout, uint6
     return row_bytes * tokens * layout.topk * layout.ranks > runtime.launcher().streaming_threshold();
 }
 
-uint64_t hash_of(wire::Kind kind, const Sizes& sizes, uint64_t handle) {
-    return hash_arguments(
-        kind, {sizes.max_tokens, sizes.hidden, sizes.topk, sizes.experts, static_cast<uint64_t>(sizes.scales),
-               sizes.logfmt, sizes.per_node, sizes.weighted, handle});
+uint64_t hash_of(Call& call, const Sizes& sizes, uint64_t handle) {
+    return hash_arguments(call, {{"num_max_dispatch_tokens_per_rank", sizes.max_tokens},
+                                 {"hidden", sizes.hidden},
+                                 {"num_topk", sizes.topk},
+                                 {"num_experts", sizes.experts},
+                                 {"use_fp8, round_scale, use_ue8m0", static_cast<uint64_t>(sizes.scales)},
+                                 {"use_logfmt", sizes.logfmt},
+                                 {"ranks_per_node of once_per_node", sizes.per_node},
+                                 {"topk_weights given to dispatch", sizes.weighted},
+                                 {"handle of the dispatch", handle}});
 }
 
 template <class Kernel>
@@ -142,7 +148,7 @@ std::shared_ptr<Call> dispatch(Runtime& runtime, const Sizes& sizes, uint32_t to
     args.call = runtime.call_args(*call);
     args.layout = layout_of(runtime, sizes);
     args.shape = shape_of(args.layout, sizes);
-    args.arguments = hash_of(call->kind, sizes, 0);
+    args.arguments = hash_of(*call, sizes, 0);
     args.tokens = tokens;
     args.streaming = streams(runtime, args.layout, args.layout.x_bytes, tokens);
     args.scales = sizes.scales;
@@ -168,7 +174,7 @@ std::shared_ptr<Call> combine(Runtime& runtime, const Sizes& sizes, uint32_t tok
     args.call = runtime.call_args(*call);
     args.layout = layout_of(runtime, sizes);
     args.shape = shape_of(args.layout, sizes);
-    args.arguments = hash_of(call->kind, sizes, number);
+    args.arguments = hash_of(*call, sizes, number);
     args.tokens = tokens;
     args.streaming = streams(runtime, args.layout, args.layout.result_bytes, tokens);
     args.x = pointer<const u8>(tensors.x);

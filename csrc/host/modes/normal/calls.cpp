@@ -71,8 +71,13 @@ std::shared_ptr<Call> notify(Runtime& runtime, const Sizes& sizes, uint64_t is_t
     args.call = runtime.call_args(*call);
     args.shape = shape_of(sizes, runtime.options().ranks);
     args.layout = region_layout(runtime, sizes.experts, dispatch_format(sizes, false, sizeof(i32)));
-    args.arguments = hash_arguments(wire::Kind::kDispatch, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk,
-                                                            sizes.id_bytes, sizes.experts, max_rows});
+    args.arguments = hash_arguments(*call, {{"row bytes", sizes.row_bytes},
+                                            {"scales per row", sizes.scales},
+                                            {"row types", sizes.types},
+                                            {"num_topk", sizes.topk},
+                                            {"bytes per top-k index", sizes.id_bytes},
+                                            {"num_experts", sizes.experts},
+                                            {"num_worst_tokens", max_rows}});
     args.tokens = sizes.tokens;
     args.max_rows = max_rows;
     args.finish_later = finish_later;
@@ -117,7 +122,11 @@ std::vector<int32_t> rows_per_expert(const Call& call) {
 std::shared_ptr<Call> notify_cached(Runtime& runtime, wire::Kind kind, const Sizes& sizes, uint64_t handle) {
     auto call = runtime.open(kind);
     const NotifyCachedArgs args{runtime.call_args(*call), kind,
-                                hash_arguments(kind, {sizes.row_bytes, sizes.scales, sizes.types, sizes.topk, handle})};
+                                hash_arguments(*call, {{"row bytes", sizes.row_bytes},
+                                                       {"scales per row", sizes.scales},
+                                                       {"row types", sizes.types},
+                                                       {"num_topk", sizes.topk},
+                                                       {"handle of the dispatch", handle}})};
     call->serial = runtime.launch<NotifyCachedKernel>(args, 1);
     return call;
 }

@@ -1,0 +1,93 @@
+"""Ranks that make different calls: every rank's error names what differs, and on which ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import deep_ep_py as deep_ep
+from deep_ep_py.core.arguments import difference, ranks_text
+from deep_ep_py.testing import run_ranks
+
+RANKS, ODD = 4, 2
+
+
+def dispatch(buffer: deep_ep.Buffer, hidden: int = 128, topk: int = 4, experts: int = 8) -> None:
+    ids = torch.arange(8 * topk).view(8, topk) % experts
+    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, experts)
+    buffer.dispatch(
+        torch.zeros(8, hidden, dtype=torch.bfloat16),
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        topk_idx=ids,
+        topk_weights=torch.zeros(8, topk),
+    )
+
+
+def errors_of(changed: dict[str, int], buffers: Any, group: Any) -> str:
+    """One rank calls dispatch with other arguments; then all recover."""
+    with buffers(group) as buffer:
+        with pytest.raises(deep_ep.DeepEPError) as info:
+            dispatch(buffer, **(changed if buffer.rank == ODD else {}))
+        buffer.recover()
+        dispatch(buffer)
+        return str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hidden": 256}, "row bytes (256 on ranks 0-1, 3; 512 on rank 2)"),
+        ({"topk": 2}, "num_topk (4 on ranks 0-1, 3; 2 on rank 2)"),
+        (
+            {"topk": 8, "experts": 12},
+            "num_topk (4 on ranks 0-1, 3; 8 on rank 2), num_experts (8 on ranks 0-1, 3; 12 on",
+        ),
+    ],
+)
+def test_threads(changed: dict[str, int], said: str) -> None:
+    told = run_ranks(RANKS, lambda group: errors_of(changed, lambda group: deep_ep.Buffer(group, 1 << 20), group))
+    for rank, one in enumerate(told):
+        assert one.startswith(f"rank {rank}: dispatch does not match among the ranks, expected the same on all: {said}")
+
+
+def test_another_call() -> None:
+    def on_each_rank(group: Any) -> str:
+        with deep_ep.Buffer(group, 1 << 20) as buffer:
+            ids = torch.arange(32).view(8, 4) % 8
+            per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, 8)
+            x = torch.zeros(8, 128, dtype=torch.bfloat16)
+            received = buffer.dispatch(x, None, per_rank, None, in_rank, per_expert)
+            with pytest.raises(deep_ep.DeepEPError) as info:
+                if buffer.rank == ODD:
+                    buffer.combine(received[0], received[4])
+                else:
+                    dispatch(buffer)
+            return str(info.value)
+
+    for one in run_ranks(RANKS, on_each_rank):
+        assert "which call ('dispatch' on ranks 0-1, 3; 'combine' on rank 2)" in one, one
+
+
+def test_other_memory() -> None:
+    def on_each_rank(group: Any) -> str:
+        with pytest.raises(ValueError) as info:
+            deep_ep.Buffer(group, 1 << 21 if group.rank() == ODD else 1 << 20)
+        return str(info.value)
+
+    for rank, one in enumerate(run_ranks(RANKS, on_each_rank)):
+        mine = 1 << 21 if rank == ODD else 1 << 20
+        assert one == (
+            f"num_nvl_bytes={mine} on rank {rank}: expected the same on all ranks, it is 1048576 on ranks 0-1, 3; "
+            "2097152 on rank 2"
+        )
+
+
+def test_ranks_in_words() -> None:
+    assert ranks_text([3]) == "rank 3"
+    assert ranks_text([0, 1, 2, 5, 7, 6]) == "ranks 0-2, 5-7"
+    assert difference({0: 1, 1: 1}) == ""
+    assert difference({0: "a", 1: 2, 2: 2}) == "2 on ranks 1-2; 'a' on rank 0"
