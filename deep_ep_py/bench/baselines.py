@@ -1,4 +1,4 @@
-"""What to compare with: plain copies, and the same exchange over torch.distributed's gloo."""
+"""Baselines: plain copies, and the same exchange over torch.distributed's gloo."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from deep_ep_py.bench.config import BenchConfig
 from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bench.ours import Ours
 
-# What each baseline's calls cover; goes into the report.
+# The scope of each baseline's calls, for the report.
 BASELINE_NOTES = {
     "memcpy": "The same rows to the same destinations, row by row in token order, addresses computed beforehand. "
     "dispatch: from x into the peers' received tensors in shared memory. combine: from there into one row per (token, "
     "destination) of the owner, without the sum. The faster of memcpy and of streaming stores.",
-    "gloo_bare": "all_to_all_single of the already packed rows alone, into warm memory; combine: the same way back.",
+    "gloo_bare": "Only all_to_all_single of the already packed rows, into warm memory; combine: the same in reverse.",
     "gloo": "The exchange as a framework writes it. dispatch: permute by destination, exchange counts, all_to_all of "
-    "rows, expert ids and weights, localise the ids. combine: all_to_all back of an expert output, index_add into the "
+    "rows, expert ids and weights, localize the ids. combine: all_to_all back of an expert output, index_add into the "
     "tokens. Large tensors are warm and reused.",
 }
 
 
 class Workspace:
-    """Warm ordinary memory that the baselines share.
+    """Warm, ordinary memory that the baselines share.
 
     Parameters
     ----------
     config
         The run.
     inputs
-        Says how many rows are sent and received at most.
+        The inputs, which give the maximum numbers of rows sent and received.
     """
 
     def __init__(self, config: BenchConfig, inputs: Inputs) -> None:
@@ -43,14 +43,14 @@ class Workspace:
 
 
 class Baseline(ABC):
-    """One way to do the work, measured next to ours."""
+    """Another implementation of the same work, measured next to ours."""
 
     variants: tuple[str, ...] = ("",)
-    """Several ways of the same baseline: all are timed, the faster one is reported."""
+    """Variants of the baseline: all are timed, and the fastest is reported."""
 
     @abstractmethod
     def prepare(self, ours: Ours) -> None:
-        """Do what this iteration needs and the timed calls do not cover; our received tensor is there."""
+        """Do the untimed preparation for this iteration; our received tensor exists by then."""
 
     @abstractmethod
     def dispatch(self, variant: str) -> None:
@@ -62,7 +62,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def received(self) -> torch.Tensor:
-        """Return where the dispatched rows arrived, in our order."""
+        """Return the tensor in which the dispatched rows arrived, in our order."""
 
 
 class Memcpy(Baseline):
@@ -166,10 +166,10 @@ class Gloo(Baseline):
         self._local_experts = config.experts // config.ranks
 
     def prepare(self, ours: Ours) -> None:
-        """Nothing: a layer starts with x, ids and weights."""
+        """Do nothing: a layer starts with x, ids and weights."""
 
     def dispatch(self, variant: str) -> None:
-        """Permute, exchange counts, exchange rows, ids and weights."""
+        """Permute, exchange counts, then exchange rows, ids and weights."""
         ranks, inputs = self._config.ranks, self._inputs
         in_rank = torch.zeros(inputs.tokens, ranks, dtype=torch.bool)
         in_rank.scatter_(1, inputs.topk_idx // self._local_experts, True)
@@ -191,7 +191,7 @@ class Gloo(Baseline):
         topk_weights.masked_fill_(elsewhere, 0)
 
     def combine(self, variant: str) -> None:
-        """Exchange back and add up."""
+        """Exchange back and sum."""
         packed = self._workspace.packed[: sum(self._sent)]
         dist.all_to_all_single(packed, self._inputs.expert_out, self._sent, self._got, group=self._group)
         self._workspace.combined.zero_().index_add_(0, self._tokens, packed)

@@ -21,7 +21,8 @@ from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.results import report as make_report
 from deep_ep_py.bench.tables import print_report
 from deep_ep_py.bench.worker import run_bench
-from deep_ep_py.core.files import write_json
+from deep_ep_py.core.files import check_writable, write_json
+from deep_ep_py.core.options import OutputFile
 from deep_ep_py.errors import DeepEPError
 
 _DEFAULTS = BenchConfig()
@@ -45,18 +46,18 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option("--mode", type=click.Choice(limits.MODES), default=_DEFAULTS.mode)
 @click.option("--device", type=click.Choice(limits.DEVICES), default=_DEFAULTS.device, help="Where kernels run.")
-@click.option("--ranks", type=int, default=None, help="Ranks in all.  [default: 8, or torchrun's]")
+@click.option("--ranks", type=int, default=None, help="Number of ranks.  [default: 8, or torchrun's]")
 @click.option(
     "--nodes",
     type=int,
     default=None,
-    help="Nodes they are spread over.  [default: 1; with --device cuda torchrun's machines]",
+    help="Nodes over which ranks are spread.  [default: 1; with --device cuda torchrun's machines]",
 )
 @click.option(
     "--hops",
     type=click.IntRange(0, 2),
     default=_DEFAULTS.hops,
-    help="Hops of a row to another node: 1, straight to its rank; 2, by a rank that passes it on there; 0: two where "
+    help="Hops of a row to another node: 1, directly to its rank; 2, through a rank that forwards it there; 0: two if "
     "nodes have several ranks.",
 )
 @click.option(
@@ -65,34 +66,34 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
 @click.option(
     "--provider",
     default="",
-    show_default="the best there is",
-    help="Of libfabric, with --fabric proxy.",
+    show_default="the best available",
+    help="libfabric provider, with --fabric proxy.",
 )
 @click.option(
     "--heap",
     type=click.Choice(limits.HEAPS),
     default=None,
-    help="Where GPUs' heaps lie; nvshmem: in NVSHMEM's, whose queue pairs then join nodes.  [default: nvshmem between "
-    "machines that are set up for it, if no --fabric is named]",
+    help="Where GPU heaps are; nvshmem: in NVSHMEM's heap, whose queue pairs then join nodes.  [default: nvshmem "
+    "between machines that are set up for it, if no --fabric is named]",
 )
 @click.option(
     "--tokens",
     multiple=True,
     callback=_split_sizes,
     default=[",".join(map(str, _DEFAULTS.tokens))],
-    help="Tokens per rank; several sizes: repeat it, or separate them by commas.",
+    help="Tokens per rank. For several sizes, repeat the option or separate them by commas.",
 )
-@click.option("--hidden", type=int, default=_DEFAULTS.hidden, help="Elements of a row.")
-@click.option("--topk", type=int, default=_DEFAULTS.topk, help="Experts each token chooses.")
-@click.option("--experts", type=int, default=_DEFAULTS.experts, help="Experts in all.")
+@click.option("--hidden", type=int, default=_DEFAULTS.hidden, help="Elements per row.")
+@click.option("--topk", type=int, default=_DEFAULTS.topk, help="Experts per token.")
+@click.option("--experts", type=int, default=_DEFAULTS.experts, help="Total number of experts.")
 @click.option(
     "--dtype",
     type=click.Choice(limits.DTYPES),
     default=_DEFAULTS.dtype,
-    help="Of the rows that dispatch carries; fp8 with a scale per 128. In normal mode without combine, which takes "
-    "BF16 alone; in low-latency mode they are cast inside dispatch.",
+    help="Type of the rows that dispatch carries; fp8 has a scale per 128 elements. In normal mode fp8 is measured "
+    "without combine, which takes only BF16; in low-latency mode dispatch casts the rows.",
 )
-@click.option("--routing", type=click.Choice(limits.ROUTINGS), default=_DEFAULTS.routing, help="How tokens choose.")
+@click.option("--routing", type=click.Choice(limits.ROUTINGS), default=_DEFAULTS.routing, help="Choice of experts.")
 @click.option("--seed", type=int, default=_DEFAULTS.seed)
 @click.option(
     "--baseline",
@@ -100,26 +101,26 @@ def _split_names(context: click.Context, option: click.Parameter, values: tuple[
     multiple=True,
     callback=_split_names,
     metavar="NAME",
-    help=f"Measure this next to ours: {', '.join(limits.BASELINES_OF['normal'])}; in low-latency mode "
-    f"{', '.join(limits.BASELINES_OF['low-latency'])}. Repeat it, or separate names by commas.",
+    help=f"Also measure this baseline: {', '.join(limits.BASELINES_OF['normal'])}; in low-latency mode "
+    f"{', '.join(limits.BASELINES_OF['low-latency'])}. Repeat the option or separate names by commas.",
 )
 @click.option(
     "--num-sms", type=int, default=_DEFAULTS.num_sms, help="Blocks of each rank's kernels; 0: the Buffer's default."
 )
 @click.option(
-    "--keep", type=int, default=_DEFAULTS.keep, help="How many earlier dispatches' outputs stay alive, as in training."
+    "--keep", type=int, default=_DEFAULTS.keep, help="How many earlier dispatch outputs stay alive, as in training."
 )
 @click.option("--iterations", type=int, default=None, help="Timed iterations.  [default: 15; with --device cuda 50]")
-@click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Iterations before them.")
-@click.option("--chain", type=int, default=_DEFAULTS.chain, help="Pairs that run back to back in a sample of `pair`.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@click.option("--warmup", type=int, default=_DEFAULTS.warmup, help="Untimed iterations first.")
+@click.option("--chain", type=int, default=_DEFAULTS.chain, help="Pairs run back to back in a sample of `pair`.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write the report here.")
 @click.option(
     "--plot",
     "plot_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help=f"Write the picture (PNG) here.  [default: {_DEFAULT_PLOT}]",
+    type=OutputFile(),
+    help=f"Write the plot (PNG) here.  [default: {_DEFAULT_PLOT}]",
 )
-@click.option("--no-plot", is_flag=True, help="Write no picture.")
+@click.option("--no-plot", is_flag=True, help="Write no plot.")
 @click.option("--corrupt", type=click.Choice(limits.CORRUPTIBLE), default=None, hidden=True)
 def command(
     ranks: int | None,
@@ -133,8 +134,8 @@ def command(
     """Time dispatch and combine, check them against an oracle, and compare with baselines.
 
     Starts the ranks itself, as processes pinned to cores; under torchrun it uses torchrun's. With --device cuda the
-    ranks are threads that share one GPU, under torchrun processes with a GPU each, of one machine or of several, and
-    the time is that of their kernels. The exit code is 1 where a result is wrong.
+    ranks are threads that share one GPU or, under torchrun, processes with a GPU each, on one or several machines; then
+    only their kernels are timed. The exit code is 1 if a result is wrong.
     """
     if iterations is None:
         iterations = _GPU_ITERATIONS if options["device"] == "cuda" else _DEFAULTS.iterations
@@ -153,13 +154,23 @@ def command(
         raise click.UsageError(str(error)) from error
     if plot_file is not None and not can_plot():
         raise click.UsageError(f"--plot: {INSTALL_HINT}")
+    plot_file = None if no_plot else plot_file or _DEFAULT_PLOT
+    if plot_file is not None and torchrun_rank() == 0:
+        _check_default(plot_file)
     console = make_console(quiet=torchrun_rank() != 0)
     report = _measure(bench_config, console)
     print_report(report, console)
     if torchrun_rank() == 0:
-        _write(report, json_file, None if no_plot else plot_file or _DEFAULT_PLOT, console)
+        _write(report, json_file, plot_file, console)
     if not report["verified"]:
         raise SystemExit(1)
+
+
+def _check_default(plot_file: Path) -> None:
+    try:
+        check_writable(plot_file)
+    except OSError as error:
+        raise click.UsageError(f"--plot: cannot be written: {error}; name another file, or use --no-plot") from error
 
 
 def _require_gpu() -> None:

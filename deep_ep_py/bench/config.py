@@ -1,4 +1,4 @@
-"""What a benchmark run is asked to measure, and what it cannot measure yet."""
+"""The configuration of a benchmark run, and what cannot be measured yet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_KEEP = 64
 
 
 class CapabilityError(RuntimeError):
-    """The library does not have what was asked for: a mode, a device, or a dtype that is not there yet."""
+    """The library does not support what was asked for, such as a mode, a device or a dtype."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +39,31 @@ class BenchConfig:
     mode, device, dtype, routing
         One of `MODES`, `DEVICES`, `DTYPES` and `ROUTINGS`.
     ranks, nodes
-        Number of ranks, and of nodes they are spread over.
+        Number of ranks, and number of nodes over which they are spread.
     hops
-        How rows of normal mode go between nodes, as `Buffer` takes it; 0: its default.
+        How rows of normal mode cross nodes, as in `Buffer`; 0 for its default.
     fabric, provider
-        What joins nodes, as `Buffer` takes it, and which of libfabric's providers the proxy takes; None and empty: the
-        defaults.
+        What joins nodes, as in `Buffer`, and the libfabric provider of the proxy; None and empty for the defaults.
     heap
-        Where heaps on GPUs lie, as `Buffer` takes it; None: its default.
+        Where heaps on GPUs are, as in `Buffer`; None for its default.
     tokens
         The sizes to measure, in tokens per rank.
     hidden, topk, experts
-        Elements of a row, experts that each token chooses, experts in all.
+        Elements per row, experts per token, total number of experts.
     seed
-        Seeds the rows, the routings and the weights of every iteration.
+        Seed of the rows, the routings and the weights of every iteration.
     baselines
         Names from `BASELINES_OF` the mode, measured in the same run.
     iterations, warmup
-        Timed iterations, and iterations before them that are not timed.
+        Timed iterations, and untimed iterations before them.
     chain
         How many dispatch -> combine pairs run back to back in one sample of `pair`.
     num_sms
-        Blocks of each rank's kernels; 0: the Buffer's default.
+        Thread blocks of each rank's kernels; 0 for the Buffer's default.
     keep
-        So many earlier dispatches' outputs stay alive, as those of a network's layers do in training.
+        How many earlier dispatch outputs stay alive, like those of a network's layers in training.
     corrupt
-        For tests: change one element of this operation's result in the last timed iteration; the run must then say
+        For tests: change one element of this operation's result in the last timed iteration. The run must then report
         that it is not verified.
     """
 
@@ -93,7 +92,7 @@ class BenchConfig:
 
     @property
     def two_hops(self) -> bool:
-        """Whether rows of normal mode are passed on inside nodes."""
+        """Whether rows of normal mode are forwarded inside nodes."""
         return self.hops == 2 if self.hops else 1 < self.nodes < self.ranks
 
     @property
@@ -113,7 +112,7 @@ class BenchConfig:
 
     @property
     def combines(self) -> bool:
-        """Whether combine is measured: it takes BF16 rows alone, whatever dispatch has carried."""
+        """Whether combine is measured: it takes only BF16 rows, whatever dispatch has carried."""
         return self.dtype == "bf16" or self.mode == "low-latency"
 
     def as_dict(self) -> dict[str, Any]:
@@ -126,9 +125,9 @@ class BenchConfig:
         Raises
         ------
         ValueError
-            A value that can never work.
+            A value is invalid.
         CapabilityError
-            A value that makes sense and is not supported yet.
+            A value is valid but not supported yet.
         """
         for name, choices in (("mode", MODES), ("device", DEVICES), ("dtype", DTYPES), ("routing", ROUTINGS)):
             _require(getattr(self, name) in choices, name, getattr(self, name), "one of " + ", ".join(choices))

@@ -1,5 +1,5 @@
-"""The benchmark on GPUs. Ranks are threads of this process that share one GPU, each with a stream and its part of it;
-or, where torchrun has started them, processes with a GPU each.
+"""The benchmark on GPUs. Ranks are threads of this process that share one GPU, each with a stream and its share of the
+GPU, or, if torchrun has started them, processes with a GPU each.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from deep_ep_py.core.environment import PROVIDER
 
 
 def run_bench_on_gpu(config: BenchConfig, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
-    """Measure all sizes: on one GPU, which the ranks share, or on torchrun's ranks.
+    """Measure all sizes, on one GPU that the ranks share, or on torchrun's ranks.
 
     Parameters
     ----------
     config
         The run.
     on_event
-        Gets rank 0's progress.
+        Receives rank 0's progress.
 
     Returns
     -------
     list of dict
-        For each size what `results.report` expects; the same on every rank.
+        For each size, the input of `results.report`; the same on every rank.
 
     Raises
     ------
     ValueError
-        Torchrun has started another number of ranks, there are fewer GPUs, or nothing joins the nodes.
+        Torchrun has started a different number of ranks, there are too few GPUs, or nothing joins the nodes.
     """
     if config.provider:
         os.environ[PROVIDER] = config.provider

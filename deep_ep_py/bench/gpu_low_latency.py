@@ -16,12 +16,12 @@ from deep_ep_py.bench.low_latency_oracle import Selections
 OPS = {
     "dispatch": "low_latency_dispatch: one kernel, from the tokens' rows to rows by expert",
     "combine": "low_latency_combine of results in ordinary memory, which are pushed: one kernel",
-    "combine_zero_copy": "low_latency_combine of results where get_next_low_latency_combine_buffer has said, which "
-    "owners on the same node read there",
+    "combine_zero_copy": "low_latency_combine of results in the tensor from get_next_low_latency_combine_buffer, where "
+    "owners on the same node read them",
     "dispatch_send": "the sending half of a dispatch with a receive hook",
-    "dispatch_receive": "its other half, queued by the hook when all ranks' sending halves have ended",
+    "dispatch_receive": "its receiving half, queued by the hook once all ranks' sending halves have ended",
     "combine_send": "the sending half of a combine of results in ordinary memory with a receive hook",
-    "combine_receive": "its other half",
+    "combine_receive": "its receiving half",
     "pair": "one period of back-to-back dispatch -> combine of results in ordinary memory",
 }
 _ARENA_SLACK = 64 << 20
@@ -29,7 +29,7 @@ _ARENA_SLACK = 64 << 20
 
 @dataclass(frozen=True)
 class _Set:
-    """One rank's inputs of a step, on the GPU."""
+    """One rank's inputs for a step, on the GPU."""
 
     x: torch.Tensor
     topk_idx: torch.Tensor
@@ -53,17 +53,17 @@ class GpuLowLatencyRun(GpuSizeRun):
         results_bytes = shape[0] * shape[1] * shape[2] * torch.bfloat16.itemsize
         self.buffer = deep_ep.Buffer(
             group,
-            normal,  # ranks with a GPU each are aligned by dispatches of normal mode
+            normal,  # normal-mode dispatches align ranks that have a GPU each
             size,
             low_latency_mode=True,
             device="cuda",
-            arena_bytes=2 * results_bytes + _ARENA_SLACK,  # zero-copy combines take turns with two
+            arena_bytes=2 * results_bytes + _ARENA_SLACK,  # zero-copy combines alternate between two
             **buffer_options(config),
         )
         self.buffer.warmup(config.hidden, config.topk)
         device = self.buffer.device
         self._sets = [self._set(step) for step in range(SETS)]
-        # The results of experts. In the last iteration, which is checked, they are the received rows.
+        # The experts' results. In the last iteration, which is checked, they are the received rows.
         self._results = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         self._packed: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
         self._counts = self._combined = torch.empty(0)
@@ -114,7 +114,7 @@ class GpuLowLatencyRun(GpuSizeRun):
 
     def _dispatch(self, given: _Set, hook: bool = False) -> None:
         config = self._config
-        self._release()  # so that its memory is there for this one
+        self._release()  # frees its memory for this dispatch
         self._packed, self._counts, self._handle, _, self._hook = self.buffer.low_latency_dispatch(
             given.x,
             given.topk_idx,

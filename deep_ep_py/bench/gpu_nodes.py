@@ -1,4 +1,4 @@
-"""Which nodes the ranks of a benchmark on GPUs make, and what joins these."""
+"""The nodes formed by the ranks of a GPU benchmark, and what joins them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def torchrun_variable(name: str) -> int:
     Raises
     ------
     ValueError
-        It has not.
+        The variable is not set to a number.
     """
     value = os.environ.get(name, "")
     if not value.isdecimal():
@@ -24,37 +24,37 @@ def torchrun_variable(name: str) -> int:
 
 
 def machines() -> int:
-    """Return on how many machines torchrun has started ranks.
+    """Return the number of machines on which torchrun has started ranks.
 
     Raises
     ------
     ValueError
-        It has started none, or not as many on each.
+        It has started none, or different numbers on different machines.
     """
     ranks, local_ranks = torchrun_variable("WORLD_SIZE"), torchrun_variable("LOCAL_WORLD_SIZE")
     if local_ranks < 1 or ranks % local_ranks:
-        raise ValueError(f"{ranks} ranks, {local_ranks} of them on this machine: expected as many on each machine")
+        raise ValueError(f"{ranks} ranks, {local_ranks} of them on this machine: expected equally many on each machine")
     return ranks // local_ranks
 
 
 def require_nodes(config: BenchConfig) -> None:
-    """Check that ranks with a GPU each, or those that share one, can make a run's nodes.
+    """Check that the ranks, with a GPU each or sharing one, can form the nodes of a run.
 
     Raises
     ------
     ValueError
         They cannot.
     CapabilityError
-        They could, and it is not supported.
+        They could, but this is not supported.
     """
     if not under_torchrun():
         if config.nodes > 1:
             raise CapabilityError(
-                f"--nodes {config.nodes}: on GPUs under torchrun alone, with a process and a GPU for each rank; use "
+                f"--nodes {config.nodes}: on GPUs only under torchrun, with a process and a GPU for each rank; use "
                 "--nodes 1"
             )
         if config.heap == "nvshmem":
-            raise CapabilityError("--heap nvshmem: under torchrun alone, for each of NVSHMEM's PEs is a process")
+            raise CapabilityError("--heap nvshmem: only under torchrun, because each of NVSHMEM's PEs is a process")
         return
     there = machines()
     if config.nodes % there:
@@ -63,12 +63,12 @@ def require_nodes(config: BenchConfig) -> None:
         where = "one machine" if there == 1 else f"{there} machines"
         raise ValueError(
             f"--nodes is {config.nodes}; expected --heap nvshmem or --fabric with it: the ranks are on {where}, and "
-            "something must join nodes of the same one"
+            "something must join nodes on the same machine"
         )
 
 
 def buffer_options(config: BenchConfig) -> dict[str, Any]:
-    """Return what a Buffer on GPUs is told of nodes."""
+    """Return the arguments about nodes for a Buffer on GPUs."""
     return {
         "ranks_per_node": config.ranks // config.nodes,
         "fabric": config.fabric,
@@ -78,25 +78,25 @@ def buffer_options(config: BenchConfig) -> dict[str, Any]:
 
 
 def transport(buffer: Any, config: BenchConfig) -> dict[str, Any]:
-    """Return by what ranks reach each other, and where their heaps lie: what became of what was asked for.
+    """Return how ranks actually reach each other, and where their heaps are.
 
     Returns
     -------
     dict
-        `paths`: of "peer", "ibgda" and "proxy" those that join two ranks; `heap`: "own" or "nvshmem"; `through_host`:
-        1 where rows between nodes go through memory of the host; `machines`; `provider`: of libfabric, as far as it was
-        named.
+        `paths`: those of "peer", "ibgda" and "proxy" that join any two ranks; `heap`: "own" or "nvshmem";
+        `through_host`: 1 if rows between nodes go through host memory; `machines`; `provider`: the libfabric provider,
+        if one was named.
 
     Raises
     ------
     ValueError
-        Nodes are others than the run's, by variables of the environment: then what is expected of sums is, too.
+        Environment variables have made nodes other than the run's, for which the expected sums would be wrong.
     """
     engine = buffer._engine
     topology = engine.topology
     if topology.nodes != config.nodes:
         raise ValueError(
-            f"--nodes is {config.nodes}; expected {topology.nodes}, what {topology.given} in the environment makes"
+            f"--nodes is {config.nodes}; expected {topology.nodes}, from {topology.given} in the environment"
         )
     mapped = any(is_mapped for rank, is_mapped in enumerate(topology.mapped) if rank != topology.rank)
     return {

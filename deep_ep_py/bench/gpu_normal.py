@@ -18,8 +18,8 @@ from deep_ep_py.bench.routing import tokens_in_rank
 OPS = {
     "layout_notify": "the kernels of get_dispatch_layout and of the count exchange",
     "dispatch": "the kernels of get_dispatch_layout and of a dispatch with top-k ids and weights: layout, notify and "
-    "the rows, straight into the outputs (num_worst_tokens: the host waits for nothing)",
-    "dispatch_cached": "a dispatch along the routes of an earlier one: the rows alone",
+    "the rows, directly into the outputs (num_worst_tokens: the host waits for nothing)",
+    "dispatch_cached": "a dispatch along the routes of an earlier one: only the rows",
     "combine": "combine of the received tensor itself, which all ranks of its node have mapped",
     "combine_private": "combine of an expert output in ordinary memory, which is copied first",
     "pair": "one period of back-to-back dispatch (with layout and notify) -> combine of the received tensor",
@@ -29,7 +29,7 @@ _ARENA_SLACK = 256 << 20
 
 @dataclass(frozen=True)
 class _Set:
-    """One rank's inputs of a step, on the GPU."""
+    """One rank's inputs for a step, on the GPU."""
 
     payload: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
     topk_idx: torch.Tensor
@@ -125,7 +125,7 @@ class GpuNormalRun(GpuSizeRun):
     def _combines(
         self, given: _Set, expert_out: torch.Tensor, oracle: Callable[[], Oracle], received: Callable[[], str | None]
     ) -> None:
-        """What follows a dispatch of BF16 rows."""
+        """Measure what follows a dispatch of BF16 rows."""
         timer = self._timer
         timer.time("combine", lambda: self._combine(self._recv[0]))
         self._corrupt("combine", self._combined)
@@ -151,7 +151,7 @@ class GpuNormalRun(GpuSizeRun):
         self._pending = self.buffer._begin_dispatch(given.payload, **self._layout(given))
 
     def _dispatch(self, given: _Set) -> None:
-        self._recv = ()  # so that its memory is there for this one
+        self._recv = ()  # frees its memory for this dispatch
         self._recv = self.buffer.dispatch(given.payload, **self._layout(given))
 
     def _dispatch_cached(self, given: _Set) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that torchrun has started, each with a GPU of its own."""
+"""Ranks started by torchrun, each with a GPU of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require_gpu() -> None:
     Raises
     ------
     ValueError
-        It does not, and why.
+        It does not; the message says why.
     """
     if torch.cuda.is_available():
         return
@@ -30,20 +30,20 @@ def require_gpu() -> None:
 
 
 def choose_gpu(local_rank: int, local_ranks: int, gpus: int) -> int:
-    """Return which of the GPUs that a rank sees is its own.
+    """Return the index of a rank's own GPU among those that it sees.
 
     Parameters
     ----------
     local_rank, local_ranks
-        This rank among those of its machine, and how many these are.
+        The index of this rank on its machine, and the number of ranks there.
     gpus
-        That this rank sees. A single one may be its own, by `CUDA_VISIBLE_DEVICES`: whether it is, `gpu_per_rank`
-        finds out.
+        Number of GPUs that this rank sees. A single one may be its own, through `CUDA_VISIBLE_DEVICES`; `gpu_per_rank`
+        checks that.
 
     Raises
     ------
     ValueError
-        They are too few.
+        There are too few GPUs.
     """
     if gpus >= local_ranks:
         return local_rank
@@ -54,17 +54,17 @@ def choose_gpu(local_rank: int, local_ranks: int, gpus: int) -> int:
 
 @contextmanager
 def gpu_per_rank() -> Iterator[dist.ProcessGroup]:
-    """Make this rank's GPU the current one, and a process group of all ranks, which exchanges objects alone.
+    """Make this rank's GPU current, and create a process group of all ranks, used only to exchange objects.
 
     Yields
     ------
     torch.distributed.ProcessGroup
-        Over gloo, or over NCCL where torch has no gloo.
+        Over gloo, or over NCCL if torch has no gloo.
 
     Raises
     ------
     ValueError
-        There are fewer GPUs than ranks, or not as many ranks on each machine.
+        There are fewer GPUs than ranks, or machines have different numbers of ranks.
     """
     require_gpu()
     several = machines() > 1
@@ -83,7 +83,7 @@ def gpu_per_rank() -> Iterator[dist.ProcessGroup]:
         _require_distinct(make_bootstrap(group).all_gather(str(properties.uuid)))
         yield group
     finally:
-        # A group that only a reference cycle still holds would die with the interpreter, and abort the process.
+        # A group kept alive only by a reference cycle would die with the interpreter and abort the process.
         gc.collect()
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""All iterations of one size on one rank, on a GPU: what benchmarks of every mode have in common."""
+"""All iterations of one size on one rank, on a GPU: the part common to benchmarks of every mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deep_ep_py.bench.inputs import Inputs
 from deep_ep_py.bootstrap.groups import make_bootstrap
 
 SETS = 4
-"""Of inputs, which take turns: together more than the caches hold."""
+"""Number of sets of inputs, which are used in turn: together they exceed the caches."""
 
 Event = dict[str, Any]
 
@@ -31,11 +31,11 @@ class GpuSizeRun(ABC):
     config
         The run.
     tokens
-        Of each rank: the size.
+        The size, in tokens per rank.
     emit
-        Gets progress.
+        Receives progress.
     inputs_config
-        What the inputs are made by, where it is not `config`.
+        The configuration of the inputs, if it is not `config`.
     """
 
     buffer: Any
@@ -58,7 +58,7 @@ class GpuSizeRun(ABC):
         self._timer: gpu_timing.GpuTimer | gpu_timing.LinkedTimer
 
     def run(self) -> dict[str, Any]:
-        """Measure, check the last step, and let go of everything; returns what `results.report` expects."""
+        """Measure, check the last step, and release everything; return the input of `results.report`."""
         config = self._config
         joined = transport(self.buffer, config)
         steps = config.warmup + config.iterations
@@ -85,24 +85,25 @@ class GpuSizeRun(ABC):
 
     @abstractmethod
     def _iteration(self, which: int) -> None:
-        """Measure every call once, with a set of the inputs."""
+        """Measure every call once, with one set of inputs."""
 
     @abstractmethod
     def _rows(self) -> list[int]:
-        """Count the rows that all ranks receive together, with each set of the inputs."""
+        """Return the number of rows that all ranks together receive, for each set of inputs."""
 
     def _crossing_rows(self) -> list[int]:
-        """Count the rows that a dispatch takes to other nodes, and a combine back, of all ranks together, with each set
-        of the inputs; empty where that is not known.
+        """Return the number of rows that cross nodes in a dispatch, and again in a combine.
+
+        The sum over all ranks, for each set of inputs; empty if unknown.
         """
         return []
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of what lies in the Buffer."""
+        """Release what is in the Buffer."""
 
     def _check(self, name: str, check: Callable[[], str | None]) -> None:
-        """Check a result in the last iteration, not in the others."""
+        """Check a result, in the last iteration only."""
         if not self._last:
             return
         self._emit({"kind": "check", "name": name})
@@ -110,16 +111,16 @@ class GpuSizeRun(ABC):
         self._checked[name] = [] if error is None else [f"rank {self._ranks.rank}: {error}"]
 
     def _is_corrupted(self, name: str) -> bool:
-        """Tell whether a test asks for one element of this result to be changed, here and now."""
+        """Return whether a test asks to change one element of this result now."""
         return self._last and self._config.corrupt == name and self._ranks.rank == self._config.ranks - 1
 
     def _make_timer(self, row: Any, launch: Any = None) -> gpu_timing.GpuTimer | gpu_timing.LinkedTimer:
-        """Make what times calls; `row` and `launch` are those of `gpu_timing.make_aligner`."""
+        """Make the timer of calls; `row` and `launch` are those of `gpu_timing.make_aligner`."""
         if self._ranks.in_process:
             return gpu_timing.GpuTimer(self._ranks)
         return gpu_timing.LinkedTimer(self._ranks, gpu_timing.make_aligner(self.buffer, row, launch))
 
 
 def each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Change a tensor, or each of a tuple."""
+    """Apply `change` to a tensor, or to each tensor of a tuple."""
     return tuple(change(tensor) for tensor in value) if isinstance(value, tuple) else change(value)

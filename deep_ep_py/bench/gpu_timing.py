@@ -1,4 +1,4 @@
-"""How long kernels take, by the GPU's own clock, and how fast that GPU copies."""
+"""Kernel times by the GPU's own clock, and the copy rate of the GPU."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from deep_ep_py import Buffer, Config
 
 BOUNDARY = (
-    "Kernels alone. All ranks queue the call behind an event that has not happened yet; when it happens, all begin. A "
-    "sample is the time from the first rank's begin to the last rank's end, by CUDA events on the ranks' streams; the "
+    "Kernels only. All ranks queue the call behind an event that has not happened yet; when it happens, all start. A "
+    "sample is the time from the first rank's start to the last rank's end, by CUDA events on the ranks' streams; the "
     "figure is the median over the timed iterations. Host work (Python, launches, waiting for counts) is outside."
 )
 LINKED_BOUNDARY = (
-    "Kernels alone. Each rank is a process with a GPU of its own, and these have no clock in common. On every rank the "
-    "call is queued behind a small dispatch among all ranks, which ends on all of them as good as together, and that "
-    "behind an event that has not happened yet. A sample is the time from the end of that dispatch to the end of the "
-    "call by CUDA events on the rank's own streams, of the slowest rank; the figure is the median over the timed "
+    "Kernels only. Each rank is a process with a GPU of its own, and the GPUs have no common clock. On every rank the "
+    "call is queued behind a small dispatch among all ranks, which ends on all of them at nearly the same time, and "
+    "that behind an event that has not happened yet. A sample is the time from the end of that dispatch to the end of "
+    "the call by CUDA events on the rank's own streams, for the slowest rank; the figure is the median over the timed "
     "iterations. Host work (Python, launches, waiting for counts) is outside."
 )
 NODES_BOUNDARY = " Between nodes that dispatch ends within about the time that a message takes from one to another."
 _CYCLES_PER_MS = 2_000_000
 _GATE_CYCLES = 2_000_000  # the launch is queued by then
-_ALIGNED_GATE_CYCLES = 5 * _GATE_CYCLES  # the ranks' hosts do not begin together, and launch twice
+_ALIGNED_GATE_CYCLES = 5 * _GATE_CYCLES  # the ranks' hosts do not start together, and launch twice
 _COPY_BYTES = 1 << 30
 _COPIES = 20
 
 
 class _Timer:
-    """Times what all ranks queue together, behind gates that open when all of it is queued.
+    """Times work that all ranks queue together, behind gates that open when all of it is queued.
 
     Parameters
     ----------
     ranks
-        All of them.
+        All ranks.
     """
 
     def __init__(self, ranks: Bootstrap) -> None:
@@ -74,7 +74,7 @@ class _Timer:
         Returns
         -------
         dict
-            For each name the milliseconds of each iteration, the same on every rank.
+            For each name, the milliseconds of each iteration, the same on every rank.
         """
         everyones = self._ranks.all_gather(dict(self._samples))
         return {
@@ -86,15 +86,15 @@ class _Timer:
         }
 
     def late_starts(self) -> int:
-        """Return how many samples began before all ranks had queued their work, added up over the ranks."""
+        """Return how many samples started before all ranks had queued their work, summed over the ranks."""
         return sum(self._ranks.all_gather(self._late))
 
 
 class GpuTimer(_Timer):
-    """For ranks that are threads of this process, on one GPU: one gate for all, and one clock."""
+    """A timer for ranks that are threads of this process on one GPU: one gate and one clock for all."""
 
     def time(self, name: str, call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> Any:
-        """Queue a call together with the other ranks, and time what it does on the GPU.
+        """Queue a call together with the other ranks, and time its work on the GPU.
 
         Parameters
         ----------
@@ -103,12 +103,12 @@ class GpuTimer(_Timer):
         call
             Queues work on the current stream.
         stream
-            Where its last work is, if not on the current stream.
+            The stream of its last work, if that is not the current one.
 
         Returns
         -------
         object
-            What the call returns.
+            The result of the call.
         """
         gate = self._ranks.all_gather(self._close_gate(name) if self._ranks.rank == 0 else None)[0]
         current = torch.cuda.current_stream()
@@ -126,14 +126,14 @@ class GpuTimer(_Timer):
 
 
 class LinkedTimer(_Timer):
-    """For ranks that are processes, each with a GPU: a gate and a clock for each, and something that aligns them.
+    """A timer for ranks that are processes with a GPU each: a gate and a clock per rank, and work that aligns them.
 
     Parameters
     ----------
     ranks
-        All of them.
+        All ranks.
     align
-        Queues what ends on all GPUs at once, on the current stream.
+        Queues work on the current stream that ends on all GPUs at once.
     """
 
     def __init__(self, ranks: Bootstrap, align: Callable[[], Any]) -> None:
@@ -141,7 +141,7 @@ class LinkedTimer(_Timer):
         self._align = align
 
     def time(self, name: str, call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> Any:
-        """Queue a call together with the other ranks, and time what it does on this rank's GPU; as `GpuTimer.time`."""
+        """Queue a call together with the other ranks, and time its work on this rank's GPU; as `GpuTimer.time`."""
         self._ranks.all_gather(None)  # so that gates close at about the same time
         gate = self._close_gate(name)
         current = torch.cuda.current_stream()
@@ -152,7 +152,7 @@ class LinkedTimer(_Timer):
         result = call()
         end.record(stream or current)
         self._ranks.all_gather(None)
-        # What aligns them cannot have ended while one gate was still closed, and by now all have queued their work.
+        # The aligning work cannot have ended while any gate was still closed, and by now all ranks have queued theirs.
         late = all(self._ranks.all_gather(bool(gate.query())))
         end.synchronize()
         self._keep(name, 0.0, begin.elapsed_time(end), late)
@@ -160,16 +160,16 @@ class LinkedTimer(_Timer):
 
 
 def make_aligner(buffer: Buffer, row: Any, config: Config | None) -> Callable[[], Any]:
-    """Return what queues a dispatch that ends nowhere before it has begun everywhere. Collective.
+    """Return a function that queues a dispatch which ends nowhere before it has started everywhere. Collective.
 
     Parameters
     ----------
     buffer
-        Of ranks with a GPU each.
+        A Buffer of ranks with a GPU each.
     row
-        What `dispatch` takes for x, of one token: it goes from each rank to each.
+        The x of that dispatch, for a single token, which goes from each rank to each.
     config
-        Of that dispatch.
+        The configuration of that dispatch.
     """
     counts = torch.ones(buffer.group_size, dtype=torch.int32, device=buffer.device)
     everywhere = counts.to(torch.bool).unsqueeze(0)
@@ -180,21 +180,21 @@ def make_aligner(buffer: Buffer, row: Any, config: Config | None) -> Callable[[]
 
 
 class EventTimer:
-    """Times what a call launches on a stream, by the GPU's clock."""
+    """Times the work that a call launches on a stream, by the GPU's clock."""
 
     def time(
         self, launch: Callable[[], Any], stream: torch.cuda.Stream, align: Callable[[], Any] | None = None
     ) -> tuple[Any, float]:
-        """Return what `launch` returns, and milliseconds.
+        """Return the result of `launch`, and the time of its work in milliseconds.
 
         Parameters
         ----------
         launch
-            Launches what is timed.
+            Launches the work to time.
         stream
-            Where.
+            The stream of that work.
         align
-            Launches there, before, what ends on all ranks' GPUs at once.
+            Launches work on that stream first that ends on all ranks' GPUs at once.
         """
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(stream):
@@ -209,7 +209,7 @@ class EventTimer:
 
 
 def measure_copy() -> float:
-    """Return GB/s that this GPU copies within its memory: bytes read and bytes written, the median of a few copies."""
+    """Return the GB/s of copies within this GPU's memory, bytes read plus bytes written: the median of a few copies."""
     source = torch.randint(1 << 30, (_COPY_BYTES // 4,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     times = []

@@ -1,4 +1,4 @@
-"""What a call costs the host before its kernels may run."""
+"""The host time of a call before its kernels may run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 NOTE = (
     "Host time per eager call: from entering the Buffer's method until the call's launch is handed to the native "
-    "launcher, with all that the host does in between: arguments checked, outputs made, streams ordered, the operation "
-    "counted. The kernel's run is not inside. "
-    "Microseconds by the host's monotonic clock, of all ranks' calls in the chains of `pair`: as in decoding, one call "
-    "follows another. With more ranks than cores the largest ones include the scheduler's work."
+    "launcher, with everything that the host does in between: checking arguments, allocating outputs, ordering "
+    "streams, counting the operation. The kernel itself is not included. "
+    "Microseconds by the host's monotonic clock, over all ranks' calls in the chains of `pair`: as in decoding, one "
+    "call follows another. With more ranks than cores the largest values include the scheduler's work."
 )
 
 
@@ -31,7 +31,7 @@ class HostTimes:
     Parameters
     ----------
     buffer
-        Whose calls they are.
+        The Buffer that is called.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -41,21 +41,21 @@ class HostTimes:
         """Whether samples are kept."""
 
     def time(self, name: str, call: Callable[..., T], *given: Any, **options: Any) -> T:
-        """Make a call and time the host's part of it.
+        """Make a call, and time the host's part of it.
 
         Parameters
         ----------
         name
-            Of the call, for the report.
+            Name of the call, for the report.
         call
-            A Buffer's method that makes one launch.
+            A method of the Buffer that makes one launch.
         given, options
             Its arguments.
 
         Returns
         -------
         object
-            What the call returns.
+            The result of the call.
         """
         begin = time.monotonic_ns()
         result = call(*given, **options)
@@ -64,12 +64,12 @@ class HostTimes:
         return result
 
     def summaries(self, group: dist.ProcessGroup) -> dict[str, dict[str, float]]:
-        """Return median, least and largest microseconds of each call, over all ranks' samples; the same on every rank.
+        """Return the median, minimum and maximum microseconds of each call over all ranks' samples. Collective.
 
         Parameters
         ----------
         group
-            The ranks; all of them ask.
+            The ranks; the result is the same on all of them.
         """
         gathered: list[Any] = [None] * group.size()
         dist.all_gather_object(gathered, dict(self._samples), group=group)

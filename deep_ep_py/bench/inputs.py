@@ -18,8 +18,8 @@ _ROWS_STREAM, _MASK_STREAM = 1001, 1002
 class Inputs:
     """One rank's inputs for all iterations.
 
-    Row t of rank r in iteration i is `base[t] ^ mask[r, i]`: one pass over memory makes it, any rank can recompute
-    any row of any other, and rows that differ in token, source or iteration differ in their bits.
+    Row t of rank r in iteration i is `base[t] ^ mask[r, i]`. One pass over memory makes the rows, any rank can
+    recompute any row of any other, and rows that differ in token, source or iteration differ in their bits.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Inputs:
     rank
         This rank.
     gather
-        Given this rank's counts of all iterations, returns every rank's, by rank. Called once.
+        Takes this rank's counts for all iterations, and returns every rank's, by rank. Called once.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Inputs:
         self.counts = torch.stack(list(gather(counts)), dim=1)
         """int64 [iterations, source, destination]: rows that travel."""
         self.max_received = int(self.counts.sum(dim=1).max())
-        """The most rows that any rank receives in any iteration."""
+        """The maximum number of rows that any rank receives in any iteration."""
         self.max_sent = int(self.counts[:, rank].sum(dim=1).max())
         self._expert_rows: torch.Tensor | None = None
         self._expert_mask: torch.Tensor | None = None
         self.step = -1
 
     def advance(self, step: int) -> None:
-        """Make this iteration's inputs. Not part of any timed stretch."""
+        """Make this iteration's inputs. Never called while timing."""
         self.step = step
         torch.bitwise_xor(self._base, self._mask(self.rank, step), out=self._x)
         self._scales.copy_(self.scales_of(self._x))
@@ -81,11 +81,11 @@ class Inputs:
 
     @property
     def payload(self) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """What dispatch is given: the rows; FP8 ones with float32 [tokens, hidden / 128] scales."""
+        """The argument of dispatch: the rows; FP8 rows come with float32 [tokens, hidden / 128] scales."""
         return (self.x, self._scales) if self.config.scales else self.x
 
     def scales_of(self, bits: torch.Tensor) -> torch.Tensor:
-        """Return the scales of rows given as bits: the rows' first bits, so that they differ as the rows do."""
+        """Return the scales of rows given as bits: the first bits of the rows, so that they differ as the rows do."""
         return bits.view(torch.int32)[:, : self.config.scales].view(torch.float32)
 
     @property
@@ -95,12 +95,12 @@ class Inputs:
 
     @property
     def received(self) -> int:
-        """Rows that this rank receives in this iteration."""
+        """The number of rows that this rank receives in this iteration."""
         return int(self.counts[self.step, :, self.rank].sum())
 
     @property
     def expert_out(self) -> torch.Tensor:
-        """BF16 [received, hidden] in ordinary memory: what this rank's experts made of the rows it received."""
+        """BF16 [received, hidden] in ordinary memory: the output of this rank's experts for the rows it received."""
         assert self._expert_rows is not None
         return self._expert_rows[: self.received].view(torch.bfloat16)
 

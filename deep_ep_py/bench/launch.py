@@ -1,4 +1,4 @@
-"""Run a function on every rank: in processes started here, or in those that torchrun has started."""
+"""Running a function on every rank: in processes started here, or in those that torchrun has started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TIMEOUT = timedelta(seconds=600)
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a rank's function gets."""
+    """The first argument of a rank's function."""
 
     rank: int
     ranks: int
@@ -42,7 +42,7 @@ RankFunction = Callable[..., Any]
 
 
 def under_torchrun() -> bool:
-    """Say whether this process is a rank that torchrun started."""
+    """Return whether this process is a rank that torchrun started."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
@@ -52,7 +52,7 @@ def torchrun_rank() -> int:
 
 
 def require_torchrun_ranks(ranks: int) -> None:
-    """Raise ValueError if torchrun has started another number of ranks."""
+    """Raise ValueError if torchrun has started a different number of ranks."""
     world = int(os.environ["WORLD_SIZE"])
     if world != ranks:
         raise ValueError(f"--ranks is {ranks}; expected {world}, the number of ranks that torchrun started")
@@ -64,18 +64,18 @@ def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: 
     Parameters
     ----------
     function
-        Of a module that ranks can import; a module that `python -m` runs is one.
+        A function of a module that ranks can import, which may be the one that `python -m` runs.
     ranks
-        How many ranks; under torchrun it must be torchrun's number.
+        Number of ranks; under torchrun it must be torchrun's.
     args
-        Passed on; picklable.
+        Further arguments, which must be picklable.
     on_event
-        Gets what rank 0 emits, in the calling process.
+        Receives what rank 0 emits, in the calling process.
 
     Returns
     -------
     object
-        What the function returned on rank 0; under torchrun, what it returned on this rank.
+        The result of the function on rank 0; under torchrun, its result on this rank.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def launch(function: RankFunction, ranks: int, args: tuple[Any, ...], on_event: 
 
 
 def run_job(connection: Connection, job: bytes) -> None:
-    """Run what `processes.run_processes` has sent, as a rank's process, and send back what comes of it."""
+    """Run the job sent by `processes.run_processes` in a rank's process, and send back its outcome."""
     function: Any
 
     def raised() -> NoReturn:
@@ -106,7 +106,7 @@ def run_job(connection: Connection, job: bytes) -> None:
         try:
             return function(context, *args)
         except BaseException:  # noqa: B036 - the parent raises it
-            raised()  # before the group ends, and the other ranks raise because of that
+            raised()  # before the group ends, which makes the other ranks raise
 
     try:
         (module, name), rank, ranks, init_method, given = pickle.loads(job)
@@ -131,7 +131,7 @@ def _run_rank(
         assert group is not None
         return function(RankContext(rank, ranks, group, emit if rank == 0 else _discard), *args)
     finally:
-        # A group that only a reference cycle still holds would die with the interpreter, and abort the process.
+        # A group kept alive only by a reference cycle would die with the interpreter and abort the process.
         gc.collect()
         dist.destroy_process_group()
 
@@ -141,6 +141,6 @@ def _discard(event: Event) -> None:
 
 
 def pin_to_core(rank: int) -> None:
-    """Bind this process to one of the cores it may use: rank after rank, around and around."""
+    """Bind this process to one of the cores that it may use, round-robin by rank."""
     cores = usable_cores()
     os.sched_setaffinity(0, {cores[rank % len(cores)]})

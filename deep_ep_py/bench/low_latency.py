@@ -18,15 +18,15 @@ from deep_ep_py.bench.low_latency_oracle import Selections
 from deep_ep_py.bench.size_run import SizeRun
 from deep_ep_py.bench.wire import WireMeter
 
-# What each timed call covers; goes into the report.
+# The scope of each timed call, for the report.
 OPS = {
     "dispatch": "low_latency_dispatch: rows by expert, with output allocation",
-    "combine": "low_latency_combine of the received tensor itself, which mapped ranks read where it is",
+    "combine": "low_latency_combine of the received tensor itself, which mapped ranks read in place",
     "combine_private": "low_latency_combine of results in ordinary memory of their rank",
     "dispatch_send": "the sending half of a dispatch with a receive hook: the call",
-    "dispatch_receive": "its other half: the hook",
+    "dispatch_receive": "its receiving half: the hook",
     "combine_send": "the sending half of a combine of the received tensor with a receive hook",
-    "combine_receive": "its other half",
+    "combine_receive": "its receiving half",
     "pair": "one period of back-to-back dispatch -> combine of the received tensor",
 }
 _ARENA_SLACK = 64 << 20
@@ -55,14 +55,14 @@ class LowLatencyCalls:
             ranks_per_node=config.ranks // config.nodes,
             fabric=config.fabric,
             nic=deep_ep.NicOptions(blocks=1024, mtu=1 << 20, in_flight=16),
-            # Two are alive at once, and what is free is not always in one piece.
+            # Two are alive at a time, and free memory is not always contiguous.
             arena_bytes=3 * packed + _ARENA_SLACK,
         )
         self.host = HostTimes(self.buffer)
         self.packed: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
         self.counts = torch.empty(0)
         self.combined_x = torch.empty(0)
-        # The results of experts: the pages of rows that are never received cost nothing.
+        # The experts' results; pages of rows that are never received cost nothing.
         self.results = torch.empty(
             (config.experts // config.ranks, config.ranks * inputs.tokens, config.hidden), dtype=torch.bfloat16
         )
@@ -75,11 +75,11 @@ class LowLatencyCalls:
         return self.packed[0] if isinstance(self.packed, tuple) else self.packed
 
     def release(self) -> None:
-        """Let go of the received tensor, so that the next dispatch finds its memory free."""
+        """Release the received tensor, so that the next dispatch can reuse its memory."""
         self.packed, self._handle = torch.empty(0), None
 
     def dispatch(self, hook: bool = False) -> None:
-        """Dispatch, or send alone."""
+        """Dispatch, or only send."""
         inputs, config = self._inputs, self._config
         self.packed, self.counts, self._handle, _, self._hook = self.host.time(
             "dispatch",
@@ -93,12 +93,12 @@ class LowLatencyCalls:
         )
 
     def receive(self) -> None:
-        """Receive what the latest call with a hook has sent for."""
+        """Run the receiving half of the latest call with a hook."""
         self._hook()
         self._hook = None
 
     def combine(self, x: torch.Tensor, hook: bool = False) -> None:
-        """Combine, or send alone."""
+        """Combine, or only send."""
         inputs = self._inputs
         self.combined_x, _, self._hook = self.host.time(
             "combine",
@@ -111,7 +111,7 @@ class LowLatencyCalls:
         )
 
     def pairs(self) -> None:
-        """As many dispatch -> combine pairs as the run chains, with nothing between them."""
+        """Run as many dispatch -> combine pairs as the run chains, back to back."""
         for _ in range(self._config.chain):
             self.release()
             self.dispatch()

@@ -1,4 +1,4 @@
-"""What to compare low-latency mode with. Each moves one row for every selection, since that is the result's shape."""
+"""Baselines of low-latency mode. Each moves one row per selection, since that is the shape of the result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from deep_ep_py.bench.low_latency_oracle import Selections
 if TYPE_CHECKING:
     from deep_ep_py import Buffer
 
-# What each baseline's calls cover; goes into the report.
+# The scope of each baseline's calls, for the report.
 BASELINE_NOTES = {
-    "memcpy": "A row for every selection, addresses computed beforehand. dispatch: from x to where it stands in the "
+    "memcpy": "One row per selection, addresses computed beforehand. dispatch: from x to its place in the "
     "peers' received tensors in shared memory. combine: from there into one row per selection of the owner, without "
     "the sum. The faster of memcpy and of streaming stores. With FP8 the same BF16 rows, into memory of the rank.",
-    "gloo_bare": "all_to_all_single of a row for every selection, already packed, into warm memory; combine: the same "
-    "way back.",
+    "gloo_bare": "all_to_all_single of one row per selection, already packed, into warm memory; combine: the same "
+    "in reverse.",
     "normal": "Normal mode of the same Buffer: layout, dispatch, and the rows permuted to experts; back: the weighted "
     "sum of each row's results, and combine.",
     "barrier": "A gloo barrier for each of dispatch and combine.",
@@ -29,16 +29,16 @@ BASELINE_NOTES = {
 
 
 class SelectionBaseline(ABC):
-    """One way to do the work, measured next to ours."""
+    """Another implementation of the same work, measured next to ours."""
 
     variants: tuple[str, ...] = ("",)
-    """Several ways of the same baseline: all are timed, the faster one is reported."""
+    """Variants of the baseline: all are timed, and the fastest is reported."""
 
     def __init__(self, config: BenchConfig, inputs: Inputs, group: dist.ProcessGroup) -> None:
         self._config, self._inputs, self._group = config, inputs, group
 
     def prepare(self, buffer: Buffer, packed: torch.Tensor, selections: Selections) -> None:
-        """Do what this iteration needs and the timed calls do not cover; our received tensor is there."""
+        """Do the untimed preparation for this iteration; our received tensor exists by then."""
         del buffer, packed, selections
 
     @abstractmethod
@@ -50,7 +50,7 @@ class SelectionBaseline(ABC):
         """Bring the rows back."""
 
     def check(self) -> str | None:
-        """Return what is wrong with what the dispatch has brought."""
+        """Return what is wrong with the result of the dispatch, or None."""
         return None
 
 
@@ -97,7 +97,7 @@ class Memcpy(SelectionBaseline):
         C.copy_rows(destinations.data_ptr(), sources.data_ptr(), destinations.numel(), row_bytes, streaming)
 
     def check(self) -> str | None:
-        """The rows stand where ours do, so that theirs must be the same."""
+        """Check the rows, which are in the same place as ours and must be the same."""
         if self._config.dtype == "fp8":
             return None
         wanted = self._selections.received(0)
@@ -127,19 +127,19 @@ class GlooBare(SelectionBaseline):
         dist.all_to_all_single(self._received, self._rows, self._got, self._sent, group=self._group)
 
     def combine(self, variant: str) -> None:
-        """Send them the way back."""
+        """Send the rows back."""
         dist.all_to_all_single(self._rows, self._received, self._sent, self._got, group=self._group)
 
 
 class Normal(SelectionBaseline):
-    """Normal mode with what makes its results those of low-latency mode."""
+    """Normal mode plus the steps that make its results those of low-latency mode."""
 
     def prepare(self, buffer: Buffer, packed: torch.Tensor, selections: Selections) -> None:
-        """Nothing but to remember the Buffer."""
+        """Store the Buffer."""
         self._buffer = buffer
 
     def dispatch(self, variant: str) -> None:
-        """Layout, dispatch, rows by expert."""
+        """Compute the layout, dispatch, and sort rows by expert."""
         from deep_ep_py.moe.permute import permute, sort_by_expert
 
         inputs, config = self._inputs, self._config
@@ -156,21 +156,21 @@ class Normal(SelectionBaseline):
         self._rows = permute(received, self._permutation)
 
     def combine(self, variant: str) -> None:
-        """The weighted sum of each row's results, and combine."""
+        """Compute the weighted sum of each row's results, and combine."""
         from deep_ep_py.moe.permute import unpermute
 
         self._buffer.combine(unpermute(self._rows, self._weights, self._permutation), self._handle)
 
 
 class Barrier(SelectionBaseline):
-    """What it costs that all ranks meet."""
+    """The cost of a barrier of all ranks."""
 
     def dispatch(self, variant: str) -> None:
-        """Meet."""
+        """Wait for all ranks."""
         dist.barrier(group=self._group)
 
     def combine(self, variant: str) -> None:
-        """Meet again."""
+        """Wait for all ranks again."""
         dist.barrier(group=self._group)
 
 

@@ -1,4 +1,4 @@
-"""Where low-latency rows go and what must come of them, in plain torch, from the seed alone."""
+"""The oracle of low-latency mode: where rows go and the expected results, in plain torch, from the seed alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST, _MIN_AMAX = 448.0, 1e-4
 
 
 class Selections:
-    """One iteration's (token, expert) pairs, all ranks'.
+    """The (token, expert) pairs of all ranks in one iteration.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ class Selections:
     Attributes
     ----------
     rows : torch.Tensor
-        int64 [tokens, top-k]: the row of this rank's each choice among its expert's.
+        int64 [tokens, top-k]: for each choice of this rank's tokens, the row index among its expert's rows.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -41,7 +41,7 @@ class Selections:
         return torch.zeros((len(topk_idx), self._experts), dtype=torch.int64).scatter_(1, topk_idx, 1)
 
     def received(self, local: int) -> torch.Tensor:
-        """Return what this rank receives for one of its experts: int16 bits, by source and token."""
+        """Return the rows that this rank receives for one of its experts, as int16 bits, by source and token."""
         expert, inputs = self._inputs.rank * self._local + local, self._inputs
         rows = [
             inputs.x_bits(source, inputs.step, chosen[:, expert].nonzero().flatten())
@@ -50,7 +50,7 @@ class Selections:
         return torch.cat(rows)
 
     def copy_rows(self, results: torch.Tensor) -> None:
-        """Make the experts' results: the rows themselves."""
+        """Fill in the experts' results: the rows themselves."""
         for local in range(self._local):
             rows = self.received(local)
             results[local, : len(rows)].view(torch.int16).copy_(rows)
@@ -76,7 +76,7 @@ class Selections:
         return None
 
     def check_combine(self, combined_x: torch.Tensor) -> str | None:
-        """Compare bit for bit with the sum in the order of choices: every expert has returned the row itself."""
+        """Compare bit for bit with the sum in order of choices, where every expert has returned the row itself."""
         inputs = self._inputs
         x = inputs.x.float()
         total = torch.zeros_like(x)

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine that figures were measured on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from deep_ep_py.core import choices
 
 @cache
 def usable_cores() -> list[int]:
-    """Return the cores that this process may use, as they were when it was asked first: before it pins itself."""
+    """Return the cores that this process may use, as of the first call, before it pins itself."""
     return sorted(os.sched_getaffinity(0))
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, the memory and the versions, as far as this machine tells."""
+    """Return the processor, the memory and the versions, as far as they can be determined."""
     return {
         "cpu": _first_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": len(usable_cores()),
@@ -64,7 +64,7 @@ def _first_value(path: str, key: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the checkout's commit, with a + where files differ from it; None outside a checkout."""
+    """Return the checkout's commit, with a + if files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -40,7 +40,7 @@ class NormalRun(SizeRun):
 
     @cached_property
     def _oracle(self) -> Oracle:
-        """Of the last iteration."""
+        """The oracle of the last iteration."""
         return Oracle(self._inputs, self._steps - 1)
 
     def _iteration(self) -> None:
@@ -59,7 +59,7 @@ class NormalRun(SizeRun):
         ours.release()
 
     def _combines(self) -> None:
-        """What follows a dispatch of BF16 rows."""
+        """Measure what follows a dispatch of BF16 rows."""
         ours, watch = self._ours, self._watch
         self._time("combine", ours.combine)
         self._corrupt("combine", ours.combined_x)
@@ -74,7 +74,7 @@ class NormalRun(SizeRun):
         self._check("pair", self._check_pair)
 
     def _baseline_dispatch(self, name: str, baseline: Baseline, variant: str) -> None:
-        if self._last and name != "gloo":  # gloo knows where it receives only once it has counts
+        if self._last and name != "gloo":  # gloo knows where it receives only once it has the counts
             baseline.received().zero_()
         self._watch.time(f"{name}.dispatch.{variant}", partial(baseline.dispatch, variant))
         self._barrier()

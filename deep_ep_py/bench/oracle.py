@@ -1,4 +1,4 @@
-"""What dispatch and combine must return, in plain torch, from the seed alone."""
+"""The oracle: what dispatch and combine must return, in plain torch, from the seed alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from deep_ep_py.bench.routing import tokens_in_rank
 
 _CHUNK = 256
 _ULP = 2.0**-8
-"""Of a sum that is rounded to BF16: at most so much of it."""
+"""Bound on the relative error of a sum that is rounded to BF16."""
 
 
 class Oracle:
     """Checks all elements of one iteration's results on one rank.
 
-    Every rank's routing and rows are made again from the seed: nothing that travelled is trusted.
+    Every rank's routing and rows are recomputed from the seed: nothing that was sent is trusted.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Oracle:
             if not torch.equal(got, self._inputs.x_bits(source, self._step, tokens)):
                 wrong = (got != self._inputs.x_bits(source, self._step, tokens)).sum()
                 return f"dispatch: {int(wrong)} elements of the rows from rank {source} differ"
-            # The rows are right, so their scales can be made of them.
+            # The rows are right, so the expected scales can be computed from them.
             if recv_scales is not None and not _same_bits(recv_scales[begin:end], self._inputs.scales_of(got)):
                 return f"dispatch: scales of the rows from rank {source} differ"
             idx, weights = self._local_choice(source, tokens)
@@ -104,7 +104,7 @@ class Oracle:
     ) -> str | None:
         """Compare with the float64 sum: |got - exact| <= u |exact| + K 2^-23 sum |x_i|, u = 2^-8, K summands.
 
-        With two hops what comes from another node was rounded there, so u (1 + u) |its exact sum| is added for each.
+        With two hops, the sum from another node was rounded there, so u (1 + u) |its exact sum| is added for each node.
         """
         if got.shape != self._inputs.x.shape:
             return f"{name}: shape {tuple(got.shape)}, {tuple(self._inputs.x.shape)} expected"
@@ -130,7 +130,7 @@ class Oracle:
                 .add_(magnitude.mul_(summands).mul_(2.0**-23))
                 .add_(rounded, alpha=_ULP * (1 + _ULP))
             )
-            # Written so that a NaN counts as wrong.
+            # Written such that a NaN counts as wrong.
             wrong = ~((got[begin:end].to(torch.float64) - exact).abs_() <= bound)
             if bool(wrong.any()):
                 return f"{name}: {int(wrong.sum())} elements of the tokens {begin} to {end} are out of bounds"

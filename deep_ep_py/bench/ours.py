@@ -14,18 +14,18 @@ from deep_ep_py.bench.inputs import Inputs
 if TYPE_CHECKING:
     from deep_ep_py import Buffer
 
-# What each timed call covers; goes into the report.
+# The scope of each timed call, for the report.
 OPS = {
     "layout_notify": "get_dispatch_layout and the first part of a dispatch: count exchange and the host's wait for the "
     "totals. The rest of that dispatch is not timed",
     "dispatch": "get_dispatch_layout and dispatch with top-k ids and weights, as a layer calls them: layout, notify, "
     "output allocation and the rows",
-    "combine": "combine of the received tensor itself, which lies in memory that all ranks of its node have mapped",
-    "combine_private": "combine of an expert output that lies in ordinary memory of its rank",
+    "combine": "combine of the received tensor itself, which is in memory that all ranks of its node have mapped",
+    "combine_private": "combine of an expert output that is in ordinary memory of its rank",
     "pair": "one period of back-to-back dispatch (with layout and notify) -> combine of the received tensor",
 }
 _ARENA_SLACK = 64 << 20
-# Of the software NICs between nodes: whole messages at once, a queue pair's in order.
+# Settings of the software NICs between nodes: whole messages at a time, in order on each queue pair.
 _MTU, _IN_FLIGHT = 1 << 20, 16
 
 
@@ -58,7 +58,7 @@ class Ours:
             nic=deep_ep.NicOptions(blocks=1024, mtu=_MTU, in_flight=_IN_FLIGHT),
             arena_bytes=self._arena_bytes(),
         )
-        self.buffer.runtime.pretouch()  # of mapped ranks, as after a run's first steps; the baselines' is warm too
+        self.buffer.runtime.pretouch()  # as after the first steps of a run; baselines' memory is warm too
         self._launch = deep_ep.Config(num_sms=config.num_sms) if config.num_sms else None
         self.received: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = torch.empty(0)
         self._kept: deque[Any] = deque(maxlen=config.keep)
@@ -71,7 +71,7 @@ class Ours:
 
     def _arena_bytes(self) -> int:
         config, inputs = self._config, self._inputs
-        # The received rows and a copy of the experts'; what is kept leaves gaps that another size does not fill.
+        # The received rows and a copy of the experts' output; kept outputs leave gaps that other sizes do not fill.
         outputs = (
             (2 + config.keep + config.keep // 2) * inputs.max_received * (config.payload_bytes + 12 * config.topk + 4)
         )
@@ -83,17 +83,17 @@ class Ours:
         return self.received[0] if isinstance(self.received, tuple) else self.received
 
     def layout_notify(self) -> None:
-        """Layout and count exchange; `finish_dispatch` does the rest."""
+        """Run the layout and the count exchange; `finish_dispatch` does the rest."""
         self._pending = self.buffer._begin_dispatch(self._inputs.payload, **self._layout())
         self.buffer.runtime.wait_counts(self._pending.call)
 
     def finish_dispatch(self) -> None:
-        """End the dispatch that `layout_notify` began, and forget what it brought."""
+        """Finish the dispatch that `layout_notify` started, and discard its results."""
         self._pending.finish()
         self._pending = None
 
     def dispatch(self) -> None:
-        """Layout and dispatch; the results stay in this object."""
+        """Run the layout and a dispatch; the results stay in this object."""
         self.received, self.recv_topk_idx, self.recv_topk_weights, self.tokens_per_expert, self._handle, _ = (
             self.buffer.dispatch(self._inputs.payload, **self._layout())
         )
@@ -107,22 +107,23 @@ class Ours:
         self.combined_x, _, _ = self.buffer.combine(self._inputs.expert_out, self._handle, config=self._launch)
 
     def pairs(self) -> None:
-        """As many dispatch -> combine pairs as the run chains, with nothing between them."""
+        """Run as many dispatch -> combine pairs as the run chains, back to back."""
         for _ in range(self._config.chain):
             self.release()
             self.dispatch()
             self.combine()
 
     def release(self) -> None:
-        """Let go of the received tensors, so that the next dispatch finds their memory free; of those from the
-        latest `keep` dispatches only when as many others have come.
+        """Release the received tensors, so that the next dispatch can reuse their memory.
+
+        Those of the latest `keep` dispatches are released only after as many further ones.
         """
         self._kept.append((self.received, self.recv_topk_idx, self.recv_topk_weights))
         self.received, self.recv_topk_idx, self.recv_topk_weights = torch.empty(0), None, None
         self._handle = None
 
     def _layout(self) -> dict[str, Any]:
-        """Return what dispatch takes besides x."""
+        """Return the arguments of dispatch besides x."""
         topk_idx, topk_weights = self._inputs.topk_idx, self._inputs.topk_weights
         per_rank, _, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(topk_idx, self._config.experts)
         return {

@@ -1,4 +1,4 @@
-"""A report as a picture: time and GB/s over size, ours and the baselines."""
+"""A report as a plot: time and GB/s over size, for ours and the baselines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PANELS = ("dispatch", "combine", "pair")
 
 
 def can_plot() -> bool:
-    """Say whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def get_pyplot() -> Any:
-    """Return matplotlib's pyplot, drawing into files."""
+    """Return matplotlib's pyplot, set up to draw into files."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -37,75 +37,96 @@ def get_pyplot() -> Any:
 
 
 def plot_report(report: dict[str, Any], path: Path) -> None:
-    """Write a PNG: a column for each operation, time above and logical GB/s below.
+    """Write a PNG: one column per operation, with time above and logical GB/s below.
+
+    Every timed iteration is a dot. Where several sizes were measured, a line joins the medians.
 
     Parameters
     ----------
     report
-        What `results.report` returned.
+        The result of `results.report`.
     path
-        The file to write; its folder is made.
+        The file to write; its folder is created.
     """
     pyplot = get_pyplot()
     panels = [op for op in _PANELS if op in report["ops"]]
     width = 13 if len(panels) > 1 else 6
-    figure, axes = pyplot.subplots(2, len(panels), figsize=(width, 7), squeeze=False, layout="constrained")
-    draw = _draw_bars if len(report["sizes"]) == 1 else _draw_lines
+    figure, axes = pyplot.subplots(2, len(panels), figsize=(width, 7.5), squeeze=False, layout="constrained")
+    several = len(report["sizes"]) > 1
     for column, op in enumerate(panels):
-        draw(axes[0][column], _curves(report, op, "ms"))
-        draw(axes[1][column], _curves(report, op, "gb_per_s"))
+        for axis, as_rate in ((axes[0][column], False), (axes[1][column], True)):
+            (_draw_lines if several else _draw_columns)(axis, _series(report, op, as_rate))
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(True, axis="y", alpha=0.2)
+        axes[0][column].set_yscale("log")
+        axes[0][column].yaxis.set_major_formatter("{x:g}")
+        axes[0][column].yaxis.set_minor_formatter("")
         axes[1][column].set_ylim(bottom=0)
         axes[0][column].set_title(op)
     axes[0][0].set_ylabel("ms")
     axes[1][0].set_ylabel("logical GB/s, all ranks together")
-    if len(report["sizes"]) > 1:
-        for axis in axes[0]:
-            axis.set_yscale("log")
-            axis.yaxis.set_major_formatter("{x:g}")
-            axis.yaxis.set_minor_formatter("")
+    if several:
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
         for axis in axes[1]:
             axis.set_xlabel("tokens per rank")
-    config = report["config"]
-    figure.suptitle(
-        f"{config['ranks']} ranks on {config['machine']['cores']} cores ({config['machine']['cpu']}), "
-        f"hidden {config['hidden']} {config['dtype']}, top-{config['topk']} of {config['experts']}, "
-        f"{config['routing']} routing"
-        + (f", {config['tokens']} tokens per rank" if len(report["sizes"]) == 1 else "")
-        + "\nmedian, slowest rank",
-        fontsize=11,
-    )
+    figure.suptitle(_title(report), fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def _curves(report: dict[str, Any], op: str, quantity: str) -> dict[str, list[tuple[int, float]]]:
-    """Return for each contestant the (tokens, value) points of one operation."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for size in report["sizes"]:
-        milliseconds = {OURS: size["ops"][op]["ms"]["median"]}
-        milliseconds |= {name: baseline[BASELINE_OP[op]]["ms"] for name, baseline in size["baselines"].items()}
-        for name, value in milliseconds.items():
-            rate = size["ops"][op]["bytes"] / value / 1e6
-            curves.setdefault(name, []).append((size["tokens"], value if quantity == "ms" else rate))
-    return curves
+def _title(report: dict[str, Any]) -> str:
+    config = report["config"]
+    machine = config["machine"]
+    where = machine.get("gpu") or machine["cpu"]
+    tokens = f", {config['tokens']} tokens per rank" if len(report["sizes"]) == 1 else ""
+    return (
+        f"{config['ranks']} ranks, hidden {config['hidden']} {config['dtype']}, top-{config['topk']} of "
+        f"{config['experts']}, {config['routing']} routing{tokens}\n"
+        f"{where}, {machine['cores']} cores, {machine['memory_gib']} GiB; deep_ep_py {machine['deep_ep_py']}"
+        f"{', commit ' + machine['commit'] if machine['commit'] else ''}\n"
+        f"slowest rank; a dot per iteration, {'a bar at the median' if tokens else 'lines join medians'}"
+    )
 
 
-def _draw_lines(axis: Any, curves: dict[str, list[tuple[int, float]]]) -> None:
-    for name, points in curves.items():
-        tokens, values = zip(*sorted(points), strict=True)
-        axis.plot(tokens, values, marker="o", color=_COLORS[name], label=name, linewidth=2.5 if name == OURS else 1.5)
+Series = dict[str, list[tuple[int, float, list[float]]]]
+"""By name, for each size: its tokens per rank, the median, and the value of each iteration."""
+
+
+def _series(report: dict[str, Any], op: str, as_rate: bool) -> Series:
+    series: Series = {}
+    for size in sorted(report["sizes"], key=lambda size: size["tokens"]):
+        ours = size["ops"][op]
+        measured = {OURS: (ours["ms"]["median"], ours["samples_ms"])}
+        for name, baseline in size["baselines"].items():
+            of = baseline[BASELINE_OP[op]]
+            measured[name] = (of["ms"], of["samples_ms"])
+        for name, (median, samples) in measured.items():
+            values = [ours["bytes"] / value / 1e6 if as_rate else value for value in (median, *samples)]
+            series.setdefault(name, []).append((size["tokens"], values[0], values[1:]))
+    return series
+
+
+def _draw_lines(axis: Any, series: Series) -> None:
+    for name, points in series.items():
+        tokens, medians, samples = zip(*points, strict=True)
+        color = _COLORS[name]
+        axis.plot(tokens, medians, color=color, label=name, linewidth=2.5 if name == OURS else 1.5)
+        spread = [(size, value) for size, values in zip(tokens, samples, strict=True) for value in values]
+        axis.scatter(*zip(*spread, strict=True), s=9, color=color, alpha=0.35, linewidths=0)
     axis.set_xscale("log", base=2)
-    sizes = sorted({tokens for points in curves.values() for tokens, _ in points})
+    sizes = sorted({size for points in series.values() for size, _, _ in points})
     axis.set_xticks(sizes, [str(size) for size in sizes])
-    axis.grid(True, which="both", alpha=0.2)
+    axis.minorticks_off()
 
 
-def _draw_bars(axis: Any, curves: dict[str, list[tuple[int, float]]]) -> None:
-    values = [points[0][1] for points in curves.values()]
-    bars = axis.bar(list(curves), values, color=[_COLORS[name] for name in curves])
-    axis.bar_label(bars, fmt="%.3g")
-    axis.margins(y=0.12)
-    axis.spines[["top", "right"]].set_visible(False)
+def _draw_columns(axis: Any, series: Series) -> None:
+    for place, (name, ((_, median, samples),)) in enumerate(series.items()):
+        count = len(samples)
+        across = [place - 0.2 + 0.4 * (index + 0.5) / count for index in range(count)]
+        axis.scatter(across, samples, s=14, color=_COLORS[name], alpha=0.45, linewidths=0)
+        axis.hlines(median, place - 0.3, place + 0.3, color=_COLORS[name], linewidth=2.5)
+        axis.annotate(f"{median:.3g}", (place + 0.32, median), va="center", fontsize=9)
+    axis.set_xticks(range(len(series)), list(series))
+    axis.set_xlim(-0.6, len(series) - 0.1)

@@ -1,4 +1,4 @@
-"""What posting costs a kernel: time per work request and doorbells per second, on a GPU with NICs in software."""
+"""The cost of posting to a kernel: time per work request and doorbells per second, on a GPU with software NICs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from deep_ep_py.bench.gpu_timing import EventTimer
 from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.core.files import write_json
 from deep_ep_py.core.native import C
+from deep_ep_py.core.options import OutputFile
 
 BOUNDARY = (
-    "One kernel on one rank that only posts puts: for each an RDMA write of 64 bytes and a fetch-and-add, written into "
-    "the send queue, and doorbells. By CUDA events around the kernel: its launch and its end are inside, spread over "
-    "all its requests; host work is outside. No send queue is ever full, so no thread waits for the NIC, and what the "
-    "NIC does is outside. Send queues, doorbell records, doorbells and completions lie in pinned host memory, across "
-    "the bus; the queue pairs' counts in GPU memory. The NIC, a thread of the host, polls and reads meanwhile. "
-    "Requests are counted by the NIC, doorbells by the kernel."
+    "One kernel on one rank that only posts puts: for each, an RDMA write of 64 bytes and a fetch-and-add, written "
+    "into the send queue, and doorbells. Timed by CUDA events around the kernel: its launch and its end are included, "
+    "spread over all its requests; host work is not. No send queue is ever full, so no thread waits for the NIC, and "
+    "the NIC's own work is not included. Send queues, doorbell records, doorbells and completions are in pinned host "
+    "memory, across the bus; the queue pairs' counters are in GPU memory. The NIC, a host thread, polls and reads "
+    "meanwhile. Requests are counted by the NIC, doorbells by the kernel."
 )
 _PUT_BYTES = 64
 _REQUESTS_PER_PUT = 2
@@ -39,13 +40,13 @@ class Pattern:
     Parameters
     ----------
     name
-        What it is called.
+        Name of the pattern.
     blocks
-        Blocks that post.
+        Thread blocks that post.
     warps
-        Warps of each that do.
+        Warps per block that post.
     queue_pairs
-        That they spread over, each warp on one.
+        Queue pairs over which they are spread, each warp on one.
     """
 
     name: str
@@ -69,24 +70,24 @@ def measure(
     Parameters
     ----------
     iterations
-        Timed kernels of each pattern.
+        Timed kernels per pattern.
     requests
-        Work requests of each kernel for each queue pair, at most 32768.
+        Work requests per kernel and queue pair, at most 32768.
     warmup
-        Kernels before them.
+        Untimed kernels before them.
     patterns
-        The threads that post.
+        The patterns to time.
 
     Returns
     -------
     dict
-        The report: `patterns`, for each `ns_per_request`, `doorbells_per_s` and `doorbells` of a kernel with median,
-        min and max over the iterations, and `requests` of a kernel; `verified`: all that was posted has arrived.
+        The report. `patterns`: for each, `ns_per_request`, `doorbells_per_s` and `doorbells` of a kernel with median,
+        min and max over the iterations, and `requests` of a kernel. `verified`: everything posted has arrived.
 
     Raises
     ------
     ValueError
-        If `requests` is too small for a pattern, or too large for a send queue.
+        `requests` is too small for a pattern, or too large for a send queue.
     """
     from deep_ep_py.testing import run_ranks
 
@@ -108,7 +109,7 @@ def measure(
 
 
 def _on_each_rank(group: Any, pattern: Pattern, iterations: int, requests: int, warmup: int) -> Any:
-    """On rank 0 the figures, on rank 1 whether all has arrived."""
+    """Return the figures on rank 0, and whether everything has arrived on rank 1."""
     import deep_ep_py as deep_ep
 
     rank, posters = group.rank(), pattern.blocks * pattern.warps
@@ -118,7 +119,7 @@ def _on_each_rank(group: Any, pattern: Pattern, iterations: int, requests: int, 
     engine, runtime = buffer._engine, buffer.runtime
     engine.prepare(0, 0, "post")
     data = engine.empty((posters, _PUT_BYTES // 8), torch.int64)
-    sent = torch.arange(_PUT_BYTES // 8) + 1  # the first row of rank 0, in the end every row of rank 1
+    sent = torch.arange(_PUT_BYTES // 8) + 1  # the first row of rank 0, and at the end every row of rank 1
     data.copy_(sent if rank == 0 else torch.zeros_like(sent))
     words = engine.empty((posters,), torch.int64).zero_()
     engine.device.synchronize()
@@ -131,13 +132,13 @@ def _on_each_rank(group: Any, pattern: Pattern, iterations: int, requests: int, 
     if rank == 1:
         total = (warmup + iterations) * puts * C.SIGNAL_UNIT
         result = bool((words.cpu() == total).all()) and bool((data.cpu() == sent).all())
-    group.barrier()  # neither rank leaves before all is read
+    group.barrier()  # neither rank leaves before everything is read
     buffer.destroy()
     return result
 
 
 def _post(buffer: Any, pattern: Pattern, puts: int, offsets: list[list[int]]) -> tuple[float, int, int]:
-    """Run one kernel: -> milliseconds, requests, doorbells."""
+    """Run one kernel. Returns milliseconds, requests and doorbells."""
     runtime = buffer.runtime
     before = buffer.network_counters()[1]
 
@@ -158,12 +159,12 @@ def _post(buffer: Any, pattern: Pattern, puts: int, offsets: list[list[int]]) ->
     runtime.wait(call)
     buffer._engine.check_failure(call)
     runtime.retire(call)
-    runtime.drain()  # the next one finds empty send queues
+    runtime.drain()  # so that the next one finds empty send queues
     after = buffer.network_counters()[1]
     sent = {name: after[name] - before[name] for name in after}
     posted = puts * pattern.blocks * pattern.warps
     if (sent["writes"], sent["atomics"], sent["bytes"]) != (posted, posted, posted * _PUT_BYTES):
-        raise RuntimeError(f"{pattern.name}: {posted} puts were posted, the NIC has carried out {sent}")
+        raise RuntimeError(f"{pattern.name}: {posted} puts were posted, but the NIC executed {sent}")
     return milliseconds, sent["writes"] + sent["atomics"], sent["doorbells"]
 
 
@@ -183,9 +184,9 @@ def _figures(pattern: Pattern, samples: list[tuple[float, int, int]]) -> dict[st
 
 
 def as_table(report: dict[str, Any]) -> Table:
-    """Return a report for people."""
+    """Return the report as a table for people."""
     table = Table(title="Posting", box=box.SIMPLE_HEAD, title_justify="left")
-    table.add_column("who posts")
+    table.add_column("posted by")
     for column in ("warps", "queue pairs", "ns per request", "min .. max", "doorbells/s", "requests/doorbell"):
         table.add_column(column, justify="right")
     for posted in report["patterns"]:
@@ -203,11 +204,11 @@ def as_table(report: dict[str, Any]) -> Table:
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--iterations", type=click.IntRange(1), default=20, help="Timed kernels of each pattern.")
-@click.option("--requests", type=click.IntRange(32, _RING), default=1 << 14, help="For each queue pair and kernel.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@click.option("--iterations", type=click.IntRange(1), default=20, help="Timed kernels per pattern.")
+@click.option("--requests", type=click.IntRange(32, _RING), default=1 << 14, help="Per queue pair and kernel.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write the report here.")
 def command(iterations: int, requests: int, json_file: Path | None) -> None:
-    """Time how kernels post work requests, on one GPU, to NICs in software. The exit code is 1 where one got lost."""
+    """Time how kernels on one GPU post work requests to software NICs. The exit code is 1 if a request got lost."""
     if not torch.cuda.is_available():
         raise click.UsageError("torch sees no GPU here")
     report = measure(iterations, requests)
@@ -218,4 +219,4 @@ def command(iterations: int, requests: int, json_file: Path | None) -> None:
         write_json(json_file, report)
         console.print(f"report: {json_file}")
     if not report["verified"]:
-        raise click.ClickException("what arrived is not what was posted")
+        raise click.ClickException("what has arrived is not what was posted")

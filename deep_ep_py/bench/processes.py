@@ -1,4 +1,4 @@
-"""Ranks as processes that end with the process that started them, whatever ends it: `rank_process` says how."""
+"""Ranks as processes that end with the process that started them, however it ends: `rank_process` describes how."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAM = Path(__file__).with_name("rank_process.py")
-# How long to listen to other ranks once one has failed: the first to say so may only have missed the one at fault.
+# How long to listen to other ranks after one has failed: the first to report may only have missed the one at fault.
 _LISTEN_SECONDS = 0.5
 
 
@@ -26,7 +26,7 @@ class RankFailed(RuntimeError):
     Attributes
     ----------
     rank : int
-        Which; where several failed, one that ended without a word before one that raised, else the first to tell.
+        The rank that failed. Of several, one that ended without raising is preferred, then the first to report.
     """
 
     def __init__(self, rank: int, message: str) -> None:
@@ -42,7 +42,7 @@ class _Rank:
         self.failure: str | None = None
         self.raised = self._done = False
         self.result: Any = None
-        # Both ends are closed in what is executed unless passed on: no rank holds the parent's end of any connection.
+        # Both ends are closed on exec unless passed on: no rank holds the parent's end of any connection.
         self.connection, theirs = Pipe()
         with theirs:
             command = [sys.executable, str(_PROGRAM), str(os.getpid()), str(theirs.fileno())]
@@ -51,17 +51,17 @@ class _Rank:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), *descriptors],
-                # Ctrl-C is for the parent, which ends the ranks; and a group to end with all that a rank may start.
+                # Ctrl-C is for the parent, which ends the ranks. The new process group covers all that a rank starts.
                 start_new_session=True,
             )
 
     def send(self, job: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `receive` finds that out
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, which `receive` will find
             self.connection.send(sys.path)
             self.connection.send_bytes(job)
 
     def receive(self) -> Any:
-        """Return what the rank emits, or None where it has said or done something else."""
+        """Return the event that the rank emits, or None if it sent or did something else."""
         try:
             kind, value = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -79,7 +79,7 @@ class _Rank:
 
     def _how_it_ended(self) -> str | None:
         """Wait for the process's end, and return what is wrong with it."""
-        # Not reaped yet: its number must stay its own until its group has been ended.
+        # Not reaped yet: its pid must stay its own until its group has been ended.
         ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         when = "after" if self._done else "before"
@@ -90,7 +90,7 @@ class _Rank:
         return f"ended with exit code {ended.si_status} {when} it was done"
 
     def end(self) -> None:
-        """End the process, if it has not ended, and what it has started."""
+        """End the process, if it is still running, and everything that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -100,23 +100,23 @@ class _Rank:
 def run_processes(
     ranks: int, function: Callable[..., Any], args: tuple[Any, ...], on_event: Callable[[Any], None]
 ) -> Any:
-    """Run a function on so many ranks, each a process: the part of `launch` without torchrun.
+    """Run a function on `ranks` ranks, each a process: the part of `launch` without torchrun.
 
-    The calling thread must live until this returns: the kernel ends the ranks with it.
+    The calling thread must live until this returns, because the kernel ends the ranks with it.
 
     Parameters
     ----------
     ranks
-        How many.
+        Number of ranks.
     function, args
-        What every rank runs, after a `RankContext`.
+        The function that every rank runs, and its arguments after a `RankContext`.
     on_event
-        Gets what rank 0 emits.
+        Receives what rank 0 emits.
 
     Returns
     -------
     object
-        What rank 0 returned.
+        The result of rank 0.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def run_processes(
     """
     name = _importable(function)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it while it is imported
-    # Where ranks meet is a file without a name: it goes with the last process that has it open.
+    # Ranks meet at an anonymous file, which vanishes with the last process that has it open.
     meeting = os.memfd_create("rendezvous")
     started: list[_Rank] = []
     try:
@@ -146,21 +146,21 @@ def run_processes(
 
 
 def _importable(function: Callable[..., Any]) -> tuple[str, str]:
-    """Return a function's module and its name there. What `python -m` runs goes by another name in other processes."""
+    """Return a function's module and its name there; what `python -m` runs has another name in other processes."""
     module = function.__module__
     if module == "__main__":
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         module = "" if spec is None else spec.name
     if not module or "<" in function.__qualname__:
         raise ValueError(
-            f"function={function.__qualname__}: expected one of a module's, that every rank can import; "
-            "what is defined in a script is not"
+            f"function={function.__qualname__}: expected a function of a module that every rank can import, "
+            "not one that is defined in a script"
         )
     return module, function.__qualname__
 
 
 def _listen(ranks: list[_Rank], on_event: Callable[[Any], None]) -> list[_Rank]:
-    """Return when all ranks have ended, or some time after the first that fails: those that have, in their order."""
+    """Wait until all ranks have ended, or some time after the first failure; return those that failed, in order."""
     failed: list[_Rank] = []
     until: float | None = None
     open_ = {one.connection: one for one in ranks}
@@ -183,9 +183,9 @@ def _listen(ranks: list[_Rank], on_event: Callable[[Any], None]) -> list[_Rank]:
 
 
 def _failure(failed: list[_Rank], ranks: int) -> RankFailed:
-    """Tell of the rank that is most likely at fault: others raise for want of one that has ended without a word."""
+    """Return the failure of the rank most likely at fault: others raise because one has ended without raising."""
     chosen = next((one for one in failed if not one.raised), failed[0])
     others = sorted((one for one in failed if one is not chosen), key=lambda one: one.rank)
-    # Of a traceback its last line, which has the exception.
+    # The last line of a traceback has the exception.
     also = "".join(f"\nrank {one.rank}, then: {str(one.failure).rstrip().splitlines()[-1]}" for one in others)
     return RankFailed(chosen.rank, f"rank {chosen.rank} of {ranks} {chosen.failure}{also}")

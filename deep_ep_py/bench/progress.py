@@ -1,4 +1,4 @@
-"""What a run shows while it runs."""
+"""The progress display of a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def make_console(quiet: bool = False) -> Console:
     Parameters
     ----------
     quiet
-        Print nothing: for all ranks but one.
+        Print nothing; for all ranks but one.
 
     Returns
     -------
     rich.console.Console
     """
-    # A pipe has no width: take one that the tables fit.
-    return Console(width=None if sys.stdout.isatty() else 120, quiet=quiet, highlight=False)
+    # A pipe has no width: use one that fits the tables.
+    return Console(width=None if sys.stdout.isatty() else 80, quiet=quiet, highlight=False)
 
 
 class BenchProgress:

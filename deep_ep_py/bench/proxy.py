@@ -1,4 +1,4 @@
-"""What the proxy costs: beside bare calls of its libfabric provider, by itself, and after a rest."""
+"""The cost of the proxy: compared with bare calls of its libfabric provider, by itself, and after a rest."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.proxy_pair import LARGE, SMALL, SMALL_WINDOW, WINDOW, PairOptions, run
 from deep_ep_py.core.files import write_json
 from deep_ep_py.core.native import C
+from deep_ep_py.core.options import OutputFile
 
 BOUNDARY = (
     "Two processes on this machine, each bound to a core, with two endpoints of the same provider in each; a loop in "
-    "C++ uses one and then the other by turns. `raw` is libfabric's own calls, the least that moves puts: for each an "
+    "C++ alternates between them. `raw` is libfabric's own calls, the minimum that moves puts: for each, an "
     "fi_writemsg with an immediate and FI_DELIVERY_COMPLETE, which is the call that the proxy makes, and fi_cq_read. "
-    "`proxy` is a command in the ring, written by a thread of the host in a kernel's place, then the proxy, stepped by "
-    "the thread that waits, as where kernels run on a CPU, and the receiver's signal word. A put's time ends when its "
-    "sender has the completion, a round trip's when the answer's immediate or word is there. A ratio is the median of "
-    "the turns' ratios. The proxy by itself: one thread steps it and another stands for a kernel, over the loopback in "
-    "one process; commands per second with a transport that completes and delivers each at once. First puts are one "
-    "way, by the machine's clock, from before the command until the word or the immediate is there; on the side that "
-    "is named the proxy is a thread, on its process's core like the thread that waits, which yields; asleep, it has "
-    "been left alone until it slept."
+    "`proxy` is a command in the ring, written by a host thread in place of a kernel, then the proxy, stepped by "
+    "the waiting thread as when kernels run on a CPU, and the receiver's signal word. A put's time ends when its "
+    "sender has the completion, a round trip's when the immediate or word of the answer has arrived. A ratio is the "
+    "median of the ratios of all turns. The proxy by itself: one thread steps it and another stands in for a kernel, "
+    "over the loopback in one process; commands per second are with a transport that completes and delivers each at "
+    "once. First puts are one-way, by the machine's clock, from before the command until the word or the immediate has "
+    "arrived; on the named side the proxy is a thread, on its process's core like the waiting thread, which yields; "
+    "asleep means that it was left alone until it slept."
 )
 _OWN_PUTS = 20000
 _OWN_COMMANDS = 200000
@@ -47,13 +48,13 @@ def measure(
     Parameters
     ----------
     provider
-        Of libfabric; empty: the best there is.
+        The libfabric provider; empty for the best available.
     iterations
-        Samples, of the proxy and of bare calls by turns.
+        Samples, alternating between the proxy and bare calls.
     asleep
-        Puts after a rest of 1.5 seconds each, of each kind and size; 0: none.
+        Number of puts of each kind and size after a rest of 1.5 seconds each; 0 for none.
     on_event
-        Gets a text, `doing`, for each thing that is done next.
+        Receives a text, `doing`, for each step that begins.
 
     Returns
     -------
@@ -61,18 +62,18 @@ def measure(
         The report. `beside_raw`: for `large_puts` (bytes per second), `round_trip` (seconds) and `small_puts` (per
         second), the spread of `raw`, of `proxy`, and of `ratio`, which is proxy over raw. `own`: spreads in
         nanoseconds, and `commands_per_s`. `first_puts`: spreads in seconds. A spread has median, min and max.
-        `verified`: what was sent has arrived.
+        `verified`: everything sent has arrived.
 
     Raises
     ------
     ValueError
-        There is no libfabric here, or not that provider.
+        libfabric or the provider is not available.
     """
     offered = C.proxy_providers()
     if not offered:
         raise ValueError("libfabric: expected its library here, and its headers when this was built (README.md)")
     if provider and provider not in offered:
-        raise ValueError(f"provider={provider!r}: expected one that is here: {', '.join(offered)}")
+        raise ValueError(f"provider={provider!r}: expected one that is available: {', '.join(offered)}")
     pair: dict[str, Any] = launch(run, 2, (PairOptions(provider, iterations, asleep),), on_event)
     own = C.proxy.own_cost(_OWN_PUTS)
     return {
@@ -106,7 +107,7 @@ def _beside(proxy: list[float], raw: list[float]) -> dict[str, dict[str, float]]
 
 
 def as_tables(report: dict[str, Any]) -> list[Table]:
-    """Return a report for people."""
+    """Return the report as tables for people."""
     beside = Table(title=f"Beside {report['provider']}", box=box.SIMPLE_HEAD, title_justify="left")
     for column in ("", "raw", "proxy", "proxy / raw", "min .. max"):
         beside.add_column(column, justify="right" if column else "left")
@@ -138,14 +139,14 @@ def _of_spreads(title: str, spreads: dict[str, Any], named: dict[str, tuple[str,
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--provider", default="", help="Of libfabric.  [default: the best there is]")
+@click.option("--provider", default="", help="libfabric provider.  [default: the best available]")
 @click.option(
-    "--iterations", type=click.IntRange(1), default=20, help="Samples, of the proxy and of bare calls by turns."
+    "--iterations", type=click.IntRange(1), default=20, help="Samples, alternating between proxy and bare calls."
 )
-@click.option("--asleep", type=click.IntRange(0), default=0, help="Also so many first puts after a rest, of each kind.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
+@click.option("--asleep", type=click.IntRange(0), default=0, help="First puts after a rest to time, for each kind.")
+@click.option("--json", "json_file", type=OutputFile(), help="Write the report here.")
 def command(provider: str, iterations: int, asleep: int, json_file: Path | None) -> None:
-    """Time the proxy between two processes beside bare calls of the same libfabric provider, and by itself."""
+    """Time the proxy between two processes, against bare calls of the same libfabric provider, and by itself."""
     console = Console()
     try:
         with console.status("starting two processes") as status:
@@ -161,4 +162,4 @@ def command(provider: str, iterations: int, asleep: int, json_file: Path | None)
         write_json(json_file, report)
         console.print(f"report: {json_file}")
     if not report["verified"]:
-        raise click.ClickException("what arrived is not what was sent")
+        raise click.ClickException("what has arrived is not what was sent")

@@ -1,4 +1,4 @@
-"""What the proxy costs beside bare calls of its provider: puts between two processes, each a rank of `launch`."""
+"""The cost of the proxy against bare calls of its provider: puts between two processes, each a rank of `launch`."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from deep_ep_py.core.native import C
 SMALL = 16
 LARGE = 1 << 20
 WINDOW = 16
-"""Puts of `LARGE` bytes that are under way at once: as many bytes as the proxy lets be on their way to a rank."""
+"""Puts of `LARGE` bytes in flight at a time: as many bytes as the proxy allows in flight to a rank."""
 SMALL_WINDOW = 32
-"""Puts of `SMALL` bytes that are under way at once: as many as the proxy lets be on their way to a word."""
+"""Puts of `SMALL` bytes in flight at a time: as many as the proxy allows in flight to a word."""
 _LARGE_PUTS = 64
 _SMALL_PUTS = 10000
 _ROUND_TRIPS = 1000
-_UNTIL_ASLEEP = 1.5  # seconds, of which the proxy's thread polls somewhat more than one
+_UNTIL_ASLEEP = 1.5  # seconds; the proxy's thread polls for slightly more than one
 _AWAKE_PUTS = 20
 _WARMUP = 2
 
 
 @dataclass(frozen=True)
 class PairOptions:
-    """What is timed.
+    """Options of the measurement.
 
     Parameters
     ----------
     provider
-        Of libfabric; empty: the best there is.
+        The libfabric provider; empty for the best available.
     iterations
-        Samples of everything, of the proxy and of bare calls by turns.
+        Samples of every measure, alternating between the proxy and bare calls.
     asleep
-        First puts after a rest, of each kind; 0: none.
+        Number of first puts of each kind after a rest; 0 for none.
     """
 
     provider: str
@@ -49,7 +49,7 @@ class PairOptions:
 
 
 class Lane:
-    """One way from this rank to the other one and back."""
+    """A connection from this rank to the other one and back."""
 
     def __init__(self, context: RankContext, kind: Any, provider: str) -> None:
         self.sends = context.rank == 0
@@ -69,7 +69,7 @@ class Lane:
         ranks.all_gather(None)
 
     def stream(self, size: int, count: int, window: int) -> float:
-        """Return the seconds in which rank 0 has sent so many puts; on rank 1 they mean nothing."""
+        """Return the seconds that rank 0 takes to send `count` puts; on rank 1 the result is meaningless."""
         with self._together():
             if self.sends:
                 begin, end = self._puts.send(size, count, window)
@@ -84,14 +84,14 @@ class Lane:
             return (end - begin) / _ROUND_TRIPS
 
     def one_way(self, size: int, after: float) -> float:
-        """Return when the put left, on rank 0, or when it had arrived, on rank 1, by their common clock."""
+        """Return when the put left, on rank 0, or when it arrived, on rank 1, by their common clock."""
         with self._together():
             time.sleep(after)
             self._puts.meet()
             return self._puts.send(size, 1, 1)[0] if self.sends else self._puts.receive(1)
 
     def is_right(self) -> bool:
-        """Tell whether rank 1 has what rank 0 has sent, large puts to all places among it."""
+        """Return whether rank 1 has everything that rank 0 sent, including large puts to all places."""
         sources, targets = (
             ctypes.string_at(heap.base + offset, C.proxy.MEASURED_BYTES)
             for heap, offset in zip(self._heaps, (C.proxy.SOURCES, C.proxy.TARGETS), strict=True)
@@ -100,7 +100,7 @@ class Lane:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Both ranks step until both have ended: a provider answers only when it is polled."""
+        """Keep both ranks stepping until both have ended: a provider answers only when it is polled."""
         self._puts.meet()
         yield
         self._puts.meet()
@@ -112,16 +112,16 @@ def run(context: RankContext, options: PairOptions) -> dict[str, Any]:
     Parameters
     ----------
     context
-        Of one of two ranks.
+        The context of one of two ranks.
     options
-        What is timed.
+        Options of the measurement.
 
     Returns
     -------
     dict
-        `provider`; `samples`, for each measure and lane a list: `large_puts` in bytes per second, `round_trip` in
-        seconds, `small_puts` per second; `first_puts`, in seconds: see `_first_puts`; `verified`: all that was sent is
-        there.
+        `provider`; `samples`, a list for each measure and lane: `large_puts` in bytes per second, `round_trip` in
+        seconds, `small_puts` per second; `first_puts`, in seconds: see `_first_puts`; `verified`: everything sent has
+        arrived.
     """
     lanes = {
         "raw": Lane(context, C.proxy.Kind.RAW, options.provider),
@@ -130,7 +130,7 @@ def run(context: RankContext, options: PairOptions) -> dict[str, Any]:
     samples: dict[str, dict[str, list[float]]] = {}
     for iteration in range(-_WARMUP, options.iterations):
         for what, measure in _MEASURES.items():
-            # By turns first: what the machine does beside changes slowly.
+            # Each lane goes first in turn, because other load on the machine changes slowly.
             for name in sorted(lanes, reverse=iteration % 2 == 0):
                 figure = measure(lanes[name])
                 if iteration >= 0:
@@ -155,9 +155,9 @@ _MEASURES = {"large_puts": _large_puts, "round_trip": Lane.round_trip, "small_pu
 
 
 def _first_puts(context: RankContext, options: PairOptions) -> dict[str, list[float]]:
-    """Seconds from a command until its put has arrived, where one side's proxy is a thread and the other is stepped.
+    """Return the seconds from a command until its put has arrived; one side's proxy is a thread, the other is stepped.
 
-    For a `command` the sender's is the thread, for an `arrival` the receiver's; awake, and after a rest.
+    The thread is the sender's for a `command` and the receiver's for an `arrival`; it is awake, or asleep after a rest.
     """
     if options.asleep == 0:
         return {}
@@ -171,7 +171,7 @@ def _first_puts(context: RankContext, options: PairOptions) -> dict[str, list[fl
                 context.emit({"doing": f"first puts: {what}, {size} bytes, {state}"})
                 moments = []
                 for _ in range(_WARMUP + times if state == "awake" else times):
-                    # Somewhere in the thread's nap.
+                    # At a random moment of the thread's sleep.
                     rest = 0.0 if state == "awake" else _UNTIL_ASLEEP + random.random() * 0.01
                     moments.append(lane.one_way(size, rest))
                 left, arrived = ranks.all_gather(moments)

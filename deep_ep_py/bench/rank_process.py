@@ -1,10 +1,10 @@
-"""What a rank's process runs. It is started by this file's path, to watch its parent before it imports torch.
+"""The program of a rank's process. It is started by this file's path, to watch its parent before it imports torch.
 
-A rank must not outlive the process that started it, whatever ends that process and at whatever moment. Three things see
-to it, none of which needs the parent to do anything at its end:
+A rank must not outlive the process that started it, whatever ends that process and at whatever moment. Three mechanisms
+ensure that, none of which needs any action of the parent:
 
 * the kernel kills the rank when its parent ends (PR_SET_PDEATHSIG), even while a call into native code holds the GIL;
-* a parent that has ended before the rank could ask for that is no longer its parent: the rank compares;
+* a parent that has ended before the rank could ask for that is no longer its parent, so the rank compares them;
 * the connection to the parent closes with the parent, which holds the only other end. A thread waits for that, in case
   the kernel refuses the first.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    # Python has put this file's folder here, whose modules are not those that the standard library means.
+    # Python has added this file's folder, whose modules must not shadow those of the standard library.
     sys.path = [folder for folder in sys.path if folder != __file__.rpartition("/")[0]]
 
 import os
@@ -27,12 +27,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def be_killed_with_parent() -> bool:
-    """Let the kernel kill this process when its parent ends, or rather the parent's thread that started it.
+    """Make the kernel kill this process when its parent ends, more precisely the parent's thread that started it.
 
     Returns
     -------
     bool
-        Whether the kernel will.
+        Whether the kernel agreed.
     """
     try:
         import ctypes
@@ -43,7 +43,7 @@ def be_killed_with_parent() -> bool:
 
 
 def _end_with(connection: Connection) -> None:
-    """Wait until the other end is closed, and end the process group that this rank leads."""
+    """Wait until the other end is closed, then end the process group that this rank leads."""
     with suppress(EOFError, OSError):
         while True:
             connection.recv_bytes()
@@ -51,14 +51,14 @@ def _end_with(connection: Connection) -> None:
 
 
 def main(parent: int, descriptor: int) -> None:
-    """Be a rank.
+    """Run a rank.
 
     Parameters
     ----------
     parent
-        The process that has started this one.
+        The process that started this one.
     descriptor
-        Of the connection to it.
+        File descriptor of the connection to it.
     """
     be_killed_with_parent()
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""How much blocks of a kernel move on this GPU: what the default number of blocks is computed from."""
+"""The throughput of a kernel's blocks on this GPU, from which the default number of blocks is computed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from deep_ep_py.bench.gpu_ranks import gpu_per_rank, require_gpu
 from deep_ep_py.bench.gpu_timing import EventTimer, make_aligner
 from deep_ep_py.bench.machine import describe_machine
 from deep_ep_py.bootstrap.groups import make_bootstrap
+from deep_ep_py.core.options import OutputFile
 from deep_ep_py.device.rates import Rates, destinations, rates_file
 
 BOUNDARY = (
-    "The kernels of a cached dispatch of BF16 rows, which writes each row to the ranks that it is for, by CUDA events: "
-    "the median over the iterations, of the slowest rank. Moved bytes are those that a rank reads and writes, the mean "
-    "over the ranks. Where ranks are several, they are processes with a GPU each, every token goes to as many of them "
-    "as it would with a top-8 of equally popular experts, and times begin when a dispatch of a row each has ended."
+    "The kernels of a cached dispatch of BF16 rows, which writes each row to its destination ranks, by CUDA events: "
+    "the median over the iterations, for the slowest rank. Moved bytes are those that a rank reads and writes, the "
+    "mean over the ranks. Several ranks are processes with a GPU each; every token goes to as many of them as it would "
+    "with a top-8 of equally popular experts, and times start when a dispatch of one row per rank has ended."
 )
 _TOPK = 8
 _WARMUP = 2
@@ -35,29 +36,29 @@ _TIMEOUT = 60.0
 
 
 def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int = 10) -> dict[str, Any]:
-    """Time dispatches with more and more blocks. Collective.
+    """Time dispatches with increasing numbers of blocks. Collective.
 
     Parameters
     ----------
     group
-        The ranks, each on a GPU of its own, the current one: what `Buffer` takes.
+        The ranks, in a form that `Buffer` takes; each has its own GPU as the current one.
     tokens
-        Of each rank.
+        Tokens per rank.
     hidden
-        BF16 elements of a row.
+        BF16 elements per row.
     iterations
         Timed dispatches with each number of blocks.
 
     Returns
     -------
     dict
-        `points`: for each number of blocks the `seconds` and `gb_per_s`, read and written; `rates`: a `Rates`;
+        `points`: for each number of blocks, the `seconds` and `gb_per_s`, read and written; `rates`: a `Rates`;
         `max_blocks`; `linked`: whether there are several GPUs; `file`: where Buffers on such GPUs look for the rates.
 
     Raises
     ------
     ValueError
-        So few bytes are moved that the start of a kernel hides them.
+        So few bytes are moved that the startup time of a kernel hides them.
     """
     import deep_ep_py as deep_ep
 
@@ -68,7 +69,7 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
         num_nvl_bytes=64 << 20,
         device="cuda",
         timeout=_TIMEOUT,
-        # Two outputs of all that may arrive: one is let go of when the next is there.
+        # Two outputs of the maximum size: one is released only when the next exists.
         arena_bytes=(2 * tokens * group.size() * (row_bytes + 64)) + (64 << 20),
     ) as buffer:
         ranks, device = buffer.group_size, buffer._engine.device
@@ -83,7 +84,7 @@ def measure(group: Any, tokens: int = 4096, hidden: int = 7168, iterations: int 
         spent = [_seconds(buffer, gather, many, blocks, iterations, align) for blocks in counts]
     moving = [seconds - startup for seconds in spent]
     if min(moving) <= 0:
-        raise ValueError(f"tokens={tokens}: expected more, moving their rows takes no longer than moving one")
+        raise ValueError(f"tokens={tokens}: expected more, because moving their rows takes no longer than moving one")
     return {
         "machine": describe_machine(),
         "boundary": BOUNDARY,
@@ -110,7 +111,7 @@ def _seconds(
     iterations: int,
     align: Callable[[], Any] | None,
 ) -> float:
-    """How long a dispatch takes, of the slowest rank; behind what aligns them, if there are several."""
+    """Return the seconds of a dispatch, for the slowest rank; if there are several, they are aligned first."""
     import deep_ep_py as deep_ep
 
     x, handle = routes
@@ -130,7 +131,7 @@ def _folder() -> Path:
 
 
 def _routes(buffer: Any, tokens: int, hidden: int) -> tuple[torch.Tensor, Any]:
-    """Rows and the handle of a dispatch: each token to as many ranks, drawn at random, as a top-8 would reach."""
+    """Return rows and the handle of a dispatch that sends each token to as many random ranks as a top-8 would reach."""
     ranks = buffer.group_size
     wide = max(1, round(destinations(_TOPK, ranks)))
     random = torch.Generator().manual_seed(1 + buffer.rank)
@@ -150,7 +151,7 @@ def _where(report: dict[str, Any]) -> str:
 
 
 def as_table(report: dict[str, Any]) -> Table:
-    """Return a report for people."""
+    """Return the report as a table for people."""
     rates: Rates = report["rates"]
     table = Table(
         title=f"{_where(report)}, {report['moved_bytes'] / 1e6:.4g} MB each",
@@ -170,16 +171,16 @@ def as_table(report: dict[str, Any]) -> Table:
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--tokens", type=click.IntRange(64, 65536), default=4096, help="Of each rank.")
-@click.option("--hidden", type=click.IntRange(8), default=7168, help="BF16 elements of a row, a multiple of 8.")
+@click.option("--tokens", type=click.IntRange(64, 65536), default=4096, help="Tokens per rank.")
+@click.option("--hidden", type=click.IntRange(8), default=7168, help="BF16 elements per row, a multiple of 8.")
 @click.option("--iterations", type=click.IntRange(1), default=10, help="Timed dispatches with each number of blocks.")
-@click.option("--dry-run", is_flag=True, show_default=False, help="Keep nothing.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write a report here.")
+@click.option("--dry-run", is_flag=True, show_default=False, help="Do not save the rates.")
+@click.option("--json", "json_file", type=OutputFile(), help="Also write a report here.")
 def command(tokens: int, hidden: int, iterations: int, dry_run: bool, json_file: Path | None) -> None:
-    """Measure what a kernel's blocks move on this GPU, and keep it: the default number of blocks is computed from it.
+    """Measure and save the throughput of a kernel's blocks on this GPU, which sets the default number of blocks.
 
-    Alone it measures the GPU's memory. Under torchrun, with a GPU for each of several ranks, it measures what goes over
-    the links between them.
+    By default this measures the GPU's memory. Under torchrun, with a GPU for each of several ranks, it measures the
+    links between the GPUs.
     """
     if hidden % 8:
         raise click.BadParameter("a row must be a multiple of 16 bytes", param_hint="--hidden")
@@ -195,7 +196,7 @@ def command(tokens: int, hidden: int, iterations: int, dry_run: bool, json_file:
     console.print(report["boundary"], style="dim")
     if not dry_run:
         report["rates"].save(report["file"])
-        console.print(f"kept: {report['file']}")
+        console.print(f"saved: {report['file']}")
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(as_json(report), indent=2) + "\n")
@@ -203,12 +204,12 @@ def command(tokens: int, hidden: int, iterations: int, dry_run: bool, json_file:
 
 
 def as_json(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report of plain values."""
+    """Return the report as plain values."""
     return {**report, "rates": vars(report["rates"]), "file": report["file"].name}
 
 
 def _measure_here(tokens: int, hidden: int, iterations: int) -> dict[str, Any] | None:
-    """The report; None on other ranks than the first."""
+    """Return the report, or None on ranks other than the first."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         from deep_ep_py.testing import run_ranks
 
@@ -216,7 +217,7 @@ def _measure_here(tokens: int, hidden: int, iterations: int) -> dict[str, Any] |
         return reports[0]
     if (there := machines()) > 1:
         raise ValueError(
-            f"ranks on {there} machines: expected all of them on one, the rates are those of the links inside it"
+            f"ranks on {there} machines: expected all on one, because the rates are those of the links inside it"
         )
     with gpu_per_rank() as group:
         report = measure(group, tokens, hidden, iterations)

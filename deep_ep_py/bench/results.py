@@ -1,4 +1,4 @@
-"""From measured series to the report: a plain dict, the content of the JSON file."""
+"""The report, made from measured series: a plain dict, the content of the JSON file."""
 
 from __future__ import annotations
 
@@ -23,36 +23,37 @@ from deep_ep_py.bench.timing import summary
 
 BYTES_NOTE = (
     "Logical bytes: one row (with FP8 its scales too, which the baselines leave out) per "
-    "(token, destination rank) pair, the own rank included, all ranks together; mean over "
+    "(token, destination rank) pair, the own rank included, for all ranks together; mean over "
     "the timed iterations. layout_notify: a 4-byte count per (source, destination rank) and per (source, expert). "
-    "GB/s are 10^9 bytes of these per second of the median."
+    "GB/s are 10^9 of these bytes per second of the median."
 )
 RATIO_NOTE = (
-    "Median time of the baseline over median time of ours: above 1, ours is faster. combine_private is held against "
-    "the baselines' combine; a baseline's pair is its dispatch and combine of the same iteration added up."
+    "Median time of the baseline over median time of ours: above 1, ours is faster. combine_private is compared with "
+    "the baselines' combine; a baseline's pair is the sum of its dispatch and combine of the same iteration."
 )
 MOVED_NOTE = (
     "Moved bytes: what {gpus} must at least read and write: in a dispatch each token's row once "
-    "and each row that is received once, in a combine the other way round; what combine_private copies is not counted. "
+    "and each received row once, in a combine the reverse; what combine_private copies is not counted. "
     "of_copy: these bytes per second over those of a large copy on {copying} in the same run, read and written."
 )
 CROSSING_NOTE = (
     "Crossing bytes: what a rank sends to other nodes in a dispatch, the mean over the ranks: a row (with FP8 its "
-    "scales too) for each token and {target}; combine gets as many back. Computed from the routings, not counted, and "
-    "without top-k ids, weights, counts and signals. GB/s are 10^9 of these bytes per second of the median, of a rank."
+    "scales too) for each token and {target}; combine receives as many. Computed from the routings, not counted, and "
+    "without top-k ids, weights, counts and signals. GB/s are 10^9 of these bytes per second of the median, per rank."
 )
 _ONE_GPU = {"gpus": "one GPU that holds all ranks", "copying": "this GPU"}
 _GPU_EACH = {
     "gpus": "a GPU with one rank, the mean over the ranks,",
-    "copying": "the GPU that copies slowest, within its own memory,",
+    "copying": "the slowest-copying GPU, within its own memory,",
 }
-_PASSED_ON = " What is passed on inside a node, and what NICs read and write, is not counted either."
+_PASSED_ON = " Forwarding inside a node, and what NICs read and write, is not counted either."
 _COUNT_BYTES = 4
 _RESULT_BYTES = 2
-"""Of an element that a low-latency dispatch is given, and of one that combine takes, whatever travels between."""
+"""Size of an element that goes into a low-latency dispatch or combine, whatever the format in transit."""
 SELECTION_BYTES_NOTE = (
     "Logical bytes: one row (with FP8 cast, and with its scales) per (token, expert) selection, the own rank's "
-    "included, all ranks together; a combine's rows are BF16. GB/s are 10^9 bytes of these per second of the median."
+    "included, for all ranks together; a combine's rows are BF16. GB/s are 10^9 of these bytes per second of the "
+    "median."
 )
 COMBINING = ("combine", "combine_private", "pair")
 BASELINE_OP = {"dispatch": "dispatch", "combine": "combine", "combine_private": "combine", "pair": "pair"}
@@ -66,13 +67,13 @@ def report(config: BenchConfig, sizes: list[dict[str, Any]]) -> dict[str, Any]:
     config
         The run.
     sizes
-        What `worker.run_bench` or `gpu.run_bench_on_gpu` returned.
+        The result of `worker.run_bench` or `gpu.run_bench_on_gpu`.
 
     Returns
     -------
     dict
         `config`, then `ops`, `baselines`, `ratios`, `checks` and `host_us` of the largest size, then `sizes` with the
-        same for every size, and `verified` over all of them.
+        same for every size, and `verified` for all of them.
     """
     results = [_size_report(config, size) for size in sizes]
     largest = max(results, key=lambda result: int(result["tokens"]))
@@ -176,7 +177,7 @@ def _size_report(config: BenchConfig, size: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved_bytes(config: BenchConfig, size: dict[str, Any], payload: int, results: int) -> dict[str, int]:
-    """Return what all ranks together must at least read and write in an operation; not of the halves of one."""
+    """Return what all ranks together must at least read and write in each operation, except in halves of one."""
     tokens = config.ranks * size["tokens"]
     row_bytes = _RESULT_BYTES * config.hidden if config.mode == "low-latency" else config.payload_bytes
     dispatched, combined = payload + tokens * row_bytes, results + tokens * row_bytes
@@ -190,6 +191,7 @@ def _op_report(config: BenchConfig, milliseconds: list[float], logical_bytes: in
     rate = logical_bytes / times["median"] / 1e6
     return {
         "ms": times,
+        "samples_ms": milliseconds,
         "bytes": logical_bytes,
         "logical_gb_per_s": rate,
         "logical_gb_per_s_per_rank": rate / config.ranks,
@@ -209,7 +211,7 @@ def _baseline_report(series: dict[str, list[float]], name: str, variants: tuple[
 def _fastest(
     series: dict[str, list[float]], prefix: str, variants: tuple[str, ...]
 ) -> tuple[list[float], dict[str, Any]]:
-    """Return the series with the least median, and which one that is where there are several."""
+    """Return the series with the smallest median, and its variant if there are several."""
     medians = {variant: statistics.median(series[f"{prefix}.{variant}"]) for variant in variants}
     best = min(medians, key=medians.__getitem__)
     return series[f"{prefix}.{best}"], {"variant": best, "variants_ms": medians} if len(variants) > 1 else {}
@@ -217,4 +219,4 @@ def _fastest(
 
 def _baseline_op(milliseconds: list[float]) -> dict[str, Any]:
     times = summary(milliseconds)
-    return {"ms": times["median"], "ms_min": times["min"], "ms_max": times["max"]}
+    return {"ms": times["median"], "ms_min": times["min"], "ms_max": times["max"], "samples_ms": milliseconds}

@@ -1,4 +1,4 @@
-"""Which experts the tokens choose: made-up routings of three kinds, each a function of (seed, rank, iteration)."""
+"""The experts that tokens choose: synthetic routings of three kinds, each a function of (seed, rank, iteration)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SEED_STRIDE = 1_000_003
 
 
 def generator(seed: int, *streams: int) -> torch.Generator:
-    """Return a generator of its own for each tuple of stream numbers.
+    """Return a separate generator for each tuple of stream numbers.
 
     Parameters
     ----------
@@ -39,12 +39,12 @@ def route(
     name
         `uniform`: every set of experts is equally likely. `deepseek`: group-limited as in DeepSeek-V3 (8 groups of
         experts, the 4 with the largest sum of their two best scores, then the top-k inside those). `skewed`: expert
-        popularity follows Zipf's law; which experts are the popular ones depends on the seed alone, so all ranks and
-        iterations crowd the same ones.
+        popularity follows Zipf's law; which experts are popular depends only on the seed, so all ranks and iterations
+        crowd the same ones.
     tokens, topk, experts
         The shape.
     seed, rank, iteration
-        Equal numbers give equal results, in every process.
+        Equal values give equal results, in every process.
 
     Returns
     -------
@@ -72,21 +72,21 @@ def route(
 def limit_to_groups(
     scores: torch.Tensor, topk: int, groups: int = DEEPSEEK_GROUPS, top_groups: int = DEEPSEEK_TOP_GROUPS
 ) -> torch.Tensor:
-    """Rule out the experts of all but each token's best groups.
+    """Rule out all experts outside each token's best groups.
 
     Parameters
     ----------
     scores
         [tokens, experts], larger is better.
     topk
-        How many experts a token chooses: the groups that stay must hold as many.
+        Experts per token; the remaining groups must hold at least as many.
     groups, top_groups
-        Experts are split into this many groups of neighbours; this many of them stay.
+        Number of groups into which consecutive experts are split, and number of groups that remain.
 
     Returns
     -------
     torch.Tensor
-        The scores with -inf where the expert's group is out.
+        The scores, with -inf where the expert's group is ruled out.
     """
     tokens, experts = scores.shape
     require_groups(experts, topk, groups, top_groups)
@@ -100,7 +100,7 @@ def limit_to_groups(
 def require_groups(
     experts: int, topk: int, groups: int = DEEPSEEK_GROUPS, top_groups: int = DEEPSEEK_TOP_GROUPS
 ) -> None:
-    """Raise ValueError where group-limited routing has no top-k experts to choose from."""
+    """Raise ValueError if group-limited routing does not have top-k experts to choose from."""
     if experts % groups or experts // groups * top_groups < topk:
         raise ValueError(
             f"experts is {experts} and topk is {topk}; group-limited routing expects experts to be a multiple of "
@@ -114,7 +114,7 @@ def _zipf_log_popularity(experts: int, seed: int) -> torch.Tensor:
 
 
 def tokens_in_rank(topk_idx: torch.Tensor, experts: int, ranks: int) -> torch.Tensor:
-    """Say which ranks each token goes to.
+    """Return which ranks each token goes to.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""All iterations of one size on one rank: what benchmarks of every mode have in common."""
+"""All iterations of one size on one rank: the part common to benchmarks of every mode."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SizeRun(ABC):
     config
         The run.
     tokens
-        Of each rank: the size.
+        The size, in tokens per rank.
     inputs_config
-        What the inputs are made by, where it is not `config`.
+        The configuration of the inputs, if it is not `config`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SizeRun(ABC):
         self._last = False  # the iteration whose results are checked
 
     def run(self) -> dict[str, Any]:
-        """Measure, and return what `results.report` expects; the same on every rank."""
+        """Measure, and return the input of `results.report`; the same on every rank."""
         for step in range(self._steps):
             self._inputs.advance(step)
             self._watch.recording = step >= self._config.warmup
@@ -67,7 +67,7 @@ class SizeRun(ABC):
     @property
     @abstractmethod
     def _meter(self) -> WireMeter:
-        """Of our Buffer."""
+        """The meter of our Buffer."""
 
     @abstractmethod
     def _iteration(self) -> None:
@@ -75,14 +75,14 @@ class SizeRun(ABC):
 
     @abstractmethod
     def _rows(self) -> list[int]:
-        """Count the rows that all ranks receive together, in each timed iteration."""
+        """Return the number of rows that all ranks together receive, for each timed iteration."""
 
     @abstractmethod
     def _variants(self) -> Mapping[str, tuple[str, ...]]:
-        """Tell which variants of each baseline were measured."""
+        """Return the measured variants of each baseline."""
 
     def _host_times(self) -> dict[str, dict[str, float]]:
-        """Return the microseconds of each call up to its launch, as `HostTimes` does; none where they are not timed."""
+        """Return the microseconds of each call up to its launch, as `HostTimes` does; empty if they are not timed."""
         return {}
 
     def _time(self, name: str, call: Callable[[], None]) -> None:
@@ -94,10 +94,10 @@ class SizeRun(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Let go of the Buffer."""
+        """Release the Buffer."""
 
     def _check(self, name: str, check: Callable[[], str | None]) -> None:
-        """Check a result in the last iteration, not in the others."""
+        """Check a result, in the last iteration only."""
         if not self._last:
             return
         self._context.emit({"kind": "check", "name": name})
@@ -107,11 +107,11 @@ class SizeRun(ABC):
             errors.append(f"rank {self._context.rank}: {wrong}")
 
     def _is_corrupted(self, name: str) -> bool:
-        """Tell whether a test asks for one element of this result to be changed, here and now."""
+        """Return whether a test asks to change one element of this result now."""
         return self._last and self._config.corrupt == name and self._context.rank == self._context.ranks - 1
 
     def _barrier(self) -> None:
-        """Wait for all ranks where results are checked: some of a baseline's rows come from other ranks."""
+        """Wait for all ranks if results are checked: some of a baseline's rows come from other ranks."""
         if self._last:
             dist.barrier(group=self._context.group)
 

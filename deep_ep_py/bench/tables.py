@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich import box
@@ -10,6 +11,12 @@ from rich.table import Table
 
 from deep_ep_py.bench.results import BASELINE_OP
 
+_BASELINES_BESIDE = 2  # more of them do not fit beside the times in 80 columns
+
+Cell = Callable[..., str]
+"""Returns a cell from an operation and what was measured of it."""
+Columns = dict[str, Cell]
+
 
 def print_report(report: dict[str, Any], console: Console) -> None:
     """Print one table per size, and whether the results were right.
@@ -17,9 +24,9 @@ def print_report(report: dict[str, Any], console: Console) -> None:
     Parameters
     ----------
     report
-        What `results.report` returned.
+        The result of `results.report`.
     console
-        Where to print.
+        The console to print to.
     """
     config = report["config"]
     console.print(
@@ -28,7 +35,8 @@ def print_report(report: dict[str, Any], console: Console) -> None:
         f"median (min .. max) of {config['iterations']} iterations, slowest rank"
     )
     for size in report["sizes"]:
-        console.print(_size_table(size))
+        for table in _size_tables(size):
+            console.print(table)
         if size["host_us"]:
             console.print(_host_line(size["host_us"]))
     for name, what in config["notes"]["ops"].items():
@@ -47,7 +55,7 @@ def _where(config: dict[str, Any]) -> str:
 
 
 def _gpus(config: dict[str, Any]) -> str:
-    """Ranks with a GPU each: where these are, and what joins them."""
+    """Describe ranks with a GPU each: where they are, and what joins them."""
     used = config["transport"]
     linked = "linked " if config["nodes"] == 1 else ""
     where = f" of {used['machines']} machines" if used["machines"] > 1 else ""
@@ -59,7 +67,7 @@ def _gpus(config: dict[str, Any]) -> str:
 
 
 def _joins(used: dict[str, Any]) -> str:
-    """What joins nodes of GPUs, in words."""
+    """Describe what joins nodes of GPUs."""
     names = {
         "ibgda": "NVSHMEM's queue pairs" if used["heap"] == "nvshmem" else "software NICs",
         "proxy": f"the proxy (libfabric's {used['provider'] or 'best provider'})",
@@ -74,64 +82,74 @@ def _between(config: dict[str, Any]) -> str:
     return f"the proxy (libfabric's {config['provider'] or 'best provider'})"
 
 
-def _size_table(size: dict[str, Any]) -> Table:
+def _size_tables(size: dict[str, Any]) -> Iterator[Table]:
+    """Yield tables that fit 80 columns: times beside a few baselines, then what crosses the network."""
+    network, baselines = _network_columns(size), _baseline_columns(size)
+    times = _times_columns(size)
     title = f"{size['tokens']} tokens per rank, {size['rows']} rows in all"
-    caption = "GB/s: logical bytes, all ranks together"
-    if size["baselines"]:
-        caption += "; ×: baseline time over ours, above 1 ours is faster"
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("operation")
-    table.add_column("ms", justify="right")
-    table.add_column("min .. max", justify="right")
-    table.add_column("GB/s", justify="right")
+    caption = ["GB/s: logical bytes, all ranks together"]
     if "copy_gb_per_s" in size:
-        caption += f"; of copy: bytes moved per second over a large copy's, {size['copy_gb_per_s']:.0f} GB/s on a GPU"
-        table.caption = caption
-        table.add_column("of copy", justify="right")
-    crossing = any("crossing_bytes" in result for result in size["ops"].values())
-    if crossing:
-        caption += "; crossing: what a rank sends to other nodes, the mean over the ranks"
-        table.caption = caption
-        for column in ("crossing MB", "crossing GB/s"):
-            table.add_column(column, justify="right")
-    on_the_wire = any("messages" in result for result in size["ops"].values())
-    if on_the_wire:
-        caption += "; wire: what all ranks send over the network in an operation"
-        table.caption = caption
-        for column in ("wire MB", "wire GB/s", "messages"):
-            table.add_column(column, justify="right")
-    for name in size["baselines"]:
-        table.add_column(f"{name} ms (×)", justify="right")
+        copied = f"{size['copy_gb_per_s']:.0f} GB/s on a GPU"
+        caption.append(f"of copy: bytes moved per second over a large copy's, {copied}")
+    compared = ["×: baseline time over ours, above 1 ours is faster"]
+    if len(baselines) <= _BASELINES_BESIDE:
+        yield _table(size, times | baselines, title, caption + (compared if baselines else []))
+    else:
+        yield _table(size, times, title, caption)
+        yield _table(size, baselines, "", compared)
+    if network:
+        sent = ["wire: what all ranks send over the network in an operation"]
+        crossing = ["crossing: what a rank sends to other nodes, the mean over the ranks"]
+        yield _table(size, network, "", (crossing if "crossing MB" in network else []) + sent)
+
+
+def _table(size: dict[str, Any], columns: Columns, title: str, caption: list[str]) -> Table:
+    style = {"title_justify": "left", "caption_justify": "left", "box": box.SIMPLE_HEAD}
+    table = Table(title=title or None, caption="; ".join(caption), **style)  # type: ignore[arg-type]
+    table.add_column("operation", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right")
     for op, result in size["ops"].items():
-        times = result["ms"]
-        row = [op, f"{times['median']:.3g}", f"{times['min']:.3g} .. {times['max']:.3g}"]
-        row.append(f"{result['logical_gb_per_s']:.1f}")
-        if "copy_gb_per_s" in size:
-            row.append(f"{result['of_copy']:.2f}" if "of_copy" in result else "")
-        if crossing:
-            row += _crossing_cells(result)
-        if on_the_wire:
-            row += _wire_cells(result)
-        row += [_baseline_cell(size, op, name, baseline) for name, baseline in size["baselines"].items()]
-        table.add_row(*row)
+        table.add_row(op, *(cell(op, result) for cell in columns.values()))
     return table
+
+
+def _times_columns(size: dict[str, Any]) -> Columns:
+    columns: Columns = {
+        "ms": lambda op, result: f"{result['ms']['median']:.3g}",
+        "min .. max": lambda op, result: f"{result['ms']['min']:.3g} .. {result['ms']['max']:.3g}",
+        "GB/s": lambda op, result: f"{result['logical_gb_per_s']:.1f}",
+    }
+    if "copy_gb_per_s" in size:
+        columns["of copy"] = lambda op, result: f"{result['of_copy']:.2f}" if "of_copy" in result else ""
+    return columns
+
+
+def _baseline_columns(size: dict[str, Any]) -> Columns:
+    return {
+        f"{name}\nms (×)": lambda op, result, name=name, baseline=baseline: _baseline_cell(size, op, name, baseline)
+        for name, baseline in size["baselines"].items()
+    }
+
+
+def _network_columns(size: dict[str, Any]) -> Columns:
+    def value(key: str, scale: float, digits: str) -> Cell:
+        return lambda op, result: format(result[key] / scale, digits) if key in result else ""
+
+    columns: Columns = {}
+    if any("crossing_bytes" in result for result in size["ops"].values()):
+        columns["crossing MB"] = value("crossing_bytes", 1e6, ".3g")
+        columns["crossing GB/s"] = value("crossing_gb_per_s", 1, ".2f")
+    if any("messages" in result for result in size["ops"].values()):
+        columns["wire MB"] = value("wire_bytes", 1e6, ".3g")
+        columns["wire GB/s"] = value("wire_gb_per_s", 1, ".2f")
+        columns["messages"] = value("messages", 1, ".0f")
+    return columns
 
 
 def _host_line(host: dict[str, dict[str, float]]) -> str:
     times = (f"{op} {times['median']:.0f} µs ({times['min']:.0f} .. {times['max']:.0f})" for op, times in host.items())
     return f"  host time per eager call, up to its launch: {', '.join(times)}"
-
-
-def _crossing_cells(result: dict[str, Any]) -> list[str]:
-    if "crossing_bytes" not in result:
-        return ["", ""]
-    return [f"{result['crossing_bytes'] / 1e6:.3g}", f"{result['crossing_gb_per_s']:.2f}"]
-
-
-def _wire_cells(result: dict[str, Any]) -> list[str]:
-    if "messages" not in result:
-        return ["", "", ""]
-    return [f"{result['wire_bytes'] / 1e6:.3g}", f"{result['wire_gb_per_s']:.2f}", str(result["messages"])]
 
 
 def _baseline_cell(size: dict[str, Any], op: str, name: str, baseline: dict[str, Any]) -> str:

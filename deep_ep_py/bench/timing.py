@@ -1,4 +1,4 @@
-"""One time per iteration for all ranks together."""
+"""Timing of all ranks together, one time per iteration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUNDARY = (
     "the timed iterations. Host work of the call (Python, launches, waiting for counts) is inside. "
     "Ranks that have returned sleep until all have."
 )
-# Longer than the agreement takes to reach the last rank, also with several ranks to a core.
+# Longer than the agreement takes to reach the last rank, even with several ranks per core.
 _MARGIN_NS = 12_000_000
 _LATE_NS = 1_000_000
 
@@ -31,7 +31,7 @@ class Stopwatch:
     Parameters
     ----------
     group
-        The ranks, all of one node: their monotonic clocks are one clock.
+        The ranks, all on one node, so that they share one monotonic clock.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -49,12 +49,12 @@ class Stopwatch:
         name
             The series that the sample belongs to.
         call
-            What to time.
+            The call to time.
 
         Returns
         -------
         object
-            What the call returns.
+            The result of the call.
         """
         instant = torch.tensor([time.monotonic_ns() + _MARGIN_NS])
         gc.disable()
@@ -65,7 +65,7 @@ class Stopwatch:
             begin = time.monotonic_ns()
             result = call()
             end = time.monotonic_ns()
-            # Ranks that have returned sleep here. Else they would check results on cores that the others still need.
+            # Ranks that have returned sleep here; otherwise they would check results on cores that others still need.
             dist.barrier(group=self._group)
         finally:
             gc.enable()
@@ -80,7 +80,7 @@ class Stopwatch:
         Returns
         -------
         dict
-            For each name the milliseconds of each iteration, the same on every rank.
+            For each name, the milliseconds of each iteration, the same on every rank.
         """
         spans: dict[str, list[float]] = {}
         for name, samples in self._samples.items():
@@ -92,12 +92,12 @@ class Stopwatch:
         return spans
 
     def late_starts(self) -> int:
-        """Return how many samples a rank began more than a millisecond after the agreed instant, over all ranks."""
+        """Return how many samples, over all ranks, started more than a millisecond after the agreed instant."""
         late = torch.tensor([self._late])
         dist.all_reduce(late, group=self._group)
         return int(late.item())
 
 
 def summary(milliseconds: list[float]) -> dict[str, float]:
-    """Return the median, the least and the largest of a series."""
+    """Return the median, the minimum and the maximum of a series."""
     return {"median": statistics.median(milliseconds), "min": min(milliseconds), "max": max(milliseconds)}

@@ -1,4 +1,4 @@
-"""What crosses the network in each operation of a benchmark, as the software NICs, or the proxies, count it."""
+"""The network traffic of each operation of a benchmark, as counted by the software NICs or the proxies."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from deep_ep_py import Buffer
 T = TypeVar("T")
 
 NOTE = (
-    "wire_bytes and messages: what all ranks' NICs or proxies send in an operation, rows and control together, and in "
-    "how many requests; mean over the timed iterations. wire_gb_per_s are these bytes per second of the median. What "
-    "inside a node goes by loads and stores is not among them. What a call with a hook posts may be counted in the "
+    "wire_bytes and messages: the bytes that all ranks' NICs or proxies send in an operation, rows and control "
+    "together, and the number of requests; mean over the timed iterations. wire_gb_per_s are these bytes per second of "
+    "the median. Loads and stores inside a node are not included. What a call with a hook posts may be counted in the "
     "other half."
 )
 
 
 class WireMeter:
-    """Counts what a rank sends.
+    """Counts the traffic that a rank sends.
 
     Parameters
     ----------
     buffer
-        Whose NICs.
+        The Buffer whose NICs count.
     group
         All ranks.
     """
@@ -37,7 +37,7 @@ class WireMeter:
         self._sent: dict[str, list[int]] = defaultdict(lambda: [0, 0])
 
     def count(self, name: str, call: Callable[[], T]) -> T:
-        """Make a call of an operation, and add what it sends to the operation's."""
+        """Make a call of an operation, and add what it sends to the operation's total."""
         before = self._totals()
         result = call()
         for place, (now, was) in enumerate(zip(self._totals(), before, strict=True)):
@@ -45,7 +45,7 @@ class WireMeter:
         return result
 
     def means(self, iterations: int) -> dict[str, dict[str, int]]:
-        """Return bytes and messages of each operation, of all ranks together; nothing where there are no such NICs.
+        """Return the bytes and messages of each operation for all ranks together; empty if there are no such NICs.
 
         Collective.
         """

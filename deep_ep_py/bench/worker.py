@@ -25,7 +25,7 @@ def run_bench(context: RankContext, config: BenchConfig) -> list[dict[str, Any]]
     Returns
     -------
     list of dict
-        For each size what `results.report` expects; the same on every rank.
+        For each size, the input of `results.report`; the same on every rank.
     """
     if config.provider:
         os.environ[PROVIDER] = config.provider

@@ -1,4 +1,4 @@
-"""`python -m deep_ep_py canary`: what a GPU and its driver let ranks do that share it."""
+"""`python -m deep_ep_py canary`: what a GPU and its driver allow ranks that share the GPU to do."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import click
 
 from deep_ep_py.core.choices import LAUNCH
 from deep_ep_py.core.files import write_json
+from deep_ep_py.core.options import OutputFile
 from deep_ep_py.device.canary import observe
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write it here.")
+@click.option("--json", "json_file", type=OutputFile(), help="Also write findings here.")
 def command(json_file: Path | None) -> None:
-    """Find out in 5 seconds what this GPU and its driver do that nothing documents, and how to launch kernels on it.
+    """Probe in 5 seconds the undocumented behavior of this GPU and its driver, and how to launch kernels on it.
 
-    The exit code is 1 where ranks cannot share the GPU either way, or heaps do not work. A driver that hangs is given
-    up.
+    The exit code is 1 if ranks cannot share the GPU with either kind of launch, or if heaps do not work. If the driver
+    hangs, the probe is abandoned.
     """
     found = observe()
     for name, value in found.items():
@@ -28,7 +29,7 @@ def command(json_file: Path | None) -> None:
     if json_file is not None:
         write_json(json_file, found)
     if found.keys() == {"errors"}:
-        raise click.ClickException("nothing was found out: no GPU could be used")
+        raise click.ClickException("no findings: no GPU could be used")
     if found.get("launch") is None:
         raise click.ClickException(
             "no two kernels that wait for each other run side by side: ranks cannot share this GPU"

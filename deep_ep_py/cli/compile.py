@@ -1,4 +1,4 @@
-"""The command `compile`: fills the cache of kernels, and says what each takes of an SM. Needs no GPU."""
+"""The command `compile`: fills the kernel cache and reports what each kernel uses of an SM. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from deep_ep_py.core.arguments import MAX_RANKS
 from deep_ep_py.core.files import write_json
+from deep_ep_py.core.options import OutputFile
 from deep_ep_py.jit import GATHERED, KERNELS, KernelCache, NvrtcUnavailableError, Shape, compile_kernel, require_nvrtc
 from deep_ep_py.jit.cache import FOLDER_VARIABLE, Compile
+from deep_ep_py.jit.options import Architecture
 from deep_ep_py.jit.report import Outcome, as_json, as_table, compile_each
 
 _BY_NAME = {kernel.name: kernel for kernel in (*KERNELS.values(), *GATHERED.values())}
@@ -37,26 +39,33 @@ def _compile(
 
 @click.command(name="compile", context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
 @click.option(
-    "--all", "every", is_flag=True, show_default=False, help="Compile every kernel but those for all ranks at once."
+    "--all", "every", is_flag=True, show_default=False, help="Compile all kernels except those for all ranks at once."
 )
 @click.option(
     "--kernel", "kernels", multiple=True, type=click.Choice(list(_BY_NAME)), help="Compile this one; repeatable."
 )
-@click.option("--arch", "architectures", multiple=True, default=("sm_90a",), help="As sm_90a; repeatable.")
+@click.option(
+    "--arch",
+    "architectures",
+    multiple=True,
+    type=Architecture(),
+    default=("sm_90a",),
+    help="Such as sm_90a; repeatable.",
+)
 @click.option("--ranks", type=click.IntRange(1, MAX_RANKS), default=_DEFAULTS.ranks)
-@click.option("--hidden", type=click.IntRange(1), default=_DEFAULTS.row_bytes // _ELEMENT_BYTES, help="BF16 per row.")
-@click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULTS.topk, help="Experts each token chooses.")
-@click.option("--experts", type=click.IntRange(1, 2048), default=_DEFAULTS.experts, help="Experts in all.")
-@click.option("--fresh", is_flag=True, show_default=False, help="Compile again, and leave the cache alone.")
+@click.option(
+    "--hidden", type=click.IntRange(1), default=_DEFAULTS.row_bytes // _ELEMENT_BYTES, help="BF16 values per row."
+)
+@click.option("--topk", type=click.IntRange(1, 32), default=_DEFAULTS.topk, help="Experts per token.")
+@click.option("--experts", type=click.IntRange(1, 2048), default=_DEFAULTS.experts, help="Total number of experts.")
+@click.option("--fresh", is_flag=True, show_default=False, help="Compile again and bypass the cache.")
 @click.option(
     "--cache",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     help=f"Where compiled kernels are kept.  [default: {FOLDER_VARIABLE}, else the user's cache folder]",
 )
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report here."
-)
+@click.option("--json", "json_file", type=OutputFile(), help="Also write the report here.")
 def command(
     every: bool,
     kernels: tuple[str, ...],
@@ -69,9 +78,9 @@ def command(
     folder: Path | None,
     json_file: Path | None,
 ) -> None:
-    """Compile kernels for GPUs with NVRTC and list registers, shared memory and spills. Needs no GPU.
+    """Compile GPU kernels with NVRTC and list registers, shared memory and spills. Needs no GPU.
 
-    What is compiled is kept: the next call with the same sources, shape and architecture finds it.
+    Compiled kernels are cached: the next call with the same sources, shape and architecture finds them.
     """
     if every == bool(kernels):
         raise click.UsageError("expected either --all or --kernel NAME")
@@ -81,8 +90,8 @@ def command(
         require_nvrtc()
     except NvrtcUnavailableError as error:
         raise click.ClickException(str(error)) from None
-    # A pipe has no width: take one that the table fits.
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    # A pipe has no width: use one that fits the table.
+    console = Console(width=None if sys.stdout.isatty() else 80, highlight=False)
     shape = Shape(ranks, hidden * _ELEMENT_BYTES, topk, experts)
     names = list(KERNELS) if every else list(dict.fromkeys(kernels))
     cache = KernelCache(folder)

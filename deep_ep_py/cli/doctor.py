@@ -1,4 +1,4 @@
-"""`python -m deep_ep_py doctor`: what this machine can do, and why not more."""
+"""`python -m deep_ep_py doctor`: what this machine can do, and what limits it."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _STDOUT = Path("-")
     flag_value=str(_STDOUT),
     metavar="[FILE]",
     type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
-    help="Print the report as JSON instead; with a file, write it there, and print the report for people too.",
+    help="Print the report as JSON; with FILE, write the JSON there and also print the report for people.",
 )
 @click.option(
     "--root",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=Path("/"),
     show_default=True,
-    help="Read /proc, /sys, /dev and /etc below this folder: a copy of another machine's.",
+    help="Read /proc, /sys, /dev and /etc below this folder, a copy from another machine.",
 )
-@click.option("--measure", is_flag=True, help="Under torchrun: also time the path between each two ranks.")
+@click.option("--measure", is_flag=True, help="Under torchrun: also time the path between every two ranks.")
 def command(json_file: Path | None, root: Path, measure: bool) -> None:
-    """Say what this machine can do for dispatch and combine, and why not more.
+    """Report what this machine can do for dispatch and combine, and what limits it.
 
-    Each line has a verdict, what was read, why it matters, and what to do about it; a line by itself is what to type
-    for that. Verdicts: good; info, neither good nor bad; absent, not on this machine, and nothing is wrong; warning;
-    error. The exit code is 1 if there is an error. Of a copy, what belongs to a process is not read: limits,
+    Each line has a verdict, what was read, why it matters, and what to do about it; a line by itself is the command
+    for that. Verdicts: good; info (neither good nor bad); absent (not on this machine, which is fine); warning; error.
+    The exit code is 1 if there is an error. With --root, everything that belongs to a process is left out: limits,
     environment, packages, paths.
 
-    Under torchrun rank 0 reports for all: each machine, and the path that rows would take between each two ranks.
+    Under torchrun rank 0 reports for all: each machine, and the path that rows would take between every two ranks.
     """
     live = root.resolve() == Path("/")
     several = live and is_one_of_several()
@@ -70,7 +70,7 @@ def _report(job: Job, json_file: Path | None) -> None:
         click.echo(json.dumps(job.as_json(), indent=2))
         return
     failed = ""
-    if json_file is not None:  # first: what is printed may go to a reader that stops reading
+    if json_file is not None:  # first, because the reader of what is printed may stop reading
         try:
             write_json(json_file, job.as_json())
         except OSError as error:

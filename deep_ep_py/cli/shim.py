@@ -1,4 +1,4 @@
-"""The command `shim`: lets callers that `import deep_ep` find this library."""
+"""The command `shim`: makes `import deep_ep` find this library."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from deep_ep_py.compat import shim
 
 @click.command(name="shim", context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--install", is_flag=True, help="Put `deep_ep` and `deep_ep_cpp` on the path.")
-@click.option("--remove", is_flag=True, help="Take away what --install put there.")
+@click.option("--remove", is_flag=True, help="Remove what --install put there.")
 def command(install: bool, remove: bool) -> None:
-    """Let programs that `import deep_ep` find deep_ep_py, in the environment of this Python.
+    """Make `import deep_ep` find deep_ep_py, in the environment of this Python.
 
-    Without an option: say what they find now. A `deep_ep` that is there already is left alone.
+    Without an option, report what it finds now. An existing `deep_ep` is left alone.
     """
     if install and remove:
         raise click.UsageError("expected --install, --remove or neither")

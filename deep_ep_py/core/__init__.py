@@ -1,1 +1,1 @@
-"""What everything else stands on: the extension, checked arguments, settings, events."""
+"""The foundation of the package: the extension, checked arguments, settings, events."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from deep_ep_py.core import arguments
 
 _META_BYTES = 8 + 128 * 8 + 128 * 4 + 128 * 4
-"""What a row carries besides x in V1's size hints: source metadata, 128 expert ids, 128 weights, 128 scales."""
+"""Bytes per row besides x in V1's size hints: source metadata, 128 expert ids, 128 weights, 128 scales."""
 
 
 _MAX_RANKS = 1 << 16
-"""Sizes are hinted at for more ranks than work here."""
+"""Size hints accept more ranks than this library supports."""
 
 
 def _check_sizes(hidden_bytes: int, num_ranks: int) -> None:
@@ -25,24 +25,24 @@ def _align(value: int, alignment: int = 128) -> int:
 
 @dataclass(frozen=True)
 class Config:
-    """How a dispatch or combine uses the machine.
+    """Tuning parameters of a dispatch or combine.
 
-    Only `num_sms` has an effect: the number of blocks. The chunk sizes of V1 are accepted and checked as V1 does; this
-    library finds its own from the Buffer's size.
+    Only `num_sms`, the number of thread blocks, has an effect. V1's chunk sizes are accepted and checked as in V1, but
+    this library derives its own from the Buffer's size.
 
     Parameters
     ----------
     num_sms : int
-        Blocks of the kernel, 1 to 256.
+        Thread blocks of the kernel, 1 to 256.
     num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens : int
-        Tokens per chunk and per queue inside a node, at least 1; send < recv.
+        Tokens per chunk (send) and per queue (recv) inside a node, at least 1; send < recv.
     num_max_rdma_chunked_send_tokens, num_max_rdma_chunked_recv_tokens : int
-        The same between nodes; send is at most half of recv, once that is rounded up to a multiple of send.
+        The same between nodes; send is at most half of recv after recv is rounded up to a multiple of send.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument.
+        An argument is invalid; the message names it.
     """
 
     num_sms: int = 20
@@ -65,29 +65,29 @@ class Config:
         if 2 * send > rounded:
             raise ValueError(
                 f"num_max_rdma_chunked_send_tokens={send}: expected at most half of "
-                f"num_max_rdma_chunked_recv_tokens={receive}, which as a multiple of it is {rounded}"
+                f"num_max_rdma_chunked_recv_tokens={receive}, rounded up to a multiple of it: {rounded}"
             )
         object.__setattr__(self, "num_max_rdma_chunked_recv_tokens", rounded)
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for `Buffer(num_nvl_bytes=)`, by V1's formula.
+        """Return the size for `Buffer(num_nvl_bytes=)`, by V1's formula.
 
         Parameters
         ----------
         hidden_bytes : int
             Bytes of a token's row.
         num_ranks : int
-            Ranks of the group.
+            Number of ranks in the group.
 
         Returns
         -------
         int
-            A multiple of 128. Any size that holds 64 rows per source works; a larger one saves handshakes.
+            Bytes, a multiple of 128. Any size that holds 64 rows per source works; a larger one saves handshakes.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            An argument is invalid; the message names it.
         """
         _check_sizes(hidden_bytes, num_ranks)
         channels = max(self.num_sms // 2, 1)
@@ -98,24 +98,24 @@ class Config:
         )
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes for `Buffer(num_rdma_bytes=)`, by V1's formula: 0 inside a node of 8.
+        """Return the size for `Buffer(num_rdma_bytes=)`, by V1's formula: 0 inside a node of 8.
 
         Parameters
         ----------
         hidden_bytes : int
             Bytes of a token's row.
         num_ranks : int
-            Ranks of the group.
+            Number of ranks in the group.
 
         Returns
         -------
         int
-            A multiple of 128.
+            Bytes, a multiple of 128.
 
         Raises
         ------
         TypeError, ValueError
-            Naming the argument.
+            An argument is invalid; the message names it.
         """
         _check_sizes(hidden_bytes, num_ranks)
         if num_ranks <= 8:

@@ -1,4 +1,4 @@
-"""Which CPUs a thread may run on, as people and Linux write it."""
+"""Sets of CPUs that a thread may run on, in the notation of Linux."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 from deep_ep_py.core.environment import PROXY_CPUS
 
 _MAX_CPUS = 1024
-"""As many as the C library's sets of CPUs hold."""
+"""The capacity of the C library's CPU sets."""
 
 
 def cpus_of(text: str) -> tuple[int, ...]:
-    """Return the CPUs of a list such as "0-3,8", in order.
+    """Return the CPUs of a list such as "0-3,8", in ascending order.
 
-    The format is that of the kernel's `cpulist` files, and of taskset.
+    The format is that of the Linux kernel's `cpulist` files and of taskset.
 
     Raises
     ------
     ValueError
-        It is no such list.
+        The text is not such a list.
     """
     cpus: set[int] = set()
     for part in text.strip().split(","):
@@ -32,12 +32,12 @@ def cpus_of(text: str) -> tuple[int, ...]:
 
 
 def proxy_cpus() -> tuple[int, ...]:
-    """Return the CPUs that DEEP_EP_PROXY_CPUS names for the proxy's thread; none: it is left to the system.
+    """Return the CPUs that DEEP_EP_PROXY_CPUS names for the proxy's thread; empty leaves the choice to the system.
 
     Raises
     ------
     ValueError
-        It is no list of CPUs, or names none that this process may use.
+        The value is not a list of CPUs, or names none that this process may use.
     """
     text = os.environ.get(PROXY_CPUS, "")
     if not text:

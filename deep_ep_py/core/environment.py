@@ -1,17 +1,17 @@
-"""Environment variables that stand in the place of a Buffer's arguments, or of some that it does not have."""
+"""Environment variables that replace arguments of a Buffer, or provide settings that it has no argument for."""
 
 from __future__ import annotations
 
 RANKS_PER_NODE = "DEEP_EP_RANKS_PER_NODE"
-"""Of `ranks_per_node`."""
+"""Stands in for `ranks_per_node`."""
 FABRIC = "DEEP_EP_FABRIC"
-"""Of `fabric`."""
+"""Stands in for `fabric`."""
 PROVIDER = "DEEP_EP_PROXY_PROVIDER"
-"""The provider of libfabric that the proxy takes, the same on all ranks."""
+"""The libfabric provider that the proxy uses, the same on all ranks."""
 ADDRESS = "DEEP_EP_ADDRESS"
-"""The IP address at which ranks of other machines find this one."""
+"""The IP address at which ranks on other machines reach this one."""
 SECRET = "DEEP_EP_SECRET"
-"""A file that the machines of a job have in common: its content is a part of the secret by which their ranks know each
+"""A file shared by the machines of a job: its content is part of the secret by which their ranks authenticate each
 other."""
 PROXY_CPUS = "DEEP_EP_PROXY_CPUS"
 """The CPUs that the proxy's thread may run on, as 0-3,8."""

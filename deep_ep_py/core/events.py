@@ -1,4 +1,4 @@
-"""V1's events: of a GPU's streams, or of a call on a CPU that has returned before its end."""
+"""V1's events: recorded on a CUDA stream, or standing for a call on a CPU that returned before it finished."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 
 
 class EventHandle:
-    """An event recorded on the current stream when it is made.
+    """An event recorded on the current stream when it is constructed.
 
-    Where this process does not use CUDA there are no streams, and the event has happened, unless it is a call's.
+    If this process does not use CUDA there are no streams: the event has already happened, unless it stands for a call.
 
     Parameters
     ----------
     stream : torch.cuda.Stream, optional
-        Record it there instead.
+        Record the event on this stream instead.
     until : callable, optional
-        Waits for a call on a CPU instead, and raises what it has failed of.
+        Waits for a call on a CPU instead, and raises the error of that call.
     """
 
     def __init__(self, stream: Any = None, until: Callable[[], None] | None = None) -> None:
@@ -33,30 +33,30 @@ class EventHandle:
             self._event.record(stream or torch.cuda.current_stream())
 
     def wait_on(self, stream: Any) -> None:
-        """Make a stream wait for the event; for that of a call on a CPU the caller waits."""
+        """Make a stream wait for the event; if it stands for a call on a CPU, the calling thread waits instead."""
         if self._until is not None:
             self.current_stream_wait()
         if self._event is not None:
             stream.wait_event(self._event)
 
     def current_stream_wait(self) -> None:
-        """Make the current stream wait for the event; on a CPU, where there are none, the caller."""
+        """Make the current stream wait for the event; on a CPU, which has no streams, the calling thread waits."""
         if self._until is not None:
             self._until()
-            self._until = None  # only now: a thread that waits at the same time must wait too
+            self._until = None  # cleared only now: another thread that waits at the same time must wait too
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
 
 class EventOverlap:
-    """An event with the tensors that must live until it has happened.
+    """An event and the tensors that must stay alive until it has happened.
 
     Parameters
     ----------
     event : EventHandle, optional
-        The event; None: it has happened.
+        The event; None means that it has already happened.
     extra_tensors : tuple of torch.Tensor, optional
-        Kept alive with this object.
+        Kept alive as long as this object.
     """
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None) -> None:
@@ -87,7 +87,7 @@ class EventOverlap:
             self.extra_tensors = None
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
-        """Say what the end of a `with` statement over this does with the event: `with event(release_handle=True):`."""
+        """Set whether a `with` statement over this object releases the event: `with event(release_handle=True):`."""
         self._release_on_exit = release_handle
         return self
 
@@ -97,14 +97,14 @@ class EventOverlap:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait, as `current_stream_wait`: what the body gave the stream overlaps with what the event is of."""
+        """Wait as `current_stream_wait` does: work that the body queued overlaps with the event's operation."""
         release, self._release_on_exit = self._release_on_exit, False
         self.current_stream_wait(release)
 
 
 @dataclass(frozen=True)
 class Streams:
-    """How a call is ordered with what its caller does besides: V1's arguments."""
+    """How a call is ordered with its caller's other work: V1's stream arguments."""
 
     previous: EventOverlap | EventHandle | None = None
     async_finish: bool = False
@@ -112,5 +112,5 @@ class Streams:
 
     @property
     def event(self) -> EventHandle | None:
-        """What kernels wait for; None: for nothing but the caller's stream."""
+        """The event that kernels wait for; None if they wait only for the caller's stream."""
         return self.previous.event if isinstance(self.previous, EventOverlap) else self.previous

@@ -1,6 +1,6 @@
-"""The extension module, in the variant that `DEEP_EP_BUILD` names.
+"""The extension module, in the variant named by `DEEP_EP_BUILD`.
 
-`fast` is for use; `exact`, `tsan` and `asan` run the same kernels with several lanes per warp, under checkers.
+`fast` is for normal use; `exact`, `tsan` and `asan` run the same kernels with several lanes per warp, under checkers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if BUILD not in BUILDS:
     raise ImportError(f"DEEP_EP_BUILD={BUILD!r}: expected one of {', '.join(BUILDS)}")
 
 if TYPE_CHECKING:
-    from deep_ep_py import _C  # `make stubs` writes it
+    from deep_ep_py import _C  # written by `make stubs`
 
     C = _C
 else:

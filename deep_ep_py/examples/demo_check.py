@@ -1,4 +1,4 @@
-"""The same layer in one process, and how far the distributed one may be from it."""
+"""A reference for the demo's layer in one process, and the error bound for the distributed layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOUND = (
 
 @dataclass(frozen=True)
 class Check:
-    """How the distributed layer's output compares with the layer in one process."""
+    """Comparison of the distributed layer's output with the reference."""
 
     max_abs_error: float
     max_rel_error: float
@@ -25,11 +25,11 @@ class Check:
     calc_diff: float
     """1 - 2 sum(xy) / sum(x^2 + y^2) in float64, the measure that DeepEP's tests use."""
     of_bound: float
-    """The largest error as a part of its bound: the check passes below 1."""
+    """The largest error as a fraction of its bound; the check passes up to 1."""
 
     @property
     def passed(self) -> bool:
-        """Say whether every element is inside its bound."""
+        """Whether every element is within its bound."""
         return self.of_bound <= 1
 
 
@@ -46,17 +46,17 @@ def reference(
     gate
         The layer's gate.
     num_experts, intermediate, seed
-        Make the experts.
+        The sizes and the seed of the experts.
 
     Returns
     -------
     exact : torch.Tensor
         float64 [all tokens, hidden].
     magnitude : torch.Tensor
-        The sum over ranks of the absolute value of each rank's contribution; the bound needs it.
+        The sum over ranks of the absolute value of each rank's contribution, which the bound needs.
     """
     x = torch.cat(tokens_of_ranks)
-    # Rank by rank, as the ranks do: a product of another shape may round differently and turn a close choice around.
+    # Computed rank by rank, as the ranks do: a product of another shape may round differently and flip a close choice.
     choices = [gate(part) for part in tokens_of_ranks]
     topk_idx, topk_weights = (torch.cat(parts) for parts in zip(*choices, strict=True))
     exact = torch.zeros(x.shape, dtype=torch.float64)
@@ -73,13 +73,13 @@ def reference(
 def compare(got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> Check:
     """Compare all elements.
 
-    A rank's contribution is rounded to BF16 before it travels, and the sum once more: at most 2^-8 of either. The last
-    term leaves room for float32 sums in another order, and for the product of the two roundings.
+    A rank's contribution is rounded to BF16 before it is sent, and the sum is rounded once more, each by at most 2^-8.
+    The last term of the bound allows for float32 sums in another order, and for the product of the two roundings.
 
     Parameters
     ----------
     got
-        BF16, the distributed layer's output for all tokens.
+        The distributed layer's BF16 output for all tokens.
     exact, magnitude
         From `reference`.
 
@@ -91,7 +91,7 @@ def compare(got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> 
     error = (values - exact).abs()
     bound = (exact.abs() + magnitude) * 2.0**-8 + magnitude.amax(dim=1, keepdim=True) * 2.0**-16
     diff = 1 - 2 * (values * exact).sum() / (values.square() + exact.square()).sum()
-    # 0/0 where a token has no contribution at all: no error, no part of the bound. A NaN in `got` must not pass.
+    # A token without any contribution has an error of 0 and a bound of 0. A NaN in `got` must not pass.
     of_bound = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=float("inf"))
     return Check(
         max_abs_error=float(error.max()),

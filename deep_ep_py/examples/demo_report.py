@@ -1,4 +1,4 @@
-"""What the demo shows when it is done."""
+"""The demo's report: tables and a picture."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _COLORS = {"gate": "#9aa5b1", "layout": "#4c9f70", "dispatch": "#0b6e4f", "exper
 
 
 def print_demo(figures: dict[str, Any], config: DemoConfig, console: Console) -> None:
-    """Print the times, what moved, and the check.
+    """Print the times, the amount of data moved, and the check.
 
     Parameters
     ----------
     figures
-        What rank 0 returned.
+        The figures that rank 0 returned.
     config
-        The demo's sizes.
+        The configuration of the demo.
     console
-        Where to print.
+        The console to print to.
     """
     _print_times(figures, config, console)
     _print_movement(figures, config, console)
@@ -68,18 +68,18 @@ def _imbalance(loads: list[int]) -> float:
 
 
 def plot_demo(figures: dict[str, Any], config: DemoConfig, path: Path, console: Console) -> None:
-    """Draw the times of the phases and the load of ranks and experts.
+    """Plot the times of the phases and the load of ranks and experts.
 
     Parameters
     ----------
     figures
-        What rank 0 returned.
+        The figures that rank 0 returned.
     config
-        The demo's sizes.
+        The configuration of the demo.
     path
-        The PNG to write; its folder is made.
+        The PNG file to write; its folder is created.
     console
-        Says where the picture is, or why there is none.
+        Gets a line with the path of the picture, or the reason why there is none.
     """
     pyplot = pyplot_for(console)
     if pyplot is None:

@@ -2,9 +2,9 @@
 
     python -m deep_ep_py.examples.moe_demo
 
-Starts 8 ranks as processes on this machine. Each takes a part of a real text as its tokens and a part of 256 experts,
-and they run an expert-parallel layer together (`moe_layer.py`). The output is compared with the same layer computed in
-one process. Also runs under torchrun.
+This starts 8 ranks as processes on this machine. Each takes a part of a real text as its tokens, and a share of 256
+experts; together they run an expert-parallel layer (`moe_layer.py`). Its output is compared with the same layer
+computed in one process. The demo also runs under torchrun.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
 from deep_ep_py.bench.routing import require_groups
 from deep_ep_py.bench.timing import Stopwatch
+from deep_ep_py.core.options import OutputFile
 from deep_ep_py.examples.demo_check import compare, reference
 from deep_ep_py.examples.demo_config import DemoConfig
 from deep_ep_py.examples.demo_report import plot_demo, print_demo
@@ -33,10 +34,10 @@ _BF16_BYTES = 2
 
 @torch.no_grad()
 def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str, Any] | None:
-    """One rank's part. Returns the figures on rank 0."""
+    """Run one rank's part of the demo. Returns the figures on rank 0."""
     import deep_ep_py as deep_ep
 
-    # Made once, for all layers of a model. The size is what a row needs, times a little for each rank.
+    # One Buffer serves all layers of a model. Its size depends on the size of a row and the number of ranks.
     row_bytes = config.hidden * _BF16_BYTES
     size_hint = deep_ep.Buffer.get_dispatch_config(config.ranks).get_nvl_buffer_size_hint(row_bytes, config.ranks)
     buffer = deep_ep.Buffer(context.group, num_nvl_bytes=size_hint)
@@ -74,32 +75,30 @@ def run_rank(context: RankContext, config: DemoConfig, text: bytes) -> dict[str,
 
 
 def _gather(tensor: torch.Tensor, context: RankContext) -> list[torch.Tensor]:
-    """Bring every rank's tensor to rank 0."""
+    """Gather every rank's tensor on rank 0."""
     gathered = [torch.empty_like(tensor) for _ in range(context.ranks)] if context.rank == 0 else None
     dist.gather(tensor, gathered, dst=0, group=context.group)
     return gathered or []
 
 
 @click.command(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
-@click.option("--ranks", type=click.IntRange(1, 64), default=8, help="Processes.")
-@click.option("--tokens", type=click.IntRange(1), default=512, help="Tokens of each rank.")
-@click.option("--hidden", type=click.IntRange(8), default=1024, help="Elements of a token's row.")
+@click.option("--ranks", type=click.IntRange(1, 64), default=8, help="Number of processes.")
+@click.option("--tokens", type=click.IntRange(1), default=512, help="Tokens per rank.")
+@click.option("--hidden", type=click.IntRange(8), default=1024, help="Elements per row.")
 @click.option("--intermediate", type=click.IntRange(1), default=128, help="Width of an expert's MLP.")
-@click.option("--experts", type=click.IntRange(8), default=256, help="Experts in all, in 8 groups.")
-@click.option("--topk", type=click.IntRange(1, 32), default=8, help="Experts each token chooses.")
+@click.option("--experts", type=click.IntRange(8), default=256, help="Total number of experts, in 8 groups.")
+@click.option("--topk", type=click.IntRange(1, 32), default=8, help="Experts per token.")
 @click.option("--steps", type=click.IntRange(1), default=10, help="Timed runs of the layer.")
-@click.option("--warmup", type=click.IntRange(0), default=2, help="Runs before them.")
+@click.option("--warmup", type=click.IntRange(0), default=2, help="Untimed runs before them.")
 @click.option("--seed", type=int, default=0)
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/moe_demo.png"), help="The picture."
-)
+@click.option("--plot", type=OutputFile(), default=Path("out/moe_demo.png"), help="File for the picture.")
 def main(plot: Path, **options: Any) -> None:
     """Run a MoE layer over several ranks: checked, timed, plotted."""
     config = DemoConfig(**options)
     if config.experts % config.ranks:
         raise click.UsageError(f"--experts is {config.experts}; expected a multiple of --ranks ({config.ranks})")
     if config.hidden % 8:
-        raise click.UsageError(f"--hidden is {config.hidden}; expected a multiple of 8: rows of 16-byte pieces")
+        raise click.UsageError(f"--hidden is {config.hidden}; expected a multiple of 8, for rows of 16-byte units")
     try:
         require_groups(config.experts, config.topk)
     except ValueError as error:

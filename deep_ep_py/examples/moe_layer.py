@@ -1,7 +1,7 @@
-"""A mixture-of-experts layer by calls of the Buffer, each of them a phase that can be timed; for inference.
+"""A mixture-of-experts layer for inference, written with direct calls of the Buffer that can be timed.
 
-Start reading at `ExpertParallelMoE.forward`: gate, layout, dispatch, experts, combine. A layer with gradients, which is
-written more briefly, is `deep_ep_py.moe.MoELayer`.
+Start reading at `ExpertParallelMoE.forward`: gate, layout, dispatch, experts, combine. `deep_ep_py.moe.MoELayer` is a
+shorter layer with gradients.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class Phase(Protocol):
-    """Runs a step of the layer; may time it."""
+    """A callable that runs a step of the layer and may time it."""
 
     def __call__(self, name: str, call: Callable[[], T]) -> T:
-        """Return what the call returns."""
+        """Return the result of the call."""
 
 
 def _just_call(name: str, call: Callable[[], T]) -> T:
@@ -33,18 +33,18 @@ def _just_call(name: str, call: Callable[[], T]) -> T:
 
 
 class Gate:
-    """DeepSeek-V3's gate: sigmoid scores, a bias that only chooses, group-limited top-k, normalised weights.
+    """DeepSeek-V3's gate: sigmoid scores, a bias only for the choice, group-limited top-k, normalized weights.
 
     Parameters
     ----------
     hidden, experts, topk
-        The shape.
+        Sizes.
     groups, top_groups
-        Experts come in this many groups; a token chooses inside its best `top_groups` of them.
+        The number of groups of experts; a token chooses experts from its best `top_groups` groups.
     scaling
-        The weights of a token sum to this.
+        The sum of a token's weights.
     seed
-        Makes the parameters.
+        Seed of the parameters.
     """
 
     def __init__(
@@ -72,52 +72,52 @@ class Gate:
 
 
 class ExpertParallelMoE:
-    """The layer: every rank has its own tokens and its own share of the experts.
+    """A mixture-of-experts layer in which every rank has its own tokens and its own share of the experts.
 
     Parameters
     ----------
     buffer
         The `deep_ep_py.Buffer` of the ranks. One buffer serves all layers of a model.
     gate
-        The same on every rank.
+        The gate, the same on every rank.
     experts
-        This rank's experts: rank r of R holds the r-th R-th of all of them.
+        This rank's experts: rank r of R holds the r-th of R equal shares.
     num_experts
-        Experts on all ranks together.
+        Number of experts on all ranks together.
     """
 
     def __init__(self, buffer: Buffer, gate: Gate, experts: Experts, num_experts: int) -> None:
         self.buffer, self.gate, self.experts, self.num_experts = buffer, gate, experts, num_experts
         self.tokens_per_expert: list[int] = []
-        """How many tokens each of this rank's experts got from all ranks in the last call."""
+        """Number of tokens that each of this rank's experts received from all ranks in the last call."""
         self.rows_received = 0
-        """How many rows arrived at this rank in the last call: one for each token with an expert here."""
+        """Number of rows that arrived at this rank in the last call: one for each token with an expert here."""
 
     def forward(self, x: torch.Tensor, phase: Phase = _just_call) -> torch.Tensor:
-        """Run the layer on this rank's tokens; every rank calls it.
+        """Run the layer on this rank's tokens. Collective.
 
         Parameters
         ----------
         x
             BF16 [tokens, hidden].
         phase
-            Called as `phase(name, call)` for each step; the default just calls. The demo times the steps with it.
+            Called as `phase(name, call)` for each step. The default just calls; the demo times the steps with it.
 
         Returns
         -------
         torch.Tensor
             BF16 [tokens, hidden].
         """
-        # Each token chooses its experts, wherever those are.
+        # Each token chooses its experts, on any rank.
         topk_idx, topk_weights = phase("gate", lambda: self.gate(x))
 
-        # How many tokens go to which rank and to which expert, and which ranks each token goes to.
+        # Count the tokens for each rank and each expert, and find out which ranks each token goes to.
         num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = phase(
             "layout", lambda: self.buffer.get_dispatch_layout(topk_idx, self.num_experts)
         )
 
-        # Send each token once to every rank that holds one of its experts. What arrives is sorted by source rank, then
-        # token; expert ids are local ones, -1 for those of other ranks.
+        # Send each token once to every rank that holds one of its experts. Received rows are sorted by source rank,
+        # then token; expert ids are local, -1 for experts of other ranks.
         recv_x, recv_topk_idx, recv_topk_weights, self.tokens_per_expert, handle, _ = phase(
             "dispatch",
             lambda: self.buffer.dispatch(
@@ -131,9 +131,9 @@ class ExpertParallelMoE:
         )
         self.rows_received = recv_x.size(0)
 
-        # combine adds plainly, so the gate's weights go in here.
+        # combine sums without weights, so the gate's weights are applied here.
         expert_out = phase("experts", lambda: self.experts(recv_x, recv_topk_idx, recv_topk_weights).to(x.dtype))
 
-        # Bring the rows back to their tokens' owners and add up what the ranks made of each token.
+        # Return the rows to the tokens' owners, and sum the ranks' results for each token.
         combined_x, _, _ = phase("combine", lambda: self.buffer.combine(expert_out, handle))
         return combined_x

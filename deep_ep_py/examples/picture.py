@@ -1,4 +1,4 @@
-"""Pictures of the examples, where matplotlib is installed."""
+"""Pictures for the examples, if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deep_ep_py.bench.plots import INSTALL_HINT, can_plot, get_pyplot
 
 
 def pyplot_for(console: Console) -> Any:
-    """Return matplotlib's pyplot, which draws into files; None where there is none, and the console says so."""
+    """Return matplotlib's pyplot, for drawing to files; if it is not installed, tell the console and return None."""
     if not can_plot():
         console.print(f"no picture: {INSTALL_HINT}", markup=False)
         return None
@@ -19,7 +19,7 @@ def pyplot_for(console: Console) -> Any:
 
 
 def save_picture(figure: Any, path: Path, console: Console) -> None:
-    """Write a figure; its folder is made, and the console says where it is."""
+    """Write a figure, creating its folder, and print its path to the console."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     console.print(f"picture: {path}")

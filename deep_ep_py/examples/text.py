@@ -1,4 +1,4 @@
-"""Real text as tokens: bytes through an embedding."""
+"""Tokens from real text: bytes, embedded as rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def read_text() -> tuple[bytes, str]:
     Returns
     -------
     text : bytes
-        The README, or where the package was installed without it, the package's own source.
+        The README or, if the package was installed without it, the package's own sources.
     origin : str
-        What was read, for people.
+        A description of what was read.
     """
     readme = _PACKAGE.parent / "README.md"
     if readme.is_file() and readme.stat().st_size > 0:
@@ -36,9 +36,9 @@ def read_repository() -> tuple[bytes, str]:
     Returns
     -------
     text : bytes
-        Its .md and .py files, or where the package was installed, the package's own .py files.
+        Its .md and .py files or, for an installed package, the package's own .py files.
     origin : str
-        What was read, for people.
+        A description of what was read.
     """
     root = _PACKAGE.parent
     documents = sorted([*root.glob("*.md"), *root.glob("docs/*.md")]) if (root / "pyproject.toml").is_file() else []
@@ -50,24 +50,24 @@ def read_repository() -> tuple[bytes, str]:
 def embed_bytes(text: bytes, rank: int, tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
     """Embed one rank's share of the text.
 
-    A token is a byte together with the three before it, less and less of them: the same byte in different words then
-    goes to different experts, as in a model that has looked at the context.
+    A token is a byte together with the three preceding ones, with decreasing weights: the same byte in different words
+    then goes to different experts, as in a model that has seen the context.
 
     Parameters
     ----------
     text
-        Repeated if it is too short.
+        The text, repeated if it is too short.
     rank, tokens
-        Takes the bytes [rank * tokens, (rank + 1) * tokens).
+        The rank takes the bytes [rank * tokens, (rank + 1) * tokens).
     hidden
-        Elements of a token's row.
+        Elements per row.
     seed
-        Makes the embedding.
+        Seed of the embedding.
 
     Returns
     -------
     torch.Tensor
-        BF16 [tokens, hidden], each row of root mean square 1.
+        BF16 [tokens, hidden]; each row has a root mean square of 1.
     """
     table = torch.randn(_CONTEXT, 256, hidden, generator=generator(seed, 2))
     values = torch.tensor(list(text))

@@ -1,4 +1,4 @@
-"""A byte-level language model with a MoE layer in each block, and the layer as one process computes it."""
+"""A byte-level language model with a MoE layer in each block, and a reference for the layer in one process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What is trained, and how."""
+    """The configuration of the model and its training."""
 
     ranks: int
     steps: int
     batch: int
-    """Sequences of each rank and step."""
+    """Sequences per rank and step."""
     length: int
-    """Bytes of a sequence."""
+    """Bytes per sequence."""
     hidden: int
     layers: int
     heads: int
@@ -35,7 +35,7 @@ class TrainConfig:
 
     @property
     def local_experts(self) -> int:
-        """Experts of each rank and layer."""
+        """Experts per rank and layer."""
         return self.experts // self.ranks
 
     def make_experts(self, layer: int, rank: int) -> Experts:
@@ -46,11 +46,11 @@ class TrainConfig:
 
 
 MakeLayer = Callable[[int, Gate], nn.Module]
-"""The number of a block and its gate to its MoE layer."""
+"""Makes the MoE layer of a block from the block's index and gate."""
 
 
 class Block(nn.Module):
-    """Attention to what came before, then experts; each after a norm and around a shortcut."""
+    """A block of causal attention and experts, each with a preceding norm and a residual connection."""
 
     def __init__(self, config: TrainConfig, layer: int, make_layer: MakeLayer) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Block(nn.Module):
         self.moe = make_layer(layer, Gate(config.hidden, config.experts, config.topk))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, length, hidden] to the same."""
+        """Apply the block to [batch, length, hidden]."""
         batch, length, hidden = x.shape
         heads = self.query_key_value(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
@@ -71,12 +71,12 @@ class Block(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """Predicts the next byte from those before.
+    """A language model that predicts the next byte.
 
     Parameters
     ----------
     config : TrainConfig
-        The shape; its seed makes the weights, the same ones however the experts are held.
+        The sizes, and the seed of the weights, which do not depend on how the experts are distributed.
     make_layer : callable
         Makes the MoE layer of each block.
     """
@@ -98,14 +98,14 @@ class ByteModel(nn.Module):
 
 
 class OneProcessMoE(nn.Module):
-    """A layer with all experts, without communication; it rounds what and where the distributed one does.
+    """A layer with all experts and without communication, which rounds in the same places as the distributed one.
 
     Parameters
     ----------
     gate : Gate
-        The layer's.
+        The gate of the layer.
     shares : list of Experts
-        Those of each rank.
+        The experts of each rank.
     """
 
     def __init__(self, gate: Gate, shares: list[Experts]) -> None:
@@ -114,10 +114,10 @@ class OneProcessMoE(nn.Module):
         self._local_experts = shares[0].down.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] to the same."""
+        """Apply the layer to [..., hidden]."""
         tokens = x.reshape(-1, x.shape[-1])
         topk_idx, topk_weights = self.gate(tokens)
-        # What travels is bfloat16, forwards and backwards; what is summed, over ranks, is float32.
+        # Rows travel as bfloat16, forward and backward; sums over ranks are computed in float32.
         rows, total = tokens.bfloat16().float(), torch.zeros_like(tokens, dtype=torch.float32)
         for rank, share in enumerate(self.shares):
             local_idx = topk_idx - rank * self._local_experts
@@ -126,14 +126,14 @@ class OneProcessMoE(nn.Module):
 
 
 class Batches:
-    """Pieces of a text, drawn for each step, the same for every caller.
+    """Batches of sequences from a text, drawn for each step; every caller draws the same ones.
 
     Parameters
     ----------
     text : bytes
-        Longer than a sequence.
+        The text, longer than a sequence.
     config : TrainConfig
-        How much of it makes a batch.
+        The sizes of a batch, and the seed.
     """
 
     def __init__(self, text: bytes, config: TrainConfig) -> None:
@@ -142,7 +142,7 @@ class Batches:
         self._text, self._config = torch.frombuffer(bytearray(text), dtype=torch.uint8), config
 
     def of_step(self, step: int, rank: int | None = None) -> Tensor:
-        """Return int64 [sequences, length + 1]: a rank's part, or with None all ranks'."""
+        """Return int64 [sequences, length + 1] for a rank or, with None, for all ranks."""
         config = self._config
         random = torch.Generator().manual_seed((config.seed << 32) + step)
         starts = torch.randint(len(self._text) - config.length - 1, (config.ranks * config.batch,), generator=random)

@@ -1,12 +1,12 @@
-"""Train a MoE language model, its experts spread over ranks, and check it against one process.
+"""Train a MoE language model whose experts are distributed over ranks, and check it against one process.
 
     python -m deep_ep_py.examples.train_moe
     torchrun --nproc-per-node 4 -m deep_ep_py.examples.train_moe
 
-The text is this repository's, byte by byte. Outside the experts the ranks work data parallel: each has its own
-sequences and the same weights, and gradients are summed. Inside, each holds its own experts, and rows go to them and
-come back by `deep_ep_py.ops`. Then one process trains the same model with all experts and the same batches: the losses
-must be the same, and fall.
+The training text is this repository, byte by byte. Outside the experts, the ranks are data parallel: each has its own
+sequences and the same weights, and gradients are summed. Inside, each holds its own experts, and `deep_ep_py.ops` sends
+rows to them and back. Then one process trains the same model with all experts on the same batches: the losses must
+agree, and fall.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from deep_ep_py.bench.launch import RankContext, launch, torchrun_rank
 from deep_ep_py.bench.processes import RankFailed
 from deep_ep_py.bench.progress import BenchProgress, make_console
+from deep_ep_py.core.options import OutputFile
 from deep_ep_py.examples.text import read_repository
 from deep_ep_py.examples.train_model import Batches, ByteModel, OneProcessMoE, TrainConfig
 from deep_ep_py.examples.train_report import plot_training, print_training, verdict
@@ -35,11 +36,11 @@ Emit = Callable[[dict[str, Any]], None]
 
 
 def run_rank(context: RankContext, config: TrainConfig, text: bytes, check: bool) -> dict[str, Any] | None:
-    """One rank's part. Returns the losses and times on rank 0."""
+    """Run one rank's part of the training. Returns the losses and times on rank 0."""
     import deep_ep_py as deep_ep
     from deep_ep_py import ops
 
-    # One Buffer serves all layers. Ops find it by the name it is registered under.
+    # One Buffer serves all layers. Ops find it by the name under which it is registered.
     row_bytes = config.hidden * _BF16_BYTES
     size_hint = deep_ep.Buffer.get_dispatch_config(config.ranks).get_nvl_buffer_size_hint(row_bytes, config.ranks)
     with deep_ep.Buffer(context.group, num_nvl_bytes=size_hint) as buffer:
@@ -53,7 +54,8 @@ def run_rank(context: RankContext, config: TrainConfig, text: bytes, check: bool
         batches = Batches(text, config)
 
         def loss_of_step(step: int) -> Tensor:
-            # The mean over all ranks' bytes. Experts get the gradients of all ranks' rows by way of their dispatch.
+            # The mean over the bytes of all ranks. Experts receive the gradients of all ranks' rows through their
+            # dispatch.
             loss = model(batches.of_step(step, context.rank)) / config.ranks
             loss.backward()
             _sum_over_ranks(shared, context)
@@ -73,7 +75,7 @@ def run_rank(context: RankContext, config: TrainConfig, text: bytes, check: bool
 
 
 def _sum_over_ranks(weights: list[nn.Parameter], context: RankContext) -> None:
-    """Add up the gradients of the weights that every rank has."""
+    """Sum the gradients of the weights that every rank has."""
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     together = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(together, group=context.group)
@@ -84,8 +86,9 @@ def _sum_over_ranks(weights: list[nn.Parameter], context: RankContext) -> None:
 def _train(
     model: nn.Module, loss_of_step: Callable[[int], Tensor], config: TrainConfig, emit: Emit, label: str
 ) -> tuple[list[float], list[float]]:
-    """Return the loss of each step, in nats per byte, and what it took, in ms."""
-    # Training amplifies the last bit of a sum. A large eps and a slow start keep two that sum in other orders together.
+    """Return the loss of each step in nats per byte, and its duration in ms."""
+    # Training amplifies rounding errors of sums. A large eps and a slow start keep two runs with different orders of
+    # summation together.
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.rate, eps=_EPS)
     slow_start = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / _SLOW_STEPS))
     emit({"kind": "size", "label": label, "steps": config.steps})
@@ -119,7 +122,7 @@ def _check_options(config: TrainConfig) -> None:
     for name, value, divisor, what in (
         ("--experts", config.experts, config.ranks, f"--ranks ({config.ranks})"),
         ("--hidden", config.hidden, config.heads, f"--heads ({config.heads})"),
-        ("--hidden", config.hidden, 8, "8: rows of 16-byte pieces"),
+        ("--hidden", config.hidden, 8, "8, for rows of 16-byte units"),
     ):
         if value % divisor:
             raise click.UsageError(f"{name} is {value}; expected a multiple of {what}")
@@ -133,27 +136,25 @@ def _check_options(config: TrainConfig) -> None:
     type=click.IntRange(1, 64),
     default=4,
     envvar="WORLD_SIZE",
-    help="Processes; under torchrun, as many as it started.",
+    help="Number of processes; under torchrun, the number that it started.",
 )
-@click.option("--steps", type=click.IntRange(1), default=100, help="Steps of the optimizer.")
-@click.option("--batch", type=click.IntRange(1), default=8, help="Sequences of each rank and step.")
-@click.option("--length", type=click.IntRange(1), default=64, help="Bytes of a sequence.")
-@click.option("--hidden", type=click.IntRange(8), default=64, help="Elements of a token's row.")
+@click.option("--steps", type=click.IntRange(1), default=100, help="Optimizer steps.")
+@click.option("--batch", type=click.IntRange(1), default=8, help="Sequences per rank and step.")
+@click.option("--length", type=click.IntRange(1), default=64, help="Bytes per sequence.")
+@click.option("--hidden", type=click.IntRange(8), default=64, help="Elements per row.")
 @click.option("--layers", type=click.IntRange(1), default=2, help="Blocks of attention and experts.")
-@click.option("--heads", type=click.IntRange(1), default=4, help="Of attention.")
-@click.option("--experts", type=click.IntRange(1), default=16, help="Experts of a layer, on all ranks together.")
-@click.option("--topk", type=click.IntRange(1, 32), default=4, help="Experts each token chooses.")
+@click.option("--heads", type=click.IntRange(1), default=4, help="Attention heads.")
+@click.option("--experts", type=click.IntRange(1), default=16, help="Experts per layer, on all ranks together.")
+@click.option("--topk", type=click.IntRange(1, 32), default=4, help="Experts per token.")
 @click.option("--intermediate", type=click.IntRange(1), default=64, help="Width of an expert's MLP.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-3, help="AdamW's learning rate.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-3, help="Learning rate of AdamW.")
 @click.option("--seed", type=click.IntRange(0), default=0)
-@click.option("--check/--no-check", default=True, help="Also train in one process, and compare the losses.")
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/train_moe.png"), help="The picture."
-)
+@click.option("--check/--no-check", default=True, help="Also train in one process and compare the losses.")
+@click.option("--plot", type=OutputFile(), default=Path("out/train_moe.png"), help="File for the picture.")
 def main(check: bool, plot: Path, **options: Any) -> None:
-    """Train a small MoE language model, expert parallel, on the text of this repository.
+    """Train a small expert-parallel MoE language model on the text of this repository.
 
-    Exits with 1 if the losses do not fall, or are not those of one process that holds all experts.
+    Exits with 1 if the losses do not fall, or differ from those of one process that holds all experts.
     """
     config = TrainConfig(**options)
     _check_options(config)

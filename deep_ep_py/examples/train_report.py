@@ -1,4 +1,4 @@
-"""What the training shows when it is done."""
+"""The report of the training: a table, a verdict and a picture."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from deep_ep_py.examples.picture import pyplot_for, save_picture
 from deep_ep_py.examples.train_model import TrainConfig
 
 BOUND = 1e-3
-"""Of the difference of two losses, in nats per byte."""
+"""Bound for the difference of two losses, in nats per byte."""
 _LINES = 10
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the training went as it should.
+    """The verdict on a training run.
 
     Attributes
     ----------
     before, after : float
-        Mean loss of the first and of the last tenth of the steps.
+        Mean loss of the first and the last tenth of the steps.
     difference : float or None
-        The largest from the loss of one process, nan if there is one; None if that was not trained.
+        The largest difference from the losses of one process, or nan if any is nan; None without that comparison.
     """
 
     before: float
@@ -38,13 +38,13 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Say whether the loss fell, and is that of one process."""
+        """Whether the loss fell and agrees with that of one process."""
         same = self.difference is None or self.difference <= BOUND
         return self.after < self.before and same
 
 
 def verdict(figures: dict[str, Any]) -> Verdict:
-    """Judge what rank 0 returned."""
+    """Return the verdict on the figures that rank 0 returned."""
     losses = figures["losses"]
     tenth = max(len(losses) // 10, 1)
     difference = None
@@ -60,11 +60,11 @@ def print_training(figures: dict[str, Any], config: TrainConfig, console: Consol
     Parameters
     ----------
     figures
-        What rank 0 returned.
+        The figures that rank 0 returned.
     config
-        What was trained.
+        The configuration of the training.
     console
-        Where to print.
+        The console to print to.
     """
     reference = figures.get("reference")
     table = Table(title="loss in nats per byte", title_justify="left", box=box.SIMPLE_HEAD)
@@ -81,29 +81,29 @@ def print_training(figures: dict[str, Any], config: TrainConfig, console: Consol
     step_ms = statistics.median(figures["milliseconds"])
     console.print(
         f"a step: median {step_ms:.1f} ms on {config.ranks} ranks, with {figures['operations'] / config.steps:g} "
-        "dispatches and combines, those of the backward included"
+        "dispatches and combines, including those of the backward"
     )
     if reference:
         console.print(f"  in one process: {statistics.median(figures['reference_milliseconds']):.1f} ms")
     judged = verdict(figures)
     word = "[green]passed[/]" if judged.passed else "[red]FAILED[/]"
-    same = "" if judged.difference is None else f"; never further than {judged.difference:.1e} from one process"
+    same = "" if judged.difference is None else f"; at most {judged.difference:.1e} from one process"
     console.print(f"{word}: the loss goes from {judged.before:.3f} to {judged.after:.3f}{same} (bound {BOUND:g})")
 
 
 def plot_training(figures: dict[str, Any], config: TrainConfig, path: Path, console: Console) -> None:
-    """Draw the losses, and how far they are apart.
+    """Plot the losses and their difference.
 
     Parameters
     ----------
     figures
-        What rank 0 returned.
+        The figures that rank 0 returned.
     config
-        What was trained.
+        The configuration of the training.
     path
-        The PNG to write; its folder is made.
+        The PNG file to write; its folder is created.
     console
-        Says where the picture is, or why there is none.
+        Gets a line with the path of the picture, or the reason why there is none.
     """
     pyplot = pyplot_for(console)
     if pyplot is None:

@@ -1,4 +1,4 @@
-"""The kernels for GPUs: compiled from `csrc/` by NVRTC for exactly the shape in use. Needs no GPU, no CUDA toolkit."""
+"""Kernels for GPUs, compiled from `csrc/` by NVRTC for exactly the shape in use, without a GPU or a CUDA toolkit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, so that a kernel is compiled once per machine and not once per process."""
+"""A cache of compiled kernels on disk, so that a kernel is compiled once per machine, not once per process."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from deep_ep_py.jit.registry import Kernel, Shape
 from deep_ep_py.jit.resources import Resources
 
 FOLDER_VARIABLE = "DEEP_EP_CACHE_DIR"
-"""Names the folder of the cache in the environment."""
+"""The environment variable for the cache's folder."""
 
 Compile = Callable[[Kernel, Shape, str], CompiledKernel]
 
-# What kernels include; the rest of csrc/ changes nothing in them.
+# Kernels include only headers from these folders; the rest of csrc/ does not affect them.
 _DEVICE_FOLDERS = ("wire", "device", "fabric", "kernels")
 _SUFFIX = ".kernel"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def default_folder() -> Path:
-    """Return where compiled kernels are kept: `DEEP_EP_CACHE_DIR`, else deep_ep_py in the user's cache folder."""
+    """Return the folder for compiled kernels: `DEEP_EP_CACHE_DIR`, or else deep_ep_py in the user's cache folder."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deep_ep_py"
 
 
 def refuse_if_others_may_write(folder: Path) -> None:
-    """Refuse a folder whose files another user could replace: they are run on GPUs.
+    """Refuse a folder whose files another user could replace, since they are run on GPUs.
 
-    Checked are the folder and all above it, links resolved: each must belong to this user or to root, and neither its
-    group nor others may write there. Above the folder itself a sticky bit, as on /tmp, is enough: only an
-    entry's owner can move it then.
+    The folder and all its parents are checked, with links resolved: each must belong to this user or to root, and must
+    not be writable for its group or others. For the parents, a sticky bit, as on /tmp, is sufficient: then only the
+    owner of an entry can move it.
 
     Parameters
     ----------
     folder
-        One that exists.
+        An existing folder.
 
     Raises
     ------
     PermissionError
-        Naming the folder that others may write.
+        The message names the folder that others may write.
     """
     real = folder.resolve(strict=True)
     for part in (real, *real.parents):
@@ -65,22 +65,22 @@ def refuse_if_others_may_write(folder: Path) -> None:
             continue
         raise PermissionError(
             f"{folder}: expected a folder for compiled kernels that no other user can write, but {why}; "
-            f"chmod go-w it, or name another in {FOLDER_VARIABLE}"
+            f"chmod go-w it, or set {FOLDER_VARIABLE} to another"
         )
 
 
 class KernelCache:
-    """Kernels by what they are compiled from and for: sources, shape, architecture, options, version of NVRTC.
+    """Compiled kernels, keyed by sources, shape, architecture, options and NVRTC version.
 
-    Any number of processes may use one folder. Of those that want the same kernel at once one compiles and the others
-    wait for it; if it is killed, the next one compiles. A file is there in full or not at all.
+    Any number of processes may use one folder. If several need the same kernel at once, one compiles it and the others
+    wait; if that one is killed, the next one compiles. A file is either complete or absent.
 
     Parameters
     ----------
     folder
-        Where files are kept; made when the first one is, for this user alone. Refused where others may write.
+        The folder of the files; created with the first file, for this user only. Refused if others may write it.
     compile_
-        What compiles a kernel that is not there.
+        Compiles a kernel that is not in the cache.
     """
 
     def __init__(self, folder: Path | None = None, compile_: Compile = compile_kernel) -> None:
@@ -88,20 +88,20 @@ class KernelCache:
         self._compile = compile_
 
     def get(self, kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
-        """Return one kernel: `get_all` for a list of one."""
+        """Return one kernel, like `get_all` with a single one."""
         return self.get_all([kernel], shape, architecture)[0]
 
     def get_all(
         self, kernels: Iterable[Kernel], shape: Shape, architecture: str, start: int = 0
     ) -> list[CompiledKernel]:
-        """Return kernels, compiled now unless they are there.
+        """Return kernels, compiling those that are not in the cache.
 
         Parameters
         ----------
         kernels, shape, architecture
-            As `compile_kernel` takes them.
+            As in `compile_kernel`.
         start
-            Which one to begin with. Processes that begin with different ones share the work.
+            Index of the kernel to begin with. Processes that begin with different kernels share the work.
 
         Returns
         -------
@@ -113,17 +113,17 @@ class KernelCache:
         CompileError, NvrtcUnavailableError
             As `compile_kernel`.
         OSError
-            The folder cannot be written; or others may write it, as `refuse_if_others_may_write` says.
+            The folder cannot be written, or others may write it (see `refuse_if_others_may_write`).
         """
         wanted = list(kernels)
-        # For this user alone, whatever the umask, as XDG has it for all caches.
+        # For this user only, whatever the umask, as XDG requires for all caches.
         for missing in reversed([one for one in (self.folder, *self.folder.parents) if not one.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
         refuse_if_others_may_write(self.folder)
         paths = [self.path(kernel, shape, architecture) for kernel in wanted]
         found = {i: there for i, path in enumerate(paths) if (there := _read(path)) is not None}
         order = [i % len(wanted) for i in range(start, start + len(wanted))]
-        # First those that no other process compiles now, then wait for the others.
+        # First compile those that no other process is compiling, then wait for the others.
         for patience in (0, -1):
             for i in order:
                 if i not in found:
@@ -133,7 +133,7 @@ class KernelCache:
         return [found[i] for i in range(len(wanted))]
 
     def path(self, kernel: Kernel, shape: Shape, architecture: str) -> Path:
-        """Return the file of a kernel, which need not be there."""
+        """Return the path of a kernel's file, which need not exist."""
         program = (source_of(kernel, shape, architecture), kernel.expression_for(shape))
         parts = (_sources_hash(include_root()), *program, architecture, json.dumps(OPTIONS), nvrtc_version())
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
@@ -142,8 +142,8 @@ class KernelCache:
     def _make(
         self, path: Path, kernel: Kernel, shape: Shape, architecture: str, patience: float
     ) -> CompiledKernel | None:
-        """Compile a kernel while no other process does; None if one does for longer than `patience` seconds."""
-        # The lock is the kernel's own: it goes with the process that holds it, however that ends.
+        """Compile a kernel unless another process is; None if that takes longer than `patience` seconds."""
+        # The lock is an OS lock: it is released when the process that holds it ends, for whatever reason.
         try:
             with FileLock(path.with_suffix(".lock"), timeout=patience):
                 compiled = _read(path)
@@ -157,7 +157,7 @@ class KernelCache:
 
 @cache
 def _sources_hash(root: Path) -> str:
-    """Hash what any kernel may include. Once per process: sources that change under a running one are not noticed."""
+    """Hash all headers that kernels may include. Done once per process, so later changes go unnoticed."""
     digest = hashlib.sha256()
     for folder in _DEVICE_FOLDERS:
         for path in sorted((root / folder).rglob("*.h")):
@@ -167,7 +167,7 @@ def _sources_hash(root: Path) -> str:
 
 
 def _write(path: Path, kernel: CompiledKernel) -> None:
-    """Write a line of JSON and the cubin; a reader of `path` finds both or no file."""
+    """Write a line of JSON and the cubin; a reader of `path` finds either both or no file."""
     fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel) if field.name != "cubin"}
     fields["resources"] = dataclasses.asdict(kernel.resources)
     fields["sha256"] = hashlib.sha256(kernel.cubin).hexdigest()
@@ -177,8 +177,10 @@ def _write(path: Path, kernel: CompiledKernel) -> None:
 
 
 def _read(path: Path) -> CompiledKernel | None:
-    """Read what `_write` wrote; None where there is nothing, or something else, or what another user may have written
-    while the folder was open to others.
+    """Read a file written by `_write`.
+
+    Returns None if it does not exist, has other contents, or may have been written by another user while the folder was
+    open to others.
     """
     try:
         with path.open("rb") as file:

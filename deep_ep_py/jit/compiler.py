@@ -1,4 +1,4 @@
-"""Compiles a kernel with NVRTC, through `cuda.core`."""
+"""Compilation of kernels with NVRTC, through `cuda.core`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INSTALL = "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
 
 
 class NvrtcUnavailableError(RuntimeError):
-    """NVRTC, or the package that reaches it, is not installed.
+    """Error for a missing NVRTC, or a missing package that gives access to it.
 
     Parameters
     ----------
     reason : str
-        What is missing; the message says besides how to install it.
+        What is missing; the message adds how to install it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -33,22 +33,22 @@ class NvrtcUnavailableError(RuntimeError):
 
 
 class CompileError(RuntimeError):
-    """A kernel does not compile; the message holds NVRTC's log."""
+    """Failure to compile a kernel; the message contains NVRTC's log."""
 
 
 OPTIONS = {
     "std": "c++17",
-    # Makes the constexpr functions of wire/, which know no targets, device functions.
+    # The constexpr functions of wire/ have no target attributes; this makes them device functions.
     "device_as_default_execution_space": True,
     "ptxas_options": ["-v"],
-    "lineinfo": True,  # for profilers and compute-sanitizer; it changes no instruction
+    "lineinfo": True,  # for profilers and compute-sanitizer; it does not change any instruction
 }
-"""What every kernel is compiled with, besides name, architecture and include path."""
+"""Options for all kernels, besides name, architecture and include path."""
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """One kernel, compiled for one shape and one architecture."""
+    """A kernel, compiled for one shape and one architecture."""
 
     name: str
     architecture: str
@@ -60,15 +60,15 @@ class CompiledKernel:
 
 
 def include_root() -> Path:
-    """Return the folder of the C++ sources: beside the package in a checkout, inside it once installed."""
+    """Return the folder of the C++ sources: next to the package in a checkout, inside it once installed."""
     installed = _PACKAGE / "csrc"
     return installed if installed.is_dir() else _PACKAGE.parent / "csrc"
 
 
 def require_nvrtc() -> None:
-    """Raise `NvrtcUnavailableError` where NVRTC cannot be used."""
+    """Raise `NvrtcUnavailableError` if NVRTC cannot be used."""
     try:
-        # Two threads that import cuda.core at once, as ranks do that are threads, may both find half of it.
+        # Two threads, such as rank threads, that import cuda.core at once may both see it partially initialized.
         with _importing:
             from cuda.bindings import nvrtc
             from cuda.core import Program  # noqa: F401
@@ -81,7 +81,7 @@ def require_nvrtc() -> None:
 
 
 def nvrtc_version() -> str:
-    """Return NVRTC's version, as "13.0"."""
+    """Return NVRTC's version, for example "13.0"."""
     require_nvrtc()
     from cuda.bindings import nvrtc
 
@@ -89,10 +89,22 @@ def nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
+def known_architectures() -> list[str]:
+    """Return the architectures that the installed NVRTC compiles for, such as "sm_90"; none if it is not installed."""
+    try:
+        require_nvrtc()
+    except NvrtcUnavailableError:
+        return []
+    from cuda.bindings import nvrtc
+
+    _, found = nvrtc.nvrtcGetSupportedArchs()
+    return [f"sm_{number}" for number in found]
+
+
 def source_of(kernel: Kernel, shape: Shape, architecture: str) -> str:
-    """Return the text of the program that NVRTC is given."""
+    """Return the text of the program that NVRTC compiles."""
     bulk_copies = shape.bulk_copies and has_bulk_copies(architecture)
-    # The launch's shared memory is computed by the header's own function; the cubin carries the result.
+    # The header's own function computes the shared memory of a launch; the cubin carries the result.
     includes = "".join(f'#include "{header}"\n' for header in (*kernel.before, kernel.header))
     return (
         f"#define DEEP_EP_BULK_COPIES {int(bulk_copies)}\n"
@@ -109,13 +121,13 @@ def compile_kernel(
     Parameters
     ----------
     kernel
-        Which one.
+        The kernel.
     shape
         Constants of the instantiation.
     architecture
-        As `sm_90a`.
+        For example `sm_90a`.
     include_paths
-        Where headers are looked for: by default in the library's own sources, and nowhere else.
+        Where to look for headers. Default: only the library's own sources.
 
     Returns
     -------
@@ -141,16 +153,16 @@ def compile_kernel(
 
 
 def compile_text(name: str, text: str, architecture: str) -> bytes:
-    """Compile a program without kernels, for its symbols.
+    """Compile a program without kernels, to read its symbols.
 
     Parameters
     ----------
     name
-        What errors call it.
+        Its name in error messages.
     text
-        The program, which includes nothing.
+        The program, which has no includes.
     architecture
-        As `sm_90a`.
+        For example `sm_90a`.
 
     Returns
     -------

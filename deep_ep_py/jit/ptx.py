@@ -1,4 +1,4 @@
-"""Compiles a kernel to PTX, by NVRTC's own functions: `cuda.core` asks for a driver first, and PTX needs none."""
+"""Compilation of kernels to PTX with NVRTC directly: `cuda.core` would require a driver, which PTX does not need."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _OPTIONS = ("-std=c++17", "-default-device", "-lineinfo")
 
 
 def compile_ptx(kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, str]:
-    """Compile one kernel as `compile_kernel` does, up to the PTX.
+    """Compile one kernel like `compile_kernel`, but only to PTX.
 
     Parameters
     ----------
     kernel
-        Which one.
+        The kernel.
     shape
         Constants of the instantiation.
     architecture
-        As `sm_90a`.
+        For example `sm_90a`.
 
     Returns
     -------
     text : str
-        The PTX, with the lines that it comes from.
+        The PTX, with line information.
     symbol : str
-        The kernel's name in it.
+        The kernel's name in the PTX.
 
     Raises
     ------
@@ -61,13 +61,13 @@ def compile_ptx(kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, s
 
 
 def compile_kernel_as_ptx(kernel: Kernel, shape: Shape, architecture: str) -> CompiledKernel:
-    """Compile one kernel as `compile_ptx` does, for a cache.
+    """Compile one kernel like `compile_ptx`, for a cache.
 
     Returns
     -------
     CompiledKernel
-        Its code is the text with a zero byte behind it, as the driver takes it. What ptxas would say of it is not
-        known.
+        Its code is the zero-terminated text, as the driver accepts it. Its resources are unknown, since ptxas has not
+        run.
     """
     started = time.perf_counter()
     text, symbol = compile_ptx(kernel, shape, architecture)
@@ -77,21 +77,21 @@ def compile_kernel_as_ptx(kernel: Kernel, shape: Shape, architecture: str) -> Co
 
 
 class PtxCache:
-    """Kernels as PTX, kept on disk: a `KernelCache` of its own.
+    """A cache of kernels as PTX on disk, in a separate `KernelCache`.
 
     Parameters
     ----------
     folder
-        Where; by default a folder in that of all compiled kernels.
+        The folder. Default: a subfolder of the one for compiled kernels.
     compile_
-        What compiles a kernel that is not there.
+        Compiles a kernel that is not in the cache.
     """
 
     def __init__(self, folder: Path | None = None, compile_: Compile = compile_kernel_as_ptx) -> None:
         self.kernels = KernelCache(default_folder() / "ptx" if folder is None else folder, compile_)
 
     def get(self, kernel: Kernel, shape: Shape, architecture: str) -> tuple[str, str]:
-        """Return what `compile_ptx` does, and raise what it and `KernelCache.get_all` raise."""
+        """Return the result of `compile_ptx`; raise like `compile_ptx` and `KernelCache.get_all`."""
         found = self.kernels.get(kernel, shape, architecture)
         return found.cubin.decode().rstrip("\0"), found.symbol
 
@@ -104,7 +104,7 @@ def _text(program: Any, get_size: Any, get: Any) -> str:
 
 
 def _done(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what an NVRTC call has given, behind its status."""
+    """Return the results of an NVRTC call that follow its status; raise if the status is an error."""
     status, *given = result
     if int(status) != 0:
         raise CompileError(f"NVRTC: {status}")

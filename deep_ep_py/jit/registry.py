@@ -1,4 +1,4 @@
-"""Which kernels there are: name, header, instantiation and launch of each, as data."""
+"""The table of kernels: name, header, instantiation and launch of each."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _FIRST_WITH_BULK_COPIES = 90
 
 @dataclass(frozen=True)
 class Shape:
-    """What kernels are compiled for, and what their shared memory depends on.
+    """The values that kernels are compiled for, and those that their shared memory depends on.
 
     Parameters
     ----------
     ranks
         Ranks of the Buffer.
     row_bytes
-        Bytes of one token's row.
+        Bytes of a token's row.
     topk
-        Experts each token chooses.
+        Experts per token.
     experts
-        Experts in all.
+        Total number of experts.
     warps
         Warps per block.
     bulk_copies
-        Whether rows are copied by bulk copies (TMA) where the architecture has them.
+        Whether rows are copied by bulk copies (TMA) if the architecture has them.
     ranks_per_node
-        Ranks of a node; None: all are on one.
+        Ranks per node; None: all ranks are on one node.
     """
 
     ranks: int = 8
@@ -52,15 +52,15 @@ class Kernel:
     Parameters
     ----------
     name
-        What the launcher calls it.
+        The name that the launcher uses.
     header
         The file that defines it, relative to the include root.
     expression
-        Names the instantiation; `{static}` stands for the shape.
+        The C++ expression for the instantiation; `{static}` stands for the shape.
     type
-        What says how it is launched: `kernels/common/kernel.h`.
+        The C++ type that describes its launch; see `kernels/common/kernel.h`.
     before
-        Headers that are included before that one.
+        Headers that are included before `header`.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Kernel:
 
     @property
     def takes_shape(self) -> bool:
-        """Whether there is an instantiation for each shape."""
+        """Whether the kernel has an instantiation per shape."""
         return "{static}" in self.expression
 
     def expression_for(self, shape: Shape) -> str:
@@ -79,7 +79,7 @@ class Kernel:
         return self.expression.format(static=shape.static)
 
     def dynamic_shared_for(self, shape: Shape) -> str:
-        """Return a constant expression: bytes of dynamic shared memory of a launch."""
+        """Return a C++ constant expression for the bytes of dynamic shared memory of a launch."""
         block = (
             f"{shape.ranks}, {shape.experts}, {shape.topk}, {shape.warps}, "
             f"deep_ep::device::RowCopies::kSharedBytes, {shape.ranks_per_node or shape.ranks}"
@@ -88,7 +88,7 @@ class Kernel:
 
 
 def has_bulk_copies(architecture: str) -> bool:
-    """Tell whether an architecture, as `sm_90a`, has bulk copies."""
+    """Return whether an architecture, such as `sm_90a`, has bulk copies."""
     return int("".join(filter(str.isdigit, architecture))) >= _FIRST_WITH_BULK_COPIES
 
 
@@ -132,7 +132,7 @@ KERNELS = _kernels(
     Kernel("post", "kernels/measure/post.h", "deep_ep::post", "deep_ep::PostKernel"),
     Kernel("handshake", "kernels/measure/handshake.h", "deep_ep::handshake", "deep_ep::HandshakeKernel"),
 )
-"""Every kernel by name, in the order in which an operation launches them; last what only measurements do."""
+"""Every kernel by name, in the order in which an operation launches them; kernels only for measurements come last."""
 
 GATHERED = {
     name: replace(
@@ -143,4 +143,4 @@ GATHERED = {
     )
     for name, kernel in KERNELS.items()
 }
-"""The same kernels, by the same names, for all ranks of a process in one launch: `run_ranks(..., one_launch=True)`."""
+"""The same kernels under the same names, for all ranks of a process in one launch (`run_ranks(one_launch=True)`)."""

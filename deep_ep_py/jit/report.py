@@ -1,4 +1,4 @@
-"""Compiles many kernels and reports what each takes."""
+"""Compilation of many kernels, and a report of the resources of each."""
 
 from __future__ import annotations
 
@@ -15,21 +15,12 @@ from deep_ep_py.jit.cache import Compile
 from deep_ep_py.jit.compiler import CompiledKernel, CompileError
 from deep_ep_py.jit.registry import Kernel, Shape
 
-_COLUMNS = (
-    "registers",
-    "static\nshared B",
-    "dynamic\nshared B",
-    "spill\nstores B",
-    "spill\nloads B",
-    "stack B",
-    "code B",
-    "seconds",
-)
+_COLUMNS = ("regs", "shared\nKiB", "spills\nB", "stack\nB", "code\nKiB", "s")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A kernel on one architecture: compiled, or why not."""
+    """The outcome for a kernel on one architecture: the compiled kernel, or the error."""
 
     kernel: str
     architecture: str
@@ -40,12 +31,12 @@ class Outcome:
 def compile_each(
     kernels: Iterable[Kernel], architectures: Iterable[str], shape: Shape, compile_: Compile
 ) -> Iterator[Outcome]:
-    """Compile every kernel for every architecture and yield each outcome as it is there.
+    """Compile every kernel for every architecture, and yield each outcome as soon as it is known.
 
     Parameters
     ----------
     kernels, architectures
-        What to compile, and for what.
+        The kernels and the architectures.
     shape
         Constants of the instantiations.
     compile_
@@ -70,9 +61,9 @@ def as_table(outcomes: Iterable[Outcome], shape: Shape) -> Table:
     Parameters
     ----------
     outcomes
-        Its lines.
+        The rows of the table.
     shape
-        Names the table.
+        The shape, for the title.
 
     Returns
     -------
@@ -82,9 +73,9 @@ def as_table(outcomes: Iterable[Outcome], shape: Shape) -> Table:
         f"{shape.ranks} ranks, rows of {shape.row_bytes} bytes, top-{shape.topk} of {shape.experts} experts, "
         f"{shape.warps} warps per block"
     )
-    table = Table(title=title, box=box.ROUNDED)
+    table = Table(title=title, box=box.SIMPLE)
     for name in ("arch", "kernel"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right")
     for outcome in outcomes:
@@ -92,10 +83,16 @@ def as_table(outcomes: Iterable[Outcome], shape: Shape) -> Table:
             table.add_row(outcome.architecture, outcome.kernel, Text("does not compile", style="red"))
             continue
         of = outcome.compiled.resources
-        cells = (of.registers, of.static_shared, of.dynamic_shared, of.spill_stores, of.spill_loads, of.local, of.code)
         style = "red" if of.spill_stores or of.spill_loads else ""
-        seconds = f"{outcome.compiled.seconds:.2f}"
-        table.add_row(outcome.architecture, outcome.kernel, *map(str, cells), seconds, style=style)
+        cells = (
+            str(of.registers),
+            f"{(of.static_shared + of.dynamic_shared) / 1024:.1f}",
+            str(of.spill_stores + of.spill_loads),
+            str(of.local),
+            f"{of.code / 1024:.1f}",
+            f"{outcome.compiled.seconds:.1f}",
+        )
+        table.add_row(outcome.architecture, outcome.kernel, *cells, style=style)
     return table
 
 
@@ -105,14 +102,14 @@ def as_json(outcomes: Iterable[Outcome], shape: Shape) -> dict[str, Any]:
     Parameters
     ----------
     outcomes
-        What to report.
+        The outcomes to report.
     shape
-        What they were compiled for.
+        The shape that they were compiled for.
 
     Returns
     -------
     dict
-        `shape`, and `kernels`: per kernel and architecture whether it compiled, and its resources or the error.
+        `shape`, and `kernels`: for each kernel and architecture, whether it compiled, and its resources or the error.
     """
     kernels = []
     for outcome in outcomes:

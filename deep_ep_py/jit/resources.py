@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of an SM: from ptxas's report (`-v`) and from the cubin itself."""
+"""SM resources of a compiled kernel, from the report of ptxas (`-v`) and from the cubin itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The symbol through which a program tells the dynamic shared memory of its launch; see compiler.py.
+# The symbol with the dynamic shared memory of a program's launch; see compiler.py.
 DYNAMIC_SHARED_SYMBOL = "deep_ep_dynamic_shared_bytes"
 
 _PROPERTIES = re.compile(r"Function properties for (?P<symbol>\S+)")
@@ -20,10 +20,10 @@ _SHARED = re.compile(r"(?P<shared>\d+) bytes smem")
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes. Bytes, except for registers (per thread) and barriers (per block).
+    """Resources of one kernel, in bytes except for registers (per thread) and barriers (per block).
 
-    Spills are those of the kernel and of all functions that it calls: ptxas gives registers to both together, and
-    spills where it likes.
+    Spills are those of the kernel and of all functions that it calls, since ptxas allocates registers for both together
+    and may spill in either.
     """
 
     registers: int
@@ -37,14 +37,14 @@ class Resources:
 
 
 def read_resources(symbol: str, log: str, cubin: bytes) -> Resources:
-    """Collect what a compilation says of one kernel.
+    """Collect the resources of one kernel from its compilation.
 
     Parameters
     ----------
     symbol
         The kernel's mangled name.
     log
-        The output of ptxas with `-v` for this kernel alone.
+        The output of ptxas with `-v`, for this kernel only.
     cubin
         The compiled program.
 
@@ -55,12 +55,12 @@ def read_resources(symbol: str, log: str, cubin: bytes) -> Resources:
     Raises
     ------
     ValueError
-        The log or the cubin lacks the kernel.
+        The kernel is missing in the log or the cubin.
     """
     report = _report_of(symbol, log)
     registers, stack, spills = _REGISTERS.search(report), _STACK.search(report), list(_SPILLS.finditer(log))
     if registers is None or stack is None or not spills:
-        raise ValueError(f"ptxas reports no registers, spills or stack of {symbol}:\n{report}")
+        raise ValueError(f"ptxas reports no registers, spills or stack for {symbol}:\n{report}")
     barriers, shared = _BARRIERS.search(report), _SHARED.search(report)
     elf = _Elf(cubin)
     return Resources(
@@ -76,7 +76,7 @@ def read_resources(symbol: str, log: str, cubin: bytes) -> Resources:
 
 
 def _report_of(symbol: str, log: str) -> str:
-    """Return the part of the log from one function's properties to the next one's."""
+    """Return the part of the log about one function."""
     marks = list(_PROPERTIES.finditer(log))
     for mark, following in zip(marks, [*marks[1:], None]):
         if mark["symbol"] == symbol:
@@ -94,7 +94,7 @@ class _Section:
 
 
 class _Elf:
-    """As much of a 64-bit little-endian ELF file as a cubin's sections and symbols take."""
+    """A reader for the sections and symbols of a cubin, a 64-bit little-endian ELF file."""
 
     _SYMBOL_TABLE = 2
 
@@ -115,7 +115,7 @@ class _Elf:
         return self._data[offset : self._data.index(b"\0", offset)].decode()
 
     def section(self, name: str) -> _Section:
-        """Return the section of this name."""
+        """Return the section with this name."""
         for section in self._sections:
             if section.name == name:
                 return section

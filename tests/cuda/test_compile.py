@@ -38,9 +38,9 @@ from places import DATA
 pytestmark = pytest.mark.once
 
 WITHOUT_SPILLS = ("sm_90a", "sm_100a")
-# Each takes a minute.
+# Each architecture takes a minute.
 ARCHITECTURES = (*WITHOUT_SPILLS, "sm_80", "sm_120a") if LONG else WITHOUT_SPILLS[:1]
-# Bytes, in all functions of the kernel together and outside loops over rows: their calls lie four deep.
+# Bytes, in total over all functions of the kernel and outside of loops over rows: their calls are nested four deep.
 A_FEW_SPILLED = {"two_hops_dispatch": 128, "two_hops_combine": 128}
 SHAPE = Shape(ranks=8, row_bytes=2 * 7168, topk=8, experts=256)
 WITH_DATA = (include_root(), DATA)
@@ -81,7 +81,7 @@ def test_kernel_compiles(name: str, architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["sm_90a"])
 @pytest.mark.parametrize("name", GATHERED if LONG else ("dispatch", "two_hops_combine"))
 def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
-    """One that finds each rank's arguments in an array: for tools that watch kernels, so it may spill."""
+    """The kernel finds each rank's arguments in an array. It serves tools that observe kernels, so it may spill."""
     alone, together = compiled(name, architecture), compiled(name, architecture, "GATHERED")
     assert "of_each_rank" in together.symbol and "of_each_rank" not in alone.symbol
     assert 0 < together.resources.registers <= 65536 // (32 * SHAPE.warps), "a multiprocessor holds a block"
@@ -94,7 +94,7 @@ def test_kernel_for_all_ranks_compiles(name: str, architecture: str) -> None:
     "launches", [("notify", "dispatch"), ("notify_cached", "dispatch"), ("notify_cached", "combine")]
 )
 def test_profilers_find_each_phase_once(launches: tuple[str, str], kernels: str) -> None:
-    """A search for a phase in the kernels' names, as users of profilers make it, finds one kernel of an operation."""
+    """Searching the kernel names for a phase, as users of profilers do, finds one kernel per operation."""
     symbols = "\n".join(compiled(name, "sm_90a", kernels).symbol for name in launches)
     names = subprocess.check_output(["c++filt"], input=symbols, text=True).splitlines()
     assert all(name.startswith(("deep_ep::", "void deep_ep::")) for name in names)
@@ -103,17 +103,17 @@ def test_profilers_find_each_phase_once(launches: tuple[str, str], kernels: str)
 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows the report in the tests' output."""
+    """Shows the report in the test output."""
     outcomes = [Outcome(name, arch, compiled(name, arch)) for arch in ARCHITECTURES for name in KERNELS]
     with capsys.disabled():
-        Console(width=120).print("", as_table(outcomes, SHAPE))
+        Console(width=80).print("", as_table(outcomes, SHAPE))
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 16, 1, 1), Shape(64, 2 * 8192, 32, 2048)], ids=["least", "most"])
 @pytest.mark.parametrize("name", ["dispatch", "combine"])
 def test_extreme_shapes_compile(name: str, shape: Shape) -> None:
     resources = compile_kernel(KERNELS[name], shape, "sm_90a").resources
-    # Bytes. With 64 ranks a register or two may not fit, as small changes of the source decide.
+    # Bytes. With 64 ranks a register or two may spill, depending on small changes of the source.
     max_spilled = 16 if shape.ranks == 64 else 0
     assert max(resources.spill_stores, resources.spill_loads) <= max_spilled
     assert resources.static_shared + resources.dynamic_shared <= 99 * 1024, "a block of sm_120 gets no more"
@@ -151,38 +151,38 @@ def test_the_environment_chooses_how_rows_are_copied(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "vector"])
 def test_rows_are_copied_as_asked_where_the_architecture_can(architecture: str, bulk: bool) -> None:
-    """Seen by the memory that bulk copies pass through: the class that copies says how much it is."""
+    """Bulk copies are recognized by the shared memory they pass through, whose size the copying class declares."""
     shape = dataclasses.replace(SHAPE, bulk_copies=bulk)
     kernel = compile_kernel(KERNELS["dispatch"], shape, architecture)
     expected = bulk and has_bulk_copies(architecture)
     without = compiled("dispatch", "sm_80").resources.dynamic_shared
-    # What the host allots besides, where it says that the kernels copy so.
+    # The additional memory that the host allots if it reports that the kernels use bulk copies.
     assert kernel.resources.dynamic_shared - without == SHAPE.warps * C.cuda.COPY_STAGE_BYTES * expected
     assert kernel.resources.spill_stores == kernel.resources.spill_loads == 0
 
 
 def ptx_of(name: str, architecture: str) -> str:
-    """A kernel's PTX, in which loads and stores stand in the order of the source."""
+    """Return the PTX of a kernel, in which loads and stores are in source order."""
     return compile_ptx(KERNELS[name], SHAPE, architecture)[0]
 
 
 def test_notify_loads_a_batch_of_flags_before_it_counts() -> None:
-    """Its scan is one warp's, so the latencies of its loads show unless they overlap."""
+    """One warp does the scan, so the latencies of its loads are exposed unless they overlap."""
     before, vote, _ = ptx_of("notify", "sm_90a").partition("vote.sync.ballot")
     assert vote and len(re.findall(r"\bld\.\S*[bu]8\b", before)) >= 16
 
 
 def test_combine_loads_the_next_pieces_before_it_stores_a_sum() -> None:
-    """From as many ranks as registers allow: else a warp waits out the latency of each step's loads.
+    """From as many ranks as registers allow; otherwise a warp waits for the loads of each step.
 
-    Where there are bulk copies tests/ptx/test_bytes_in_flight.py counts what is on its way.
+    For bulk copies, tests/ptx/test_bytes_in_flight.py counts the bytes in flight.
     """
     steps = ptx_of("combine", "sm_80").split("st.global.v4.b32")[:-1]
     letters = {"ld.": "L", "add": "A"}
     work = r"ld\.global\.L1::no_allocate\.v4|add\.f32|add\.rn\.f32"
     order = ["".join(letters[found[:3]] for found in re.findall(work, step)) for step in steps]
     for sources in range(2, 7):
-        pattern = rf"(?<!A)A{{{8 * sources}}}L{{{sources},}}"  # eight elements of each, then the next of each
+        pattern = rf"(?<!A)A{{{8 * sources}}}L{{{sources},}}"  # eight elements from each source, then the next loads
         assert any(re.search(pattern, step) for step in order), (sources, order)
 
 
